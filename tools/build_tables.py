@@ -15,8 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from registry import table_of
+
 from amp_rewrite.runtime.kernels import patched, release_number
-from amp_rewrite.runtime.registry import table_of
 
 TABLES = Path(__file__).resolve().parent.parent / "amp_rewrite" / "runtime" / "_tables"
 SCHEMA = 1

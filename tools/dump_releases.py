@@ -54,7 +54,7 @@ BODIES = {
 
 PROGRAM = """
 import json, sys
-from amp_rewrite.runtime.probes import kernel_registry
+from registry import kernel_registry
 json.dump(kernel_registry(), open(sys.argv[1], "w"))
 """
 
@@ -99,7 +99,7 @@ def dumped(release: str, scratch: Path) -> dict[str, object]:
     make_libraries(scratch / "wheel" / "onnxruntime" / "capi", stand_ins)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(scratch / "wheel"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(scratch / "wheel"), str(ROOT), str(ROOT / "tools")]),
         "LD_LIBRARY_PATH": str(stand_ins),
     }
     answer = scratch / "answer.json"

@@ -17,7 +17,6 @@ _._repr_html_  # called by notebooks
 # Run in a child process, which gets the name as text.
 _.open_plainly
 _.probe_webgpu
-_.kernel_registry
 
 # Read by onnxruntime, from its SessionOptions.
 _.log_severity_level

@@ -196,7 +196,10 @@ _REMARKS = {
     "repaired": ("these ops compute in float32", "a wider tolerance or bound pins fewer"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
-    "kernel_table": ("kernels of other releases decide", "give the target a file that `doctor --dump-kernels` wrote"),
+    "kernel_table": (
+        "kernels of other releases decide",
+        "name a release that has a table: docs/reference/targets.md lists them",
+    ),
     "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
     "unchecked": ("the model may still be valid", "`amp-rewrite doctor --open` checks whether it opens"),
     KERNEL_GATE: ("such ops stay float32", ""),

@@ -8,8 +8,7 @@ import ctypes
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ FAST_FROM: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOA
 
 _WINDOWS = sys.platform == "win32"
 DRIVER = "nvcuda.dll" if _WINDOWS else "libcuda.so.1"
-_NVML = "nvml.dll" if _WINDOWS else "libnvidia-ml.so.1"
 # CUdevice_attribute of the CUDA driver API.
 _MAJOR, _MINOR = 75, 76
-_NAME = 96  # bytes; NVML_DEVICE_NAME_V2_BUFFER_SIZE, and longer than any that CUDA tells
+_NAME = 96  # bytes: longer than any name
 # CUresult codes of the CUDA driver API that have a remedy.
 _SAID = {
     100: "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
@@ -54,33 +52,31 @@ class Gpu:
 class Hardware:
     """GPUs visible to a CUDA program here, in its order.
 
-    `cuda`: the newest CUDA version that the driver supports. `driver`: the driver's own version. None: unknown.
-    `absence`: the reason why there is no GPU, else None.
+    `cuda`: the newest CUDA version that the driver supports; None: unknown. `absence`: the reason why there is no GPU,
+    else None.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cuda: tuple[int, int] | None = None
-    driver: str | None = None
     absence: str | None = None
 
 
 def hardware(load: Loader = ctypes.CDLL) -> Hardware:
     """Return the hardware visible to CUDA programs, under CUDA_VISIBLE_DEVICES. Initializes the driver here."""
-    driver = driver_version(load)
     try:
         library = load(DRIVER)
     except OSError:
-        return Hardware(driver=driver, absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
+        return Hardware(absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
     try:
         version = _asked(library.cuDriverGetVersion)
         cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
         code = library.cuInit(0)
         if code:
-            return Hardware((), cuda, driver, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+            return Hardware((), cuda, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
         gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
-        return Hardware(gpus, cuda, driver, None if gpus else _SAID[100])
+        return Hardware(gpus, cuda, None if gpus else _SAID[100])
     except AttributeError as missing:
-        return Hardware(driver=driver, absence=f"{DRIVER} is not a whole NVIDIA driver: {missing}")
+        return Hardware(absence=f"{DRIVER} is not a whole NVIDIA driver: {missing}")
 
 
 def _gpu(library: Any, index: int) -> Gpu:
@@ -97,54 +93,6 @@ def _asked(function: Any, *arguments: Any) -> int:
     """Return the number that a driver function writes to its first argument; 0 if it fails."""
     number = ctypes.c_int()
     return number.value if function(ctypes.byref(number), *arguments) == 0 else 0
-
-
-def driver_version(load: Loader = ctypes.CDLL) -> str | None:
-    """Return the version of the NVIDIA driver ("580.65.06"); None if unknown."""
-    text = ctypes.create_string_buffer(_NAME)
-    with _nvml(load) as nvml:
-        if nvml is None or nvml.nvmlSystemGetDriverVersion(text, _NAME):
-            return None
-    return text.value.decode(errors="replace") or None
-
-
-def listed_gpus(load: Loader = ctypes.CDLL) -> tuple[Gpu, ...]:
-    """Return all GPUs of the machine, without initializing CUDA, which does not survive a fork."""
-    with _nvml(load) as nvml:
-        return () if nvml is None else tuple(_listed(nvml, i) for i in range(_asked(nvml.nvmlDeviceGetCount_v2)))
-
-
-def _listed(nvml: Any, index: int) -> Gpu:
-    device, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME)
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
-    nvml.nvmlDeviceGetName(device, name, _NAME)
-    nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
-    return Gpu(name.value.decode(errors="replace"), (major.value, minor.value))
-
-
-_NVML_ASKED = (
-    "nvmlInit_v2",
-    "nvmlShutdown",
-    "nvmlSystemGetDriverVersion",
-    "nvmlDeviceGetCount_v2",
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetCudaComputeCapability",
-)
-
-
-@contextmanager
-def _nvml(load: Loader) -> Iterator[Any]:
-    """Open NVIDIA's management library while the body runs; yield None if it is missing, different or very old."""
-    library: Any = load(_NVML) if loads(_NVML, load) else None
-    if not all(hasattr(library, name) for name in _NVML_ASKED) or library.nvmlInit_v2():
-        yield None
-        return
-    try:
-        yield library
-    finally:
-        library.nvmlShutdown()
 
 
 def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:

@@ -23,21 +23,18 @@ _INIT = f"{_MODULE}/__init__.py"
 DEFAULT = "onnxruntime-gpu"
 """The package that is named where none is installed."""
 _LIBRARY = re.compile(r"\.(so(\.[\d.]+)?|pyd|dll|dylib)$")
-_RELEASE = re.compile(r"\d+(\.\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
     """A package that owns the module's folder.
 
-    `lost`: files that it installed and that are missing; `replaced`: libraries that are not those that it installed.
-    `init`: its `__init__.py`; None where the package does not say.
+    `lost`: files that it installed and that are missing. `init`: its `__init__.py`; None if the package does not say.
     """
 
     name: str
     version: str
     lost: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
     init: Path | None = None
 
     def __str__(self) -> str:
@@ -68,17 +65,10 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
 
 
 def _package(distribution: metadata.Distribution, name: str, record: str) -> Package:
-    lost, replaced = [], []
-    for path, _, size in (row for row in csv.reader(record.splitlines()) if len(row) == 3):
-        if not path.startswith(f"{_MODULE}/") or path.endswith(".pyc"):
-            continue
-        file = Path(str(distribution.locate_file(path)))
-        if not file.exists():
-            lost.append(path)
-        elif _LIBRARY.search(path) and size.isdecimal() and file.stat().st_size != int(size):
-            replaced.append(path)
-    init = Path(str(distribution.locate_file(_INIT)))
-    return Package(name, distribution.version, tuple(lost), tuple(replaced), init)
+    paths = [row[0] for row in csv.reader(record.splitlines()) if row and row[0].startswith(f"{_MODULE}/")]
+    files = [path for path in paths if not path.endswith(".pyc")]
+    lost = [path for path in files if not Path(str(distribution.locate_file(path))).exists()]
+    return Package(name, distribution.version, tuple(lost), Path(str(distribution.locate_file(_INIT))))
 
 
 def faults(installed: Sequence[Package], origin: str | None) -> Iterator[InstallationFault]:
@@ -96,14 +86,9 @@ def faults(installed: Sequence[Package], origin: str | None) -> Iterator[Install
         if package.lost:
             files = f"{count(len(package.lost), 'file')} of it {'is' if len(package.lost) == 1 else 'are'} missing"
             yield InstallationFault(f"{package}: {files} ({_some(package.lost)})", again)
-        elif package.replaced:
-            fact = f"{package}: its folder holds another {_some(package.replaced)} than it installed"
-            yield InstallationFault(fact, again)
         elif origin is not None and package.init is not None and not _same(Path(origin), package.init):
             fact = f"{package} is installed, and Python finds another module of that name first: {origin}"
             yield InstallationFault(fact, f"rename {origin}, or take its folder out of PYTHONPATH or start elsewhere")
-        elif (stated := _stated(package.init)) is not None and not _agree(stated, package.version):
-            yield InstallationFault(f"{package}: the module in its folder says that it is {stated}", again)
 
 
 def _some(files: Sequence[str]) -> str:
@@ -116,22 +101,6 @@ def _same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return False
-
-
-def _stated(init: Path | None) -> str | None:
-    """Return the version that the module states, without importing it."""
-    try:
-        text = init.read_text("utf-8", "replace") if init is not None else ""
-    except OSError:
-        return None
-    match = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    return match[1] if match else None
-
-
-def _agree(one: str, other: str) -> bool:
-    """True for versions of one release: a package may be 1.22.2.post1, and its module 1.22.2."""
-    first, second = _RELEASE.match(one), _RELEASE.match(other)
-    return first is None or second is None or first[0] == second[0]
 
 
 def module_origin() -> str | None:

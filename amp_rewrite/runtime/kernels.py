@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import PolicyError
 
 _TABLES = Path(__file__).parent / "_tables"
 
@@ -56,18 +55,6 @@ class Kernels:
     opset: int | None = None
     ir: int | None = None
     contrib: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    @property
-    def fingerprint(self) -> str:
-        """A digest of all registrations. O(registrations)."""
-        rows = [
-            [
-                key,
-                [[k.since, k.last, sorted((name, sorted(types)) for name, types in k.types.items())] for k in kernels],
-            ]
-            for key, kernels in sorted(self.registrations.items())
-        ]
-        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
     def runs(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> bool:
         """True if one registered kernel serves the version and admits all of `types` together."""
@@ -206,8 +193,7 @@ def known_release(release: str) -> str:
     served = of_patch or [name for name in known if release_number(name) <= number]
     if not served:
         raise PolicyError(
-            f"no kernel table of onnxruntime-gpu {release}: tables begin at {known[0]}; run `amp-rewrite doctor"
-            f" --dump-kernels FILE` with {release} and give {spelled('target')} the file"
+            f"no kernel table of onnxruntime-gpu {release}: tables begin at {known[0]}; use a newer onnxruntime"
         )
     return served[-1]
 
@@ -223,22 +209,6 @@ def installed_release() -> str:
             continue
         return found
     return ""
-
-
-def read_kernels(file: Path) -> Kernels:
-    """Read the kernel table of a file that `amp-rewrite doctor --dump-kernels` wrote; PolicyError for another file."""
-    from amp_rewrite.runtime.registry import table_of  # late: most conversions use a shipped table
-
-    try:
-        dump = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as cause:
-        raise PolicyError(f"cannot read the kernel table {file}: {cause.strerror}") from cause
-    except ValueError as cause:
-        raise PolicyError(f"{file} is not JSON; write one with `amp-rewrite doctor --dump-kernels FILE`") from cause
-    try:
-        return kernels_of(table_of(dump))
-    except PolicyError as cause:
-        raise PolicyError(f"{file}: {cause}") from cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,21 +13,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import MachineError, ModelError
-from amp_rewrite.files.disk import check_place, write_whole
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, onnxruntime, packages
 from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.plugins import REQUIREMENT, described, devices, registered
-from amp_rewrite.runtime.registry import schema_row
 from amp_rewrite.runtime.runner import (
-    CPU,
     CUDA,
     QUIET,
     cuda_opens,
     has_provider,
     preload_once,
-    small_model,
     webgpu_absence,
 )
 
@@ -77,47 +72,6 @@ def probe_webgpu() -> dict[str, Any]:
     return {"release": release, "absence": webgpu_absence()}
 
 
-def kernel_registry() -> dict[str, Any]:
-    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/targets.md).
-
-    The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
-    """
-    if has_provider(CUDA):
-        preload_once()
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    kernels = [
-        {
-            "provider": k.provider,
-            "domain": k.domain or "ai.onnx",
-            "op": k.op_name,
-            "versions": list(k.version_range),
-            "types": {name: list(allowed) for name, allowed in k.type_constraints.items()},
-        }
-        for k in state.get_all_opkernel_def()
-    ]
-    schemas = [schema_row(s) for s in state.get_all_operator_schema() if not s.deprecated]
-    return {
-        "opset": _limit(r"is till opset (\d+)", opset=10_000),
-        "ir": _limit(r"max supported IR version: (\d+)", ir=10_000),
-        "kernels": kernels,
-        "schemas": schemas,
-    }
-
-
-def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
-    """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
-    ort, model = onnxruntime(), small_model()
-    model.opset_import[0].version, model.ir_version = opset, ir
-    try:
-        with model_errors("open"):
-            ort.InferenceSession(model.SerializeToString(), providers=[CPU])
-    except ModelError as objection:
-        found = re.search(words, str(objection.__cause__))
-        return int(found[1]) if found else None
-    return None
-
-
 Asked = Mapping[str, Any]
 """Answer of `runtime.probes.probe`, or `{"failure": …}` if the query failed."""
 
@@ -141,7 +95,7 @@ def machine_asked() -> Hardware:
     try:
         gpus = tuple(Gpu(gpu["name"], (*gpu["capability"],), gpu["memory"]) for gpu in answer["gpus"])
         cuda = answer["cuda"] and (*answer["cuda"],)
-        return Hardware(gpus, cuda, answer["driver"], answer["absence"])
+        return Hardware(gpus, cuda, answer["absence"])
     except (KeyError, TypeError):
         return Hardware(absence=f"{failure}; restart the machine, or install the driver anew")
 
@@ -149,26 +103,6 @@ def machine_asked() -> Hardware:
 def asked() -> Asked:
     """Query onnxruntime about itself in another process, which may crash."""
     return _answer("probes", "probe")
-
-
-def write_kernels(file: Path) -> int:
-    """Write the kernel registry of the installed onnxruntime to a new JSON file and return the number of kernels.
-
-    The format is that of `tools/build_tables.py dump`. Raise MachineError if the registry cannot be read here, or the
-    file exists.
-    """
-    if file.exists() or file.is_symlink():
-        raise MachineError(f"{file} exists; name a new file")
-    check_place(file, MachineError)
-    answer = _answer("probes", "kernel_registry")
-    if "failure" in answer:
-        raise MachineError(
-            f"the kernel registry cannot be read here: {answer['failure']}; it can where the libraries of CUDA and of"
-            " TensorRT are installed"
-        )
-    runtime = next(map(str, runtimes()), None) or f"onnxruntime {asked().get('version', 'of unknown version')}"
-    write_whole(file, (json.dumps({"runtime": runtime, **answer}, indent=0) + "\n").encode())
-    return len(answer["kernels"])
 
 
 def webgpu_asked() -> Asked:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, cast
 
 from amp_rewrite.errors import PolicyError, advice
@@ -61,8 +59,8 @@ class Target(_Choice):
     float32. For all others the schema decides, all float types of an op are one, and what the runtime's documentation
     excludes stays float32 (docs/reference/targets.md).
 
-    A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2") and of the
-    kernels in a file ("registry.json"), which have the same `family`.
+    A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2"), which have
+    the same `family`.
 
     Args:
         family: the word of the runtime.
@@ -78,11 +76,10 @@ class Target(_Choice):
     WEBGPU = "webgpu"
 
     _release: str
-    _read: Kernels | None
     _family: str
 
     def __init__(self, family: str) -> None:
-        self._release, self._read, self._family = "", None, family
+        self._release, self._family = "", family
 
     @classmethod
     def _missing_(cls, value: object) -> Target | None:
@@ -91,28 +88,17 @@ class Target(_Choice):
         if not colon:
             words = {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT, "dml": cls.DIRECTML}
             return words.get(word)
-        return cls.parse(word) if word.endswith(".json") else cls._of(cls(name), release)
+        return cls._of(cls(name), release)
 
     @classmethod
-    def parse(cls, spelling: str | os.PathLike[str] | Self) -> Self:
-        """Return the target of a word, in any case, of a word with a release, or of a file of kernels.
-
-        Args:
-            spelling: "ort-cuda", "tensorrt:11.2", or the path of a file that `doctor --dump-kernels` wrote.
+    def parse(cls, spelling: str | Self) -> Self:
+        """Return the target of a word, in any case, or of a word with a release ("ort-cuda:1.22", "tensorrt:11.2").
 
         Raises:
-            PolicyError: the word, the release or the file is unknown or unusable.
+            PolicyError: the word or the release is unknown.
         """
-        text = os.fspath(spelling) if isinstance(spelling, os.PathLike) else spelling
-        if not isinstance(text, str) or not (text.lower().endswith(".json") or isinstance(spelling, os.PathLike)):
-            name, colon, release = str(text).partition(":") if isinstance(text, str) else ("", "", "")
-            return cls._of(super().parse(name), release.strip() or "none") if colon else super().parse(spelling)  # type: ignore[arg-type]
-        from amp_rewrite.runtime.kernels import read_kernels  # late: few targets are files
-
-        name, _, rest = text.partition(":")
-        file = rest if name.lower() in (cls.ORT_CUDA.value, "cuda", "gpu") else text
-        kernels = read_kernels(Path(file))
-        return cls._made(cls.ORT_CUDA, file, kernels.runtime.rpartition(" ")[2], kernels)
+        name, colon, release = str(spelling).partition(":") if isinstance(spelling, str) else ("", "", "")
+        return cls._of(super().parse(name), release.strip() or "none") if colon else super().parse(spelling)  # type: ignore[arg-type]
 
     @classmethod
     def _of(cls, family: Self, release: str) -> Self:
@@ -122,23 +108,22 @@ class Target(_Choice):
 
             served = known_release(release)
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
-            return cls._made(family, served if exact and served in releases() else release, "")
+            return cls._made(family, served if exact and served in releases() else release)
         if family is not cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
             known = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
             raise PolicyError(f"unknown release {release!r} of target {family.value}; {known} targets of a release")
-        return cls._made(family, release, "")
+        return cls._made(family, release)
 
     @classmethod
-    def _made(cls, family: Self, word: str, release: str, kernels: Kernels | None = None) -> Self:
+    def _made(cls, family: Self, release: str) -> Self:
         """Return a target besides the members, as `enum.Flag` makes combinations; one of a release is single."""
-        value = f"{family.value}:{word}"
-        if kernels is None and value in cls._value2member_map_:
+        value = f"{family.value}:{release}"
+        if value in cls._value2member_map_:
             return cast(Self, cls._value2member_map_[value])
         target = object.__new__(cls)
-        target._name_, target._value_ = f"{family.name}:{word}", value
-        target._release, target._read, target._family = release or word, kernels, family.value
-        if kernels is None:
-            cls._value2member_map_[value] = target
+        target._name_, target._value_ = f"{family.name}:{release}", value
+        target._release, target._family = release, family.value
+        cls._value2member_map_[value] = target
         return target
 
     @property
@@ -164,7 +149,7 @@ class Target(_Choice):
 
         if self.family is Target.WEBGPU:
             return load_webgpu_kernels()
-        return self._read or load_kernels(known_release(self.release) if self.release else "")
+        return load_kernels(known_release(self.release) if self.release else "")
 
     @property
     def limits(self) -> Limits | None:

@@ -53,7 +53,7 @@ class Painting(TypedDict, total=False):
 
     lists: Sequence[ListSource] | ListSource | None
     level: LevelName | Level | None
-    target: TargetName | str | Target | Path | None
+    target: TargetName | str | Target | None
     safety: SafetyName | Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None
@@ -149,10 +149,10 @@ class Request:
         "ort-cuda",
         'the runtime of the result: "ort-cuda" (or "cuda", "gpu"; "ort-cuda:1.22" for a release of onnxruntime, by'
         ' default the installed one), "onnx", "tensorrt" (or "trt", "tensorrt:11.2"), "directml", "openvino", "coreml",'
-        ' "qnn", "webgpu", or a file of kernels that `amp-rewrite doctor --dump-kernels` wrote; see'
+        ' "qnn" or "webgpu"; see'
         " [targets](targets.md) (`Target`)",
         group=ADVANCED,
-        metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu|FILE",
+        metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu",
         help="Runtime of the result.  [default: ort-cuda]",
         parse=Target.parse,
         stated=Stated.ALWAYS,

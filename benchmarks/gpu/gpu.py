@@ -219,7 +219,7 @@ def about(provider: str, tiny: bool) -> dict[str, Any]:
     return {
         **measure.machine(installed),
         "device": device_name(PROVIDERS[provider]),
-        "driver": found.driver,
+        "driver": found.cuda,
         "cuda": None if found.cuda is None else ".".join(map(str, found.cuda)),
         "card": Card().about(),
         "provider": PROVIDERS[provider],

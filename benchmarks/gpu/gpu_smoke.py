@@ -42,7 +42,7 @@ def smoke() -> str:
 def main() -> None:
     found = hardware()
     print(f"onnxruntime {ort.__version__} of {ort.__file__}, onnx {onnx.__version__}, Python {sys.version.split()[0]}")
-    print(", ".join(map(str, found.gpus)) or found.absence, f"driver {found.driver}, CUDA {found.cuda}", sep="; ")
+    print(", ".join(map(str, found.gpus)) or found.absence, f"CUDA {found.cuda}", sep="; ")
     for library in libraries(13):
         if library.where is None:
             print(f"not found: {library.name} ({library.requirement})")

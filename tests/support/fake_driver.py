@@ -47,47 +47,11 @@ class Driver:
         return 0
 
 
-class Nvml:
-    """libnvidia-ml, likewise; it must be closed again."""
-
-    def __init__(self, *gpus: Gpu, version: str = "580.65.06", starts: int = 0) -> None:
-        self.gpus, self.version, self.starts = gpus, version, starts
-        self.open = 0
-
-    def nvmlInit_v2(self) -> int:
-        self.open += not self.starts
-        return self.starts
-
-    def nvmlShutdown(self) -> int:
-        self.open -= 1
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, buffer: Any, size: int) -> int:
-        buffer.value = self.version.encode()[: size - 1]
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, out: Any) -> int:
-        out._obj.value = len(self.gpus)
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, out: Any) -> int:
-        out._obj.value = 100 + index
-        return 0
-
-    def nvmlDeviceGetName(self, device: ctypes.c_void_p, buffer: Any, size: int) -> int:
-        buffer.value = self.gpus[(device.value or 0) - 100].name.encode()[: size - 1]
-        return 0
-
-    def nvmlDeviceGetCudaComputeCapability(self, device: ctypes.c_void_p, major: Any, minor: Any) -> int:
-        major._obj.value, minor._obj.value = self.gpus[(device.value or 0) - 100].capability
-        return 0
-
-
 class Shelf:
-    """A loader that has these libraries and no others."""
+    """A loader that has a driver, and no other library."""
 
-    def __init__(self, **libraries: Any) -> None:
-        self.libraries = {"libcuda.so.1": libraries.get("driver"), "libnvidia-ml.so.1": libraries.get("nvml")}
+    def __init__(self, driver: Driver | None = None) -> None:
+        self.libraries: dict[str, Any] = {"libcuda.so.1": driver}
 
     def __call__(self, name: str) -> Any:
         found = self.libraries.get(name)

@@ -12,13 +12,15 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
-from amp_rewrite.runtime.operators import FEATURES
+from amp_rewrite.runtime.kernels import release_number
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A feature of `runtime/features.py`, and how to know the tests that need it."""
+    """A feature that is tested with `version` of `package` and later ones, and how to know the tests that need it."""
 
+    package: str
+    version: str
     feature: str
     pattern: str = ""
     tests: tuple[str, ...] = ()
@@ -26,13 +28,12 @@ class Need:
     @property
     def lacking(self) -> bool:
         """True if the installed version is older."""
-        feature = FEATURES[self.feature]
-        return feature.lacking(installed(feature.package))
+        number = release_number(installed(self.package))
+        return bool(number) and number < release_number(self.version)
 
     @property
     def reason(self) -> str:
-        feature = FEATURES[self.feature]
-        return f"needs {feature.package} >= {feature.version}: {feature.what}"
+        return f"needs {self.package} >= {self.version}: {self.feature}"
 
 
 @functools.cache
@@ -43,7 +44,9 @@ def installed(package: str) -> str:
 
 NEEDS = (
     Need(
-        "opsets",
+        "onnx",
+        "1.23",
+        "models of all opsets up to 26",
         r"imports ai\.onnx opset \d+, but onnx \S+ knows 1 to \d+|^Unsupported opset-version\."
         r"|No schema registered for '\w+' version '\d+'|No registered schema for operator"
         r"|cannot move a model to opset \d+; use auto|No Op registered for \w+ with domain_version"
@@ -51,7 +54,9 @@ NEEDS = (
         ("test_every_kernel_serves_a_schema_that_is_known", "test_no_operator_changes_a_bit_whatever_the_exponents"),
     ),
     Need(
-        "inference",
+        "onnx",
+        "1.23",
+        "shapes behind Pad and TopK whose sizes are not stated as lists",
         r"'pads' input must be a 1D|K input must be a one-dimensional tensor",
         (
             "test_every_case_is_valid_opens_and_computes_what_it_did_in_every_way",
@@ -62,13 +67,17 @@ NEEDS = (
         ),
     ),
     Need(
-        "runtime_opsets",
+        "onnxruntime",
+        "1.31",
+        "running models of all opsets up to 26, and arrays by DLPack",
         r"Opset \d+ is under development|it knows the opsets of ai\.onnx (up to|below)|[Uu]nsupported model IR version"
         r"|Could not find an implementation for|Current official support for domain ai\.onnx is till opset",
         ("test_every_template_between_two_products", "test_tensors_of_other_libraries_are_bound_without_a_copy"),
     ),
     Need(
-        "stable_norms",
+        "onnxruntime",
+        "1.27",
+        "float32 LayerNormalization of values far from zero on the CPU",
         "",
         (
             "test_no_run_exceeds_a_bound",
@@ -77,11 +86,15 @@ NEEDS = (
         ),
     ),
     Need(
-        "bfloat16_bodies",
+        "onnxruntime",
+        "1.31",
+        "bfloat16 inside of function bodies on the CPU",
         r"bound to different types \(tensor\(bfloat16\) and tensor\(float\)",
     ),
     Need(
-        "grouped_attention",
+        "onnxruntime",
+        "1.31",
+        "Attention with fewer heads of keys than of queries on the CPU",
         r"results differ by up to",
         (
             "test_fuse.py::test_a_fused_model_computes_what_torch_computed[llama",
@@ -91,7 +104,9 @@ NEEDS = (
         ),
     ),
     Need(
-        "integer_kernels",
+        "onnxruntime",
+        "1.31",
+        "all integer kernels between quantizers on the CPU",
         "",
         (
             "test_every_integer_kernel_is_kept",
@@ -100,12 +115,16 @@ NEEDS = (
         ),
     ),
     Need(
-        "half_on_cpu",
+        "onnxruntime",
+        "1.31",
+        "float16 weights that a caller may override, norms that give their sum, maps of sequences",
         "",
         ("where_a_caller_may_override", "a fused norm that gives its sum", "test_sequences_and_their_maps_are_widened"),
     ),
     Need(
-        "newest_kernels",
+        "onnxruntime",
+        "1.31",
+        "the newest kernel table as the default target",
         "",
         (
             "test_an_interrupted_batch_leaves_whole_files",

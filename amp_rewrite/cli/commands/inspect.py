@@ -82,7 +82,6 @@ _ASKED = (
     option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of a half MODEL, else float16]"),
     option("--target", "NAME", "Check the WebGPU provider instead of CUDA.", choices=("webgpu",)),
     parameters.flag("--open opens", "Only open MODEL, in a process of its own, and report the outcome."),
-    option("--dump-kernels", "FILE", "Only write the kernel registry of onnxruntime.", type=parameters.FILE),
 )
 
 
@@ -92,7 +91,6 @@ def doctor(
     to: str | None,
     target: str | None,
     opens: bool,
-    dump_kernels: Path | None,
     as_json: bool,
 ) -> int:
     """Find obstacles to fast half precision, here or in MODEL.
@@ -102,17 +100,10 @@ def doctor(
     half already, also the ops that a conversion keeps in float32. Its values are not seen: `verify` compares them. On a
     machine without a GPU, MODEL alone decides the exit code.
     """
-    if dump_kernels is not None and (model is not None or as_json):
-        raise click.UsageError("--dump-kernels only writes a file; leave out MODEL and --json")
     if opens and model is None:
         raise click.UsageError("--open only opens a model; name one")
     from amp_rewrite.deploy.doctor.checkup import opening
-    from amp_rewrite.runtime.probes import write_kernels
 
-    if dump_kernels is not None:
-        kernels = write_kernels(dump_kernels)
-        terminal.talk(f"wrote {kernels} kernels to {dump_kernels}", quiet=False)
-        return 0
     checkup = opening(model) if opens and model else _checked(model, to, target)
     terminal.show(checkup.to_json() if as_json else checkup.text())
     return 0 if checkup.well else FINDING

@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,8 @@ def device_name(provider: str) -> str:
         return f"{offered} ({provider})"
     machine = hardware() if provider == CUDA else None
     if machine is not None and machine.gpus:
-        return f"{machine.gpus[0]}, driver {machine.driver or 'unknown'}"
+        driver = "" if machine.cuda is None else f", driver of CUDA {machine.cuda[0]}.{machine.cuda[1]}"
+        return f"{machine.gpus[0]}{driver}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processor = _line_of(_CPUS, "model name").strip(" \t:") or platform.processor() or platform.machine()
     return f"{processor}, {cores} cores"
@@ -165,26 +165,6 @@ def changes(before: Sequence[OpTime], after: Sequence[OpTime]) -> tuple[OpChange
     pairs = [OpChange(left.pop((op.name, op.op), None), op) for op in after]
     pairs += [OpChange(op, None) for op in left.values()]
     return tuple(sorted(pairs, key=lambda change: -change.seconds))
-
-
-@dataclass(frozen=True, slots=True)
-class TypeChange:
-    """All ops of one type, before and after: their number and their seconds in a run."""
-
-    op: str
-    count: tuple[int, int]
-    seconds: tuple[float, float]
-
-
-def by_type(changed: Sequence[OpChange]) -> tuple[TypeChange, ...]:
-    """Sum changes by op type, the largest slowdown first; useful if the runtime fuses different ops."""
-    sides: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for change in changed:
-        for side, op in enumerate((change.before, change.after)):
-            if op is not None:
-                sides[op.op][side].append(op.seconds)
-    sums = [TypeChange(op, (len(a), len(b)), (fsum(a), fsum(b))) for op, (a, b) in sides.items()]
-    return tuple(sorted(sums, key=lambda change: change.seconds[0] - change.seconds[1]))
 
 
 _SKIPPED, _RUNS = 3, 10  # runs of a profile

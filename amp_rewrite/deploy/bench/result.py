@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from amp_rewrite.deploy.bench.child import OpChange, OpTime, TypeChange, by_type
+from amp_rewrite.deploy.bench.child import OpChange, OpTime
 from amp_rewrite.deploy.bench.timing import SpeedUp, Timing
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
@@ -134,17 +134,9 @@ def _slower(changed: OpChanges) -> list[str]:
     slower = [change for change in changed.ops if change.seconds > 0][:_MOST_OPS]
     if not slower:
         return [f"{changed.name}: no op got slower"]
-    head = ("by type, µs a run", "ops", "before", "after", "difference")
-    types = table(map(_type_cells, by_type(changed.ops)[:_MOST_OPS]), head=head, right=" >>>>")
-    head_of_ops = ("slower ops, µs a run", "op", "before", "after", "difference", "")
-    ops = table(map(_op_cells, slower), head=head_of_ops, right="  >>>")
-    return [f"{changed.name}: where time went", *types, "", *ops]
-
-
-def _type_cells(change: TypeChange) -> Sequence[str]:
-    before, after = (f"{seconds * 1e6:.1f}" for seconds in change.seconds)
-    ops = str(change.count[0]) if change.count[0] == change.count[1] else f"{change.count[0]} → {change.count[1]}"
-    return change.op, ops, before, after, f"{(change.seconds[1] - change.seconds[0]) * 1e6:+.1f}"
+    head = ("slower ops, µs a run", "op", "before", "after", "difference", "")
+    ops = table(map(_op_cells, slower), head=head, right="  >>>")
+    return [f"{changed.name}: where time went", *ops]
 
 
 def _op_cells(change: OpChange) -> Sequence[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
@@ -17,7 +16,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.render import size
-from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, ONNXRUNTIME, WEBGPU
+from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, WEBGPU
 from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
 from amp_rewrite.runtime.installation import (
     DEFAULT,
@@ -28,8 +27,7 @@ from amp_rewrite.runtime.installation import (
     installation_faults,
     uninstall,
 )
-from amp_rewrite.runtime.kernels import Kernels, load_webgpu_kernels, release_number
-from amp_rewrite.runtime.operators import ONNX, lacking
+from amp_rewrite.runtime.kernels import Kernels, load_webgpu_kernels
 from amp_rewrite.runtime.plugins import REQUIREMENT
 from amp_rewrite.runtime.probes import Asked, asked, machine_asked, opened, runtimes, webgpu_asked
 from amp_rewrite.settings.choices import Target, TargetName
@@ -125,7 +123,6 @@ def _machine(
     yield from _gpus(machine, low)
     yield _driver(machine, built)
     yield from _runtime(packages, told, tuple(faults(packages, None)) if installed else installation_faults())
-    yield from _older(packages, installed or _version)
     if built is not None:
         yield from _libraries(built, load)
     if "failure" in told:
@@ -179,10 +176,9 @@ def _fast(gpu: Gpu) -> str:
 
 
 def _driver(machine: Hardware, built: int | None) -> Check:
-    version = machine.driver or "of unknown version"
     if machine.cuda is None:
-        return Check("driver", UNKNOWN, f"{machine.driver or 'no driver found'}, CUDA version unknown")
-    served = f"{version}, serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
+        return Check("driver", UNKNOWN, "CUDA version unknown")
+    served = f"serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
     if built is not None and machine.cuda[0] < built:
         return Check(
             "driver", FINDING, f"{served}, and this onnxruntime is built for CUDA {built}", "update the driver"
@@ -208,23 +204,6 @@ def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[Installat
         yield Check("onnxruntime", FINDING, f"{named} is built without CUDA", swap)
     else:
         yield Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _older(packages: Sequence[Package], installed: Callable[[str], str | None]) -> Iterator[Check]:
-    releases = [(ONNX, ONNX, installed(ONNX) or ""), *((ONNXRUNTIME, p.name, p.version) for p in packages[:1])]
-    for package, name, release in releases:
-        if missing := lacking(package, release):
-            facts = "; ".join(f"{feature.what} (from {feature.version} on)" for feature in missing)
-            newest = max((feature.version for feature in missing), key=release_number)
-            remedy = f"if you need that, {install(f'{name}>={newest}')}"
-            yield Check("versions", ADVICE, f"{name} {release} lacks: {facts}", remedy)
 
 
 def _libraries(built: int, load: Loader) -> Iterator[Check]:
@@ -261,6 +240,5 @@ def _table(packages: Sequence[Package], kernels: Kernels) -> Check:
         "kernels",
         FINDING,
         f"the kernel table is that of {kernels.runtime}, and {' and '.join(here)} is installed: its kernels may differ",
-        f"python -m pip install '{kernels.runtime.replace(' ', '==')}', or read its own registry with"
-        " `amp-rewrite doctor --dump-kernels FILE`",
+        f"python -m pip install '{kernels.runtime.replace(' ', '==')}'",
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
-import re
 import secrets
 import shutil
 import time
@@ -16,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite.errors import ConfigError, ModelError
-from amp_rewrite.files import wire
 from amp_rewrite.files.disk import alone, read_regular, write_whole
 from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.tensors import is_stub, source
 from amp_rewrite.reports.report import MAX_CHARACTERS
 
 LIMIT = 20 << 30
@@ -30,9 +26,6 @@ _FORM = 1  # version of the layout and of the keys
 _MODEL, _REPORT, _SCRATCH = "model.onnx", "report.json", "scratch-"
 _IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
 _ABANDONED = 24 * 3600.0  # seconds after which a scratch folder is abandoned
-_MOST_DIGESTS = 1000
-_DIGITS = 64
-_RACY = 2_000_000_000  # nanoseconds: the coarsest resolution of times on file systems in use (FAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +69,13 @@ class Cache:
                 "this user has no home folder for a cache; set XDG_CACHE_HOME, or pass cache='folder' or cache=None"
             ) from cause
 
-    def key(self, model: Model, settings: Mapping[str, object]) -> str:
-        """Return the key of a conversion: 64 hexadecimal digits of the model and its settings, which must be JSON.
+    @staticmethod
+    def key(model: Model, settings: str) -> str:
+        """Return the key of a conversion: 64 hexadecimal digits of the model and its settings.
 
-        Every byte of the model counts, independent of how it was loaded. Weights are streamed, O(bytes), unless the
-        digest of these files is remembered.
+        Every byte of the model counts, independent of how it was loaded. Weights are streamed, O(bytes).
         """
-        return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}{self._digest(model)}".encode()).hexdigest()
+        return hashlib.sha256(f"{settings}{full_digest(model)}".encode()).hexdigest()
 
     def load(self, key: str) -> CacheEntry | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""
@@ -145,23 +138,6 @@ class Cache:
                 self._remove(entry)
                 total -= entries[entry]
 
-    def _digest(self, model: Model) -> str:
-        state = _state(model)
-        if state is None:
-            return full_digest(model)
-        file = self._home / "digests" / state
-        with suppress(OSError, UnicodeDecodeError):
-            text = read_regular(file, _DIGITS).decode("ascii") if _private(file.parent) else ""
-            if re.fullmatch(f"[0-9a-f]{{{_DIGITS}}}", text):
-                return text
-        digest = full_digest(model)
-        with suppress(OSError, ModelError):  # the cache may be read-only
-            _make_private(file.parent)
-            write_whole(file, digest.encode("ascii"))
-            for old in sorted(file.parent.iterdir(), key=_used)[:-_MOST_DIGESTS]:
-                old.unlink(missing_ok=True)
-        return digest
-
     @property
     def _root(self) -> Path:
         return self._home / "models"
@@ -179,34 +155,6 @@ class Cache:
         with suppress(OSError):
             entry.rename(gone)
             _delete(gone)
-
-
-def _state(model: Model) -> str | None:
-    """Return a hash of all but the weights in files, and of the states of these files; None where that is not safe.
-
-    As in git's index, a file that was changed so recently that another change could have the same time does not count.
-    """
-    stubs = [tensor for tensor in wire.tensors(model.proto) if is_stub(tensor)]
-    # a stub is serialized with its source, which includes the stamp of the loaded file
-    light = wire.pieces(model.proto, lambda t: [t.SerializeToString(deterministic=True)] if is_stub(t) else None)
-    if not stubs or light is None or any(source(stub).in_memory for stub in stubs):
-        return None
-    digest = hashlib.sha256()
-    for piece in light:
-        if not isinstance(piece, bytes):
-            return None
-        digest.update(piece)
-    now = time.time_ns()
-    for path in sorted({source(stub).path for stub in stubs}):
-        try:
-            status = os.stat(path)  # noqa: PTH116 a path of a stub is text
-        except OSError:
-            return None
-        if max(status.st_mtime_ns, status.st_ctime_ns) > now - _RACY:
-            return None
-        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        digest.update(f"{path}\0{state}\0".encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 def _private(folder: Path) -> bool:

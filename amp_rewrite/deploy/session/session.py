@@ -7,8 +7,8 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -20,6 +20,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyError
+from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.findings import unfit_here
@@ -42,7 +43,7 @@ from amp_rewrite.runtime.runner import (
     has_provider,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
-from amp_rewrite.settings.option import check_keyword
+from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
@@ -85,6 +86,7 @@ class Session:
         >>> (probability,) = session.run(None, {"image": np.zeros((1, 1, 8, 8), np.float32)})
     """
 
+    @checked
     def __init__(
         self,
         model: ModelSource,
@@ -99,7 +101,8 @@ class Session:
         **options: Any,
     ) -> None:
         _check_options(options)
-        _check_words(threads, providers, ignore_performance=ignore_performance, cuda_graph=cuda_graph)
+        if not 0 <= threads <= MOST_THREADS:
+            raise PolicyError(f"threads is {threads!r}; give at most {MOST_THREADS} for one op, or 0 for one per core")
         require("Session")
         kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
@@ -128,7 +131,7 @@ class Session:
         ready = replace(ready, unkept=ready.unkept or unkept)
         self.notes = tuple(self._notes(asked, ready, refused, unopened, unrecorded))
         for note in self.notes:
-            warnings.warn(note, UserWarning, stacklevel=2)
+            warnings.warn(note, UserWarning, stacklevel=3)
         if self._report_json is None:
             process.state.plain_sessions += 1
 
@@ -343,19 +346,15 @@ def _ready(source: Model, asked: _SessionRequest, cache: Cache | None, options: 
         return _ModelToOpen(source, left=str(cause))
     if converted.plan.empty:
         return _ModelToOpen(source, left="nothing in it can be lowered")
-    return _stored(cache, key, converted.result, converted.report.to_json())
-
-
-def _stored(cache: Cache | None, key: str, model: Model, report: str) -> _ModelToOpen:
-    """Store the converted model and return it, from the cache if possible."""
+    report = converted.report.to_json()
     if cache is None:
-        return _ModelToOpen(model, report)
+        return _ModelToOpen(converted.result, report)
     try:
-        cache.store(key, model, report)
+        cache.store(key, converted.result, report)
     except ModelError as cause:
-        return _ModelToOpen(model, report, unkept=str(cause))
+        return _ModelToOpen(converted.result, report, unkept=str(cause))
     kept = cache.load(key)
-    return _ModelToOpen(model if kept is None else kept.model, report)
+    return _ModelToOpen(converted.result if kept is None else kept.model, report)
 
 
 def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cache: Cache) -> str:
@@ -363,34 +362,22 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
     named = {name: options[name] for name in ("lists", "level") if name in options}
     request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too
     kernels = request.target.kernels
-    gpus = asked.machine.gpus
-    return cache.key(
-        source,
-        {
-            "version": VERSION,
-            "to": asked.to.spelling,
-            "lists": [request.op_lists.name, request.op_lists.fingerprint],
-            "level": request.level.value,
-            "kernels": None if kernels is None else f"{kernels.runtime} {kernels.fingerprint}",
-            "gpu": str(gpus[asked.device]) if asked.device < len(gpus) else None,
-            "options": {name: _spelled(name, value) for name, value in options.items() if name not in named},
-        },
+    gpu = asked.machine.gpus[asked.device : asked.device + 1]
+    settings = (
+        (VERSION, asked.to.spelling, request.level.value, request.op_lists.name, request.op_lists.fingerprint),
+        (None if kernels is None else kernels.runtime, *map(str, gpu)),
+        sorted((name, _spelled(value)) for name, value in options.items() if name not in named),
     )
+    return cache.key(source, repr(settings))
 
 
-def _spelled(name: str, value: object) -> object:
-    """Return an option of convert as JSON; for a file of ranges, its content."""
-    if name == "ranges" and isinstance(value, (str, Path)):
-        try:
+def _spelled(value: object) -> str:
+    """Return an option of convert as text; for ranges, their content."""
+    if isinstance(value, Ranges):
+        return value.to_json()
+    if isinstance(value, (str, Path)) and Path(value).suffix == ".json":
+        with suppress(OSError, UnicodeDecodeError):  # convert raises the error
             return Path(value).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return str(value)  # convert raises the error
-    if isinstance(value, Enum):
-        return str(value.value)
-    if isinstance(value, (str, int, float, type(None))):
-        return value
-    if isinstance(value, Sequence):
-        return [_spelled("", item) for item in value]
     return repr(value)
 
 
@@ -439,23 +426,13 @@ def _check_options(options: Mapping[str, object]) -> None:
             raise TypeError(f"Session() got an unexpected keyword argument {name!r}; convert takes {', '.join(known)}")
 
 
-def _check_words(threads: int, providers: object, **switches: object) -> None:
-    check_keyword("threads", threads, "int")
-    for name, value in switches.items():
-        check_keyword(name, value, "bool | None")
-    if not 0 <= threads <= MOST_THREADS:
-        raise PolicyError(
-            f"threads is {threads!r}; give how many may work on one op, at most {MOST_THREADS}, or 0 for one per core"
-        )
-    if isinstance(providers, str):
-        raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
-
-
 def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
     """Return the providers with their options; by default CUDA first if this onnxruntime is built with it."""
-    named = providers if providers is not None else ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
-    if not named:
+    if isinstance(providers, str):
+        raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
+    if providers is not None and not providers:
         raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
+    named = providers or ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
     return dict(map(_pair, named))
 
 
@@ -473,10 +450,10 @@ def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None,
     """Return the cache for converted models, or the reason why the user has none. PolicyError for another value."""
     if isinstance(cache, (str, Path)) and str(cache):
         return Cache(Path(cache)), ""
-    if cache is None or cache is False or isinstance(cache, Cache):
-        return cache or None, ""
-    if cache is not True:
+    if isinstance(cache, (str, Path)):
         raise PolicyError(f"cache is {cache!r}; give a folder, a Cache, True for the user's own, or None")
+    if cache is not True:
+        return cache or None, ""
     try:
         return Cache.usual(os.environ), ""
     except ConfigError as cause:

@@ -19,7 +19,6 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.plugins import REQUIREMENT
-from amp_rewrite.runtime.registry import table_of
 from amp_rewrite.runtime.runner import WEBGPU
 from suites.webgpu.worker import Device
 from support import webgpu
@@ -29,6 +28,7 @@ from support.sandwich import LATEST, sandwiches
 
 sys.path.insert(0, str(ROOT / "tools"))
 import build_tables as tables
+from registry import table_of
 
 FLOATS = {TensorProto.FLOAT: "tensor(float)", TensorProto.FLOAT16: "tensor(float16)"}
 DOMAINS = ("ai.onnx", "com.microsoft")

@@ -7,17 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from amp_rewrite.deploy.session import cache as digest
 from amp_rewrite.deploy.session.cache import Cache
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files.fingerprint import full_digest
 from amp_rewrite.files.model import Model
 
 WEIGHT = np.random.default_rng(3).standard_normal((160, 160)).astype(np.float32)  # 100 KiB: stays in its file
@@ -31,7 +28,7 @@ def product(weight: np.ndarray = WEIGHT, name: str = "w") -> onnx.ModelProto:
     return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
 
 
-def key_of(model: Model, settings: dict[str, str]) -> str:
+def key_of(model: Model, settings: str) -> str:
     return Cache(Path("/none")).key(model, settings)
 
 
@@ -55,68 +52,21 @@ def test_a_model_has_one_key_however_it_is_loaded(tmp_path: Path) -> None:
     onnx.save(product(), tmp_path / "inside.onnx")
     onnx.save(product(), tmp_path / "beside.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
     ways = (product(), product().SerializeToString(), tmp_path / "inside.onnx", tmp_path / "beside.onnx")
-    assert len({key_of(Model.load(way), {"to": "float16"}) for way in ways}) == 1
+    assert len({key_of(Model.load(way), "float16") for way in ways}) == 1
 
 
 def test_one_bit_anywhere_makes_another_key(tmp_path: Path) -> None:
-    keys = {key_of(Model.load(product()), {})}
+    keys = {key_of(Model.load(product()), "")}
     for place in (0, 80 * 160 + 80, WEIGHT.size - 1):
         weight = WEIGHT.copy()
         weight.view(np.uint32).reshape(-1)[place] ^= 1
         onnx.save(product(weight), tmp_path / f"{place}.onnx")
-        keys.add(key_of(Model.load(tmp_path / f"{place}.onnx"), {}))
-    keys.add(key_of(Model.load(product(name="v")), {}))
-    keys.add(key_of(Model.load(product(WEIGHT.reshape(1, 160, 160))), {}))
-    keys.add(key_of(Model.load(product()), {"to": "float16"}))
-    keys.add(key_of(Model.load(product()), {"to": "bfloat16"}))
+        keys.add(key_of(Model.load(tmp_path / f"{place}.onnx"), ""))
+    keys.add(key_of(Model.load(product(name="v")), ""))
+    keys.add(key_of(Model.load(product(WEIGHT.reshape(1, 160, 160))), ""))
+    keys.add(key_of(Model.load(product()), "float16"))
+    keys.add(key_of(Model.load(product()), "bfloat16"))
     assert len(keys) == 8
-
-
-# -- digests -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
-    """The models whose content is hashed, an hour from now."""
-    seen: list[Model] = []
-    monkeypatch.setattr(digest, "full_digest", lambda model: seen.append(model) or full_digest(model))
-    monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9))
-    return seen
-
-
-@pytest.mark.parametrize("beside", [False, True], ids=["one file", "external data"])
-def test_an_unchanged_file_is_hashed_once(tmp_path: Path, hashed: list[Model], beside: bool) -> None:
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
-    onnx.save(product(), file, save_as_external_data=beside, location="w.data", size_threshold=0)
-
-    found = {digests._digest(Model.load(file)) for _ in range(3)}
-
-    assert (found, len(hashed)) == ({full_digest(Model.load(product()))}, 1)
-
-
-def test_a_file_that_was_written_a_moment_ago_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another change may bear the same time."""
-    file, digests, seen = tmp_path / "m.onnx", Cache(tmp_path / "cache"), []
-    onnx.save(product(), file)
-    monkeypatch.setattr(digest, "full_digest", lambda model: seen.append(model) or full_digest(model))
-    monkeypatch.setattr(digest, "time", SimpleNamespace(time_ns=lambda: file.stat().st_mtime_ns + 1_900_000_000))
-
-    for _ in range(2):
-        digests._digest(Model.load(file))
-
-    assert (len(seen), (digests.folder / "v1").exists()) == (2, False)
-
-
-def test_a_damaged_memory_is_no_memory(tmp_path: Path, hashed: list[Model]) -> None:
-    file, digests = tmp_path / "m.onnx", Cache(tmp_path / "cache")
-    onnx.save(product(), file)
-    first = digests._digest(Model.load(file))
-    (known,) = (digests.folder / "v1" / "digests").iterdir()
-
-    for damage in (b"", first.encode()[:-1], first.encode() + b"0", first.upper().encode(), b"\xff" * 64):
-        known.write_bytes(damage)
-        assert digests._digest(Model.load(file)) == first
-    assert (len(hashed), known.read_text()) == (6, first)
 
 
 # -- entries -------------------------------------------------------------------------------------------
@@ -244,17 +194,3 @@ def test_the_users_own_cache_lies_where_the_standard_says(monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", "/home/someone")
     assert Cache.usual({"XDG_CACHE_HOME": "/big/disk"}).folder == Path("/big/disk/amp-rewrite")
     assert Cache.usual({"XDG_CACHE_HOME": stated}).folder == Path("/home/someone/.cache/amp-rewrite")
-
-
-@pytest.mark.parametrize("field", ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"])
-def test_every_part_of_a_files_state_counts_for_its_digest(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onnx.save(product(), tmp_path / "m.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
-    model = Model.load(tmp_path / "m.onnx")
-    status = dict.fromkeys(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"), 1)
-    monkeypatch.setattr(digest, "os", SimpleNamespace(stat=lambda _: SimpleNamespace(**status)))
-    before = digest._state(model)
-    assert before is not None and before == digest._state(model)
-    status[field] = 2
-    assert digest._state(model) not in (None, before)

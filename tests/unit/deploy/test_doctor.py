@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +15,15 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from amp_rewrite import MachineError, Model, convert, doctor
+from amp_rewrite import Model, convert, doctor
 from amp_rewrite.cli import program
 from amp_rewrite.deploy.doctor.advice import Check, Checkup
 from amp_rewrite.runtime import probes as apart
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.installation import Package
-from amp_rewrite.runtime.kernels import load_kernels, read_kernels
-from amp_rewrite.runtime.probes import asked, machine_asked, write_kernels
-from support import stub
+from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.runtime.probes import asked, machine_asked
 from support.corpus import exported
-from support.fake_driver import H200, P100, Driver, Nvml, Shelf
+from support.fake_driver import H200, P100, Driver, Shelf
 
 TOLD = {"version": "1.31.1", "cuda": "13.0", "providers": [], "opens": True}
 EVERY = "libcublasLt.so.13 libcublas.so.13 libcudart.so.13 libcurand.so.10 libcufft.so.12 libnvrtc.so.13 libcudnn.so.9"
@@ -37,8 +32,8 @@ EVERY = "libcublasLt.so.13 libcublas.so.13 libcudart.so.13 libcurand.so.10 libcu
 class Machine(Shelf):
     """A loader with a driver, and all libraries but those that are lost."""
 
-    def __init__(self, *gpus: Gpu, lost: str = "", version: int = 13000, **options: Any) -> None:
-        super().__init__(driver=Driver(*gpus, version=version), nvml=Nvml(*gpus, **options))
+    def __init__(self, *gpus: Gpu, lost: str = "", version: int = 13000) -> None:
+        super().__init__(Driver(*gpus, version=version))
         self.libraries |= dict.fromkeys((name for name in EVERY.split() if name not in lost.split()), object())
 
 
@@ -67,7 +62,7 @@ def test_a_machine_on_which_all_is_well() -> None:
     assert found.well
     assert found.text() == (
         "ok  GPU          NVIDIA H200, compute capability 9.0, 161.1 GB: fast in float16 and bfloat16\n"
-        "ok  driver       580.65.06, serves CUDA up to 13.0\n"
+        "ok  driver       serves CUDA up to 13.0\n"
         "ok  onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
         "ok  libraries    all 7 of CUDA 13 and cuDNN are here, 0 of them by pip\n"
         "ok  provider     CUDAExecutionProvider opens\n"
@@ -81,7 +76,7 @@ def test_a_machine_on_which_nothing_is() -> None:
     assert checked(Shelf(), told=failed).text() == (
         "FINDING  GPU          no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded\n"
         "         on a CPU float16 is slower, not faster\n"
-        "unknown  driver       no driver found, CUDA version unknown\n"
+        "unknown  driver       CUDA version unknown\n"
         "ok       onnxruntime  onnxruntime-gpu 1.31.1, built for CUDA 13.0\n"
         "FINDING  libraries    the CUDA provider does not load without libcublasLt.so.13, libcublas.so.13,"
         " libcudart.so.13, libcurand.so.10\n"
@@ -167,8 +162,7 @@ def test_a_runtime_that_the_kernel_table_is_not_of_is_a_finding() -> None:
         "finding",
         f"the kernel table is that of {load_kernels().runtime}, and onnxruntime-gpu 1.40.0 is installed: its kernels"
         " may differ",
-        "python -m pip install 'onnxruntime-gpu==1.31.1', or read its own registry with `amp-rewrite doctor"
-        " --dump-kernels FILE`",
+        "python -m pip install 'onnxruntime-gpu==1.31.1'",
     )
 
 
@@ -416,7 +410,7 @@ def test_of_an_op_that_no_schema_describes_nothing_is_claimed() -> None:
     ],
 )
 def test_a_runtime_that_dies_is_a_finding_and_no_crash(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, failure: str
+    monkeypatch: pytest.MonkeyPatch, program: str, failure: str
 ) -> None:
     run = subprocess.run
 
@@ -425,13 +419,6 @@ def test_a_runtime_that_dies_is_a_finding_and_no_crash(
 
     monkeypatch.setattr(subprocess, "run", other)
     assert asked() == {"failure": failure}
-    with pytest.raises(MachineError) as error:
-        write_kernels(tmp_path / "k.json")
-    assert str(error.value) == (
-        f"the kernel registry cannot be read here: {failure}; it can where the libraries of CUDA and of TensorRT are"
-        " installed"
-    )
-    assert list(tmp_path.iterdir()) == []
 
 
 RUN = subprocess.run
@@ -443,19 +430,18 @@ def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 
 def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Hardware((H200, Gpu("Odd", (8, 0))), (13, 2), "580.65.06")
+    found = Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
     told = {
         "gpus": [
             {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
             {"name": "Odd", "capability": [8, 0], "memory": None},
         ],
         "cuda": [13, 2],
-        "driver": "580.65.06",
         "absence": None,
     }
     saying(monkeypatch, f"print({json.dumps(told)!r})")
     assert machine_asked() == found
-    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "driver": null, "absence": "none"}\')')
+    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
     assert machine_asked() == Hardware(absence="none")
 
 
@@ -485,42 +471,6 @@ def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(
     ]
 
 
-def test_kernels_are_written_below_the_runtime_that_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    saying(monkeypatch, 'print(\'{"version": "1.30.0", "kernels": [1, 2]}\')')
-    both = Package("ort", "1.31.1"), Package("b", "2")
-    for packages, runtime in ((both, "ort 1.31.1"), ((), "onnxruntime 1.30.0")):
-        monkeypatch.setattr(apart, "runtimes", lambda found=packages: found)
-        assert write_kernels(tmp_path / f"{runtime}.json") == 2
-        written = json.loads((tmp_path / f"{runtime}.json").read_text("utf-8"))
-        assert written == {"runtime": runtime, "version": "1.30.0", "kernels": [1, 2]}
-
-
-@pytest.mark.stub
-def test_the_registry_that_is_dumped_is_that_of_the_table(tmp_path: Path) -> None:
-    libraries, reason = stub.folder()
-    if libraries is None:
-        pytest.skip(reason)
-    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
-    file = tmp_path / "k.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "amp_rewrite", "doctor", "--dump-kernels", str(file)],
-        env={**os.environ, "LD_LIBRARY_PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    dump = json.loads(file.read_text())
-    assert (done.returncode, done.stdout, done.stderr) == (
-        0,
-        "",
-        f"wrote {len(dump['kernels'])} kernels to {file}\n",
-    )
-    on_cuda = {f"{k['domain']}::{k['op']}" for k in dump["kernels"] if k["provider"] == "CUDAExecutionProvider"}
-    assert load_kernels().registrations.keys() <= on_cuda
-    assert (dump["opset"], dump["ir"]) == (load_kernels().opset, load_kernels().ir)
-    assert read_kernels(file).fingerprint == load_kernels().fingerprint
-
-
 # -- the command ---------------------------------------------------------------------------------------
 
 
@@ -545,27 +495,6 @@ def test_the_command_prints_and_its_exit_code_tells(monkeypatch: pytest.MonkeyPa
     assert (code, json.loads(out)) == (1, json.loads(ILL.to_json()))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--open"], "--open only opens a model; name one"),
-        (
-            ["m.onnx", "--dump-kernels", "k.json"],
-            "--dump-kernels only writes a file; leave out MODEL and --json",
-        ),
-    ],
-)
-def test_misuse_is_an_error_with_exit_code_2(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
-    code, out, err = ran(monkeypatch, WELL, *words)
-    assert (code, out, err) == (2, "", f"error: {message}; see 'amp-rewrite doctor --help'\n")
-
-
-def test_what_older_versions_lack_is_advice() -> None:
-    found = about(checked(packages={"onnxruntime-gpu": "1.26.0", "onnx": "1.19.0"}), "versions")
-    assert [(check.state, check.fact.partition(" lacks: ")[0]) for check in found] == [
-        ("advice", "onnx 1.19.0"),
-        ("advice", "onnxruntime-gpu 1.26.0"),
-    ]
-    assert "LayerNormalization of values far from zero on the CPU (from 1.27 on)" in found[1].fact
-    assert found[1].remedy.endswith("'onnxruntime-gpu>=1.31'")
-    assert not about(checked(packages={"onnxruntime-gpu": "1.31.1", "onnx": "1.23.0"}), "versions")
+def test_open_without_a_model_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "error: --open only opens a model; name one; see 'amp-rewrite doctor --help'\n"
+    assert ran(monkeypatch, WELL, "--open") == (2, "", message)

@@ -219,7 +219,7 @@ def test_sessions_that_are_open_already_are_warned_of(machine: pytest.MonkeyPatc
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
     machine.setenv(IGNORE_PERFORMANCE, "1")
-    machine.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
+    machine.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
         with pytest.raises(
@@ -287,6 +287,7 @@ def test_whatever_the_result_depends_on_is_converted_anew(machine: pytest.Monkey
         {"target": Target.TENSORRT},
         {"lists": {"base": "empty", "allow": ["MatMul"]}},
         {"lists": {"base": "empty", "allow": ["MatMul"]}, "policy": "mixed_bfloat16"},
+        *({"ranges": amp_rewrite.calibrate(mlp(), {"x": np.full((2, 8), top, np.float32)})} for top in (1, 2)),
     ]
     for options in differing:
         quietly(mlp(), **{**base, **options})
@@ -326,14 +327,11 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"threads": -1}, "threads is -1; give how many may work on one op, at most 1024, or 0 for one per core"),
-        (
-            {"threads": 1025},
-            "threads is 1025; give how many may work on one op, at most 1024, or 0 for one per core",
-        ),
+        ({"threads": -1}, "threads is -1; give at most 1024 for one op, or 0 for one per core"),
+        ({"threads": 1025}, "threads is 1025; give at most 1024 for one op, or 0 for one per core"),
         ({"threads": "all"}, "threads='all' is str; give a whole number"),
         ({"ignore_performance": "no"}, "ignore_performance='no' is str; give True, False or None"),
-        ({"cuda_graph": 2}, "cuda_graph=2 is int; give True, False or None"),
+        ({"cuda_graph": 2}, "cuda_graph=2 is int; give True or False"),
         ({"providers": CPU}, f"providers is the text {CPU!r}; give a list, as in [{CPU!r}]"),
         (
             {"providers": [None]},
@@ -347,7 +345,7 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
             {"providers": [(CPU, None)]},
             (f"({CPU!r}, None) is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"),
         ),
-        ({"cache": 3}, "cache is 3; give a folder, a Cache, True for the user's own, or None"),
+        ({"cache": 3}, "cache=3 is int; give a Cache, text, a path, True, False or None"),
         ({"cache": ""}, "cache is ''; give a folder, a Cache, True for the user's own, or None"),
     ],
 )

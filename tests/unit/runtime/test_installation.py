@@ -20,9 +20,9 @@ from support.paths import ROOT
 LIBRARY = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 
 
-def installed(site: Path, name: str, version: str, *, module: str | None = None) -> Path:
+def installed(site: Path, name: str, version: str) -> Path:
     """Install a made-up package that owns the folder of onnxruntime."""
-    files = {"onnxruntime/__init__.py": f'__version__ = "{module or version}"\n', LIBRARY: f"library of {name}"}
+    files = {"onnxruntime/__init__.py": f'__version__ = "{version}"\n', LIBRARY: f"library of {name}"}
     for path, text in files.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text)
@@ -68,18 +68,6 @@ def test_a_provider_library_that_is_missing_is_named(tmp_path: Path) -> None:
     (fault,) = found(tmp_path, init)
     assert fault.fact == "onnxruntime-gpu 1.31.1: 1 file of it is missing (libonnxruntime_providers_cuda.so)"
     assert fault.remedy.endswith("install --force-reinstall --no-deps onnxruntime-gpu==1.31.1")
-
-
-def test_a_library_that_another_package_wrote_is_named(tmp_path: Path) -> None:
-    init = installed(tmp_path, "onnxruntime-gpu", "1.31.1")
-    (tmp_path / LIBRARY).write_text("another")
-    (fault,) = found(tmp_path, init)
-    assert fault.fact.endswith(": its folder holds another libonnxruntime_providers_cuda.so than it installed")
-
-
-def test_a_module_of_another_version_than_its_package_is_told(tmp_path: Path) -> None:
-    (fault,) = found(tmp_path, installed(tmp_path, "onnxruntime", "1.31.1", module="1.29.0"))
-    assert fault.fact == "onnxruntime 1.31.1: the module in its folder says that it is 1.29.0"
 
 
 def test_a_module_that_hides_the_installed_one_is_told_with_its_place(tmp_path: Path) -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.kernels import (
     installed_release,
+    kernels_of,
     known_release,
     load_kernels,
-    read_kernels,
     release_number,
     releases,
 )
+from support import stub
+from support.paths import ROOT
 
 F16, F32 = "tensor(float16)", "tensor(float)"
-CUDA = "CUDAExecutionProvider"
 
 
 def test_there_is_a_table_of_each_minor_release_since_1_20() -> None:
@@ -102,67 +104,19 @@ def test_the_installed_release_is_that_of_the_gpu_package_first(
     assert installed_release.__wrapped__() == release
 
 
-# -- files ---------------------------------------------------------------------------------------------
-
-
-def kernel(op: str, versions: list[int], provider: str = CUDA, **types: list[str]) -> dict[str, Any]:
-    return {"provider": provider, "domain": "ai.onnx", "op": op, "versions": versions, "types": types}
-
-
-def dump(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"runtime": "onnxruntime-gpu 1.33.0", "kernels": list(kernels), **more}
-
-
-def saved(folder: Path, text: Any) -> Path:
-    file = folder / "registry.json"
-    file.write_text(text if isinstance(text, str) else json.dumps(text))
-    return file
-
-
-def test_a_dump_is_a_table(tmp_path: Path) -> None:
-    rows = [
-        kernel("Relu", [14, 2**31 - 1], T=[F32]),
-        kernel("Relu", [14, 2**31 - 1], T=[F16]),
-        kernel("Relu", [6, 13], T=[F32]),
-        kernel("Tan", [7, 21], provider="CPUExecutionProvider", T=[F32]),
-    ]
-    table = read_kernels(saved(tmp_path, dump(*rows, opset=27, ir=14)))
-    assert (table.runtime, table.opset, table.ir) == ("onnxruntime-gpu 1.33.0", 27, 14)
-    assert table.runs("", "Relu", 14, {"T": F16}) and table.runs("", "Relu", 13, {"T": F32})
-    assert not table.runs("", "Relu", 13, {"T": F16})
-    assert table.refusal("", "Tan", 7, {"T": F32}) == "no cuda kernel for Tan"
-
-
-def test_a_dump_with_schemas_resolves_names_by_them(tmp_path: Path) -> None:
-    schema = {
-        "domain": "ai.onnx",
-        "op": "Novel",
-        "since": 27,
-        "inputs": [["x", "T", "Single"], ["size", "tensor(int64)", "Single"]],
-        "outputs": [["y", "T", "Single"]],
-        "types": {"T": [F16, F32]},
-        "attributes": [],
-    }
-    rows = [kernel("Novel", [27, 2**31 - 1], T=[F16], size=["tensor(int64)"])]
-    table = read_kernels(saved(tmp_path, dump(*rows, opset=27, schemas=[schema])))
-    assert table.runs("", "Novel", 27, {"T": F16})
-    assert not table.runs("", "Novel", 27, {"T": F32})
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "not a dump of a kernel registry"),
-        ({"kernels": []}, "not a dump of a kernel registry"),
-        (dump(), "has no kernel of the CUDAExecutionProvider"),
-        (dump(kernel("Relu", [14, 2**31 - 1], Q=[F16])), "parameter 'Q' is not in schema 14"),
-        (dump(kernel("Relu", [14], T=[F16])), "not a dump of a kernel registry"),
-        (dump(kernel("Unheard", [1, 2], T=[F16])), "no schema has a version in that range"),
-    ],
-)
-def test_another_file_is_refused_with_what_is_wrong(text: Any, words: str, tmp_path: Path) -> None:
-    file = saved(tmp_path, text)
-    with pytest.raises(PolicyError, match=words) as error:
-        read_kernels(file)
-    assert str(file) in str(error.value)
+@pytest.mark.stub
+def test_the_shipped_table_is_that_of_the_installed_wheel() -> None:
+    libraries, reason = stub.folder()
+    if libraries is None:
+        pytest.skip(reason)
+    program = (
+        f"import sys, json; sys.path[:0] = {[str(ROOT), str(ROOT / 'tools')]!r};"
+        " from registry import kernel_registry, table_of;"
+        " print(json.dumps(table_of({'runtime': 'here 0', **kernel_registry()})))"
+    )
+    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+    command, environment = [sys.executable, "-c", program], {**os.environ, "LD_LIBRARY_PATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    found, shipped = kernels_of(json.loads(done.stdout)), load_kernels()
+    assert found.registrations == shipped.registrations
+    assert (found.opset, found.ir, found.contrib) == (shipped.opset, shipped.ir, shipped.contrib)

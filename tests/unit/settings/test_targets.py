@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from pathlib import Path
 
@@ -80,7 +79,6 @@ def test_a_target_of_a_release_has_one_spelling(word: str, value: str) -> None:
         ("onnx:1.20", "unknown release '1.20' of target onnx"),
         ("tensorrt:9", "unknown release '9' of target tensorrt"),
         ("cdua:1.22", "unknown value 'cdua'"),
-        ("no.json", "cannot read the kernel table"),
     ],
 )
 def test_another_target_is_refused_with_what_is_wrong(word: str, words: str) -> None:
@@ -124,24 +122,6 @@ def test_ops_of_an_opset_beyond_the_table_stay_float32_and_are_named(
         object.__setattr__(old, "opset", 21)
     (told,) = (f for f in result.report.findings if f.kind == "kernel_table")
     assert told.message.endswith("kept in float32, because their opset is newer: Relu")
-
-
-def test_a_file_of_kernels_decides(tmp_path: Path) -> None:
-    float16 = {"T": ["tensor(float16)"]}
-    row = {"provider": "CUDAExecutionProvider", "domain": "ai.onnx", "op": "MatMul", "versions": [13, 2**31 - 1]}
-    file = tmp_path / "registry.json"
-    file.write_text(json.dumps({"runtime": "onnxruntime-gpu 1.33.0", "kernels": [{**row, "types": float16}]}))
-    model = graph("a = MatMul (x, w)  b = Relu (a)  y = MatMul (b, w)")
-    target = Target.parse(file)
-    assert pickle.loads(pickle.dumps(target)).value == target.value == f"ort-cuda:{file}"
-    for target in (file, str(file), f"ort-cuda:{file}"):
-        result = convert(model, target=target)  # type: ignore[arg-type]
-        assert [row.dtype for row in result.report.rows if row.op in ("MatMul", "Relu")] == [
-            "float16",
-            "float32",
-            "float16",
-        ]
-        assert any(f.message.startswith("onnxruntime-gpu 1.33.0: no cuda kernel") for f in result.report.findings)
 
 
 # -- what a release opens ------------------------------------------------------------------------------

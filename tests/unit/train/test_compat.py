@@ -12,7 +12,7 @@ import pytest
 from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import set_policy
 from amp_rewrite.errors import FeedError, PolicyError, TrainingError
-from amp_rewrite.runtime.gpu import Gpu
+from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
@@ -30,7 +30,7 @@ from support.train.nets import CROSS_ENTROPY, batches, mlp
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
     yield
 
 

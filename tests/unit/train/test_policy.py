@@ -16,7 +16,7 @@ from amp_rewrite.deploy.session import process
 from amp_rewrite.deploy.session.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.runtime.gpu import Gpu, device_advice
+from amp_rewrite.runtime.gpu import Gpu, Hardware, device_advice
 from amp_rewrite.settings.policy import Policy, deserialize, low_type, serialize
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
@@ -33,7 +33,7 @@ F32, F16, BF16, F64 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No policy, no rewrite, and a fast GPU."""
     monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
     yield
 
 
@@ -259,7 +259,9 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
 
 
 def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
+    monkeypatch.setattr(
+        process, "machine_asked", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)), Gpu("P100", (6, 0))))
+    )
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "these GPUs have less: P100, compute capability 6.0 \\(x2\\)$"
     with pytest.warns(UserWarning, match=message) as said:
@@ -269,7 +271,7 @@ def test_gpus_that_gain_nothing_are_named_once_per_process(monkeypatch: pytest.M
 
 
 def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "listed_gpus", lambda: ())
+    monkeypatch.setattr(process, "machine_asked", lambda: Hardware(()))
     with pytest.warns(UserWarning, match="^no NVIDIA GPU was found here") as said, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in said] == [__file__]

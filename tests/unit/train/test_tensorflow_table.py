@@ -21,7 +21,7 @@ from amp_rewrite.deploy.session.process import policy_scope, set_policy
 from amp_rewrite.deploy.session.session import Session
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.runtime.gpu import Gpu
+from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import Policy
@@ -48,7 +48,7 @@ from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "listed_gpus", lambda: (Gpu("H200", (9, 0)),))
+    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
     yield
 
 

@@ -1,4 +1,4 @@
-"""Kernel tables from registry dumps: what `amp-rewrite doctor --dump-kernels` and `tools/dump_releases.py` write.
+"""Kernel tables from registry dumps, which tools/dump_releases.py writes.
 
 A dump lists the kernels of onnxruntime, one for each combination of types that a kernel was compiled for, and the
 schemas of its operators. A table has type variables in place of the names of parameters, and one row for many kernels.
@@ -6,12 +6,13 @@ schemas of its operators. A table has type variables in place of the names of pa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amp_rewrite.errors import PolicyError
 from amp_rewrite.ir.schema import contrib_schemas
+from amp_rewrite.runtime.runner import small_model
 
 OPEN = 2**31 - 1
 """The last version of a registration without an end."""
@@ -42,17 +43,7 @@ Schemas = Mapping[str, Mapping[int, Formals]]
 
 
 def table_of(dump: Mapping[str, Any], provider: str = CUDA) -> Json:
-    """Return the kernel table of a dump's provider (docs/reference/targets.md); PolicyError for another file."""
-    try:
-        return _table(dump, provider)
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
-        raise PolicyError(
-            f"not a dump of a kernel registry ({type(cause).__name__}: {cause}); write one with"
-            " `amp-rewrite doctor --dump-kernels FILE`"
-        ) from cause
-
-
-def _table(dump: Mapping[str, Any], provider: str) -> Json:
+    """Return the kernel table of a dump's provider (docs/reference/targets.md)."""
     schemas = _schemas(dump.get("schemas") or ())
     rows: dict[tuple[str, int, int, tuple[str, ...]], list[Product]] = {}
     for kernel in dump["kernels"]:
@@ -71,7 +62,7 @@ def _table(dump: Mapping[str, Any], provider: str) -> Json:
             row = [first, None if last == OPEN else last, dict(zip(names, indices, strict=True))]
             kernels.setdefault(key, []).append(row)
     if not kernels:
-        raise PolicyError(
+        raise SystemExit(
             f"{dump['runtime']} has no kernel of the {provider}; dump the registry of an onnxruntime with it"
         )
     return {
@@ -189,3 +180,43 @@ def schema_row(schema: Any) -> dict[str, Any]:
         "types": {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints},
         "attributes": sorted(schema.attributes),
     }
+
+
+def kernel_registry() -> Json:
+    """Return the kernels, schemas and limits of this onnxruntime as JSON (docs/reference/targets.md).
+
+    The process crashes with a segmentation fault if the CUDA or the TensorRT library cannot be loaded.
+    """
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kernels = [
+        {
+            "provider": k.provider,
+            "domain": k.domain or "ai.onnx",
+            "op": k.op_name,
+            "versions": list(k.version_range),
+            "types": {name: list(allowed) for name, allowed in k.type_constraints.items()},
+        }
+        for k in state.get_all_opkernel_def()
+    ]
+    schemas = [schema_row(s) for s in state.get_all_operator_schema() if not s.deprecated]
+    return {
+        "opset": _limit(r"is till opset (\d+)", opset=10_000),
+        "ir": _limit(r"max supported IR version: (\d+)", ir=10_000),
+        "kernels": kernels,
+        "schemas": schemas,
+    }
+
+
+def _limit(words: str, opset: int = 1, ir: int = 3) -> int | None:
+    """Return the number in the objection of this onnxruntime to a model beyond its limits; None without one."""
+    import onnxruntime
+
+    model = small_model()
+    model.opset_import[0].version, model.ir_version = opset, ir
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception as objection:  # noqa: BLE001 - classes of onnxruntime's extension
+        found = re.search(words, str(objection))
+        return int(found[1]) if found else None
+    return None
