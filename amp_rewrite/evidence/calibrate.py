@@ -40,7 +40,6 @@ def calibrate(
     *,
     to: LowType = "float16",
     allow_nonfinite: bool = False,
-    chunk: int | None = None,
     threads: int | None = None,
     folder: str | Path | None = None,
     feedback: Sequence[str] | str = (),
@@ -57,7 +56,6 @@ def calibrate(
         data: a Feed, or an argument of `Feed.of`.
         to: the low type, as `convert` takes it.
         allow_nonfinite: accept NaN and infinity in the data.
-        chunk: taps in one session; fewer make smaller graphs and more runs.
         threads: for one op; None: one per core.
         folder: where the external data of a ModelProto lies.
         feedback: as `Feed.of` takes it; the ranges are those of all steps.
@@ -68,7 +66,7 @@ def calibrate(
         The ranges, for `convert(…, ranges=…)`.
 
     Raises:
-        PolicyError: `to` is not a low type, or `chunk` or `threads` is below 1.
+        PolicyError: `to` is not a low type, or `threads` is below 1.
         ModelError: the model is invalid or does not run.
         FeedError: the data do not fit the model.
 
@@ -78,14 +76,10 @@ def calibrate(
         >>> ranges.save("ranges.json")
     """
     low = low_type(to)
-    if chunk is not None and chunk < 1:
-        raise PolicyError(f"{chunk} is not a valid number of taps per session; use a chunk of 1 or more")
     if threads is not None and threads < 1:
         raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
     require("calibrate")
-    conditions = Conditions(
-        allow_nonfinite, threads=threads or 0, chunk=chunk, progress=progress, feedback=feedback, steps=steps
-    )
+    conditions = Conditions(allow_nonfinite, threads=threads or 0, progress=progress, feedback=feedback, steps=steps)
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
     feed = conditions.feed(data, parts[0].view.model)
@@ -112,8 +106,6 @@ def calibrate(
 
 
 class _Part(NamedTuple):
-    """A view and its measured values."""
-
     view: View
     taps: Taps
 
@@ -138,10 +130,8 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
 def _measured(
     parts: Sequence[_Part], feed: Feed, to: DType, conditions: Conditions
 ) -> tuple[list[dict[ValueId, Range]], int]:
-    """Return the ranges of the tapped values of each part, and the number of runs. One session is open at a time."""
-    size = conditions.chunk or CHUNK
     sessions = [
-        (i, p.taps.taps[at : at + size]) for i, p in enumerate(parts) for at in range(0, len(p.taps.taps), size)
+        (i, p.taps.taps[at : at + CHUNK]) for i, p in enumerate(parts) for at in range(0, len(p.taps.taps), CHUNK)
     ]
     per_session = len(feed) if conditions.progress or not sessions else 0
     measured: list[dict[ValueId, Range]] = [{} for _ in parts]
@@ -161,7 +151,6 @@ def _measured(
 
 
 def _by_key(view: View, known: Mapping[ValueId, Range]) -> dict[str, Range]:
-    """Return ranges by key in topological order; values with equal keys are merged."""
     named: dict[str, Range] = {}
     for value, range_ in sorted(known.items()):
         name = key(view, value)

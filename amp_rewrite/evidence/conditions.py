@@ -40,7 +40,7 @@ class Conditions:
     """Conditions under which models run on data.
 
     `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
-    `chunk`: values measured in one session; None: a default. `progress(done, total)` counts runs. `feedback` and
+    `progress(done, total)` counts runs. `feedback` and
     `steps` are as `Feed.of` takes them.
     """
 
@@ -49,7 +49,6 @@ class Conditions:
     emulate: bool | None = None
     provider: str | None = None
     threads: int = 0
-    chunk: int | None = None
     progress: Callable[[int, int], None] | None = None
     feedback: Sequence[str] | str = ()
     steps: int | None = None

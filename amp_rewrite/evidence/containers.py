@@ -42,7 +42,6 @@ def differences(
 
 
 def _maps(value: Given) -> Maps:
-    """Return a map, or a sequence that holds maps alone, as a sequence of maps; () for other values."""
     whole = [value] if isinstance(value, dict) else value if isinstance(value, list) else ()
     return whole if all(isinstance(item, dict) for item in whole) else ()
 
@@ -52,7 +51,6 @@ def _uniform(maps: Maps) -> bool:
 
 
 def _places(maps: Maps) -> list[tuple[int, Any]]:
-    """Return the place and key of each value, in the order of the first map where all have its keys."""
     shared = maps[0] if _uniform(maps) else None
     return [(place, key) for place, entries in enumerate(maps) for key in (shared or entries)]
 

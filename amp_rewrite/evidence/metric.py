@@ -34,11 +34,9 @@ class Tolerance:
         return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
 
     def said(self, score: float) -> str:
-        """Return a score in words."""
         return f"error of {score:.2g} times the bound"
 
     def weigh(self, a: Array, b: Array) -> Array:
-        """Return |a - b| of each element in units of the allowed error."""
         return _ratio(np.abs(a - b), self.atol + self.rtol * np.abs(a))
 
     def score(self, a: Array, b: Array, finite: Array) -> float:
@@ -94,7 +92,6 @@ class MetricBound:
         return "error relative to the largest value" if self.measure == MEASURES["scaled"] else self.measure.name
 
     def said(self, score: float) -> str:
-        """Return a score in words."""
         if self.measure == MEASURES["scaled"]:
             return f"error of {score:.2g} of the largest value"
         return f"{self.measure.name} of {score:.6g}"
@@ -114,7 +111,6 @@ class MetricBound:
         return self.measure.higher
 
     def weigh(self, a: Array, b: Array) -> Array:
-        """Return |a - b| of each element."""
         return np.abs(a - b)  # type: ignore[no-any-return]
 
     def score(self, a: Array, b: Array, finite: Array) -> float:
@@ -156,7 +152,6 @@ def psnr(a: Array, b: Array) -> float:
 
 
 def _scaled_down(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return both arrays divided by their largest magnitude, so that squares do not overflow."""
     largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
     return a / largest, b / largest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,9 +63,8 @@ class Ranges(Result):
 
     Example:
         >>> import amp_rewrite
-        >>> first = amp_rewrite.calibrate("model.onnx", "batches.npz")
-        >>> first.merge(first).batches
-        2
+        >>> amp_rewrite.calibrate("model.onnx", "batches.npz").batches
+        1
     """
 
     to: str
@@ -114,32 +113,6 @@ class Ranges(Result):
         if fault:
             name = f", {self.model}" if self.model else ""
             raise EvidenceError(f"the ranges are of another model{name}: {fault} differ; {_AGAIN} on this one")
-
-    def merge(self, other: Ranges) -> Ranges:
-        """Return the ranges over the batches of both.
-
-        Raises:
-            EvidenceError: they are those of another model or type.
-        """
-        fault = (
-            _other("type", self.to, other.to)
-            or _other("graph", self.graph, other.graph)
-            or _other("weights", self.weights, other.weights)
-        )
-        if fault:
-            raise EvidenceError(f"cannot merge ranges of different models or types: {fault}; {_AGAIN} in one way")
-        values = dict(self.values)
-        for name, range_ in other.values.items():
-            values[name] = values[name].merge(range_) if name in values else range_
-        return replace(
-            self,
-            values=values,
-            untapped={k: why for k, why in {**self.untapped, **other.untapped}.items() if k not in values},
-            batches=self.batches + other.batches,
-            origin=_joined(self.origin, other.origin),
-            random=self.random or other.random,
-            tool=_joined(self.tool, other.tool),
-        )
 
     def to_json(self) -> str:
         """Return JSON with one value per line; the same ranges give the same text."""
@@ -249,10 +222,6 @@ def _other(what: str, mine: str, theirs: str) -> str:
     return f"{what} {mine[:12]} and {theirs[:12]}" if mine != theirs else ""
 
 
-def _joined(a: str, b: str) -> str:
-    return "; ".join(dict.fromkeys([*a.split("; "), *b.split("; ")]))
-
-
 def _lines(entries: Mapping[str, object]) -> str:
     rows = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
     return "{\n" + ",\n".join(rows) + "\n }" if rows else "{}"
@@ -282,7 +251,6 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
 
 
 def _ranges(loaded: object) -> Ranges:
-    """Return the ranges in a JSON value. Raise Malformed for another one."""
     schema = map_of(lambda value: value)(loaded).get("schema")
     if schema != SCHEMA:
         raise Malformed(f"is {schema!r:.20}, this version reads {SCHEMA}", ".schema")

@@ -80,7 +80,6 @@ def _needed(ask: _Tests, held: tuple[int, ...], suspects: tuple[int, ...]) -> tu
 
 
 def _each_needed(ask: _Tests, chosen: tuple[int, ...]) -> None:
-    """Remove unneeded suspects one by one, least suspect first, until all are needed."""
     spared = True
     while spared:
         spared = False

@@ -29,7 +29,6 @@ class Stepped:
     _states: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, number: int, batch: Batch) -> Mapping[str, Any]:
-        """Return the outputs of the run of that number."""
         back = self.feed.feedback
         if back is None:
             return self.run(number, batch)

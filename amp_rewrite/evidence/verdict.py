@@ -255,7 +255,6 @@ class Verdict(Result):
 
 
 def _told(role: str, ran: ModelRun) -> str:
-    """Return a model and how it ran; one that is named after its role needs no name."""
     return ran.as_ if ran.model == f"the {role}" else f"{ran.model}: {ran.as_}"
 
 
@@ -296,7 +295,6 @@ def _cells(row: OutputRow) -> tuple[str, ...]:
 
 
 def _short(value: str) -> str:
-    """Return a value with five digits, if it is a number; "-" for none."""
     try:
         return f"{float(value):.5g}" if not value.lstrip("-").isdigit() else value
     except ValueError:

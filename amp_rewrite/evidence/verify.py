@@ -209,7 +209,6 @@ class Side:
 
 
 def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the outputs to compare, and objections to the comparison. Raise ModelError for an unknown output."""
     mine, theirs = reference.outputs, candidate.outputs
     first, second = reference.ran.model, candidate.ran.model
     for name in chosen:
@@ -247,7 +246,6 @@ def rows_of(
 
 
 def _fed(side: Side, batch: Batch) -> Mapping[str, Any]:
-    """Return the batch in the types of one side, without inputs that it lacks."""
     ports = side.inputs
     mine = {name: array for name, array in batch.items() if name in ports}
     if len(mine) == len(ports) and all(_fits(ports[name], array) for name, array in mine.items()):

@@ -207,7 +207,6 @@ def _is_wrong(row: OutputRow) -> bool:
 
 
 def _is_lost(row: OutputRow) -> bool:
-    """True if more values are infinite or NaN than in float32."""
     reference, candidate = row.difference.nonfinite
     return candidate > reference
 

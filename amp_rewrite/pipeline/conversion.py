@@ -198,7 +198,6 @@ def _nodes(draft: Draft, coloring: Coloring) -> int:
 
 
 def _guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> Guarded:
-    """Return the pins and findings that ranges imply for a draft; none without ranges."""
     from amp_rewrite.evidence.guard import Guarded, guard  # late: only conversions with data need all of it
 
     if ranges is None:

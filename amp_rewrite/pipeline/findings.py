@@ -177,7 +177,6 @@ def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
 
 
 def _unopened(view: View, target: Target, tried: bool) -> Iterator[Finding]:
-    """Yield findings about a target that does not open the model, or whose kernels are those of another release."""
     kernels, proto = target.kernels, view.model.proto
     opset, ir = view.opset, proto.ir_version
     if target.opset is not None and opset > target.opset:
@@ -197,7 +196,6 @@ def _unopened(view: View, target: Target, tried: bool) -> Iterator[Finding]:
 
 
 def _beyond(op: Op, kernels: Kernels) -> bool:
-    """True if an operator is of an opset after those that a kernel table knows."""
     return op.signature is not None and kernels.opset is not None and op.signature.since > kernels.opset
 
 

@@ -181,7 +181,6 @@ class Search:
         return Conditions(provider=self.provider, progress=_stage(self.progress, stage) if stage else None)
 
     def _by_error(self, plain: Converted) -> list[Region]:
-        """Return the regions, those with the largest errors first; of equals the first in the model."""
         whole = self.reference.model if self.draft.view.low_types else self.draft.view.model
         feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
         progress = _stage(self.progress, "own errors")

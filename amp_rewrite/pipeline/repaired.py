@@ -95,7 +95,6 @@ def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
 
 
 def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
-    """True if an op computes in a low type, or reads weights in it."""
     if op.signature is None or op.bodies or op.kind in CASTS or op.kind == "Constant":
         return False
     reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]
@@ -195,7 +194,6 @@ class Repaired(Result):
         return (*self.converted.sketches(), *(figure for figure in self._searched() if figure.notebook))
 
     def _searched(self) -> Sequence[Figure]:
-        """Return the figure of the verdict; none without a tolerance."""
         verdict = self.verdict
         if verdict is None:
             return ()

@@ -87,7 +87,6 @@ def _want(draft: Draft, headroom: float) -> ShiftRequest:
 
 
 def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
-    """Return the draft, with a note if values overflow and no part of the model may be shifted."""
     why = refusal(draft.view) if beyond else None
     if why is None:
         return draft
@@ -218,7 +217,6 @@ def shift_findings(
 
 
 def _words(row: ShiftRow) -> str:
-    """Return the words about a region: exponent, headroom before and after, where it ends."""
     words = [f"{count(row.values, 'value')} times 2^-{row.exponent}, {_EVIDENCE[row.evidence]}"]
     if row.absmax:
         after = math.ldexp(row.absmax, -row.exponent)

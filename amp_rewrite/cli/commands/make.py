@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _SHOWN = 20  # rows, beside a file with all
 _RUNNING = (
     option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
-    option("--chunk", "N", "Values to measure in one session.  [default: 2000]", type=int),
     option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
 )
 

@@ -112,8 +112,7 @@ class Feed:
 
         - a .npz file whose names are the inputs' (one batch), or `0/input`, `1/input` … (several);
         - a .npy file, for a model of one input;
-        - a folder of .npz files, or of one `INPUT.npy` for each input (one batch), or of folders of such, in natural
-          order.
+        - a folder of .npz files, in natural order, or of one `INPUT.npy` for each input (one batch).
 
         Arrays are cast if every value survives (int32 to int64), from float64 to float32, and from wider floats to the
         low type of an input; `notes` lists these casts. Arrays that no input takes, such as labels, are ignored with a
@@ -207,7 +206,6 @@ def _checking(
     count: int | None,
     back: Feedback | None,
 ) -> Feed:
-    """Return a feed after checking its first batch."""
     batches = source()
     first = next(batches, None)
     if first is None:
@@ -258,7 +256,7 @@ def _checked(
     for name in raw:
         if name not in known and name not in ignored:
             inputs = f"{'input is' if len(known) == 1 else 'inputs are'} {', '.join(map(repr, known)) or 'none'}"
-            fact = f"{_batch(number, raw, str(name))} has an array {short(str(name))}, but the model's {inputs}"
+            fact = f"{_batch(number, raw)} has an array {short(str(name))}, but the model's {inputs}"
             unfed = [port.name for port in ports if port.name not in raw]
             meant = nearest(str(name), unfed) or (unfed if len(unfed) == 1 else [])
             rename = f"rename it to {meant[0]!r}, or " if meant else ""
@@ -273,7 +271,7 @@ def _checked(
     batch, notes = {}, [note] if note else []
     for name, port in known.items():
         if name in raw:
-            where = f"input {name!r} of {_batch(number, raw, name)}"
+            where = f"input {name!r} of {_batch(number, raw)}"
             batch[name], note = _fitting(raw[name], port, where, allow_nonfinite)
             notes += [f"{name}: {note}"] if note else []
     if batch and not any(_elements(value) for value in batch.values()):
@@ -282,9 +280,8 @@ def _checked(
     return batch, tuple(notes)
 
 
-def _batch(number: int, raw: Raw, name: str | None = None) -> str:
-    """Return the name of a batch, or of an array in it, with its file if it is one of several in a folder."""
-    return f"batch {number} ({short(raw.place(name))[1:-1]})" if isinstance(raw, FileBatch) else f"batch {number}"
+def _batch(number: int, raw: Raw) -> str:
+    return f"batch {number} ({short(raw.file)[1:-1]})" if isinstance(raw, FileBatch) else f"batch {number}"
 
 
 def _elements(value: Any) -> int:
@@ -292,7 +289,6 @@ def _elements(value: Any) -> int:
 
 
 def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tuple[Any, str]:
-    """Return the value for an input, and a note of its cast, or ""."""
     if port.container == TENSOR:
         array, note = _typed(port.without_extra(_as_array(value, where)), port, where)
         if port.shape is not None and not port.admits(array.shape):
@@ -311,7 +307,6 @@ def _fitting(value: object, port: Port, where: str, allow_nonfinite: bool) -> tu
 
 
 def _as_array(value: object, where: str) -> Array:
-    """Return the value as a numpy array. Raise FeedError for ragged lists, masked values and other objects."""
     if np.ma.is_masked(value):
         raise FeedError(f"{where} has masked values, which a model cannot leave out; give numbers for them (filled)")
     try:
@@ -324,7 +319,6 @@ def _as_array(value: object, where: str) -> Array:
 
 
 def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
-    """Return the array in the type of the input, and a note if it was cast."""
     if port.dtype is None:
         return array, ""
     if port.dtype is DType.STRING:

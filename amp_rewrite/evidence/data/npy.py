@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import tokenize
 import zipfile
 import zlib
@@ -19,7 +18,6 @@ from amp_rewrite.errors import FeedError, one_line
 from amp_rewrite.files.casting import Array
 
 _LONGEST_HEADER = 10_000  # characters; numpy's own bound
-_READ = 1 << 20  # bytes
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 # Exceptions of numpy and zipfile on damaged or hostile files.
 _DAMAGE = (
@@ -40,7 +38,7 @@ _DAMAGE = (
 
 def of_npy(path: Path, limit: int) -> Array:
     """Read the array of a .npy file. Raise FeedError if it is damaged or needs more than `limit` bytes."""
-    with _opened(path) as file:
+    with _checked(path), path.open("rb") as file:
         return _array(file, path.stat().st_size, limit, str(path))
 
 
@@ -50,10 +48,10 @@ class Npz:
     def __init__(self, path: Path) -> None:
         """Raise FeedError if the file is not a .npz file of arrays."""
         self.path = path
-        with _opened(path) as file, zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
+        with _checked(path):
+            self._archive = zipfile.ZipFile(path)  # stays open: opening takes a time linear in the members
         self._members: dict[str, zipfile.ZipInfo] = {}
-        for member in members:
+        for member in self._archive.infolist():
             name = member.filename.removesuffix(".npy")
             if name == member.filename:
                 raise FeedError(f"{path} holds {short(name)}, which is not an array; write it with numpy.savez")
@@ -71,32 +69,11 @@ class Npz:
         if total > limit:
             raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
         arrays = {}
-        with _checked(self.path):
-            archive = _recent.opened(self)
-            for key, name in keys.items():
-                member = self._members[name]
-                with archive.open(member) as stream:
-                    arrays[key] = _array(stream, member.file_size, limit, f"{self.path}: {short(name)}")
+        for key, name in keys.items():
+            with _checked(self.path), self._archive.open(self._members[name]) as stream:
+                size = self._members[name].file_size
+                arrays[key] = _array(stream, size, limit, f"{self.path}: {short(name)}")
         return arrays
-
-
-class _OpenArchive(threading.local):
-    """The archive that a thread read last, kept open: opening one takes a time linear in its members."""
-
-    file: Npz | None = None
-    archive: zipfile.ZipFile | None = None
-
-    def opened(self, file: Npz) -> zipfile.ZipFile:
-        """Return the open archive of a file; close that of another."""
-        if self.file is not file or self.archive is None:
-            if self.archive is not None:
-                self.archive.close()
-            self.file, self.archive = None, zipfile.ZipFile(file.path)
-            self.file = file
-        return self.archive
-
-
-_recent = _OpenArchive()
 
 
 _SMALLER = "give smaller batches"
@@ -105,12 +82,6 @@ _SMALLER = "give smaller batches"
 def short(name: str) -> str:
     """Return a name from a file, quoted, cut to 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:80]} …")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with _checked(path), path.open("rb") as file:
-        yield file
 
 
 @contextmanager
@@ -147,9 +118,8 @@ def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:
     flat = np.empty(math.prod(shape), dtype)
     target, done = flat.view(np.uint8).data if flat.nbytes else memoryview(b""), 0
     while done < len(target):
-        part = stream.read(min(_READ, len(target) - done))
-        if not part:
+        read = stream.readinto(target[done:])  # type: ignore[attr-defined]
+        if not read:
             raise FeedError(f"{where} ends {len(target) - done} bytes early; save it again")
-        target[done : done + len(part)] = part
-        done += len(part)
+        done += read
     return flat.reshape(shape, order="F" if fortran else "C")

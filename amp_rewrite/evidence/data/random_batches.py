@@ -112,13 +112,11 @@ def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int
 
 
 def _example(port: Port) -> tuple[int, ...]:
-    """Return an example of a shape; free dimensions get small distinct numbers."""
     free = iter((1, 128))
     return tuple(dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None))
 
 
 def _check_ranges(ports: Sequence[Port], ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise FeedError for a range that does not fit the integer type of its input."""
     _check_known(ranges, ports, "range")
     kinds = {port.name: port.dtype.numpy for port in ports if port.dtype is not None}
     for name, (low, high) in ranges.items():

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import groupby
 from operator import call
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,11 @@ Source = Callable[[], Iterator[object]]
 
 
 class FileBatch(dict[str, Any]):
-    """A batch from a folder. `file`: the file that holds it, or the folder if each array has its own file."""
+    """A batch from a file of a folder."""
 
     def __init__(self, arrays: Raw, file: str) -> None:
         super().__init__(arrays)
         self.file = file
-
-    def place(self, name: str | None = None) -> str:
-        """Return the file of an array, or of the batch."""
-        return f"{self.file}{name}.npy" if name is not None and self.file.endswith("/") else self.file
 
 
 _Reader = Callable[[], Raw]
@@ -56,7 +51,7 @@ def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, S
     if isinstance(data, Iterator):
         return "the batches given", partial(iter, _BufferedBatches(data)), None
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable):
-        data = _SequenceBatches(data)
+        return "the batches given", lambda: map(data.__getitem__, range(len(data))), len(data)
     if isinstance(data, Iterable) and not isinstance(data, bytes):
         return "the batches given", partial(iter, data), _length(data)
     if callable(data):
@@ -72,24 +67,10 @@ FORMS = (
 
 
 def _length(data: Iterable[object]) -> int | None:
-    """Return the number of batches; None where it is not known, as for a loader of a stream."""
     try:
         return len(data)  # type: ignore[arg-type]
     except TypeError:
         return None
-
-
-class _SequenceBatches(Iterable[object]):
-    """Batches of an object with `__len__` and `__getitem__`."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __iter__(self) -> Iterator[object]:
-        return map(self._data.__getitem__, range(len(self)))
 
 
 class _BufferedBatches(Iterable[object]):
@@ -175,38 +156,23 @@ def _of_archive(archive: Npz, keys: Mapping[str, str], known: Collection[str], l
 
 
 def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    kinds = {kind: list(paths) for kind, paths in groupby(sorted(_listed(folder), key=_kind), key=_kind) if kind}
-    if not kinds:
-        raise FeedError(
-            f"{folder} holds no .npz file, no .npy file and no folder of those; write some with numpy.savez"
-        )
-    if len(kinds) > 1:
-        raise FeedError(f"{folder} holds {' and '.join(sorted(kinds))}; keep one kind, so that batches are clear")
-    ((kind, paths),) = kinds.items()
-    if kind == ".npz files":
-        return [partial(_filed, reader, path.name) for path in paths for reader in _of_npz(path, ports, limit)]
+    paths = _listed(folder)
+    archives, arrays = ([path for path in paths if path.suffix.lower() == suffix] for suffix in (".npz", ".npy"))
+    if archives and arrays:
+        raise FeedError(f"{folder} holds .npy files and .npz files; keep one kind, so that batches are clear")
+    if not archives and not arrays:
+        raise FeedError(f"{folder} holds no .npz file and no .npy file; write some with numpy.savez")
+    if archives:
+        return [partial(_filed, reader, path.name) for path in archives for reader in _of_npz(path, ports, limit)]
     known = {port.name for port in ports}
-    return [_of_arrays(path, known, limit) for path in (paths if kind == "folders" else [folder])]
+    return [lambda: {path.stem: of_npy(path, limit) if path.stem in known else None for path in arrays}]
 
 
 def _filed(reader: _Reader, file: str) -> FileBatch:
     return FileBatch(reader(), file)
 
 
-def _of_arrays(folder: Path, known: Collection[str], limit: int) -> _Reader:
-    """Return the reader of one batch: each INPUT.npy of a folder; other arrays are named and not read."""
-    paths = [path for path in _listed(folder) if _kind(path) == ".npy files"]
-    if not paths:
-        raise FeedError(f"{folder} holds no .npy file; a folder of a batch has one INPUT.npy for each input")
-    return partial(_batch, paths, known, limit, f"{folder.name}/")
-
-
-def _batch(paths: Collection[Path], known: Collection[str], limit: int, place: str) -> FileBatch:
-    return FileBatch({path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}, place)
-
-
 def _listed(folder: Path) -> list[Path]:
-    """Return the entries of a folder in natural order, without hidden files."""
     try:
         return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=_natural)
     except OSError as cause:
@@ -216,14 +182,6 @@ def _listed(folder: Path) -> list[Path]:
 def _natural(path: Path) -> list[tuple[int, str]]:
     parts = re.split(r"([0-9]+)", path.name)
     return [(int(part) if part.isascii() and part.isdigit() else 0, part) for part in parts]
-
-
-def _kind(path: Path) -> str:
-    """Return the kind of a folder's entry for a feed; "" for other files."""
-    return "folders" if path.is_dir() else f"{suffix} files" if (suffix := path.suffix.lower()) in _SUFFIXES else ""
-
-
-_SUFFIXES = (".npy", ".npz")
 
 
 # -- one batch as its user gives it ------------------------------------------------------------------

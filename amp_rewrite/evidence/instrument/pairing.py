@@ -49,12 +49,10 @@ class Pairing:
 
     @cached_property
     def low(self) -> DType:
-        """Return the candidate's low type; float32 if it has none."""
         return next(iter(self.candidate.low_types), DType.FLOAT)
 
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
-        """Return the pairs of floating results, one per value of the reference, in the candidate's order."""
         first: dict[ValueId, ValueId] = {}
         for mine, theirs in self.values.items():
             if self._computes(mine):
@@ -115,7 +113,6 @@ def reads(view: View, op: Op) -> Iterator[ValueId]:
 
 
 def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[ValueId, ValueId]:
-    """Return the pairs in the candidate's order: by matched ops, through Casts, then by name."""
     named = {v.name: v.id for v in reference.values if v.scope == MAIN and _pairable(reference, v.id)}
     by_ops: dict[ValueId | None, ValueId | None] = {}
     for j, i in ops.items():
@@ -145,7 +142,6 @@ def _pairable(view: View, value: ValueId) -> bool:
 
 
 def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> bool:
-    """True if two values can be compared and their producers compute the same thing."""
     if reference.holds_floats(theirs) != candidate.holds_floats(mine):
         return False
     if not candidate.holds_floats(mine) and reference.types[theirs] != candidate.types[mine]:

@@ -14,7 +14,8 @@ the larger of the last two, so many batches, or iterations of a loop, give one r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +75,6 @@ def bounds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     return (*exact[:3], *below[3:5], exact[5])
 
 
-class _Magnitudes(NamedTuple):
-    """Names of the magnitudes of a tensor, as a vector, of their number and of the largest one."""
-
-    all: str
-    number: str
-    largest: str
-
-
 class RangeNodes:
     """Builder of measuring nodes for one element type, FLOAT or DOUBLE; `head` gets their constants."""
 
@@ -102,31 +95,26 @@ class RangeNodes:
         self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
 
     def row(self, nodes: NodeBuilder, name: str) -> str:
-        """Append nodes for the row of the tensor `name`, with as few passes as its values allow; return the row.
+        """Append nodes for the row of the tensor `name`; return the row.
 
-        Reductions on the CPU drop NaN together with their intermediate result; only the sum shows it reliably. Without
-        elements the largest one is -infinity, and the smallest infinity.
+        One count is enough where all numbers are finite, none overflows, and all but zeros survive. Reductions on the
+        CPU drop NaN together with their intermediate result; only the sum shows it reliably. Without elements the
+        largest one is -infinity, and the smallest infinity.
         """
         a = nodes.op("Reshape", nodes.op("Abs", name), self._known["flat"])
         n = nodes.op("Shape", a)
-        x = _Magnitudes(a, nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a))
-        limits = ((_reduced(nodes, "ReduceSum", a), "infinity"), (x.largest, "overflows"), (n, "many"))
-        finite, fits, few = (nodes.op("Less", value, self._known[limit]) for value, limit in limits)
-        tame = nodes.op("And", nodes.op("And", finite, fits), few)
-        return nodes.choice(tame, lambda branch: self._tame(branch, x), lambda branch: self._wild(branch, x))
-
-    def _tame(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
-        """Return the row of finite numbers that do not overflow: with one count if all but zeros surely survive."""
-        apart = self._apart(nodes, x.all)
+        number, largest, apart = nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a), self._apart(nodes, a)
         least = _reduced(nodes, "ReduceMin", apart)
-        sure = nodes.op("Greater", least, self._known["sure"])
+        limits = ((_reduced(nodes, "ReduceSum", a), "infinity"), (largest, "overflows"), (n, "many"))
+        tests = [nodes.op("Less", value, self._known[limit]) for value, limit in limits]
+        dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", least, self._known["sure"])])
 
-        def dense(branch: NodeBuilder) -> str:
+        def one_count(branch: NodeBuilder) -> str:
             all_normal = self._bounds["normal"] < self._bounds["sure"]
-            normal = x.number if all_normal else self._above(branch, apart, "normal", self._dtype)
-            return self._joined(branch, [x.number] * 4 + [normal], x.largest, least)
+            normal = number if all_normal else self._above(branch, apart, "normal", self._dtype)
+            return self._joined(branch, [number] * 4 + [normal], largest, least)
 
-        return nodes.choice(sure, dense, lambda branch: self._sparse(branch, x))
+        return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
 
     def _apart(self, nodes: NodeBuilder, a: str) -> str:
         """Return the magnitudes with infinity for zero; those that may not survive are only below the bound for it.
@@ -137,45 +125,24 @@ class RangeNodes:
             return self._nonzero(nodes, a)
         return nodes.op("LeakyRelu", nodes.op("Sub", a, self._known["step"]), alpha=-np.inf)
 
-    def _sparse(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
-        counts = [self._above(nodes, x.all, name, self._dtype) for name in ("nonzero", "survives", "normal")]
-        least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, x.all))
-        return self._joined(nodes, [x.number] * 2 + counts, x.largest, least)
-
-    def _wild(self, nodes: NodeBuilder, x: _Magnitudes) -> str:
-        """Return the row of any numbers and any count: NaN, infinities, and values that overflow."""
-        counts = [self._above(nodes, x.all, name, DType.DOUBLE) for name in _NAMES]
-        finite = nodes.op("Less", x.all, self._known["infinity"])
-        a = nodes.op("Where", finite, x.all, self._known["zero"])
-        largest, least = _reduced(nodes, "ReduceMax", a), _reduced(nodes, "ReduceMin", self._nonzero(nodes, a))
-        return self._joined(nodes, [x.number, *counts], largest, least)
+    def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
+        """Return the row of any numbers and any count: NaN, infinities, and values that overflow or vanish."""
+        counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
+        finite = nodes.op("Where", nodes.op("Less", a, self._known["infinity"]), a, self._known["zero"])
+        least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
+        return self._joined(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), least)
 
     def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
         return nodes.op("Where", nodes.op("Greater", a, self._known["zero"]), a, self._known["infinity"])
 
     def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
-        if counted_in is DType.FLOAT and (ramp := _ramp(float(self._bounds[name]), float(self._bounds["overflows"]))):
-            ones = nodes.op("HardSigmoid", a, alpha=ramp[0], beta=ramp[1])
-        else:
-            ones = nodes.cast(nodes.op("Greater", a, self._known[name]), counted_in)
+        ones = nodes.cast(nodes.op("Greater", a, self._known[name]), counted_in)
         return nodes.cast(_reduced(nodes, "ReduceSum", ones), DType.DOUBLE)
 
     def _joined(self, nodes: NodeBuilder, counts: list[str], largest: str, least: str) -> str:
-        """Return the row of these counts and extremes; values do not exceed bounds without a count."""
         none = [self._known["no_count"]] * (_ADDED - len(counts))
         ends = (nodes.cast(end, DType.DOUBLE) for end in (largest, nodes.op("Neg", least)))
         return nodes.op("Concat", *counts, *none, *ends, axis=0)
-
-
-def _ramp(bound: float, largest: float) -> tuple[float, float] | None:
-    """Return slope and offset for which HardSigmoid is 1 for each float32 above the bound and 0 for all others.
-
-    The slope is the power of two that maps one step above the bound to a distance of 1, so that no rounding changes the
-    side. Return None if the slope overflows float32 for magnitudes below `largest`.
-    """
-    step = float(np.spacing(np.float32(bound)))
-    slope = 1 / step
-    return (slope, -slope * bound) if bound > 0 and slope * largest <= DType.FLOAT.max else None
 
 
 def merging(nodes: NodeBuilder, stacked: str, rows: int) -> str:

@@ -74,7 +74,6 @@ class Taps:
 
 
 def _unfit(type_: ValueType | None) -> str:
-    """Return the reason why a value of this type is not measured, or ""."""
     if type_ is None or (type_.dtype is None and type_.container == TENSOR):
         return "its element type is not known"
     return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken out of it are measured"
@@ -93,7 +92,6 @@ def _closed(view: View) -> dict[ScopeId, str]:
 
 
 def _copied(view: View, value: ValueId) -> ValueId | None:
-    """Return the value of the same graph and type with the same magnitudes, or None."""
     op = view.producer(value)
     if op is None or op.domain or op.op_type not in _COPIES or op.inputs[0] is None:
         return None
@@ -137,8 +135,6 @@ def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
 
 
 class _Rows(NamedTuple):
-    """The name of a vector with the rows of these values."""
-
     name: str
     values: tuple[ValueId, ...]
 
@@ -168,7 +164,6 @@ class _TapBuilder:
         return f"{self._stem}{next(self._numbers)}"
 
     def nodes(self) -> NodeBuilder:
-        """Return a builder of nodes for one place in one graph."""
         return NodeBuilder(set(), opset=self.view.opsets.get("", FIRST_WHERE), region=self.fresh())
 
     def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
@@ -191,13 +186,11 @@ class _TapBuilder:
         return _Rows(self._joined(graph, [part.name for part in parts]) if parts else "", values)
 
     def _joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
-        """Append a Concat of rows to a graph; return its name."""
         name = self.fresh()
         graph.node.append(new_node("Concat", rows, name, axis=0))
         return name
 
     def _measured(self, graph: GraphProto, value: ValueId) -> str:
-        """Append the nodes that measure one value to a graph; return the row."""
         nodes, dtype, name = self.nodes(), self._measured_in(value), self.view.value_name(value)
         row = self.range_nodes[dtype].row(nodes, nodes.cast(name, dtype, of=self.view.dtype(value)))
         graph.node.extend(nodes.nodes)

@@ -125,8 +125,8 @@ def test_the_type_comes_from_the_command_line_or_the_settings(folder: Path) -> N
         ("calibrate net.onnx --data d.npz --to float32",
          "--to: cannot lower to float32; use float16 or bfloat16"),
         (
-            "calibrate net.onnx --data d.npz --chunk 0",
-            "0 is not a valid number of taps per session; use a chunk of 1 or more",
+            "calibrate net.onnx --data d.npz --threads 0",
+            "0 is not a valid number of threads; use 1 or more, or omit it for one per core",
         ),
         ("calibrate net.onnx --data d.npz -o d.npz", EXISTS),
         ("calibrate net.onnx --data d.npz -o net.onnx/r.json",

@@ -65,44 +65,6 @@ def test_ranges_merge_to_what_both_saw() -> None:
     assert X.merge(Range()) == Range().merge(X) == X
 
 
-def test_files_merge_value_by_value() -> None:
-    other = replace(
-        RANGES,
-        values={"x": Y, "s": Y},
-        origin="random, seed 0",
-        random=True,
-        untapped={"t": "its element type is not known"},
-        tool="0.2.0",
-    )
-
-    assert RANGES.merge(other) == replace(
-        RANGES,
-        values={"x": X.merge(Y), "loop/body:y": Y, "z": Range(), "s": Y},
-        batches=4,
-        origin="d.npz; random, seed 0",
-        random=True,
-        untapped={"t": "its element type is not known"},
-        tool="0.1.0; 0.2.0",
-    )
-
-
-@pytest.mark.parametrize(
-    ("changed", "fact"),
-    [
-        ({"to": "bfloat16"}, "type float16 and bfloat16"),
-        ({"graph": "c" * 64}, "graph aaaaaaaaaaaa and cccccccccccc"),
-        ({"weights": "c" * 64}, "weights bbbbbbbbbbbb and cccccccccccc"),
-    ],
-)
-def test_what_differs_is_not_merged(changed: dict[str, Any], fact: str) -> None:
-    with pytest.raises(EvidenceError) as refused:
-        RANGES.merge(replace(RANGES, **changed))
-
-    assert str(refused.value) == (
-        f"cannot merge ranges of different models or types: {fact}; calibrate again in one way"
-    )
-
-
 # -- the file ------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from amp_rewrite import DType, Feed, Model, ModelError, View, emulate
-from amp_rewrite.evidence.instrument.range_nodes import WIDTH, _ramp, merged, neutral, ranges
+from amp_rewrite.evidence.instrument.range_nodes import WIDTH, merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.casting import Fit
@@ -339,11 +339,3 @@ def test_new_names_avoid_those_of_the_model() -> None:
     x, z = np.float32([1]), np.float32([2])
 
     assert measured(view, {"tap_1": x, "tap__rows": z}) == {"tap_1": seen(x), "tap__rows": seen(z), "y": seen(x + z)}
-
-
-@pytest.mark.parametrize("bound", [1.0, 6e-8, 65504.0, 1e30])
-def test_a_ramp_is_one_above_its_bound_and_zero_up_to_it(bound: float) -> None:
-    bound = float(np.float32(bound))
-    slope, offset = _ramp(bound, bound) or (0.0, 0.0)
-    above = float(np.nextafter(np.float32(bound), np.float32(np.inf)))
-    assert [min(max(slope * x + offset, 0.0), 1.0) for x in (-bound, 0.0, bound, above)] == [0, 0, 0, 1]
