@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, FeedError, ModelError
 from amp_rewrite.evidence.conditions import casting_in_graph, drawing
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.guard import Guarded, guard
+from amp_rewrite.evidence.guard import guard
 from amp_rewrite.evidence.metric import MEASURES, MetricBound
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
@@ -42,6 +42,8 @@ _FREE = 16
 """Size of free dimensions whose name does not say what they are."""
 _MOST_INPUT = 1 << 28
 """Bytes of an input above which a conversion is not checked: what it declares may be a mistake."""
+_ROUNDS = 2
+"""Repairs at most; the second one starts from what the first one keeps."""
 _LIGHT = SessionOptions(optimized=False, planned=False, pooled=False, lean=True, spinning=False)
 """Options for one run: weights stay in their files, and no graph is optimized."""
 
@@ -49,59 +51,46 @@ Convert = Callable[[Request], tuple[Draft, Converted]]
 """A conversion of one model by a request, with its draft."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check. `batch`: the data, or keywords of `Feed.randomly`."""
+def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
+    """Return the conversion with its evidence; with ops kept float32 where the batch shows it wrong.
 
-    convert: Convert
-    batch: Feed | Mapping[str, Any]
-
-    def checked(self, request: Request) -> Converted:
-        """Return the conversion with its evidence; with ops kept float32 where the batch shows it wrong."""
-        draft, converted = self.convert(request)
-        if converted.plan.empty:
-            return converted
-        try:
-            reference = _Reference.of(draft, self.batch)
-            request.tell("check", 1, 2)
+    `batch`: the data, or keywords of `Feed.randomly`.
+    """
+    draft, converted = convert(request)
+    if converted.plan.empty:
+        return converted
+    try:
+        reference = _Reference.of(draft, batch)
+        request.tell("check", 1, 2)
+        rows = reference.rows(converted.result)
+        request.tell("check", 2, 2)
+        reference.check_comparable(rows, request.to)
+    except AmpRewriteError as why:
+        if isinstance(why, FeedError) and _asked(batch):
+            raise
+        return with_evidence(converted, Evidence(NONE, objection=str(why)))
+    if not any(map(_is_wrong, rows)):
+        return reference.judged(converted, rows, SMOKE)
+    found = list[str]()
+    for _ in range(_ROUNDS):
+        with suppress(ModelError):  # values inside of the model cannot be measured
+            ops = _blamed(draft, reference.feed, tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row))))
+            found += [pattern for op in ops if (pattern := exactly(draft.view.ops[op])) not in found]
+            draft, converted = convert(replace(request, keep=(*request.keep, *found)))
             rows = reference.rows(converted.result)
-            request.tell("check", 2, 2)
-            wrong = [row for row in rows if _is_wrong(row)]
-            if not wrong and all(row.difference.scaled is None for row in rows):
-                raise ModelError("no output of floats to compare")
-            if any(map(_is_off, wrong)) and not any(map(_is_lost, wrong)):
-                reference.check_stable(request.to)
-        except AmpRewriteError as why:
-            if isinstance(why, FeedError) and _asked(self.batch):
-                raise
-            return with_evidence(converted, Evidence(NONE, objection=str(why)))
-        return self._repaired(draft, converted, reference, rows) if wrong else reference.judged(converted, rows, SMOKE)
+        if not any(map(_is_wrong, rows)):
+            return reference.judged(converted, rows, REPAIRED, found)
+    return reference.judged(converted, rows, FAILED, found)
 
-    def _repaired(
-        self, draft: Draft, converted: Converted, reference: _Reference, rows: Sequence[OutputRow]
-    ) -> Converted:
-        """Keep ops float32, by name, until the result is right: those beyond the range, then those of a search."""
-        request, found = draft.request, list[str]()
-        for pins in (self._beyond, self._searched, self._searched):
-            outputs = tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row)))
-            if not outputs:
-                break
-            with suppress(ModelError):  # values inside of the model cannot be measured
-                ops = [draft.view.ops[op] for op in pins(draft, reference.feed, outputs) if op not in draft.lower]
-                found += [pattern for op in ops if (pattern := exactly(op)) not in found]
-                draft, converted = self.convert(replace(request, keep=(*request.keep, *found)))
-                rows = reference.rows(converted.result)
-        return reference.judged(converted, rows, FAILED if any(map(_is_wrong, rows)) else REPAIRED, found)
 
-    def _beyond(self, draft: Draft, feed: Feed, _outputs: tuple[str, ...]) -> Iterator[OpId]:
-        ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
-        guarded = guard(draft.view, draft.paint, ranges, saturate=draft.hazards.saturate)
-        yield from (pin.op for pin in guarded.pins)
-
-    def _searched(self, draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[OpId]:
-        ranges = calibrated(draft, feed, progress=_stage(draft, "calibrate"))
-        search = Search(draft, feed, _BY, ranges, Guarded(), BUDGET, draft.request.progress, outputs, CPU)
-        yield from (op for region in search.repaired().regions for op in region.ops)
+def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId]:
+    """Return the ops to keep float32 for these outputs: those beyond the range, then those of a search."""
+    progress = draft.request.progress
+    ranges = calibrated(draft, feed, progress=partial(draft.request.tell, "calibrate"))
+    guarded = guard(draft.view, draft.paint, ranges, saturate=draft.hazards.saturate)
+    repaired = Search(draft, feed, _BY, ranges, guarded, BUDGET, progress, outputs, CPU).repaired()
+    ops = (*(pin.op for pin in guarded.pins), *(op for region in repaired.regions for op in region.ops))
+    return [op for op in ops if op not in draft.lower]
 
 
 _BY = MetricBound(MEASURES["scaled"], WRONG)
@@ -137,8 +126,13 @@ class _Reference:
         """Return the differences of a conversion, emulated, in its floating outputs."""
         return self._compared(_run(emulate(casting_in_graph(result), io="float32"), self.feed))
 
-    def check_stable(self, to: DType) -> None:
-        """Raise ModelError if the reference itself gives other outputs once its inputs are rounded."""
+    def check_comparable(self, rows: Sequence[OutputRow], to: DType) -> None:
+        """Raise ModelError if no output is of floats, or the reference changes as much once its inputs are rounded."""
+        wrong = [row for row in rows if _is_wrong(row)]
+        if not wrong and all(row.difference.scaled is None for row in rows):
+            raise ModelError("no output of floats to compare")
+        if not any(map(_is_off, wrong)) or any(map(_is_lost, wrong)):
+            return
         rounded = ({name: _rounded(value, to) for name, value in batch.items()} for batch in self.feed)
         if any(_is_off(row) for row in self._compared(_run(self.model, rounded))):
             raise ModelError(
@@ -171,10 +165,6 @@ class _Reference:
         for number, (expected, results) in enumerate(zip(self.outputs, found, strict=True)):
             rows += rows_of((number, None), expected, results, expected, comparison)
         return rows
-
-
-def _stage(draft: Draft, name: str) -> Callable[[int, int], None]:
-    return partial(draft.request.tell, name)
 
 
 def _asked(batch: Feed | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -220,10 +220,10 @@ def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
             "batch 1 (b1.npz) has an array 'label', but the model's inputs are 'x', 'i'; rename it to 'i', or drop it",
         ),
         ({"x": X}, "batch 1 (b1.npz) lacks input 'i'; every batch needs 'x', 'i'"),
-        ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 (b1.npz) is int64, and the input takes float32; cast it with"
-         " .astype('float32')"),
-        ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 (b1.npz) has nan at [0, 0]; give finite numbers, or allow others"
-         " with allow_nonfinite=True"),
+        ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 (b1.npz) is int64, and the input takes float32; cast it"
+         " with .astype('float32')"),
+        ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 (b1.npz) has nan at [0, 0]; give finite numbers, or allow"
+         " others with allow_nonfinite=True"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_folder_is_named_by_its_file(
