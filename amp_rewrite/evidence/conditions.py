@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from onnx import NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
-from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.builder import new_cast
+from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
@@ -140,6 +142,24 @@ def name_of(model: object, default: str) -> str:
     return Path(path).name if path is not None else default
 
 
+def unrolled(feed: Feed, model: Model) -> Feed:
+    """Return a feed with the states of a float32 model in its batches, one batch for each run."""
+    back = feed.feedback
+    if back is None:
+        return feed
+    runner, names = Runner.open(model), list(dict(back.pairs))
+
+    def source() -> Iterator[Batch]:
+        states: dict[str, Any] = {}
+        for number, batch in enumerate(feed):
+            fed = batch if back.begins(number) else {**batch, **states}
+            yield fed
+            outputs = runner.run(fed, names)
+            states = {into: outputs[out] for out, into in back.pairs}
+
+    return replace(feed, feedback=None, _allow_nonfinite=True, _source=source, _count=len(feed), _mark=None)
+
+
 def low_types(model: Model) -> tuple[str, ...]:
     """Return the names of the low types in a model and in its local functions."""
     return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
@@ -170,21 +190,41 @@ def casting_in_graph(model: Model) -> Model:
     """Return the model with pending casts of weights as Cast nodes, if these give the same numbers.
 
     A pending cast must finish, with its result in memory or in a file, before the model opens; a node casts the weight
-    when it is needed. A Cast gives infinity where a pending cast saturates, so weights that saturate keep their pending
-    cast. O(bytes of weights to round), streamed.
+    when it is needed, and of a table the rows that are looked up. A Cast gives infinity where a pending cast saturates,
+    so weights that saturate keep their pending cast. O(bytes of weights to round), streamed.
     """
     proto = clone(model.proto)
     inputs = {v.name for v in proto.graph.input}
     names = inputs.union((t.name for t in proto.graph.initializer), *(node.output for node in proto.graph.node))
+    tables = _tables(proto.graph)
     casts: list[NodeProto] = []
+    behind: dict[str, NodeProto] = {}
     for tensor in proto.graph.initializer:
         stored = _stored(model, tensor) if tensor.name not in inputs else None
-        if stored is not None:
-            stored.name = claimed(stored.name, names)
-            casts.append(new_cast(stored.name, tensor.name, DType(tensor.data_type), name=f"{tensor.name}/cast"))
-            tensor.CopyFrom(stored)
-    refill(proto.graph, "node", [*casts, *proto.graph.node])
+        if stored is None:
+            continue
+        stored.name, to = claimed(stored.name, names), DType(tensor.data_type)
+        for gather in tables.get(tensor.name, ()):
+            gather.input[0], result = stored.name, gather.output[0]
+            gather.output[0] = claimed(f"{result}/stored", names)
+            behind[gather.output[0]] = new_cast(gather.output[0], result, to, name=f"{result}/cast")
+        if tensor.name not in tables:
+            casts.append(new_cast(stored.name, tensor.name, to, name=f"{tensor.name}/cast"))
+        tensor.CopyFrom(stored)
+    nodes = [part for node in proto.graph.node for part in (node, *filter(None, map(behind.get, node.output)))]
+    refill(proto.graph, "node", [*casts, *nodes])
     return replace(model, proto=proto)
+
+
+def _tables(graph: GraphProto) -> dict[str, list[NodeProto]]:
+    """Return the values that only Gather looks up, by name, with those nodes."""
+    gathers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        if (node.domain, node.op_type) == ("", "Gather"):
+            gathers.setdefault(node.input[0], []).append(node)
+    others = (node for node in graph.node if node.op_type != "Gather" or node.domain)
+    read = {*names_read(others), *(v.name for v in graph.output), *(n.input[1] for g in gathers.values() for n in g)}
+    return {name: nodes for name, nodes in gathers.items() if name not in read}
 
 
 def opening(model: Model) -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Unpack
 
@@ -23,9 +23,9 @@ from amp_rewrite.evidence.conditions import (
 )
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.data.feedback import state_pairs, words_of
 from amp_rewrite.evidence.data.sources import Data, nbytes
 from amp_rewrite.evidence.metric import Criterion, criterion
-from amp_rewrite.evidence.states import Stepped, state_pairs, words_of
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
@@ -206,6 +206,23 @@ class Side:
     @property
     def outputs(self) -> list[str]:
         return [port.name for port in self.runner.outputs]
+
+
+@dataclass
+class Stepped:
+    """The runs of one model, in the order of a feed; inputs take outputs of the run before, as the feedback says."""
+
+    feed: Feed
+    run: Callable[[int, Batch], Mapping[str, Any]]
+    _states: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, number: int, batch: Batch) -> Mapping[str, Any]:
+        back = self.feed.feedback
+        if back is None:
+            return self.run(number, batch)
+        outputs = self.run(number, batch if back.begins(number) else {**batch, **self._states})
+        self._states = {into: outputs[out] for out, into in back.pairs}
+        return outputs
 
 
 def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from amp_rewrite.errors import Finding, PolicyError
-from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.guard import Guarded
@@ -18,7 +18,6 @@ from amp_rewrite.evidence.instrument.errors import local_errors
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.search import BudgetSpent, minimal_set
-from amp_rewrite.evidence.states import unrolled
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource

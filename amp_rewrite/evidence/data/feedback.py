@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,46 @@ class Feedback:
                 )
             zeros[port.name] = np.zeros(known, port.dtype.numpy)
         return zeros
+
+
+_BEFORE = re.compile(
+    r"(?:past_key_values|past|previous|prev|initial|init|old)[._](.+)|(.+?)(?:[._](?:in|prev|past|old)|_?0)"
+)
+_AFTER = re.compile(r"(?:present|next|new|updated)[._](.+)|(.+?)(?:[._](?:out|next|new|n)|n|N)")
+"""Names of a state before and after a run; a group holds what is equal in both."""
+
+
+def state_pairs(model: Model) -> Mapping[str, str]:
+    """Return outputs by name, type and shape like the next value of an input, each with the input.
+
+    None if every input is one.
+    """
+    inputs, outputs = input_ports(model), output_ports(model)
+    fitting = {out.name: [into.name for into in inputs if fits(out, into)] for out in outputs}
+    if len(inputs) < 2 or not any(fitting.values()):
+        return {}
+    found: dict[str, str] = {}
+    for out, names in fitting.items():
+        named = [name for name in names if name not in found.values() and _cores(out, _AFTER) & _cores(name, _BEFORE)]
+        found |= {out: named[0]} if named else {}
+    return found if len(found) < len(inputs) else {}
+
+
+def _cores(name: str, words: re.Pattern[str]) -> set[str]:
+    match = words.fullmatch(name)
+    return {name, *filter(None, match.groups() if match else ())}
+
+
+def words_of(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the fewest words for the option: one with a * for pairs whose names end alike. `outputs`: of the model."""
+    words: dict[str, None] = {}
+    for out, into in pairs.items():
+        shared = len([*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(out), reversed(into), strict=False))])
+        end = re.search(r"[._/].*", out[len(out) - shared :])
+        star = f"{out.removesuffix(end[0])}*={into.removesuffix(end[0])}*" if end else ""
+        covered = dict(expanded(star, outputs)) if star else {}
+        words[star if len(covered) > 1 and covered.items() <= pairs.items() else f"{out}={into}"] = None
+    return tuple(words)
 
 
 def expanded(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
