@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,11 +33,9 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.rewrite.shift.plan import SKIP_NORMS
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
-from amp_rewrite.settings.choices import AUTO_OPSET, AUTO_SHIFT, KEEP_KEY, METADATA_KEY, NEEDS
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS
 from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 
@@ -159,42 +157,12 @@ def model_name(draft: Draft) -> str:
 
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, and the pins and findings that ranges imply for it; none without ranges.
-
-    It is shifted by the exponent that is asked for; `auto` shifts it only if that lowers more products, or as many, and
-    no other fused norms, with fewer ops and Casts.
-    """
+    """Return the draft, shifted if that is asked for, and the pins and findings of ranges; none without ranges."""
     if not is_shifted(draft.request, ranges):
         return draft, _guarded(draft, ranges, headroom)
-    from amp_rewrite.pipeline.shift import refusing, shift_draft, unshifted  # late: few shift
+    from amp_rewrite.pipeline.shift import chosen  # late: few shift
 
-    tried = shift_draft(draft, ranges, headroom)
-    moved, plain = tried.draft, tried.plain
-    pinned = _guarded(moved, tried.ranges, headroom)
-    if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
-        return moved, pinned
-    unmoved = _guarded(plain, ranges, headroom)
-    colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
-    gained = _compute_lowered(colorings[0]) - _compute_lowered(colorings[1])
-    norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
-    if gained > 0 or (gained == norms == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
-        return moved, pinned
-    rows = unshifted(moved.shifts, "a shift would neither lower more products nor save ops and Casts")
-    notes = (refusing(row.value, row.absmax, row.why) for row in rows)
-    return replace(plain, notes=(*plain.notes, *notes), shifts=(*plain.shifts, *rows)), unmoved
-
-
-def _compute_lowered(coloring: Coloring) -> int:
-    return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
-
-
-def _fused_norms(view: View, coloring: Coloring) -> int:
-    """Return the number of low norms that add first: a mean magnifies how such a sum of large values is rounded."""
-    return sum(view.ops[op].kind in SKIP_NORMS for op in {op for op, _ in coloring.low})
-
-
-def _nodes(draft: Draft, coloring: Coloring) -> int:
-    return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
+    return chosen(draft, ranges, headroom, partial(_guarded, headroom=headroom))
 
 
 def _guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> Guarded:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from amp_rewrite.decide.cast_plan import plan_casts
+from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.evidence.guard import is_low, overflowing, seen_ranges
+from amp_rewrite.evidence.guard import Guarded, is_low, overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.pipeline.draft import Draft, is_shifted
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.shift.emit import Shift, refusal, shift_view, shifted_by
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest, residual_plan
-from amp_rewrite.settings.choices import Target, check_headroom
+from amp_rewrite.rewrite.shift.plan import SKIP_NORMS, ShiftRequest, residual_plan
+from amp_rewrite.settings.choices import AUTO_SHIFT, Target, check_headroom
+from amp_rewrite.settings.list_entry import Color
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,51 @@ class ShiftOutcome:
     shift: Shift | None = None
 
 
+Guard = Callable[[Draft, Ranges | None], Guarded]
+"""What ranges imply for a draft."""
+
+
+def chosen(draft: Draft, ranges: Ranges | None, headroom: float, guarded: Guard) -> tuple[Draft, Guarded]:
+    """Return the draft, shifted by the exponent that is asked for, with its guard.
+
+    `auto` shifts it only if that lowers more products, or as many, and no other fused norms, with fewer ops and Casts.
+    """
+    tried = shift_draft(draft, ranges, headroom)
+    moved, plain = tried.draft, tried.plain
+    pinned = guarded(moved, tried.ranges)
+    if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
+        return moved, pinned
+    unmoved = guarded(plain, ranges)
+    colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
+    gained = _compute_lowered(colorings[0]) - _compute_lowered(colorings[1])
+    norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
+    if gained > 0 or (gained == norms == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
+        return moved, pinned
+    why = "a shift would neither lower more products nor save ops and Casts"
+    rows = tuple(
+        _unshifted(row.value, row.absmax, row.evidence, row.values, why) for row in moved.shifts if row.exponent
+    )
+    return _noted(plain, rows), unmoved
+
+
+def _compute_lowered(coloring: Coloring) -> int:
+    return sum(coloring.entries[op].color is Color.ALLOW for op in {op for op, _ in coloring.low})
+
+
+def _fused_norms(view: View, coloring: Coloring) -> int:
+    """Return the number of low norms that add first: a mean magnifies how such a sum of large values is rounded."""
+    return sum(view.ops[op].kind in SKIP_NORMS for op in {op for op, _ in coloring.low})
+
+
+def _nodes(draft: Draft, coloring: Coloring) -> int:
+    return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
+
+
 def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOutcome:
     """Return the draft with regions that overflow shifted, and ranges of its values; both as they are without any.
 
     Without ranges, only an exponent shifts: residual streams. Raise what `guard` raises.
     """
-    if not is_shifted(draft.request, ranges):
-        return ShiftOutcome(draft, draft, ranges)
     if ranges is None:
         return shifted_residuals(draft, headroom)
     check_headroom(headroom)
@@ -95,15 +136,28 @@ def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
 
 
 def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:
-    refused = tuple(refused_findings(wide.view, shift.plan))
-    rows = tuple(refused_rows(wide.view, shift.plan, evidence))
-    plain = replace(draft, notes=(*draft.notes, *refused), shifts=rows)
+    refused = [_unshifted(wide.view.value_name(r.value), r.absmax, evidence, 1, r.why) for r in shift.plan.refused]
+    plain = _noted(draft, refused)
     if shift.view is wide.view:
         return ShiftOutcome(plain, plain)
     regions = tuple(region_rows(wide.view, shift, evidence))
-    wide = replace(wide, notes=(*wide.notes, *refused), shifts=(*regions, *rows))
+    wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
     findings = tuple(shift_findings(wide.view, shift, seen, regions))
     return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, shift=shift)
+
+
+def _unshifted(value: str, absmax: float, evidence: str, values: int, why: str) -> ShiftRow:
+    room = DType.FLOAT16.max / absmax if absmax else 0.0
+    return ShiftRow(value, 0, evidence, values, absmax, room, room, why=why)
+
+
+def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
+    """Return the draft with rows and findings of values beyond the type that are not shifted."""
+    notes = (
+        Finding(UNSHIFTED, row.value, f"goes up to {row.absmax:g}; {row.why}: float32 as without a shift")
+        for row in rows
+    )
+    return replace(draft, notes=(*draft.notes, *notes), shifts=(*draft.shifts, *rows))
 
 
 # -- ranges of shifted values -----------------------------------------------------------------------------
@@ -167,34 +221,6 @@ def region_rows(view: View, shift: Shift, evidence: str) -> Iterator[ShiftRow]:
             kept,
             tuple(ends),
         )
-
-
-def refused_rows(view: View, plan: ShiftPlan, evidence: str) -> Iterator[ShiftRow]:
-    """Yield the row of each value beyond the type that is not shifted."""
-    for refused in plan.refused:
-        room = DType.FLOAT16.max / refused.absmax
-        name = view.value_name(refused.value)
-        yield ShiftRow(name, 0, evidence, 1, refused.absmax, room, room, why=refused.why)
-
-
-def unshifted(rows: Sequence[ShiftRow], why: str) -> tuple[ShiftRow, ...]:
-    """Return the rows of regions as those of values that are not shifted after all."""
-    return tuple(
-        ShiftRow(r.value, 0, r.evidence, r.values, r.absmax, r.headroom, r.headroom, why=why)
-        for r in rows
-        if r.exponent
-    )
-
-
-def refused_findings(view: View, plan: ShiftPlan) -> Iterator[Finding]:
-    """Yield a finding for each value beyond the type that is not shifted."""
-    for refused in plan.refused:
-        yield refusing(view.value_name(refused.value), refused.absmax, refused.why)
-
-
-def refusing(name: str, absmax: float, why: str) -> Finding:
-    """Return the finding about a value beyond the type that is not shifted."""
-    return Finding(UNSHIFTED, name, f"goes up to {absmax:g}; {why}: float32 as without a shift")
 
 
 def shift_findings(
