@@ -10,9 +10,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
-from amp_rewrite.reports.op_changes import BothModels, CastChange, Change
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.rows import CastChange, Change, Marked
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
@@ -39,13 +39,13 @@ class Delta(Result):
     Attributes:
         a: name of A.
         b: name of B.
-        changes: ops that differ.
+        changes: ops that differ, by kind.
         casts: Casts that differ.
         settings: name, value in A, value in B; they explain differences, but do not count as such.
         alike: number of ops that compute the same from the same ops.
         ops: number of ops of the larger model.
         unrelated: True if so few are alike that these are two models, not two versions of one.
-        sides: both models, op by op; None for a difference that was read or made by hand.
+        marked: model B with its changes, for a page; None for a difference that was made by hand.
     """
 
     a: str
@@ -56,7 +56,7 @@ class Delta(Result):
     alike: int = field(default=0, compare=False)
     ops: int = field(default=0, compare=False)
     unrelated: bool = field(default=False, compare=False)
-    sides: BothModels | None = field(default=None, compare=False)
+    marked: Marked | None = field(default=None, compare=False)
 
     @property
     def brief(self) -> str:
@@ -97,21 +97,12 @@ class Delta(Result):
         return any(_meant(change, wanted) for change in self.changes) or ("casts" in wanted and bool(self.casts))
 
     def figures(self) -> Sequence[Figure]:
-        """Return both models as graphs with the changes, and a table of these."""
-        from amp_rewrite.reports.page.linked_graphs import (  # late: few runs draw
-            NAME,
-            Places,
-            changes_figure,
-            linked_graphs,
-        )
+        """Return the changes as a table, and model B as a graph with its changes."""
+        from amp_rewrite.reports.page.changes import changes_figure, marked_graph  # late: few runs draw
 
-        names = ("kind", "title", "op", "types", "why")
-        rows = [dict(zip(names, cells, strict=True)) for cells in self._rows()]
-        places = self.sides.places(KINDS) if self.sides is not None else ()
-        table = changes_figure(rows, self.counts, self.settings, Places(NAME, places))
-        if self.sides is None:
-            return (table,)
-        return linked_graphs((f"A: {self.a}", f"B: {self.b}"), self.sides), table
+        graphs = () if self.marked is None else (marked_graph(self.marked, self.changes, self.b),)
+        vertices = () if self.marked is None else self.marked.vertices
+        return (changes_figure(list(self._rows()), self.counts, self.settings, vertices), *graphs)
 
     def summary(self) -> str:
         """Return one line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""
@@ -177,8 +168,8 @@ class Delta(Result):
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""
-        document = asdict(replace(self, sides=None)) | {"schema": 1, "counts": dict(self.counts)}
-        del document["sides"]
+        document = asdict(replace(self, marked=None)) | {"schema": 1, "counts": dict(self.counts)}
+        del document["marked"]
         document["differs"] = self.differs
         document["settings"] = {name: [a, b] for name, a, b in self.settings}
         return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.delta import KINDS, Delta
-from amp_rewrite.reports.match import crossed, matched, order, paired
-from amp_rewrite.reports.op_changes import BothModels, CastChange, Change, Matches, PlacedCast, PlacedChange
+from amp_rewrite.reports.match import RowGraph, matched, paired
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.row_graph import RowGraph
-from amp_rewrite.reports.rows import NO_ROW, CastRow, Row
+from amp_rewrite.reports.rows import NO_ROW, CastChange, CastRow, Change, Marked, PortRow, Row
 from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.request import STATED
 
@@ -24,6 +21,8 @@ _RELATED, _NAMESAKES = 0.25, 0.05
 """Share of the larger model's ops that two versions of one model have in common at least, and with equal names of
 inputs and outputs. Of the shipped models, 436 of 442 pairs of different architectures have less, and all 310 pairs of
 one and what a conversion made of it have more."""
+_Placed = tuple[Change, int | None]
+"""A change and its vertex in B: rows, then inputs, then outputs; None for what B lacks."""
 
 
 @gc_paused()
@@ -48,83 +47,63 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         >>> amp_rewrite.diff(a, b).differs
         True
     """
-    (a, view_a), (b, view_b) = report_and_view(a), report_and_view(b)
+    (a, _), (b, view) = report_and_view(a), report_and_view(b)
     mine, theirs = RowGraph(a), RowGraph(b)
-    pairs = matched(mine, theirs)
-    matches = Matches(pairs, paired(a.inputs, b.inputs), paired(a.outputs, b.outputs))
-    to_b = dict(pairs)
-    kept = {j for _, j in pairs}
-    changes, differing = list(_port_changes(a, b, matches)), set()
-    for i, j in pairs:
-        after = _reordered(b.rows[j], order(a.rows[i], mine.reads[i], theirs.reads[j], to_b))
-        if found := list(_changes(a.rows[i], after)):
-            changes += [PlacedChange(change, i, j) for change in found]
-            differing.add(j)
-    changes += _crossings(mine, theirs, matches)
-    changes += [PlacedChange(_one_sided("added", b.rows[j]), None, j) for j in theirs.live if j not in kept]
-    changes += [PlacedChange(_one_sided("removed", a.rows[i]), i, None) for i in mine.live if i not in to_b]
-    casts = tuple(_cast_changes(mine, theirs, to_b))
+    to_b = dict(matched(mine, theirs))
+    kept = set(to_b.values())
+    placed: list[_Placed] = [*_port_changes(a, b)]
+    placed += [(change, j) for i, j in to_b.items() for change in _changes(a.rows[i], b.rows[j])]
+    placed += [(_one_sided("added", b.rows[j]), j) for j in theirs.live if j not in kept]
+    placed += [(_one_sided("removed", a.rows[i]), None) for i in mine.live if i not in to_b]
+    placed.sort(key=lambda one: KINDS.index(one[0].kind))
+    casts = list(_cast_changes(mine, theirs, to_b))
     alike, ops = _alike(mine, theirs, to_b), max(len(mine.live), len(theirs.live))
     least = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
     return Delta(
         a.model.name,
         b.model.name,
-        tuple(placed.change for placed in changes),
-        tuple(placed.change for placed in casts),
+        tuple(change for change, _ in placed),
+        tuple(change for change, _ in casts),
         _settings(a, b),
         alike=alike,
         ops=ops,
         unrelated=ops >= _FEWEST and alike < least * ops,
-        sides=BothModels((a, b), (view_a, view_b), matches, tuple(changes), casts),
+        marked=Marked(b, view, [vertex for _, vertex in placed], [at for _, at in casts]),
     )
 
 
 def _alike(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> int:
-    return sum(
-        a.report.rows[i].key == b.report.rows[j].key
-        and [to_b.get(read, read) if read >= 0 else NO_ROW for read in a.reads[i]]
-        == [read if read >= 0 else NO_ROW for read in b.reads[j]]
-        for i, j in to_b.items()
-    )
+    """Return the number of ops that read the same ops in both."""
+    read = [[to_b.get(read, read) if read >= 0 else NO_ROW for read in a.reads[i]] for i in to_b]
+    also = [[read if read >= 0 else NO_ROW for read in b.reads[j]] for j in to_b.values()]
+    return sum(one == other for one, other in zip(read, also, strict=True))
 
 
 def _interface(report: Report) -> set[str]:
     return {port.name for port in (*report.inputs, *report.outputs)}
 
 
+# -- ops -----------------------------------------------------------------------------------------------------
+
 _Move = tuple[str, str, str]
 """Of what something changed, and its types before and after."""
 
 
 def _changes(before: Row, after: Row) -> Iterator[Change]:
-    if before[_COMPARED] == after[_COMPARED] and before.dtype == after.dtype and before.variables == after.variables:
-        return
+    """Yield one change of each kind: the first that was found."""
     moves = [*_main_moves(before, after), *_slot_moves(before, after)]
     types = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
-    kinds = dict(_attribute_moves(before, after)) | types
     former = before.path if before.path != after.path else ""
-    for kind in KINDS:
-        if kind in kinds:
-            variable, was, now = kinds[kind]
-            yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
-
-
-def _reordered(row: Row, places: Sequence[int] | None) -> Row:
-    if places is None or max(places, default=0) >= len(row.inputs) or places == sorted(places):
-        return row
-    via = {str(slot): row.via[str(place)] for slot, place in enumerate(places) if str(place) in row.via}
-    return row._replace(inputs=tuple(row.inputs[place] for place in places), via=via)
-
-
-_COMPARED = slice(Row._fields.index("inputs"), None)
+    for kind, (variable, was, now) in (dict(_attribute_moves(before, after)) | types).items():
+        yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
 
 
 def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
     """Yield the types of variables; the type of the op as a whole if the two share no variable."""
-    shared = [
-        (name, dtype, after.variables[name]) for name, dtype in before.variables.items() if name in after.variables
-    ]
-    yield from shared or [("", before.dtype, after.dtype)]
+    shared = [name for name in before.variables if name in after.variables]
+    yield from ((name, before.variables[name], after.variables[name]) for name in shared)
+    if not shared:
+        yield "", before.dtype, after.dtype
 
 
 def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
@@ -135,13 +114,9 @@ def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
     for side, mine, theirs in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
         for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
             if was and now and "unknown" not in was + now:
-                ways = [row.via.get(str(slot), "") if side == "input" else "" for row in (before, after)]
-                yield (f"{side} {slot}", _by_way(was, ways[0]), _by_way(now, ways[1]))
+                yield f"{side} {slot}", was, now
         if "::" in before.op and _ports(mine) != _ports(theirs):
-            yield (f"{side}s", ", ".join(mine), ", ".join(theirs))
-    for place in sorted({*before.via, *after.via}, key=int):
-        if int(place) >= len(before.inputs):  # what a body hands out
-            yield (f"input {place}", before.via.get(place, "exact"), after.via.get(place, "exact"))
+            yield f"{side}s", ", ".join(mine), ", ".join(theirs)
 
 
 def _ports(types: Collection[str]) -> list[bool]:
@@ -152,70 +127,22 @@ def _ports(types: Collection[str]) -> list[bool]:
     return there
 
 
-def _by_way(dtype: str, via: str) -> str:
-    return f"{dtype} via {via}" if via else dtype
-
-
 def _attribute_moves(before: Row, after: Row) -> Iterator[tuple[str, _Move]]:
     for name in sorted({*before.attributes, *after.attributes}, reverse=True):
         was, now = (row.attributes.get(name, "default") for row in (before, after))
         if was != now:
-            yield ("attribute", (name, was, now))
-
-
-def _port_changes(a: Report, b: Report, matches: Matches) -> Iterator[PlacedChange]:
-    """Yield the changes of the model's inputs and outputs."""
-    for what, mine, theirs, pairs, first in (
-        ("graph input", a.inputs, b.inputs, matches.inputs, (len(a.rows), len(b.rows))),
-        ("graph output", a.outputs, b.outputs, matches.outputs, (_first_output(a), _first_output(b))),
-    ):
-        for i, j in pairs:
-            was, now = _by_way(mine[i].dtype, mine[i].via), _by_way(theirs[j].dtype, theirs[j].via)
-            if was != now:
-                former = mine[i].name if mine[i].name != theirs[j].name else ""
-                change = Change(_kind(was, now), theirs[j].name, what, before=was, after=now, was=former)
-                yield PlacedChange(change, first[0] + i, first[1] + j)
-        for kind, ports, kept in (("added", theirs, {j for _, j in pairs}), ("removed", mine, {i for i, _ in pairs})):
-            for i, port in enumerate(ports):
-                if i not in kept and (port.reads or what == "graph output"):
-                    types = {"after": port.dtype} if kind == "added" else {"before": port.dtype}
-                    places = (None, first[1] + i) if kind == "added" else (first[0] + i, None)
-                    yield PlacedChange(Change(kind, port.name, what, **types), *places)
-
-
-def _first_output(report: Report) -> int:
-    return len(report.rows) + len(report.inputs)
+            yield "attribute", (name, was, now)
 
 
 _TYPE = re.compile(r"\w+")
 
 
 def _kind(was: str, now: str) -> str:
-    ranks = []
-    for text in (was, now):
-        types = _TYPE.findall(text.replace(" via ", " "))
-        ranks.append(min((_RANK.get(name, 0) for name in types if name in _RANK), default=0))
-    containers = [text.partition(" via ")[0].rpartition("(")[0] for text in (was, now)]
+    ranks = [min((_RANK[name] for name in _TYPE.findall(text) if name in _RANK), default=0) for text in (was, now)]
+    containers = [text.rpartition("(")[0] for text in (was, now)]
     if 0 in ranks or ranks[0] == ranks[1] or containers[0] != containers[1]:
         return "retyped"
     return "lowered" if ranks[1] < ranks[0] else "raised"
-
-
-def _crossings(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[PlacedChange]:
-    """Yield operands and outputs of the model that come from another op, which computes the same in other types."""
-    for i, j, place, source, other in crossed(a, b, matches):
-        row = b.report.rows[other]
-        for change in _changes(a.report.rows[source], row):
-            of = f"{row.op} {change.variable}".strip()
-            if place == NO_ROW:
-                first = _first_output(a.report), _first_output(b.report)
-                change = replace(change, name=b.outputs[j].name, op="graph output", scope="", variable=of, was="")
-                yield PlacedChange(change, first[0] + i, first[1] + j)
-            else:
-                reader = b.report.rows[j]
-                slot = f"input {place}: {of}"
-                change = replace(change, name=reader.path, op=reader.op, scope=reader.scope, variable=slot, was="")
-                yield PlacedChange(change, i, j)
 
 
 def _one_sided(kind: str, row: Row) -> Change:
@@ -223,7 +150,35 @@ def _one_sided(kind: str, row: Row) -> Change:
     return Change(kind, row.path, row.op, row.scope, why=row.why if kind == "added" else "", **types)
 
 
-def _cast_changes(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> Iterator[PlacedCast]:
+# -- inputs, outputs, casts, settings ------------------------------------------------------------------------
+
+
+def _port_changes(a: Report, b: Report) -> Iterator[_Placed]:
+    """Yield the changes of the model's inputs and outputs."""
+    first = len(b.rows)
+    for what, mine, theirs in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
+        pairs = paired(mine, theirs)
+        for i, j in pairs:
+            was, now = mine[i].dtype, theirs[j].dtype
+            if was != now:
+                former = mine[i].name if mine[i].name != theirs[j].name else ""
+                yield Change(_kind(was, now), theirs[j].name, what, before=was, after=now, was=former), first + j
+        kept = {i for i, _ in pairs}, {j for _, j in pairs}
+        for i, port in enumerate(mine):
+            if i not in kept[0] and _used(port, what):
+                yield Change("removed", port.name, what, before=port.dtype), None
+        for j, port in enumerate(theirs):
+            if j not in kept[1] and _used(port, what):
+                yield Change("added", port.name, what, after=port.dtype), first + j
+        first += len(theirs)
+
+
+def _used(port: PortRow, what: str) -> bool:
+    return bool(port.reads) or what == "graph output"
+
+
+def _cast_changes(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> Iterator[tuple[CastChange, int | None]]:
+    """Yield the casts that one model has alone, each with its position among those of B."""
     mine = _casts(a, {i: ("both", j) for i, j in to_b.items()})
     theirs = _casts(b, {j: ("both", j) for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
@@ -232,26 +187,16 @@ def _cast_changes(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> Iterator
     for sign, casts in (("+", extra), ("-", missing)):
         quiet = Counter(renamed)
         for place, cast in casts:
-            if quiet[loose := _types_of_loose(cast)] > 0:
-                quiet[loose] -= 1
+            if cast.after == NO_ROW and quiet[cast.from_, cast.to] > 0:
+                quiet[cast.from_, cast.to] -= 1
             else:
                 change = CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason)
-                yield PlacedCast(change, place)
+                yield change, place if sign == "+" else None
 
 
 def _loose(casts: Iterable[CastRow]) -> Counter[tuple[str, str]]:
-    """Return the types of casts of constants and inputs, which only their names tell apart.
-
-    Pairs of them are the same cast under another name: in which type a row reads, and through which, the row says.
-    """
-    return Counter(types for cast in casts if (types := _types_of_loose(cast)) != _NOT_LOOSE)
-
-
-_NOT_LOOSE = ("", "")
-
-
-def _types_of_loose(cast: CastRow) -> tuple[str, str]:
-    return (cast.from_, cast.to) if cast.after == NO_ROW else _NOT_LOOSE
+    """Return the types of casts of constants and inputs: pairs of them are one cast under two names."""
+    return Counter((cast.from_, cast.to) for cast in casts if cast.after == NO_ROW)
 
 
 def _casts(graph: RowGraph, identity: Mapping[int, Hashable]) -> dict[Hashable, list[tuple[int, CastRow]]]:

@@ -19,9 +19,9 @@ from fnmatch import fnmatchcase
 
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.op_classes import HEAVY
+from amp_rewrite.reports.match import RowGraph
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, PortRow, Row
 
 TYPES = tuple(DTYPES)

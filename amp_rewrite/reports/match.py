@@ -1,103 +1,132 @@
-"""Match the rows of two reports, although nodes were renamed, inserted or removed.
+"""Matching of two reports: a report as a graph of ops, and the pairs of ops that are the same in two of them.
 
-The evidence is: names, everything upstream of a row, everything downstream of it, up to the inputs and outputs of the
-model. The rules below weigh it, the strongest first; rows that none of them settles stay unmatched. Constants, copies
-and casts between floats do not count as ops: conversions add and remove them. Neither do ops from which no output is
-computed.
+Constants, copies and casts between floats are values here, not ops: conversions add and remove them. Neither do ops
+count from which no output is computed.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from itertools import count
 
-from amp_rewrite.ir.op_classes import COMMUTATIVE, QUANTIZERS
-from amp_rewrite.reports.op_changes import Matches
+from amp_rewrite.ir.op_classes import CASTS, COMMUTATIVE
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.row_graph import RowGraph
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, PortRow, Row
+from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, NO_ROW, PortRow, Row
 
 _ALIGNED = 4_000_000
 """Pairs of rows up to which the rest is aligned."""
-_Interned = defaultdict[Hashable, int]
-"""Numbers of shapes; a new one gets the next."""
+Pairs = Sequence[tuple[int, int]]
+"""Positions in A and in B of what is the same."""
 
 
-def match(a: Report, b: Report) -> tuple[tuple[int, int], ...]:
+# -- a report as a graph -------------------------------------------------------------------------------------
+
+
+def _passed_over(row: Row) -> bool:
+    """True for a constant, a copy, a cast between floats and one to the type that it reads."""
+    if row.op in ("Constant", "Identity"):
+        return True
+    if row.op not in CASTS or not row.inputs or not row.outputs:
+        return False
+    return row.inputs[0] == row.outputs[0] or {row.inputs[0], row.outputs[0]} <= FLOATING
+
+
+@dataclass(frozen=True)
+class RowGraph:
+    """A report as a graph of the ops that count. Sources are rows, `NO_ROW`, or inputs as in `PortRow.after`."""
+
+    report: Report
+
+    @cached_property
+    def _sources(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+        """By row the sources of its reads, and that of its result: of a row that is passed over, what it reads."""
+        fed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, port in enumerate(self.report.inputs):
+            for at, place in zip(port.reads[::2], port.reads[1::2], strict=True):
+                fed[at].append((place, FIRST_INPUT - number))
+        source: list[int] = []
+        reads: list[Sequence[int]] = []
+        for i, row in enumerate(self.report.rows):
+            own = [source[read] if read != NO_ROW else NO_ROW for read in row.reads]
+            most = len(row.inputs) + 2 * len(row.outputs) + 2
+            for place, number in fed.get(i, ()):
+                if place < most:
+                    own += [NO_ROW] * (place + 1 - len(own))
+                    own[place] = number
+            reads.append(own)
+            source.append((own[0] if own else NO_ROW) if _passed_over(row) else i)
+        return reads, source
+
+    @property
+    def reads(self) -> Sequence[Sequence[int]]:
+        """By row the sources of its reads."""
+        return self._sources[0]
+
+    def source(self, after: int) -> int:
+        """Return the source behind a position in `CastRow.after` or `PortRow.after`."""
+        return self._sources[1][after] if after >= 0 else after
+
+    @cached_property
+    def live(self) -> Sequence[int]:
+        """Rows of ops from which an output is computed; all ops of a report without outputs."""
+        rows, reads = self.report.rows, self.reads
+        alive = [not self.report.outputs] * len(rows)
+        for port in self.report.outputs:
+            if (source := self.source(port.after)) >= 0:
+                alive[source] = True
+        for i in range(len(rows) - 1, -1, -1):
+            for read in reads[i] if alive[i] else ():
+                if read >= 0:
+                    alive[read] = True
+        return [i for i, row in enumerate(rows) if alive[i] and not _passed_over(row)]
+
+
+# -- pairs ---------------------------------------------------------------------------------------------------
+
+
+def match(a: Report, b: Report) -> Pairs:
     """Return the pairs of equal ops (row of `a`, row of `b`), in the order of `b`. O(rows + reads), nearly."""
     return matched(RowGraph(a), RowGraph(b))
 
 
-def matched(a: RowGraph, b: RowGraph) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of rows of two reports, as `match` does."""
-    if a.report.rows == b.report.rows and (a.report.inputs, a.outputs) == (b.report.inputs, b.outputs):
-        return tuple(zip(a.live, b.live, strict=True))
-    inputs, outputs = (paired(*ports) for ports in ((a.report.inputs, b.report.inputs), (a.outputs, b.outputs)))
-    mine, theirs = _ReportSide(a, *_numbered(inputs, outputs, 0)), _ReportSide(b, *_numbered(inputs, outputs, 1))
-    interned = _Interned(count(1).__next__)
-    pairs = _Pairs(mine, theirs, a.live, b.live)
-    pairs.by(_WHOLE, _constants, interned)
-    for word in (_kind, _op):
-        for evidence in _EVIDENCE:
-            pairs.by(evidence, word, interned)
-    for word in (_kind, _op):
-        pairs.align(word)
-    return tuple(sorted(pairs.to_b.items(), key=lambda pair: pair[1]))
+def matched(a: RowGraph, b: RowGraph) -> Pairs:
+    """Return the pairs of rows of two reports, as `match` does.
 
-
-def crossed(a: RowGraph, b: RowGraph, matches: Matches) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield operands of matching ops computed alike by ops of other types.
-
-    Each is a pair of readers, the place in their reads, and the rows above it that differ first; an output of the model
-    is a reader at place `NO_ROW`, by its position. Ops whose operands commute read them in any order.
+    Rows pair by what they have in common, the strongest first: the name, the graph above up to the inputs, the graph
+    below down to the outputs. Names that exporters number shift when an op is inserted, so that one alone is weaker
+    than a whole graph. What is left between pairs is aligned in the order of the rows.
     """
-    to_b = dict(matches.rows)
-    operands = [(i, j, place, r, s) for i, j in matches.rows for place, r, s in _operands(a, b, i, j, to_b)]
-    outputs = ((i, j, a.source(a.outputs[i].after), b.source(b.outputs[j].after)) for i, j in matches.outputs)
-    operands += [(i, j, NO_ROW, r, s) for i, j, r, s in outputs]
-    moved = [
-        operand for operand in operands if operand[3] >= 0 and operand[4] >= 0 and to_b.get(operand[3]) != operand[4]
-    ]
-    if not moved:
-        return
-    interned = _Interned(count(1).__next__)
-    sides = [_ReportSide(graph, *_numbered(matches.inputs, matches.outputs, k)) for k, graph in enumerate((a, b))]
-    kinds, others = (side.up(_unquantized, interned) for side in sides)
-    exact, other_exact = (side.up(_types, interned) for side in sides)
-    for i, j, place, r, s in moved:
-        if kinds[r] == others[s] and exact[r] != other_exact[s]:
-            above: tuple[int, int] | None = (r, s)
-            while above is not None and _types(a.report.rows[r]) == _types(b.report.rows[s]):
-                r, s = above
-                reads = zip(a.reads[r], b.reads[s], strict=False)
-                above = next(((x, y) for x, y in reads if x >= 0 and y >= 0 and exact[x] != other_exact[y]), None)
-            yield i, j, place, r, s
+    interned: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
+    sides = tuple(
+        _facts(graph, inputs, outputs, interned)
+        for graph, inputs, outputs in zip(
+            (a, b),
+            _numbered(paired(a.report.inputs, b.report.inputs)),
+            _numbered(paired(a.report.outputs, b.report.outputs)),
+            strict=True,
+        )
+    )
+    to_b: dict[int, int] = {}
+    to_a: dict[int, int] = {}
+    for wanted in _EVIDENCE:
+        mine, theirs = (
+            _grouped((i for i in graph.live if i not in known), facts, wanted)
+            for graph, facts, known in zip((a, b), sides, (to_b, to_a), strict=True)
+        )
+        for key, group in mine.items():
+            others = theirs.get(key, ())
+            if len(group) == len(others):  # several alike are in one order on both sides
+                to_b.update(zip(group, others, strict=True))
+                to_a.update(zip(others, group, strict=True))
+    _align(a, b, to_b, to_a)
+    return tuple(sorted(to_b.items(), key=lambda pair: pair[1]))
 
 
-def _operands(a: RowGraph, b: RowGraph, i: int, j: int, to_b: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the operands of a pair of ops, place by place; none for a pair that commutes and reads the same."""
-    mine, theirs = a.reads[i], b.reads[j]
-    if order(a.report.rows[i], mine, theirs, to_b) is None:
-        yield from ((place, r, s) for place, (r, s) in enumerate(zip(mine, theirs, strict=False)))
-
-
-def order(row: Row, mine: Sequence[int], theirs: Sequence[int], to_b: Mapping[int, int]) -> list[int] | None:
-    """Return the order of a commuting op's operands in its pair; None for other operands."""
-    if row.op not in COMMUTATIVE:
-        return None
-    mine, theirs = ([*reads, *[NO_ROW] * (len(row.inputs) - len(reads))] for reads in (mine, theirs))
-    wanted = [to_b.get(read, read) for read in mine]
-    places = sorted(range(len(theirs)), key=theirs.__getitem__)
-    ranked = sorted(range(len(wanted)), key=wanted.__getitem__)
-    if sorted(wanted) != [theirs[place] for place in places]:
-        return None
-    return [place for _, place in sorted(zip(ranked, places, strict=True))]
-
-
-def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> tuple[tuple[int, int], ...]:
+def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> Pairs:
     """Return the positions of equal inputs, or outputs: by name, then the others in order."""
     places = {port.name: j for j, port in enumerate(b)}
     named = [(i, places[port.name]) for i, port in enumerate(a) if port.name in places]
@@ -106,178 +135,75 @@ def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> tuple[tuple[int, int],
     return (*named, *zip(*rest, strict=False))
 
 
-def _numbered(
-    inputs: Iterable[tuple[int, int]], outputs: Iterable[tuple[int, int]], side: int
-) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    return tuple({pair[side]: number for number, pair in enumerate(pairs)} for pairs in (inputs, outputs))  # type: ignore[return-value]
+def _numbered(pairs: Pairs) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    return {i: number for number, (i, _) in enumerate(pairs)}, {j: number for number, (_, j) in enumerate(pairs)}
 
 
-Word = Callable[[Row], Hashable]
-"""The part of a row that stands for it in the shape of a graph."""
-
-
-@dataclass(frozen=True)
-class _ReportSide:
-    """One report, with the numbers of its inputs and outputs that both reports have."""
-
-    graph: RowGraph
-    inputs: Mapping[int, int]
-    outputs: Mapping[int, int]
-    _shapes: dict[tuple[str, Word], list[int]] = field(default_factory=dict, repr=False)
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.graph.report.rows
-
-    def up(self, word: Word, interned: _Interned) -> Sequence[int]:
-        """Return the shape of the graph above each row, with a word for each op.
-
-        Equal numbers stand for equal shapes, across both sides: subgraphs are interned, not hashed. An op of no word
-        has the shape of what it reads.
-        """
-        if ("up", word) not in self._shapes:
-            rows, reads = self.rows, self.graph.reads
-            up = self._shapes["up", word] = [0] * len(rows)
-            for i in self.graph.live:
-                above = [up[read] if read >= 0 else self._entry(read) for read in reads[i]]
-                if rows[i].op in COMMUTATIVE:
-                    above.sort()
-                name = word(rows[i])
-                up[i] = interned["up", name, *above] if name or not above else above[0]
-        return self._shapes["up", word]
-
-    def down(self, word: Word, interned: _Interned) -> Sequence[int]:
-        """Return the shape of the graph below each row, as `up` does."""
-        if ("down", word) not in self._shapes:
-            rows, readers_of, leaves = self.rows, self.graph.readers, self._leaves()
-            down = self._shapes["down", word] = [0] * len(rows)
-            for i in reversed(self.graph.live):
-                below = [(0 if rows[r].op in COMMUTATIVE else place, down[r]) for place, r in readers_of[i]]
-                if i in leaves:
-                    below += leaves[i]
-                if len(below) > 1:
-                    below.sort()
-                down[i] = interned["down", word(rows[i]), *below]
-        return self._shapes["down", word]
-
-    def _leaves(self) -> Mapping[int, Sequence[tuple[int, int]]]:
-        leaves: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place, port in enumerate(self.graph.outputs):
-            if place in self.outputs:
-                leaves[self.graph.source(port.after)].append((NO_ROW, self.outputs[place]))
-        return leaves
-
-    def _entry(self, read: int) -> int:
-        number = self.inputs.get(FIRST_INPUT - read) if read != NO_ROW else None
-        return NO_ROW if number is None else FIRST_INPUT - number
-
-
-def _kind(row: Row) -> str:
-    """Return the key of a row; the op where the key only says in which slots constants are."""
-    return row.op if row.constants and row.op in COMMUTATIVE else row.key or row.op
-
-
-def _unquantized(row: Row) -> str:
-    """Return the op of a row; no word for one that quantizes a value, or reads a quantized one."""
-    return "" if row.op in QUANTIZERS else row.op
-
-
-def _op(row: Row) -> str:
-    return row.op
-
-
-def _constants(row: Row) -> Hashable:
-    return _kind(row), row.constants
-
-
-def _types(row: Row) -> Hashable:
-    return row.op, row.dtype, row.inputs, row.outputs, tuple(row.via.items()), tuple(row.attributes.items())
-
-
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """The facts that two rows must share: the name, the graph above, the graph below."""
-
-    named: bool = False
-    up: bool = False
-    down: bool = False
-
-
-_WHOLE = _Evidence(up=True, down=True)
-# Names that exporters number shift when an op is inserted: one alone is weaker than a whole subgraph.
+_NAME, _CONSTANTS, _UP, _DOWN = range(4)
 _EVIDENCE = (
-    _Evidence(named=True, up=True, down=True),
-    _WHOLE,
-    _Evidence(named=True, up=True),
-    _Evidence(named=True, down=True),
-    _Evidence(down=True),
-    _Evidence(up=True),
-    _Evidence(named=True),
+    (_CONSTANTS, _UP, _DOWN),
+    (_NAME, _UP, _DOWN),
+    (_UP, _DOWN),
+    (_NAME, _UP),
+    (_NAME, _DOWN),
+    (_DOWN,),
+    (_UP,),
+    (_NAME,),
 )
+"""What rows have in common to pair, the strongest first."""
+_Facts = Sequence[Hashable]
 
 
-@dataclass
-class _Pairs:
-    """Pairs so far."""
+def _facts(
+    graph: RowGraph, inputs: Mapping[int, int], outputs: Mapping[int, int], interned: defaultdict[Hashable, int]
+) -> Sequence[_Facts]:
+    """Return name, names of constants, and the graphs above and below of each row; equal numbers are equal graphs.
 
-    a: _ReportSide
-    b: _ReportSide
-    left_a: Sequence[int]
-    left_b: Sequence[int]
-    to_b: dict[int, int] = field(default_factory=dict)
-    to_a: dict[int, int] = field(default_factory=dict)
-
-    def join(self, i: int, j: int) -> None:
-        self.to_b[i] = j
-        self.to_a[j] = i
-
-    def join_all(self, mine: Sequence[int], theirs: Sequence[int]) -> None:
-        """Join rows in order, if there are as many on both sides."""
-        if len(mine) == len(theirs):
-            for i, j in zip(mine, theirs, strict=True):
-                self.join(i, j)
-
-    def by(self, evidence: _Evidence, word: Word, interned: _Interned) -> None:
-        """Join unmatched rows by shared evidence, in order, if both sides have as many."""
-        self._forget_matched()
-        if not (self.left_a and self.left_b):
-            return
-        mine = _grouped(self.a, self.left_a, evidence, word, interned)
-        theirs = _grouped(self.b, self.left_b, evidence, word, interned)
-        for key, group in mine.items():
-            self.join_all(group, theirs.get(key, ()))
-
-    def _forget_matched(self) -> None:
-        self.left_a = [i for i in self.left_a if i not in self.to_b]
-        self.left_b = [j for j in self.left_b if j not in self.to_a]
-
-    def align(self, word: Word) -> None:
-        """Join rows between pairs in the same order, by longest common runs of words."""
-        self._forget_matched()
-        if len(self.left_a) * len(self.left_b) > _ALIGNED:
-            return
-        mine = [self.to_b.get(i, word(self.a.rows[i])) for i in self.a.graph.live]
-        theirs = [j if j in self.to_a else word(self.b.rows[j]) for j in self.b.graph.live]
-        for block in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
-            for at, other in zip(
-                range(block.a, block.a + block.size), range(block.b, block.b + block.size), strict=True
-            ):
-                i, j = self.a.graph.live[at], self.b.graph.live[other]
-                if i not in self.to_b and j not in self.to_a:
-                    self.join(i, j)
+    `inputs` and `outputs`: the numbers of those that both reports have.
+    """
+    rows, reads, live = graph.report.rows, graph.reads, graph.live
+    up, down = [0] * len(rows), [0] * len(rows)
+    for i in live:
+        above = [up[read] if read >= 0 else _entry(read, inputs) for read in reads[i]]
+        if rows[i].op in COMMUTATIVE:
+            above = sorted(number for number in above if number != NO_ROW)
+        up[i] = interned["up", rows[i].op, *above]
+    below: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for place, port in enumerate(graph.report.outputs):
+        if place in outputs:
+            below[graph.source(port.after)].append((NO_ROW, outputs[place]))
+    for i in reversed(live):
+        down[i] = interned["down", rows[i].op, *sorted(below[i])]
+        for place, read in enumerate(reads[i]):
+            if read >= 0:
+                below[read].append((0 if rows[i].op in COMMUTATIVE else place, down[i]))
+    names = ((row.scope, row.name, row.op) if row.named else None for row in rows)
+    return list(zip(names, ((row.op, row.constants) for row in rows), up, down, strict=True))
 
 
-def _grouped(
-    side: _ReportSide, left: Iterable[int], evidence: _Evidence, word: Word, interned: _Interned
-) -> dict[Hashable, list[int]]:
-    """Return rows by the facts of some evidence; rows without the name that it needs are left out."""
-    rows = side.rows
-    shapes = [side.up(word, interned)] * evidence.up + [side.down(word, interned)] * evidence.down
-    groups: dict[Hashable, list[int]] = defaultdict(list)
+def _entry(read: int, inputs: Mapping[int, int]) -> int:
+    number = inputs.get(FIRST_INPUT - read) if read != NO_ROW else None
+    return NO_ROW if number is None else FIRST_INPUT - number
+
+
+def _grouped(left: Iterable[int], facts: Sequence[_Facts], wanted: Iterable[int]) -> dict[_Facts, list[int]]:
+    """Return rows by some of their facts; rows without one of them are left out."""
+    groups: dict[_Facts, list[int]] = defaultdict(list)
     for i in left:
-        row = rows[i]
-        if not evidence.named:
-            groups[tuple([shape[i] for shape in shapes])].append(i)
-        elif row.named:
-            groups[(row.scope, row.name, row.op, *[shape[i] for shape in shapes])].append(i)
+        key = tuple([facts[i][fact] for fact in wanted])
+        if None not in key:
+            groups[key].append(i)
     return groups
+
+
+def _align(a: RowGraph, b: RowGraph, to_b: dict[int, int], to_a: dict[int, int]) -> None:
+    """Pair rows between pairs in the same order, by longest common runs of ops."""
+    left = [sum(i not in known for i in graph.live) for graph, known in ((a, to_b), (b, to_a))]
+    if not 0 < left[0] * left[1] <= _ALIGNED:
+        return
+    mine = [to_b.get(i, a.report.rows[i].op) for i in a.live]
+    theirs = [j if j in to_a else b.report.rows[j].op for j in b.live]
+    for start, other, size in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
+        for i, j in zip(a.live[start : start + size], b.live[other : other + size], strict=True):
+            if i not in to_b and j not in to_a:
+                to_b[i], to_a[j] = j, i

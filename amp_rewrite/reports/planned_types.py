@@ -107,13 +107,6 @@ class PlannedTypes:
             return self.made[value]
         return retyped(self.view.types[value], self._painted(made_variable(self.view, value)))
 
-    def home(self, op: Op) -> DType | None:
-        """Return the type of an op's first result, also of a dropped Cast."""
-        result = op.outputs[0]
-        if result is None:
-            return None
-        return self._painted(made_variable(self.view, result)) or self.view.dtype(result)
-
     @cached_property
     def _baked(self) -> Mapping[ValueId, DType]:
         bakes = self.plan.bakes if self.plan else ()

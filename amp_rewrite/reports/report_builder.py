@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
-from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
-from onnx import TypeProto, ValueInfoProto
+from onnx import TypeProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
@@ -21,14 +20,13 @@ from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.op_classes import HEAVY, INTEGER, QUANTIZERS
+from amp_rewrite.ir.op_classes import HEAVY, INTEGER
 from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
-from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
-from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.reports.attributes import NONE, Shape, counting, granularity, key_of, plain, spell_type
-from amp_rewrite.reports.lineage import Lineage, Roundings
-from amp_rewrite.reports.planned_types import PlannedTypes, RowTypes, retyped, spell
+from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.reports.attributes import NONE, counting, spell_type
+from amp_rewrite.reports.lineage import Lineage
+from amp_rewrite.reports.planned_types import PlannedTypes, retyped, spell
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.rewrite.passes.inline import inlined
@@ -108,9 +106,8 @@ def _last_part(path: str) -> str:
     return PureWindowsPath(PurePosixPath(path).name).name
 
 
-_Traits = tuple[str, tuple[int, ...], Mapping[str, str], Mapping[str, str], str]
-"""Key, reads, via, attributes and constants of a row."""
-_NO_SHAPES: Mapping[int, Shape] = MappingProxyType({})
+_Traits = tuple[tuple[int, ...], Mapping[str, str], str]
+"""Reads, attributes and constants of a row."""
 
 
 @dataclass(frozen=True)
@@ -147,51 +144,28 @@ class _ReportBuilder:
             reason,
             looks.inputs,
             looks.outputs,
-            *self._traits(op, looks),
+            *self._traits(op),
         )
 
     @cached_property
     def _lineage(self) -> Lineage:
         return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
-    def _traits(self, op: Op, looks: RowTypes) -> _Traits:
-        """Return the last fields of a row. Few ops have attributes, constants of another type, or bodies."""
-        read, reads, via, shapes, names = looks.inputs, list[int](), NONE, _NO_SHAPES, ""
-        shape_of, row_of, rounded = self._lineage.shapes, self._lineage.rows, self._roundings.paths
-        for slot, value in enumerate(op.inputs):
-            if value is None:
-                reads.append(NO_ROW)
-                continue
-            reads.append(row_of[value])
-            shape = shape_of[value]
-            if shape is not None:
-                shapes = {**shapes, slot: shape}
-                names += f"{self.view.values[self._lineage.source[value]].name}\0"
-            if (shape is not None or value in rounded) and (types := self._roundings.via(value, read[slot])):
-                via = {**via, str(slot): types}
-        for body in op.bodies:
-            for value in self.view.scopes[body].outputs:
-                if types := self._roundings.via(value, spell(self.view.types[value])):
-                    via = {**via, str(len(reads)): types}
-                reads.append(row_of[value])
+    def _traits(self, op: Op) -> _Traits:
+        """Return the last fields of a row. Few ops have attributes or bodies."""
+        reads, names, row_of = list[int](), "", self._lineage.rows
+        for value in op.inputs:
+            reads.append(NO_ROW if value is None else row_of[value])
+            if value is not None and self.view.values[source := self._lineage.source[value]].tensor is not None:
+                names += f"{self.view.values[source].name}\0"
+        reads += [row_of[value] for body in op.bodies for value in self.view.scopes[body].outputs]
         while reads and reads[-1] == NO_ROW:
             reads.pop()
-        stated = () if self.plan and op.id in self.plan.identities else plain(op.node)
+        stated = () if self.plan and op.id in self.plan.identities else op.node.attribute
         attributes = counting(op.domain, op.signature, stated) if stated else NONE
         if attributes and self.plan and op.id in self.plan.widened:
             attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
-        if (shapes or op.kind in QUANTIZERS) and (
-            grains := granularity(self.view, op, stated, (*read, *looks.outputs), shapes)
-        ):
-            attributes = {**attributes, **grains}
-        constants = f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
-        return key_of(self._kind(op), stated, shapes), tuple(reads), via, attributes, constants
-
-    @cached_property
-    def _roundings(self) -> Roundings:
-        bakes = self.plan.bakes if self.plan else ()
-        baked = frozenset((bake.value, bake.to.spelling) for bake in bakes if bake.keeps_original)
-        return Roundings(self.view, self._types.made, self._types.home, baked)
+        return tuple(reads), attributes, f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
 
     def _kind(self, op: Op) -> str:
         return "Identity" if self.plan and op.id in self.plan.identities else op.kind
@@ -216,7 +190,7 @@ class _ReportBuilder:
             made_by = self.view.producer(source)
             slot = made_by.outputs.index(source) if made_by and after != NO_ROW else 0
             after = FIRST_INPUT - places[source] if source in places else after
-            yield PortRow(formal.name, dtype, after, slot, self._roundings.via(value, dtype))
+            yield PortRow(formal.name, dtype, after, slot)
 
     def _port(self, known: ValueType | None, declared: TypeProto | None) -> str:
         if declared is not None and (known is None or known.dtype is None):
@@ -254,7 +228,6 @@ class _ReportBuilder:
 
     def _cast(self, value: ValueId, before: DType | None, to: DType | None, **facts: Any) -> CastRow:
         """Return the row of a Cast; `facts`: its other fields."""
-        elements = self._elements(value)
         source = self._lineage.source[value]
         made_by = self.view.producer(source)
         return CastRow(
@@ -262,22 +235,15 @@ class _ReportBuilder:
             from_=before.spelling if before else "unknown",
             to=to.spelling if to else "unknown",
             scope=self.view.scopes[self.view.values[value].scope].path,
-            size=to.nbytes(elements) if to and elements is not None else None,
+            size=to.nbytes(min(self._sizes.size(value), _MOST)) if to else None,
             after=self._lineage.rows[value],
             slot=made_by.outputs.index(source) if made_by else 0,
             **facts,
         )
 
-    def _elements(self, value: ValueId) -> int | None:
-        known = self.view.values[value]
-        return prod(known.tensor.dims) if known.tensor is not None else self._stated.get((known.scope, known.name))
-
     @cached_property
-    def _stated(self) -> Mapping[tuple[ScopeId, str], int]:
-        """Element counts that graphs state, for values whose whole shape is known."""
-        graphs = ((scope.id, scope.graph) for scope in self.view.scopes)
-        stated = ((at, v) for at, graph in graphs for v in (*graph.value_info, *graph.input, *graph.output))
-        return {(at, v.name): elements for at, v in stated if (elements := _count(v)) is not None}
+    def _sizes(self) -> Sizes:
+        return Sizes(self.view)
 
     def bakes(self) -> Iterator[BakeRow]:
         for bake in self.plan.bakes if self.plan else ():
@@ -317,8 +283,8 @@ class _ReportBuilder:
         integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
         floats = [row for row in rows if _floating(row)]
         computing = [at for at, row in enumerate(rows) if _floating(row) and _computes(row) and at not in integer]
-        compute, sizes = [rows[at] for at in computing], Sizes(self.view)
-        flops = [min(round(sizes.flops(self.view.ops[at])), _MOST_FLOPS) for at in computing]
+        compute = [rows[at] for at in computing]
+        flops = [min(round(self._sizes.flops(self.view.ops[at])), _MOST) for at in computing]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)
@@ -347,8 +313,8 @@ class _ReportBuilder:
         )
 
 
-_MOST_FLOPS = 1 << 48
-"""Operations of an op; more are no measure, but hostile dimensions."""
+_MOST = 1 << 48
+"""Operations of an op, or elements of a value; more are not a measure, but hostile dimensions."""
 _COLORS = {color: color.value for color in Color}
 
 
@@ -358,9 +324,3 @@ def _floating(row: Row) -> bool:
 
 def _computes(row: Row) -> bool:
     return row.color == _COLORS[Color.ALLOW] if row.color else row.op in HEAVY
-
-
-def _count(stated: ValueInfoProto) -> int | None:
-    dims = declared_dims(stated)
-    sizes = [d for d in dims or () if isinstance(d, int)]
-    return prod(sizes) if dims is not None and len(sizes) == len(dims) else None

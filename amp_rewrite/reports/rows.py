@@ -1,17 +1,20 @@
-"""The rows of a report: plain data about the model, its ops, casts and weights."""
+"""Rows of a report: plain data about the model, its ops, casts and weights, and about what changed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PatternError, advice
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.settings.request import STATED
+
+if TYPE_CHECKING:
+    from amp_rewrite.ir.view import View
 
 SCHEMA = 1
 """Version of the form."""
@@ -60,15 +63,10 @@ class Row(NamedTuple):
 
     `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds
     every floating variable. `because` is the name of the op that caused the decision, `because_row` its row.
-    `source` and `reason` are the list entry's. `key` identifies the op by its kind, attributes and weight
-    shapes, whatever its name and types. `reads` gives, input by input, the position of the row that computes
+    `source` and `reason` are the list entry's. `reads` gives, input by input, the position of the row that computes
     it, looking through casts between floats and past constants; what the bodies of an If, Loop or Scan hand
-    out follows at the end.
-
-    `via` gives, by position in `reads`, the types to which Casts round a value on its way to the op, but for the type
-    that the op reads: {"0": "float16"} beside inputs of float32. For a constant this includes the type it is stored in.
-    `attributes` are those that say how the op computes, without defaults (`reports.attributes`). `constants` is a
-    digest of the names of the constants that the op reads.
+    out follows at the end. `attributes` are those that say how the op computes, without defaults
+    (`reports.attributes`). `constants` is a digest of the names of the constants that the op reads.
     """
 
     name: Name
@@ -87,9 +85,7 @@ class Row(NamedTuple):
     reason: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    key: str = ""
     reads: tuple[int, ...] = ()
-    via: Mapping[str, str] = {}
     attributes: Mapping[str, str] = {}
     constants: str = ""
 
@@ -110,8 +106,8 @@ class CastRow(NamedTuple):
 
     `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
     model itself that is gone). `after` is the row that computes the value, looking through casts, and `slot`
-    its output. `size` is in bytes as written, None where the shape is not known. `dead`: no output of the model is
-    computed from it.
+    its output. `size` is in bytes as written, with free dimensions as 128; None for an unknown type. `dead`: no output
+    of the model is computed from it.
     """
 
     value: Name
@@ -131,15 +127,14 @@ class PortRow(NamedTuple):
     """An input or output of the model. `dtype` is its type in full: "float16", "seq(map(int64, float32))".
 
     Of an output, `after` is the row that computes it, looking through casts, or `FIRST_INPUT` and below for an input of
-    the model; `slot` is that row's output, `via` the types to which casts round it on its way, as in `Row.via`. Of an
-    input, `reads` lists its readers, looking through casts: row and position in its reads, in turn.
+    the model; `slot` is that row's output. Of an input, `reads` lists its readers, looking through casts: row and
+    position in its reads, in turn.
     """
 
     name: Name
     dtype: str
     after: Position = NO_ROW
     slot: int = 0
-    via: str = ""
     reads: tuple[int, ...] = ()
 
 
@@ -274,3 +269,63 @@ _TEXTS: dict[str, Callable[[Row], tuple[str, ...]]] = {
     "scope": lambda row: (row.path.replace(".", "/").lstrip("/"),),
 }
 """Texts of a row that a term of a pattern may match, by its key."""
+
+
+# -- differences ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One op that differs, or one input or output of the model, whose `op` is "graph input" or "graph output".
+
+    `name` is the one in B, or the one in A of an op that was removed; `was` is the name in A if that differs. `before`
+    and `after` are element types, empty where the op is absent, or the values of an attribute. `variable` says of what:
+    a type variable, "input 0", "output 1" or an attribute; empty for the op as a whole. `why` is the rule behind the
+    type in B.
+    """
+
+    kind: str
+    name: str
+    op: str
+    scope: str = ""
+    before: str = ""
+    after: str = ""
+    variable: str = ""
+    was: str = ""
+    why: str = ""
+
+    @property
+    def types(self) -> str:
+        """ "float32 → float16", or the one type that there is."""
+        return " → ".join(filter(None, (self.before, self.after)))
+
+    @property
+    def title(self) -> str:
+        """Name, with the former one."""
+        return f"{self.name} (was {self.was})" if self.was else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class CastChange:
+    """A cast that only one of the two has: `sign` is "+" for B, "-" for A."""
+
+    sign: str
+    value: str
+    before: str
+    after: str
+    scope: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Marked:
+    """Model B of a difference, and where its changes stand in it.
+
+    `vertices` follow the changes: the number of the row, then those of the inputs and outputs; None for what was
+    removed. `casts` follow the changes of casts: the position among the Casts of the report; None for one of A.
+    """
+
+    report: ReportData
+    view: View | None = None
+    vertices: Sequence[int | None] = ()
+    casts: Sequence[int | None] = ()

@@ -28,9 +28,9 @@ from amp_rewrite.ir.op_classes import HEAVY, QUANTIZERS
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.reports.match import RowGraph
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.reports.report_builder import inventory_view, report_of
-from amp_rewrite.reports.row_graph import RowGraph
 from amp_rewrite.reports.rows import FLOATING, Totals
 from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels, load_webgpu_kernels

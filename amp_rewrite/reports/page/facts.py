@@ -1,37 +1,32 @@
-"""Facts of a model that its report does not hold: modules and operations of ops, bytes of Casts, shapes of inputs."""
+"""Facts of a model beyond its report: modules and operations of ops, shapes of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from onnx import NodeProto
 
 from amp_rewrite.decide.sizes import Sizes
-from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.reports.rows import DTYPES, CastRow, ReportData
+from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _NAMESPACE = "namespace"
 _LONGEST = 4096
 """Characters of metadata that are read; more are not the modules of an op."""
-_MOST = 10**18
-"""Elements of a value; more are no measure, but hostile dims."""
 _INPUTS = 4
 """Inputs whose shapes are stated."""
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Facts of the ops of a report, by row. `view` is the model whose ops they are."""
+    """Facts of the ops of a model, by row."""
 
     view: View
-    report: ReportData
-    _sizes: Sizes = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_sizes", Sizes(self.view))
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return Sizes(self.view)
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
@@ -50,20 +45,6 @@ class RowFacts:
         stated = [(self.view.value_name(v), "×".join(map(str, self._sizes.shape(v))) or "scalar") for v in inputs]
         more = [f"{len(stated) - _INPUTS} more"] if len(stated) > _INPUTS else []
         return "with " + ", ".join([f"{name} {shape}" for name, shape in stated[:_INPUTS]] + more) if stated else ""
-
-    def cast_bytes(self, cast: CastRow) -> int | None:
-        """Return the bytes moved by a Cast; None for unknown types."""
-        value = self._values.get((cast.scope, cast.value))
-        if value is None or not {cast.from_, cast.to} <= DTYPES.keys():
-            return None
-        elements = min(self._sizes.size(value), _MOST)
-        return sum(DTYPES[dtype].nbytes(elements) for dtype in (cast.from_, cast.to))
-
-    @cached_property
-    def _values(self) -> Mapping[tuple[str, str], ValueId]:
-        cast = {(row.scope, row.value) for row in self.report.casts}
-        places = ((self.view.scopes[value.scope].path, value.name, value.id) for value in self.view.values)
-        return {(scope, name): value for scope, name, value in places if (scope, name) in cast}
 
 
 def module_of(node: NodeProto) -> str:

@@ -1,13 +1,12 @@
-"""The graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand."""
+"""Graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
-from xml.etree.ElementTree import Element
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
@@ -15,11 +14,24 @@ from amp_rewrite.reports.page.markup import element
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.scopes import Path, layers_of, paths_of, tree_of
 from amp_rewrite.reports.render import plain
-from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, LOW, NO_ROW, CastRow, PortRow, ReportData, Row
+from amp_rewrite.reports.rows import (
+    DTYPES,
+    FIRST_INPUT,
+    FLOATING,
+    LOW,
+    NO_ROW,
+    CastRow,
+    Change,
+    PortRow,
+    ReportData,
+    Row,
+)
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.op_changes import Change
+    from amp_rewrite.ir.view import View
     from amp_rewrite.reports.page.facts import RowFacts
+
+NAME = "graph"
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
@@ -28,25 +40,28 @@ _FEW_PORTS = 8
 LEAD = "Ops from input to output, in folded scopes. Choose an op to see why it has its type, and a scope to unfold it."
 
 
-def graph(report: ReportData, facts: RowFacts | None = None) -> Figure:
-    """Return the graph of a report as a figure. Without facts of the model, names of ops alone tell scopes."""
-    words = Words()
-    drawn = graph_data(report, facts, words)
-    rules = rules_of([report])
-    return Figure("graph", "Graph", LEAD, board("graph"), {**drawn, "rules": rules, "words": list(words.known)})
-
-
-def graph_data(
+def graph(
     report: ReportData,
-    facts: RowFacts | None,
-    words: Words,
-    comparison: GraphDifference | None = None,
-) -> dict[str, object]:
-    """Return the data of a graph, in columns: docs/how-to/look.md names them.
+    view: View | None = None,
+    changes: Mapping[int, Sequence[Change]] = {},
+    added: Collection[int] = (),
+) -> Figure:
+    """Return the graph of a report as a figure, in columns: docs/how-to/look.md names them.
 
-    Its texts are added to `words`.
+    Args:
+        report: of the model.
+        view: of the model, for modules and operations; without it, names of ops alone tell scopes.
+        changes: what changed about a vertex; rows first, then inputs and outputs.
+        added: positions of the Casts that are new.
     """
-    return _Graph(report, facts, words, comparison).data()
+    facts = None
+    if view is not None:
+        from amp_rewrite.reports.page.facts import RowFacts  # late: a report alone is drawn without onnx
+
+        facts = RowFacts(view)
+    data = _Graph(report, facts, changes, frozenset(added)).data()
+    off = element("p", _WITHOUT_SCRIPT, class_="script-off")
+    return Figure(NAME, "Graph", LEAD, element("div", off, class_="graph", id=f"{NAME}-board"), data)
 
 
 def _side_of(row: Row) -> int:
@@ -59,39 +74,10 @@ def _side_of_type(dtype: str) -> int:
     return LOW_SIDE if dtype in LOW else HIGH_SIDE if dtype in FLOATING else OTHER_SIDE
 
 
-def board(name: str) -> Element:
-    """Return the place for the graphs of a figure, filled by the script."""
-    off = element("p", _WITHOUT_SCRIPT, class_="script-off")
-    return element("div", off, class_="graph", id=f"{name}-board", data_graphs=name)
-
-
-def rules_of(reports: Iterable[ReportData]) -> dict[str, object]:
-    """Return the words of the rules in reports, and whether they have a page."""
-    rules: dict[str, object] = {}
-    for rule in dict.fromkeys(row.rule for report in reports for row in report.rows if row.rule):
-        known = reasons.reason_of(rule)
-        rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
-    return rules
-
-
 _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
 
 
-@dataclass(frozen=True, slots=True)
-class GraphDifference:
-    """Differences that a graph shows, by vertex: rows, then inputs and outputs of the model.
-
-    `links`: the number of each vertex, equal for the same op in other graphs, -1 for one that is not compared; `casts`:
-    the sign of each Cast that no other graph has, by its position in the report.
-    """
-
-    title: str
-    links: Sequence[int]
-    changes: Mapping[int, Sequence[Change]]
-    casts: Mapping[int, str]
-
-
-class Words:
+class _Words:
     """Texts, each held once and named by its number. The first is empty."""
 
     def __init__(self) -> None:
@@ -109,8 +95,9 @@ class _Graph:
 
     report: ReportData
     facts: RowFacts | None
-    words: Words
-    comparison: GraphDifference | None = None
+    changes: Mapping[int, Sequence[Change]]
+    added: Collection[int]
+    words: _Words = field(default_factory=_Words)
 
     @cached_property
     def first_input(self) -> int:
@@ -168,7 +155,7 @@ class _Graph:
         return ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
 
     def data(self) -> dict[str, object]:
-        """Return the data of the graph, as `graph_data` does."""
+        """Return the data of the graph."""
         tree = tree_of(self.paths, self.order, self.labels)
         places = layers_of(tree, self.edges(), self.order)
         ends = 2 * self.number
@@ -184,22 +171,29 @@ class _Graph:
                 "reads": self.reads,
             },
             "scopes": {"name": [plain(name) for name in tree.names], "parent": tree.parents, "place": places[ends:]},
-            "casts": self._casts(),
+            "casts": list(self._casts()),
+            "rules": self._rules(),
         }
         if self.facts is not None:
             data["flops"] = [round(count) for count in self.facts.flops]
-        return data | self._compared()
+        if self.changes:
+            data |= {"inventory": self.report.inventory, "changes": self._changed()}
+        return data | {"words": list(self.words.known)}
 
-    def _compared(self) -> dict[str, object]:
-        """Return title, links and changes of a graph beside others; an empty mapping for a single graph."""
-        if self.comparison is None:
-            return {}
-        changes = [(at, change) for at, group in sorted(self.comparison.changes.items()) for change in group]
-        columns: dict[str, list[int]] = {"vertex": [at for at, _ in changes]}
+    def _changed(self) -> dict[str, list[int]]:
+        changes = [(vertex, change) for vertex, group in sorted(self.changes.items()) for change in group]
+        columns = {"vertex": [vertex for vertex, _ in changes]}
         for column, name in (("kind", "kind"), ("of", "variable"), ("before", "before"), ("after", "after")):
             columns[column] = [self.words.number(getattr(change, name)) for _, change in changes]
-        title = {"title": plain(self.comparison.title), "inventory": self.report.inventory}
-        return title | {"link": list(self.comparison.links), "changes": columns}
+        return columns
+
+    def _rules(self) -> dict[str, object]:
+        """Return the words of the rules in the report, and whether they have a page."""
+        rules: dict[str, object] = {}
+        for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
+            known = reasons.reason_of(rule)
+            rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
+        return rules
 
     def labels(self, vertex: int) -> str:
         """Return the name of a vertex, without its scopes."""
@@ -240,69 +234,41 @@ class _Graph:
 
     # -- casts -------------------------------------------------------------------------------------
 
-    def _casts(self) -> list[dict[str, object]]:
-        """Return the Casts in the result, each with the edges that it stands on: vertex and reader, in turn."""
-        result: list[dict[str, object]] = []
-        signs = self.comparison.casts if self.comparison is not None else {}
+    def _casts(self) -> Iterator[dict[str, object]]:
+        """Yield the Casts in the result, each with the edges that it stands on: vertex and reader, in turn.
+
+        A Cast that another one reads stands on none.
+        """
+        ports = {port.name: at for at, port in enumerate(self.report.inputs, self.first_input)}
+        readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for at, reads in enumerate(self.reads):
+            for slot, producer in enumerate(reads):
+                readers[producer].append((at, slot))
         for at, cast in enumerate(self.report.casts):
             if cast.origin == "folded" or not {cast.from_, cast.to} <= FLOATING:
                 continue
-            moved = _stated_bytes(cast)
-            if moved is None and self.facts is not None:
-                moved = self.facts.cast_bytes(cast)
-            producer = cast.after if cast.after != NO_ROW else self._ports.get(cast.value, NO_ROW)
-            edges = [end for reader in self._readers_behind(producer, cast) for end in (producer, reader)]
-            shown: dict[str, object] = {
+            producer = cast.after if cast.after != NO_ROW else ports.get(cast.value, NO_ROW)
+            edges: dict[int, None] = {}
+            if producer != NO_ROW and self._written(producer, cast.slot) != cast.to:
+                edges = dict.fromkeys(at for at, slot in readers[producer] if cast.to in self._read(at, slot))
+            yield {
                 "value": plain(cast.scope + cast.value),
                 "from": plain(cast.from_),
                 "to": plain(cast.to),
                 "origin": plain(cast.origin),
                 "why": self.words.number(plain(cast.reason)),
                 "readers": cast.readers,
-                "edges": edges,
+                "edges": [end for reader in edges for end in (producer, reader)],
+                **({"sign": "+"} if at in self.added else {}),
+                **({"bytes": moved} if (moved := _moved(cast)) is not None else {}),
             }
-            shown |= {"sign": signs[at]} if at in signs else {}
-            result.append(shown | ({"bytes": moved} if moved is not None else {}))
-        return result
 
-    @cached_property
-    def _ports(self) -> Mapping[str, int]:
-        """Vertices of the inputs by name."""
-        return {port.name: at for at, port in enumerate(self.report.inputs, self.first_input)}
-
-    @cached_property
-    def _readers(self) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Readers of each vertex: vertex, and position in its reads."""
-        readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for at, reads in enumerate(self.reads):
-            for slot, producer in enumerate(reads):
-                if producer != NO_ROW:
-                    readers[producer].append((at, slot))
-        return readers
-
-    def _readers_behind(self, producer: int, cast: CastRow) -> list[int]:
-        if producer == NO_ROW:
-            return []
-        written = self._written(producer, cast.slot)
-        readers = self._readers.get(producer, ())
-        return list(dict.fromkeys(at for at, slot in readers if self._passes_through(cast, written, at, slot)))
-
-    def _passes_through(self, cast: CastRow, written: str, at: int, slot: int) -> bool:
-        """True if a vertex reads a value that is written in a type through a Cast, as the last one or one before."""
-        read, via = self._read(at, slot)
-        passed = via.split(", ")
-        if cast.to in passed:
-            return True
-        if at < self.first_input and slot >= len(self.report.rows[at].inputs):  # what a body hands out
-            return cast.to != written and cast.to in self.report.rows[at].outputs
-        return read == cast.to and (read != written or cast.from_ in passed)
-
-    def _read(self, at: int, slot: int) -> tuple[str, str]:
+    def _read(self, at: int, slot: int) -> tuple[str, ...]:
+        """Return the type in which a vertex reads a value; those of its results for what a body hands out."""
         if at >= self.first_output:
-            port = self.report.outputs[at - self.first_output]
-            return port.dtype, port.via
+            return (self.report.outputs[at - self.first_output].dtype,)
         row = self.report.rows[at]
-        return row.inputs[slot] if slot < len(row.inputs) else "", row.via.get(str(slot), "")
+        return row.inputs[slot : slot + 1] or row.outputs
 
     def _written(self, producer: int, slot: int) -> str:
         if producer >= self.first_input:
@@ -311,12 +277,10 @@ class _Graph:
         return outputs[slot] if slot < len(outputs) else ""
 
 
-def _stated_bytes(cast: CastRow) -> int | None:
-    """Return the bytes that a Cast reads and writes, by the size in its report; None where that is unknown."""
-    if cast.size is None or not {cast.from_, cast.to} <= DTYPES.keys():
-        return None
+def _moved(cast: CastRow) -> int | None:
+    """Return the bytes that a Cast reads and writes; None where its size is unknown."""
     written, read = DTYPES[cast.to].nbytes(1), DTYPES[cast.from_].nbytes(1)
-    return cast.size + cast.size * read // written if written else None
+    return cast.size + cast.size * read // written if cast.size is not None and written else None
 
 
 def _passes(row: Row) -> bool:

@@ -17,7 +17,7 @@ from amp_rewrite.reports.render import plain
 
 _RECORDS = 100
 """Records on the page of a result that has no figures."""
-_SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables", "graph_view", "board", "start")
+_SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables", "graph_view", "board")
 """Parts of the script, each after those that it uses while it is loaded."""
 
 

@@ -40,8 +40,7 @@ def report_figures(report: ReportData, view: View | None = None) -> tuple[Figure
         return summary_figure(report), graph(report)
     from amp_rewrite.reports.page.facts import RowFacts  # late: a report alone is drawn without onnx
 
-    facts = RowFacts(view, report)
-    return summary_figure(report, facts.shapes), graph(report, facts)
+    return summary_figure(report, RowFacts(view).shapes), graph(report, view)
 
 
 def summary_figure(report: ReportData, shapes: str = "") -> Figure:

@@ -313,35 +313,12 @@ def quantizer(
 
 
 def quantizers() -> Iterator[Case]:
-    """Types, zero points, granularity, axis and block size of quantizers."""
+    """Types of quantizers, with a zero point and without one."""
     for one, other in QUANTIZED:
         for kind in ("DequantizeLinear", "QuantizeLinear"):
             yield Case(f"{kind} {one} to {other}", quantizer(one, kind=kind), quantizer(other, kind=kind))
             bare = (quantizer(low, zero=False, kind=kind) for low in (one, other))
             yield Case(f"{kind} {one} to {other} without zero point", *bare)
-    grains: dict[str, dict[str, object]] = {
-        "per tensor": {},
-        "per row": {"scale": (8,), "axis": 0},
-        "per column": {"scale": (8,), "axis": 1},
-        "blocks of 2 rows": {"scale": (4, 8), "axis": 0, "block_size": 2},
-        "blocks of 4 rows": {"scale": (2, 8), "axis": 0, "block_size": 4},
-        "blocks of 4 columns": {"scale": (8, 2), "axis": 1, "block_size": 4},
-    }
-    for low, kind in itertools.product(("int8", "uint8", "int16", "int4"), ("DequantizeLinear", "QuantizeLinear")):
-        shifted = quantizer(low, kind=kind)
-        for tensor in shifted.graph.initializer:
-            if tensor.name == "zero":
-                tensor.CopyFrom(helper.make_tensor("zero", tensor.data_type, tensor.dims, [3]))
-        yield Case(f"{kind} of {low} gets another zero point", quantizer(low, kind=kind), shifted)
-    for low, scaled in itertools.product(("int8", "int4"), ("float", "float16")):
-        head = f"g ({low}[4, 4] x, {scaled}[4] s) => ({scaled}[4, 4] y)"
-        made = (parsed(f"{head} {{ y = DequantizeLinear <axis = {axis}> (x, s) }}") for axis in (0, 1))
-        yield Case(f"the axis of {low} with {scaled} scales that the model reads", *made)
-    for low in ("int8", "int4", "float8e4m3fn"):
-        for (one, a), (other, b) in itertools.permutations(grains.items(), 2):
-            for kind in ("DequantizeLinear", "QuantizeLinear"):
-                made = (quantizer(low, kind=kind, **grain) for grain in (a, b))  # type: ignore[arg-type]
-                yield Case(f"{kind} of {low} {one} to {other}", *made)
 
 
 # -- functions ------------------------------------------------------------------------------------------------
@@ -450,17 +427,6 @@ def foreign() -> Iterator[Case]:
             for dtype in (one, other)
         ]
         yield Case(f"foreign second input {one.spelling} to {other.spelling}", made[0], made[1], "foreign::Op")
-    for one, other in itertools.permutations(((1,), (4,), (4, 2), (2, 4)), 2):
-        made = [
-            model(
-                [helper.make_node("Op", ["x", "s"], ["y"], domain="foreign", name="op")],
-                x,
-                y,
-                [weight("s", DType.FLOAT, shape)],
-            )
-            for shape in (one, other)
-        ]
-        yield Case(f"foreign scales {one} to {other}", made[0], made[1], "foreign::Op")
 
 
 # -- containers, inputs and outputs --------------------------------------------------------------------------------
@@ -559,34 +525,6 @@ def bodies() -> Iterator[Case]:
             yield Case(f"a state is rounded on its way, {one} to {other}", *made)
 
 
-READERS = ("Relu ({})", "Exp ({})", "MatMul ({}, x)", "Add (x, {})", "Softmax ({})")
-
-
-def moved_readers() -> Iterator[Case]:
-    """A reader moved from a value to a copy of it that a Cast has rounded, which other readers have already."""
-    sources = {"an input": "", "a result": "v = Tanh (x)", "a constant": "v = Constant <value_float = 0.1> ()"}
-    for (where, source), (low, code), body in itertools.product(
-        sources.items(), (("float16", 10), ("bfloat16", 16), ("int32", 6)), READERS
-    ):
-        value_name = "v" if source else "x"
-        rounded = f"h = Cast <to = {code}> ({value_name}) r = Cast <to = 1> (h) o = Neg (r)"
-        made = []
-        for read in (value_name, "r"):
-            head = "g (float[4, 4] x) => (float[?, ?] y, float[?, ?] o)"
-            made.append(parsed(f"{head} {{ {source} {rounded} y = {body.format(read)} }}"))
-        yield Case(f"{body.format(where)} reads it through {low}", made[0], made[1])
-    for code, low in ((10, "float16"), (16, "bfloat16")):
-        made = [
-            parsed(
-                f"""g (float[4, 4] x) => (float[4, 4] y, float[4, 4] o) {{
-                    v = Tanh (x) h = Cast <to = {code}> (v) r = Cast <to = 1> (h) o = Neg (r)
-                    y = Identity ({read}) }}"""
-            )
-            for read in ("v", "r")
-        ]
-        yield Case(f"an output is given through {low}", made[0], made[1])
-
-
 def exchanged(names: str, join: str) -> Iterator[Case]:
     """Two alike branches that exchange precision, and their order in the file."""
     for one, other in itertools.combinations(TYPES, 2):
@@ -616,27 +554,6 @@ def exchanged(names: str, join: str) -> Iterator[Case]:
         yield Case(f"{names} branches of {one} and {other} into {join}", made[0], made[1])
 
 
-def exchanged_operands(join: str) -> Iterator[Case]:
-    """Two alike branches that exchange weights of different types, with their names, and do the same after that."""
-    text = {
-        "outputs": "g (float[4, 4] x) => (float[4, 4] p, float[4, 4] q) {{ {0} {1} }}",
-        "a difference": "g (float[4, 4] x) => (float[4, 4] y) {{ {0} {1} y = Sub (p, q) }}",
-        "a Concat": "g (float[4, 4] x) => (float[8, 4] y) {{ {0} {1} y = Concat <axis = 0> (p, q) }}",
-        "an If": """g (float[4, 4] x, bool c) => (float[4, 4] y) {{ y = If (c) <
-            then_branch = t () => (float[4, 4] p) {{ {0} }}, else_branch = e () => (float[4, 4] q) {{ {1} }}> }}""",
-    }[join]
-    for one, other in itertools.combinations(("float", "float16", "bfloat16"), 2):
-        made = []
-        for order in ((one, other), (other, one)):
-            branches = [
-                f"""w_{name} = Constant <value = {name}[1] {{1}}> () {branch}w = Cast <to = 1> (w_{name})
-                {branch}m = Mul (x, {branch}w) {branch} = Relu ({branch}m)"""
-                for branch, name in zip("pq", order, strict=True)
-            ]
-            made.append(parsed(text.format(*branches)))
-        yield Case(f"branches into {join} exchange weights of {one} and {other}", *made)
-
-
 def weighted(proto: ModelProto) -> ModelProto:
     """The model with its value_info of weights made initializers."""
     for info in list(proto.graph.value_info):
@@ -652,8 +569,6 @@ def branches() -> Iterator[Case]:
         ("named", "unnamed"), ("outputs", "a sum", "a sum in the other order", "a Concat")
     ):
         yield from exchanged(names, join)
-    for join in ("outputs", "a difference", "a Concat", "an If"):
-        yield from exchanged_operands(join)
 
 
 CLASSES: Mapping[str, Callable[[], Iterator[Case]]] = {
@@ -667,6 +582,5 @@ CLASSES: Mapping[str, Callable[[], Iterator[Case]]] = {
     "foreign operators": foreign,
     "inputs and outputs": inputs_and_outputs,
     "bodies": bodies,
-    "moved readers": moved_readers,
     "exchanged branches": branches,
 }

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from amp_rewrite import DType
 from amp_rewrite.files.casting import Fit
+from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.measurements import Difference, OutputRow
-from amp_rewrite.reports.page.linked_graphs import changes_figure
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure
 from amp_rewrite.reports.page.page import Figure, Page
 from amp_rewrite.reports.page.ranges import ranges_figure
+from amp_rewrite.reports.rows import Change
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 SIZE = st.floats(0.0, allow_infinity=False)
@@ -102,8 +103,8 @@ def test_many_outputs_leave_the_worst() -> None:
 
 
 def test_many_changes_are_counted_and_the_first_listed() -> None:
-    change = {"kind": "lowered", "title": "a", "op": "Add", "types": "float32 → float16", "why": ""}
-    figure = changes_figure([change] * 2000, {"lowered": 2000})
+    change = Change("lowered", "a", "Add", before="float32", after="float16")
+    (figure,) = Delta("a", "b", (change,) * 2000).figures()
     data = checked(figure)
     assert (data["in_all"], len(data["changes"])) == (2000, 500) and "first 500" in figure.lead
 
@@ -130,7 +131,7 @@ def test_caveats_and_settings_stand_below_their_figures() -> None:
     figure = outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes)
     assert checked(figure)["notes"] == list(notes)
     assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
-    figure = changes_figure([], {}, [("to", "float16", "bfloat16")])
+    (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
     assert checked(figure)["settings"] == {"to": ["float16", "bfloat16"]}
     assert "Settings" in written(figure.drawing)
 
@@ -141,7 +142,7 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
-        changes_figure([dict.fromkeys(("kind", "title", "op", "types", "why"), name)], {}, [(name, name, name)]),
+        *Delta(name, name, (Change("lowered", name, name, why=name),), settings=((name, name, name),)).figures(),
     ):
         assert figure is not None
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000

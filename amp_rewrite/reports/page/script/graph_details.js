@@ -3,15 +3,13 @@ class Details {
   constructor(view) {
     this.view = view;
     this.box = make("aside", { class: "details", "aria-label": "Details", tabindex: "-1" });
-    this.box.addEventListener("keydown", (event) => { if (event.key === "Escape") { view.board.close(); view.back(); } });
+    this.box.addEventListener("keydown", (event) => { if (event.key === "Escape") { this.clear(); view.back(); } });
     this.clear();
   }
   say(text) { this.view.board.said.textContent = text; }
-  clear(words) {
-    const { linked } = this.view.board, more = linked ? " The other graph shows it, too. n goes to the next change." : "";
-    const keys = `Choose an op to see why it has its type.${more} Keys: arrows move, Enter opens, Escape closes, / searches, c goes to the next Cast, + − 0 zoom. Drag to move, Ctrl and the wheel zoom.`;
-    const hint = words || (this.view.at ? "Choose an op in one of the graphs." : keys);
-    this.box.replaceChildren(make("p", { class: "hint" }, hint));
+  clear() {
+    const keys = `arrows move, Enter opens, Escape closes, / searches, c goes to the next Cast${this.view.M.changes.size ? ", n to the next change" : ""}, + − 0 zoom`;
+    this.box.replaceChildren(make("p", { class: "hint" }, `Choose an op to see why it has its type. Keys: ${keys}. Drag to move, Ctrl and the wheel zoom.`));
     const had = this.view.chosen !== null;
     this.view.chosen = null;
     this.view.mark();
@@ -23,7 +21,7 @@ class Details {
   }
   fill(title, ...children) {
     const { view } = this;
-    const closer = make("button", { class: "close", "aria-label": "Close details", onclick: () => { view.board.close(); view.back(); } }, "×");
+    const closer = make("button", { class: "close", "aria-label": "Close details", onclick: () => { this.clear(); view.back(); } }, "×");
     this.box.replaceChildren(closer, make("h3", { tabindex: "-1" }, title), ...children);
     this.box.scrollTop = 0;
   }
@@ -48,7 +46,6 @@ class Details {
     const fact = (name, ...values) => list.append(make("dt", {}, name), make("dd", {}, ...values));
     const changes = M.changes.get(v) || [];
     if (changes.length) fact("changed", make("ul", { class: "changes" }, ...changes.map((c) => make("li", {}, M.changeWords(c)))));
-    else if (view.board.linked) fact("changed", G.link[v] >= 0 ? "nothing: the same in both models" : "not compared: copies, constants and unread ops do not count");
     fact("name", M.nameOf(v));
     fact("type", M.word("variables", v) || M.word("dtype", v));
     if (v < rows && (!G.inventory || !changes.length)) {
@@ -78,7 +75,7 @@ class Details {
     this.say(M.describe(v));
   }
   castText(cast) {
-    return make("span", { class: "casttext" }, (cast.sign ? "only here: " : "") + this.view.M.casting(cast));
+    return make("span", { class: "casttext" }, (cast.sign ? "new: " : "") + this.view.M.casting(cast));
   }
   showCasts(which) {
     const { casts, words } = this.view.M;

@@ -1,9 +1,8 @@
 /** Kinds of change, each with its sign and its color. */
 const CHANGES = [
   ["lowered", "▼", "low"], ["raised", "▲", "high"], ["retyped", "◆", "rule3"], ["attribute", "≠", "rule2"],
-  ["added", "+", "only"], ["removed", "−", "only"],
+  ["added", "+", "only"],
 ];
-const CHANGE_WORDS = { attribute: "other attributes", added: "only here: added", removed: "only here: removed" };
 const MOST_RULES = 7;
 
 /** A graph's columns, made navigable. Parts are vertices by number, and scopes after them. */
@@ -86,7 +85,7 @@ class GraphModel {
     if (G.changes) modes.change = {
       title: "change",
       of: (v) => this.changeOf(v),
-      names: [...CHANGES.map(([kind, sign]) => `${sign} ${CHANGE_WORDS[kind] || kind}`), "unchanged"],
+      names: [...CHANGES.map(([kind, sign]) => `${sign} ${kind}`), "unchanged"],
       colors: [...CHANGES.map(([, , color]) => color), "muted"],
       ports: true,
     };

@@ -1,10 +1,9 @@
 /** One graph on the page: its drawing, moved and zoomed by hand, and operable by keys.
- * `board` is told what a reader does: choose an op, fold a scope, ask for Casts, search. */
+ * `board` has the search, and the turns through Casts and changes. */
 class GraphView {
-  constructor(G, board, at) {
+  constructor(G, board) {
     this.M = new GraphModel(G);
     this.board = board;
-    this.at = at;
     this.layout = new GraphLayout(this.M);
     this.nodes = new Map();
     this.edges = [];
@@ -12,8 +11,7 @@ class GraphView {
     this.total = { w: 1, h: 1 };
     this.view = { x: 0, y: 0, k: 1 };
     this.world = make("g", {});
-    const of = G.title ? ` of ${G.title}` : "";
-    this.canvas = make("svg", { role: "group", class: "canvas", "aria-label": `Graph of ops${of}. Arrows move along edges, Enter opens, Escape closes.` }, this.world);
+    this.canvas = make("svg", { role: "group", class: "canvas", "aria-label": "Graph of ops. Arrows move along edges, Enter opens, Escape closes." }, this.world);
     this.frame = make("div", { class: "frame-box" }, this.canvas);
     this.keys = make("p", { class: "legend" });
     this.details = new Details(this);
@@ -36,7 +34,7 @@ class GraphView {
     const { M } = this, { p, x, y, w, h } = box;
     const isScope = p >= M.number, isOpen = M.isOpen(p), sign = M.sign(p);
     const kind = isOpen ? "frame" : isScope ? "scope" : p >= M.rows ? "port" : "op";
-    const changed = sign ? ` changed ${/[+−]/.test(sign) ? "alone" : ""}` : isScope && M.changedIn[p - M.number] ? " changed" : "";
+    const changed = sign ? ` changed${sign === "+" ? " alone" : ""}` : isScope && M.changedIn[p - M.number] ? " changed" : "";
     const g = make("g", {
       class: `node ${kind}${isScope ? "" : ` ${M.mode.colors[M.classes[p]]}`}${changed}`, role: "button", tabindex: "-1",
       "aria-label": M.describe(p), "aria-expanded": isScope ? String(isOpen) : null, "data-part": p,
@@ -64,7 +62,7 @@ class GraphView {
     const text = (signs ? `${signs} ` : "") + (all.length > 1 ? `${all.length} Casts` : `${shortType(all[0].from)}→${shortType(all[0].to)}`) + (known ? ` ${bytes(moved)}` : "");
     const w = text.length * 6.2 + 12;
     const g = make("g", { class: signs ? "castmark changed" : "castmark", "data-cast": [...edge.casts][0], role: "button", tabindex: "-1",
-      "aria-label": `Cast: ${text}${signs ? ", only here" : ""}`, onclick: () => this.details.showCasts([...edge.casts]) });
+      "aria-label": `Cast: ${text}${signs ? ", new" : ""}`, onclick: () => this.details.showCasts([...edge.casts]) });
     g.append(make("rect", { x: at.x - w / 2, y: at.y - 8, width: w, height: 16, rx: 8 }),
       make("text", { x: at.x, y: at.y + 4 }, text), make("title", {}, all.map((c) => `${c.from} → ${c.to} of ${c.value}`).slice(0, 5).join("\n")));
     return g;
@@ -101,7 +99,7 @@ class GraphView {
     const { mode, shares, rules, casts } = this.M, counts = shares[0], alone = casts.filter((c) => c.sign).length;
     const key = (color, count, words, title) => make("span", { class: "key", "data-class": color, "data-count": count, title }, make("i", { class: `swatch ${color}` }), `${words} (${count}) `);
     this.keys.replaceChildren(...mode.names.map((name, i) => (name && counts[i] ? key(mode.colors[i], counts[i], name, rules[name] ? rules[name].words : null) : null)).filter(Boolean),
-      key("cast", casts.length, "Casts"), ...(alone ? [key("cast alone", alone, "Casts only here")] : []));
+      key("cast", casts.length, "Casts"), ...(alone ? [key("cast alone", alone, "new Casts")] : []));
   }
 
   // -- pan and zoom --------------------------------------------------------------------------------
@@ -111,12 +109,10 @@ class GraphView {
     this.view = { x: cx - ((cx - view.x) * k) / view.k, y: cy - ((cy - view.y) * k) / view.k, k };
     this.show();
   }
-  /** Return the scale at which the graph fits the width of its frame; its height, too, if it is to fit as a whole. */
-  scale(whole) {
+  /** Fit the graph to the width of its frame, from its top; to its height, too, if it is to fit as a whole. */
+  fit(whole) {
     const w = this.frame.clientWidth, h = this.frame.clientHeight;
-    return Math.max(whole ? 0.05 : 0.55, Math.min(1.2, w / (this.total.w + 60), whole ? h / (this.total.h + 20) : Infinity));
-  }
-  fit(k) {
+    const k = Math.max(whole ? 0.05 : 0.55, Math.min(1.2, w / (this.total.w + 60), whole ? h / (this.total.h + 20) : Infinity));
     this.view = { k, x: (this.frame.clientWidth - this.total.w * k) / 2, y: 8 };
     this.show();
   }
@@ -160,14 +156,9 @@ class GraphView {
   toggle(s) {
     const opened = !this.M.open.has(s);
     this.turn(s, opened);
-    this.board.toggled(this, s, opened);
+    this.details.say(`${opened ? "unfolded" : "folded"} ${this.M.scopes.name[s]}`);
   }
-  act(p) { if (p >= this.M.number) this.toggle(p - this.M.number); else this.choose(p); }
-  /** Show an op here, and the same op in the other graphs. */
-  choose(v) {
-    this.details.showOp(v);
-    this.board.chose(this, v);
-  }
+  act(p) { if (p >= this.M.number) this.toggle(p - this.M.number); else this.details.showOp(p); }
   /** Unfold the scopes around an op, or around its first reader if it is not drawn; return what is shown. */
   reveal(v) {
     const { M } = this, here = this.active, target = M.drawn(v) ? v : (M.readers[v] || []).find((r) => M.drawn(r)) ?? v;
@@ -177,7 +168,7 @@ class GraphView {
   }
   goTo(v) {
     const target = this.reveal(v);
-    this.choose(v);
+    this.details.showOp(v);
     this.center(target);
   }
   neighbor(p, key) {
@@ -204,15 +195,15 @@ class GraphView {
       if (cast) cast.dispatchEvent(new Event("click"));
       else this.act(current);
     } else if (key === "Escape") {
-      if (board.close()) this.back();
+      if (this.details.clear()) this.back();
       else if (M.isOpen(current)) this.toggle(current - M.number);
       else if (M.scopeOf(current) > 0) this.toggle(M.scopeOf(current));
     } else if (key === "/") board.search.focus();
     else if (key === "c" || key === "C") board.nextCast(key === "c" ? 1 : -1);
     else if ((key === "n" || key === "N") && board.changed.length) board.nextChange(key === "n" ? 1 : -1);
-    else if (key === "+") board.each((view) => view.zoom(1.25));
-    else if (key === "-") board.each((view) => view.zoom(0.8));
-    else if (key === "0") board.fit(true);
+    else if (key === "+") this.zoom(1.25);
+    else if (key === "-") this.zoom(0.8);
+    else if (key === "0") this.fit(true);
     else return;
     event.preventDefault();
   }
