@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
@@ -14,7 +13,7 @@ from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import exposed, fed, made_variable, read_variable
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES
-from amp_rewrite.ir.view import Op, OpId, ScopeId, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 
 def plan_casts(
@@ -156,7 +155,6 @@ class _Planner:
         """
         alike: dict[tuple[ValueId, DType], list[Op]] = {}
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
-        past: list[OpId] = []
         for op in self.view.ops:
             source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
             if source is None or result is None:
@@ -171,10 +169,16 @@ class _Planner:
                 if before is not None and dtype.low and self._home(root) is DType.FLOAT:
                     self.folds[op.id] = before
                     roots[result] = roots.get(source, source)
-                    past.append(op.id)
                 else:
                     alike.setdefault((source, dtype), []).append(op)
-        self._fold_unread(past, needs)
+        for op in reversed(self.view.ops):  # what only Casts read that read past it
+            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
+            if source is None or result is None or op.id in self.folds or self._outlives(op):
+                continue
+            readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
+            if result in needs and readers and result not in readers:
+                self.folds[op.id] = source
+                needs[result].clear()
         self._trace()
         for op_id, source in self.folds.items():
             origin = self.origins.get(source, source)
@@ -182,9 +186,7 @@ class _Planner:
                 self._hand_on(needs, op_id, origin)
         for (source, dtype), ops in alike.items():
             changed = [op for op in ops if (v := op.outputs[0]) is not None and homes[v] is not self.view.dtype(v)]
-            if source not in homes:
-                self._fold_repeated(source, dtype, changed)
-            elif len(changed) > 1 or dtype in needs[source]:
+            if source in homes and (len(changed) > 1 or dtype in needs[source]):
                 uses = dict.fromkeys(Use(op.id, 0) for op in ops)
                 kept = [use for use in needs[source].pop(homes[source], ()) if use not in uses]
                 needs[source].update({homes[source]: kept} if kept else {})
@@ -193,20 +195,6 @@ class _Planner:
                     self.folds[op.id] = source
                     self._hand_on(needs, op.id, source, but=dtype)
         self._trace()
-
-    def _fold_unread(self, past: Sequence[OpId], needs: _Needs) -> None:
-        """Fold Casts to float32 whose only readers are Casts that read past them. O(Casts)."""
-        queue, read_past = list(past), Counter[ValueId]()
-        for op_id in queue:
-            value = self.view.ops[op_id].inputs[0]
-            op = self.view.producer(value)
-            if value is None or op is None or self._outlives(op) or self._home(value) is not DType.FLOAT:
-                continue
-            read_past[value] += 1
-            if read_past[value] == len(self.view.uses[value]) and op.inputs[0] is not None:
-                needs[value].clear()
-                self.folds.setdefault(op.id, op.inputs[0])
-                queue.append(op.id)
 
     def _trace(self) -> None:
         """Follow chains of folded Casts to their beginning."""
@@ -221,20 +209,6 @@ class _Planner:
             for dtype, uses in needs[result].items():
                 if dtype is not but:
                     needs[source].setdefault(dtype, []).extend(uses)
-
-    def _fold_repeated(self, source: ValueId, dtype: DType, ops: list[Op]) -> None:
-        """Fold all but the first of several equal Casts of one value, which has neither float32 nor a low type."""
-        for op in ops[1:]:
-            if self._sees(op.scope, ops[0].scope) and ops[0].outputs[0] is not None:
-                self.versions[source] = {dtype: self.view.value_name(ops[0].outputs[0])}
-                self.folds[op.id] = source
-
-    def _sees(self, inner: ScopeId, outer: ScopeId) -> bool:
-        """True if a graph is another one or lies inside it."""
-        scope: ScopeId | None = inner
-        while scope is not None and scope != outer:
-            scope = self.view.scopes[scope].parent
-        return scope == outer
 
     def _outlives(self, op: Op) -> bool:
         result = op.outputs[0]

@@ -1,8 +1,7 @@
 """Sizes of values, and operations of products, convolutions, recurrent ops and attention, from shapes.
 
-Each summed product counts 2. Sources: ONNX's operator documentation, and onnxruntime 1.31.1's for its own operators.
-onnx infers no shape for results of the latter, so they count by their inputs. Quantized mixtures of experts and
-attention by a carried state are not in the table: only their inputs and outputs count.
+Each summed product counts 2. Sources: ONNX's operator documentation, and onnxruntime 1.31.1's for its own operators,
+of which those count that exporters write. onnx infers no shape for their results, so they count by their inputs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from math import prod
 
 from onnx import ValueInfoProto
 
-from amp_rewrite.ir.attributes import equation, int_attribute, ints_attribute
+from amp_rewrite.ir.attributes import equation, int_attribute
 from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT, TENSOR_CORE_STEP
 from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
@@ -179,31 +178,12 @@ def _factors(sizes: Sizes, op: Op) -> float:
     return 2.0 * max(sizes.size(first) * columns, sizes.size(second) * rows)
 
 
-def _packed_weight(*columns: tuple[str, int]) -> Callable[[Sizes, Op], float]:
-    """Count products with packed weights: attributes give their numbers of columns, each with a factor."""
-
-    def count(sizes: Sizes, op: Op) -> float:
-        return 2.0 * sizes.size(op.inputs[0]) * sum(times * int_attribute(op.node, name, 0) for name, times in columns)
-
-    return count
+def _packed_weight(sizes: Sizes, op: Op) -> float:
+    return 2.0 * sizes.size(op.inputs[0]) * int_attribute(op.node, "N", 0)
 
 
 def _convolution(sizes: Sizes, op: Op) -> float:
-    return 2.0 * _convolved(sizes, op) * prod(sizes.shape(op.inputs[1])[1:])
-
-
-_CHANNELS_LAST = {"com.microsoft::NhwcConv", "com.microsoft::NhwcFusedConv"}
-"""Convolutions whose weight has maps, window, channels, in this order."""
-
-
-def _convolved(sizes: Sizes, op: Op) -> float:
-    """Return the number of results; if they have no shape, one for each stride and map, as if it were padded."""
-    weight = sizes.shape(op.inputs[1])
-    if sizes.shape(op.outputs[0]) or not weight:
-        return sizes.size(op.outputs[0])
-    strides, groups = ints_attribute(op.node, "strides"), int_attribute(op.node, "group", 1)
-    channels = weight[-1 if op.kind in _CHANNELS_LAST else 1] * groups if len(weight) > 1 else 1
-    return sizes.size(op.inputs[0]) / channels * weight[0] / prod(strides)
+    return 2.0 * sizes.size(op.outputs[0]) * prod(sizes.shape(op.inputs[1])[1:])
 
 
 def _spread(sizes: Sizes, op: Op) -> float:
@@ -214,14 +194,6 @@ def _spread(sizes: Sizes, op: Op) -> float:
 def _recurrent(sizes: Sizes, op: Op) -> float:
     steps = prod(sizes.shape(op.inputs[0])[:2])
     return 2.0 * steps * (sizes.size(op.inputs[1]) + sizes.size(op.inputs[2]))
-
-
-def _experts(sizes: Sizes, op: Op) -> float:
-    """Count a mixture: each token goes through the two or three layers of `k` experts."""
-    layers = (_input(op, slot) for slot in (2, 4, 6))
-    weights = sum(prod(sizes.shape(layer)[1:]) for layer in layers if layer is not None)
-    tokens = sizes.size(op.inputs[0]) / max(1, _dimension(sizes, op.inputs[0], -1))
-    return 2.0 * tokens * int_attribute(op.node, "k", 1) * weights
 
 
 # -- attention -------------------------------------------------------------------------------------------
@@ -254,30 +226,12 @@ def _heads(past: int) -> Callable[[Sizes, Op], float]:
     return count
 
 
-def _projecting(past: int | None = None, offsets: int | None = None) -> Callable[[Sizes, Op], float]:
-    """Count attention that first multiplies by the weights of queries, keys and values. `past`: the input of past keys
-    and values; `offsets`: that of the places of tokens without padding, by row and column."""
-
-    def count(sizes: Sizes, op: Op) -> float:
-        read, columns = op.inputs[0], _dimension(sizes, op.inputs[1], -1)
-        projected = sizes.size(read) / max(1, _dimension(sizes, read, -1)) * columns / 3
-        keys = _dimension(sizes, read if offsets is None else _input(op, offsets), 1)
-        keys += _dimension(sizes, _input(op, past), -2) if past is not None else 0
-        return 2.0 * sizes.size(read) * columns + _scores(projected, keys)
-
-    return count
-
-
-def _packed_heads(sizes: Sizes, op: Op) -> float:
-    """Count attention over tokens without padding: as many keys as the longest row has places."""
-    size = sizes.size(op.inputs[0]) / (3 if _input(op, 1) is None else 1)
-    return _scores(size, _dimension(sizes, _input(op, 4), 1))
-
-
-def _windowed(sizes: Sizes, op: Op) -> float:
-    """Count projections, and scores of the tokens around each token; global tokens count like the others."""
-    size = sizes.size(op.inputs[0])
-    return 2.0 * size * _dimension(sizes, op.inputs[1], -1) + _scores(size, 2 * int_attribute(op.node, "window", 0))
+def _projecting(sizes: Sizes, op: Op) -> float:
+    """Count attention that first multiplies by the weights of queries, keys and values."""
+    read, columns = op.inputs[0], _dimension(sizes, op.inputs[1], -1)
+    projected = sizes.size(read) / max(1, _dimension(sizes, read, -1)) * columns / 3
+    keys = _dimension(sizes, read, 1) + _dimension(sizes, _input(op, 4), -2)
+    return 2.0 * sizes.size(read) * columns + _scores(projected, keys)
 
 
 _Table = tuple[tuple[Callable[[Sizes, Op], float], str], ...]
@@ -289,20 +243,11 @@ _ONNX: _Table = (
     (_spread, "CausalConvWithState ConvTranspose"),
 )
 _CONTRIB: _Table = (
-    (_convolution, "FusedConv NhwcConv NhwcFusedConv"),
-    (_experts, "MoE"),
     (_factors, "FusedGemm FusedMatMul FusedMatMulActivation GemmFastGelu GemmFloat8 TransposeMatMul"),
     (_heads(past=3), "GroupQueryAttention SparseAttention"),
-    (_heads(past=5), "DecoderMaskedMultiHeadAttention"),
     (_heads(past=6), "MultiHeadAttention"),
-    (_packed_heads, "PackedMultiHeadAttention"),
-    (_packed_weight(("N", 1)), "MatMulBnb4 MatMulNBits"),
-    (_packed_weight(("N", 2)), "MatMulNBitsMlp"),
-    (_packed_weight(("Nq", 1), ("Nkv", 2)), "MatMulNBitsQkv"),
-    (_projecting(offsets=3), "PackedAttention"),
-    (_projecting(past=4), "Attention DecoderMaskedSelfAttention"),
-    (_spread, "CausalConvWithState ConvTransposeWithDynamicPads"),
-    (_windowed, "LongformerAttention"),
+    (_packed_weight, "MatMulBnb4 MatMulNBits"),
+    (_projecting, "Attention"),
 )
 _COUNTS = {
     domain + name: count

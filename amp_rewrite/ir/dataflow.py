@@ -1,9 +1,9 @@
 """Dataflow between ops: the steps along the graph that analyses share, and walks in bulk.
 
-The steps: the only reader of a value, the number in a constant, the source of a value behind copies and casts, the
-value that an op squares. The walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and across
-the edges of bodies, along the tables of `op_classes`. An op in no table stops a walk: products over a long axis,
-attention, normalization, recurrent cells, and ops that return an index or a truth value (ArgMax, comparisons, Shape).
+The steps: the only reader of a value, the number in a constant, the source of a value behind copies and casts. The
+walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and across the edges of bodies, along the
+tables of `op_classes`. An op in no table stops a walk: products over a long axis, attention, normalization, recurrent
+cells, and ops that return an index or a truth value (ArgMax, comparisons, Shape).
 """
 
 from __future__ import annotations
@@ -209,27 +209,13 @@ def exact(op: Op) -> bool:
     return False
 
 
-# -- reductions and squares ---------------------------------------------------------------------------
+# -- reductions --------------------------------------------------------------------------------------
 
 
 def axes_of(view: View, op: Op) -> Sequence[int]:
     """Return the stated or constant axes of a reduction; an empty list if it is over all, or they are computed."""
     axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
     return ints_attribute(op.node, "axes") if axes is None or axes.dtype.kind != "i" else axes.reshape(-1).tolist()
-
-
-def squared(op: Op | None) -> ValueId | None:
-    """Return the operand that an op multiplies by itself or raises to any power; None for other ops."""
-    powers = op is not None and (op.kind == "Pow" or (op.kind == "Mul" and len(set(op.inputs)) == 1))
-    return op.inputs[0] if op is not None and powers else None
-
-
-def sums_squares(view: View, op: Op, *, cast: bool = False) -> ValueId | None:
-    """Return the value whose squares or other powers a reduction reads; else None. `cast`: a Cast may stand between."""
-    made_by = view.producer(op.inputs[0])
-    if cast and made_by is not None and made_by.kind == "Cast":
-        made_by = view.producer(made_by.inputs[0])
-    return squared(made_by)
 
 
 # -- walks -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Way(Enum):
     SUM = "adds and subtracts, element by element"
     SCALE = "multiplies and divides, element by element"
     FUNCTION = "applies a function to each"
-    REDUCE = "sums, averages or compares along axes"
+    REDUCE = "sums, averages, transforms or compares along axes"
     NORM = "relates them to others of a row"
     PRODUCT = "sums many products, as layers and attention do"
     TEST = "gives indices, truth values or integers"
@@ -42,7 +42,7 @@ class Need(Enum):
     ORDER = "which of several is the largest"
     TINY = "the digits of small numbers"
     RATIO = "the digits of small numbers, and of the distance from 1"
-    HUGE = "numbers beyond its own result"
+    RANGE = "numbers beyond its own result"
     LONG = "the whole of a long sum"
     DIGITS = "more digits than the type has at this magnitude"
     PLACE = "the digits of a position or level"
@@ -95,7 +95,7 @@ class Trait(Flag):
 _EVERY = frozenset(Need)
 _SUMMED = _EVERY - {Need.FACTOR}
 _ALWAYS = frozenset((Need.SLOPE,))
-_MAGNITUDE = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.HUGE, Need.DIGITS, Need.PLACE))
+_MAGNITUDE = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.RANGE, Need.DIGITS, Need.PLACE))
 _ROOT = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.DIGITS))
 PASSED: Mapping[Way, frozenset[Need]] = {
     **dict.fromkeys((Way.COPY, Way.PICK, Way.SELECT), _EVERY),
@@ -311,6 +311,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Softplus", Way.FUNCTION, (0,), T.CARRIES | T.SAME_SHAPE | T.SQUEEZES, low=0.0, small=True),
     **_rows("Elu Gelu HardSwish LeakyRelu Selu", Way.FUNCTION, (0,), T.SAME_SHAPE),
     **_rows("CumProd", Way.REDUCE, bends=True),
+    **_rows("DFT", Way.REDUCE, shapes=(1, 2)),
+    **_rows("STFT", Way.REDUCE, shapes=(1, 3)),
     **_rows("AveragePool GlobalAveragePool", Way.REDUCE, (0,), T.POOLS),
     **_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare", Way.REDUCE, shapes=(1,), bends=True),
     **_rows("ReduceMax ReduceMin ReduceProd", Way.REDUCE, (0,), T.CARRIES, shapes=(1,), bends=True),
@@ -394,8 +396,6 @@ OPS: Mapping[str, OpRow] = {
     **_rows("OneHot", Way.SOURCE, (), T.EXACT, shapes=(1,), low=0.0, high=1.0, whole=True),
     **_rows("Optional OptionalGetElement SequenceEmpty", Way.UNKNOWN, (0,), T.EXACT),
     **_rows("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", Way.UNKNOWN, (0,), T.LABEL_LOSS),
-    **_rows("DFT", Way.UNKNOWN, shapes=(1, 2)),
-    **_rows("STFT", Way.UNKNOWN, shapes=(1, 3)),
     **_rows("com.microsoft::ConvTransposeWithDynamicPads", Way.UNKNOWN, shapes=(2,)),
 }
 """The rows, by kind of op."""

@@ -10,6 +10,7 @@ from enum import Enum
 
 from amp_rewrite.errors import ListError, advice
 from amp_rewrite.ir.names import normal_domain
+from amp_rewrite.ir.ops import Need
 
 Scalar = str | int | float | bool
 
@@ -68,7 +69,8 @@ class Condition:
 class Entry:
     """One statement about an op.
 
-    `domain` is "" for ai.onnx; `source` is "float16.yaml:12", "<mapping>", or an environment variable's name.
+    `domain` is "" for ai.onnx; `source` is "float16.yaml:12", "<mapping>", or an environment variable's name. An op on
+    the deny list, or on none, counts as gray if no reader has the `need`.
     """
 
     domain: str
@@ -77,6 +79,7 @@ class Entry:
     because: str
     source: str
     condition: Condition | None = None
+    need: Need | None = None
 
     @property
     def name(self) -> str:

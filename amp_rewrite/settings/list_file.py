@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amp_rewrite.errors import ListError, advice
 from amp_rewrite.files.disk import read_regular
+from amp_rewrite.ir.ops import Need
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, Scalar, check_attribute, check_known, parse_name
 
 if TYPE_CHECKING:
@@ -220,8 +221,8 @@ def _entry(node: _ListNode, color: Color, known: Known | None) -> Entry:
     if not isinstance(node.value, dict):
         return Entry(*_op(node, known), color, _NO_REASON, node.source)
     for key, part in node.value.items():
-        if key not in ("op", "when", "because"):
-            raise ListError(f"{part.where}: unknown key {key!r} in an entry; use op, when and because")
+        if key not in ("op", "when", "need", "because"):
+            raise ListError(f"{part.where}: unknown key {key!r} in an entry; use op, when, need and because")
     if "op" not in node.value:
         raise ListError(f"{node.where}: an entry without 'op'; write {{op: Exp, because: a reason}}")
     op = _op(node.value["op"], known)
@@ -229,8 +230,19 @@ def _entry(node: _ListNode, color: Color, known: Known | None) -> Entry:
     if reason is not None and not isinstance(reason.value, str):
         raise ListError(f"{reason.where}: 'because' holds {reason}; give one line of text")
     because = _NO_REASON if reason is None else " ".join(str(reason.value).split())
-    when = node.value.get("when")
-    return Entry(*op, color, because, node.source, None if when is None else _condition(when, op, known))
+    when, need = node.value.get("when"), node.value.get("need")
+    condition = None if when is None else _condition(when, op, known)
+    return Entry(*op, color, because, node.source, condition, None if need is None else _need(need, color))
+
+
+def _need(node: _ListNode, color: Color) -> Need:
+    if color not in (Color.DENY, Color.UNLISTED):
+        raise ListError(f"{node.where}: 'need' in '{color.value}'; only ops of deny and unlisted wait for one")
+    names = {need.name.lower(): need for need in Need}
+    if node.value not in names:
+        hint = advice(str(node.value), names, f"use one of {', '.join(names)}")
+        raise ListError(f"{node.where}: unknown need {node}; {hint}")
+    return names[str(node.value)]
 
 
 def _op(node: _ListNode, known: Known | None) -> tuple[str, str]:

@@ -34,7 +34,7 @@ Edit = tuple[Color, Entry]
 class OpLists:
     """Lists in force. Per op: conditional entries in order of precedence, then one without condition.
 
-    `fingerprint` is a sha256 over ops, colors and conditions: the same lists have the same fingerprint,
+    `fingerprint` is a sha256 over ops, colors, conditions and needs: the same lists have the same fingerprint,
     whatever their reasons and sources.
 
     Attributes:
@@ -51,7 +51,7 @@ class OpLists:
         digest = hashlib.sha256()
         for key, entries in sorted(self.entries.items()):
             if any(entry.color is not Color.UNLISTED for entry in entries):
-                said = "; ".join(f"{entry.color.value} [{entry.condition or ''}]" for entry in entries)
+                said = "; ".join(map(_said, entries))
                 digest.update(f"{spell(*key)} {said}\n".encode())
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
@@ -87,13 +87,18 @@ class OpLists:
             if entry.color not in colors:
                 return entry
             because = f"level {level.value}, else {entry.color.value}: {entry.because}"
-            return replace(entry, color=now, because=because)
+            return replace(entry, color=now, because=because, need=None)
 
         return OpLists(self.name, {key: tuple(map(seen, entries)) for key, entries in self.entries.items()})
 
     def __iter__(self) -> Iterator[Entry]:
         for key in sorted(self.entries):
             yield from self.entries[key]
+
+
+def _said(entry: Entry) -> str:
+    need = f" {entry.need.name}" if entry.need is not None else ""
+    return f"{entry.color.value} [{entry.condition or ''}]{need}"
 
 
 _LEVEL_CHANGES = {

@@ -95,7 +95,7 @@ class Free:
         return self.problem.view.constant(source) is not None
 
     def _grows(self, op: Op) -> bool:
-        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.benign)
+        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.unneeded)
 
     def _unbounded(self, value: ValueId) -> bool:
         """True for numbers of any size, and for those that the model itself widens: it asks for float32.

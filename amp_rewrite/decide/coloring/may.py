@@ -77,8 +77,7 @@ class May:
             return
         ends = [v for v, color in enumerate(p.colors) if color in (Color.DENY, Color.GRAY)]
         conductors = {*ends, *p.walk(ends, graph.predecessors, self._clear)}
-        loud = [v for v in denied if p.vertices.all[v].op not in p.hazards.numbers]
-        for v, due in p.walk(loud, graph.successors, conductors.__contains__).items():
+        for v, due in p.walk(denied, graph.successors, conductors.__contains__).items():
             self.denied.setdefault(v, p.high(reasons.DENY_FORWARD, due))
 
     def between_allow(self) -> None:
@@ -87,7 +86,7 @@ class May:
         roots = [v for v in self.low if p.colors[v] is Color.ALLOW]
         behind = p.walk(roots, graph.successors, lambda v: p.colors[v] in (Color.GRAY, Color.CLEAR) and self._free(v))
         for v, due in p.walk(roots, graph.predecessors, behind.__contains__).items():
-            note = p.hazards.benign.get(p.vertices.all[v].op, "")
+            note = p.unneeded(v)
             self.low.setdefault(v, Paint(p.to, reasons.BETWEEN_ALLOW, due, note))
 
     def gray_after_allow(self) -> None:

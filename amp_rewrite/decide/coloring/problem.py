@@ -77,12 +77,13 @@ class Problem:
 
     @cached_property
     def colors(self) -> Sequence[Color]:
-        """The lists of all vertices; ops that the user lowers count as allowed, benign ones as gray."""
+        """The lists of all vertices. What the user lowers counts as allowed, and an entry's need without a reader as
+        gray."""
         colors = [vertex.entry.color for vertex in self.vertices.all]
-        unlisted_too = self.options.level in (Level.DEFAULT, Level.LOWER_ALL)
-        for v in self.of_ops(self.hazards.benign):
-            if colors[v] is Color.DENY or (unlisted_too and colors[v] is Color.UNLISTED):
-                colors[v] = Color.GRAY
+        for op, (needs, _) in self.hazards.unneeded.items():
+            for v in self.vertices.by_op.get(op, ()):
+                if self.vertices.all[v].entry.need in needs:
+                    colors[v] = Color.GRAY
         for v, vertex in enumerate(self.vertices.all if self.options.rescale else ()):
             if self.view.ops[vertex.op].kind in QUANTIZERS:
                 colors[v] = Color.CLEAR
@@ -117,6 +118,11 @@ class Problem:
     def gains(self) -> bool:
         """True if only what a lowered product gains from is worth a low type; False where the user asks for more."""
         return self.hazards.guarded and self.options.level not in (Level.LOWER_ALL, Level.UNSAFE_FORCE_ALL)
+
+    def unneeded(self, v: int) -> str:
+        """Return why no reader has the need of the op's entry; "" without one."""
+        unneeded = self.hazards.unneeded.get(self.vertices.all[v].op)
+        return unneeded.because if unneeded is not None else ""
 
     # -- vertices ----------------------------------------------------------------------------------
 

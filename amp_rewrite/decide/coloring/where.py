@@ -112,7 +112,7 @@ class Labelling(Free):
         if op.kind in ELEMENTLESS:
             made_by = p.view.producer(op.inputs[0])
             return Paint(p.to, reasons.SHAPE_FOLLOWS, made_by.id if made_by is not None else None)
-        return Paint(p.to, reasons.MIN_CUT, None, p.hazards.benign.get(op.id, ""))
+        return Paint(p.to, reasons.MIN_CUT, None, p.unneeded(v))
 
     def elements(self, value: ValueId) -> int:
         """Return the number of elements, limited if it is a guess."""

@@ -162,7 +162,7 @@ class Asks:
                 yield Asked(op.inputs[0], Need.EXACT)
         if self.facts.limits.narrow and 0 < times < _DOWN:
             note = f"{described(self.facts.view, op.id)} scales it down again"
-            yield from (Asked(v, Need.HUGE, note) for v in op.operands)
+            yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
     def _counts(self, op: Op) -> bool:
         """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.

@@ -32,7 +32,7 @@ _REASONS = {
     Need.ORDER: reasons.MAGNIFIED,
     Need.TINY: reasons.MAGNIFIED,
     Need.RATIO: reasons.MAGNIFIED,
-    Need.HUGE: reasons.CONSTANT_RANGE,
+    Need.RANGE: reasons.CONSTANT_RANGE,
     Need.LONG: reasons.RUNNING_SUM,
     Need.DIGITS: reasons.CANCELLATION,
     Need.PLACE: reasons.POSITION,
@@ -157,7 +157,7 @@ class Needs:
             case Need.RATIO:
                 near = fact.near_one or fact.beside_one or fact.peak
                 return fact.small or self._is_small(fact) or near or bool(fact.squares)
-            case Need.HUGE:
+            case Need.RANGE:
                 return fact.grows or (fact.terms > limits.most / TERM and fact.size > limits.most)
             case Need.LONG:
                 return fact.terms > 1 and fact.size > limits.most
@@ -179,7 +179,7 @@ class Needs:
             return
         product = row.way is Way.PRODUCT
         varying = [v for v in op.operands if not self.facts[v].constant]
-        if ask.need is Need.HUGE and len(varying) > 1 and row.way is not Way.SUM:
+        if ask.need is Need.RANGE and len(varying) > 1 and row.way is not Way.SUM:
             return
         through = product and (ask.need in _THROUGH_PRODUCTS or terms_of(self.facts, op) < TENSOR_CORE_STEP)
         through |= product and ask.need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.backward import Needs
-from amp_rewrite.decide.needs.exemptions import benign, numbers
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.decide.needs.held import Held
 from amp_rewrite.decide.reasons import Pin, described
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import computes_float32, float32_ops
-from amp_rewrite.ir.op_classes import LAYERS
-from amp_rewrite.ir.patterns.clusters import clusters
+from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32_ops
+from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS
+from amp_rewrite.ir.ops import Need
+from amp_rewrite.ir.patterns.clusters import CUBIC, clusters, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
 from amp_rewrite.ir.patterns.integers import integer_ops
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.patterns.match import Search
+from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
 
@@ -30,22 +32,27 @@ MOST_TERMS = 128
 _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
+class Unneeded(NamedTuple):
+    """Needs that no reader of an op has, and the reason."""
+
+    needs: frozenset[Need]
+    because: str
+
+
 @dataclass(frozen=True, slots=True)
 class Hazards:
     """What must stay float32 in a model, and what is harmless there.
 
     `pins`: ops that stay float32, at most one pin per op, in order of the ops. `saturate`: values to clamp to the low
-    type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `numbers`: ops
-    that compute with shapes and constants alone; their denial need not spread. `benign`: ops on the deny list that are
-    harmless in their context, with the reason. `findings`: notes for the report. `guarded`: only what a lowered
-    product gains from is worth a low type.
+    type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `unneeded`: ops
+    with needs that no reader of them has, and the reason. `findings`: notes for the report. `guarded`: only what a
+    lowered product gains from is worth a low type.
     """
 
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()
     saturate: frozenset[ValueId] = frozenset()
-    numbers: frozenset[OpId] = frozenset()
-    benign: Mapping[OpId, str] = field(default_factory=dict)
+    unneeded: Mapping[OpId, Unneeded] = field(default_factory=dict)
     guarded: bool = False
 
 
@@ -55,7 +62,8 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
     `target`: the runtime, for needs of one alone, and for what its releases compute wrongly. `rescale`: ops between
     quantizers may be low, since the quantizers get scales of the low type.
     """
-    held = dict(Needs.of(Facts.of(view, to)).held)
+    facts = Facts.of(view, to)
+    held = dict(Needs.of(facts).held)
     for op, why in (*_of_fills(view, to), *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
         held.setdefault(op, why)
     pins = [
@@ -64,7 +72,7 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
         if computes_float32(view, view.ops[op])
     ]
     saturate, findings = _saturated(view, to, held)
-    return Hazards(tuple(pins), findings, saturate, numbers(view), benign(view, clusters(view), to), guarded=True)
+    return Hazards(tuple(pins), findings, saturate, dict(unneeded(facts)), guarded=True)
 
 
 def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Held]]:
@@ -115,3 +123,77 @@ def _saturated(view: View, to: DType, held: Mapping[OpId, Held]) -> tuple[frozen
             note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
     return frozenset((*overflowing, *chain(*(reach.held for reach in far_reaches(view, to))))), tuple(findings)
+
+
+# -- needs that no reader has -------------------------------------------------------------------------
+
+_EVERY, _RANGE, _PLACE = frozenset(Need), frozenset((Need.RANGE,)), frozenset((Need.PLACE,))
+_ACCURACY = frozenset((Need.RANGE, Need.DIGITS))
+_CUBES = Search.of(CUBIC)
+_SMALL_SUM = 8
+_FEW = 1 << 8
+_FEW_OF_MAPS = 1 << 12
+"""Terms of a mean. CUDA kernels accumulate in float32, but store the sum in the low type before they divide it, by a
+number of the low type. 256 terms of 255 fit float16, and 4096 terms of 16: feature maps that layers pool have values
+near 1, a residual stream does not."""
+_POOLED_FOR = LAYERS - {"ConvTranspose"}
+
+
+def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
+    """Yield the ops with needs that no reader of them has. O(nodes), plus the copies behind squares and means."""
+    view, copies = facts.view, Flow.of(facts.view, COPIES)
+    for sine in snakes(view):
+        why = "of a snake activation: off by no more than the sum behind it rounds"
+        yield sine, Unneeded(_PLACE, why)
+    for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
+        if _is_cube(facts, op):
+            why = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
+            yield op.id, Unneeded(_ACCURACY, why)
+    for op in float32_ops(view, ("Pow", "ReduceMean", "ReduceSum")):
+        readers = copies.readers(copies.forth(dict.fromkeys(op.results[:1]), view.holds_floats))
+        if op.kind == "Pow":
+            if facts[op.inputs[1]].number == 2 and not any(map(_sums_or_divides, readers)):
+                yield op.id, Unneeded(_ACCURACY, "a square that no sum, mean, root or divisor reads, as of Mul")
+        elif _sums_squares(facts, op) or (terms := combined_elements(view, op)) is None:
+            continue
+        elif op.kind == "ReduceSum" and terms <= _SMALL_SUM:
+            yield op.id, Unneeded(_RANGE, f"a sum of at most {_SMALL_SUM} numbers, as that many Adds give")
+        elif op.kind == "ReduceMean" and not any(reader.kind == "Sub" for reader in readers):
+            pooled = bool(readers) and all(reader.kind in _POOLED_FOR for reader in readers)
+            if terms <= (_FEW_OF_MAPS if pooled else _FEW):
+                yield op.id, Unneeded(_RANGE, "a mean of so few numbers that their sum fits")
+    for op in constant_ops(view):
+        yield op.id, Unneeded(_EVERY, "computed from shapes and constants alone")
+
+
+def _is_cube(facts: Facts, op: Op) -> bool:
+    """True for the Pow of tanh(c · (x + k · x³)) with positive k.
+
+    Beyond |x| = 40 x³ overflows to an infinity of x's sign, whose tanh is ±1; so is the exact tanh from |x| = 6 on.
+    Below |x| = 0.004 x³ becomes 0, which is negligible beside x.
+    """
+    match = _CUBES.direct(facts.view, op)
+    cubed = match is not None and facts[match.values["exponent"]].number == 3
+    return match is not None and cubed and (facts[match.values["factor"]].number or 0.0) > 0
+
+
+def _sums_or_divides(op: Op) -> bool:
+    return op.kind in REDUCTIONS or op.kind in MAGNIFIES or op.kind.endswith("Normalization")
+
+
+def _sums_squares(facts: Facts, op: Op) -> bool:
+    """True if a reduction reads squares, or means of products along the last axis, as in gradients of norms."""
+    squares, of_rows = facts[op.inputs[0]].squares, op.kind == "ReduceMean" and list(axes_of(facts.view, op)) == [-1]
+    return any(len(pair) == 1 or of_rows for pair in squares)
+
+
+def constant_ops(view: View) -> Iterator[Op]:
+    """Yield ops that compute with shapes and constants alone, as the root of a head size. O(nodes + uses)."""
+    known: set[ValueId | None] = {None, *view.constants}
+    for op in view.ops:
+        plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in RANDOM
+        constant = plain and bool(op.operands)
+        if constant or op.kind in ELEMENTLESS:
+            known.update(op.outputs)
+        if constant:
+            yield op

@@ -121,6 +121,8 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
         return fact._replace(peak=False, top=op.inputs[0] if op.kind == "ReduceMax" else None)
     if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
         return fact._replace(whole=None, peak=False)
+    if op.kind in ("DFT", "STFT"):
+        return fact._replace(low=-INF, high=INF, whole=None, peak=False)
     known = combined_elements(facts.view, op)
     count = min(known or FREE, _MANY)
     whole = fact.whole * count if fact.whole is not None else None

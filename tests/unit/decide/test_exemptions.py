@@ -15,7 +15,8 @@ from support import cases
 ONE = ", ".join("1" if row == column else "0" for row in range(8) for column in range(8))
 GELU = """g (float[N,8] x) => (float[N,8] y)
 <float[8,8] w = {ONE}, float half = {0.5}, float k = {0.044715},
- float less = {-0.044715}, float c = {0.797884583}, float one = {1}, float two = {2}, float three = {3}> {
+ float less = {-0.044715}, float c = {0.797884583}, float one = {1}, float two = {2}, float three = {3},
+ float four = {4}> {
     a = MatMul (x, w)
     h = Mul (half, a)  p = Pow (a, EXPONENT)  q = Mul (p, FACTOR)  i = Add (a, q)  j = Mul (i, c)
     t = Tanh (j)  o = Add (t, one)  r = Mul (h, o)
@@ -46,9 +47,14 @@ def test_the_cube_in_a_gelu_is_lowered_and_right_where_it_overflows() -> None:
     assert (np.abs(found - wanted) <= 7 * 2.0**-11 * np.maximum(np.abs(feed["x"]), np.abs(wanted))).all()
 
 
-@pytest.mark.parametrize(("exponent", "factor"), [("two", "k"), ("three", "less")])
+@pytest.mark.parametrize(("exponent", "factor"), [("four", "k"), ("three", "less")])
 def test_another_power_or_a_negative_factor_is_no_such_cube(exponent: str, factor: str) -> None:
     assert dtype(amp_rewrite.convert(gelu(exponent, factor)), "Pow") == "float32"
+
+
+@pytest.mark.parametrize("entry", [{"op": "Pow"}, {"op": "Pow", "need": "place"}])
+def test_an_entry_without_this_need_denies_always(entry: dict[str, str]) -> None:
+    assert dtype(amp_rewrite.convert(gelu(), fuse="basic", lists=[{"deny": [entry]}]), "Pow") == "float32"
 
 
 def test_a_cube_outside_of_a_gelu_stays_float32() -> None:

@@ -113,6 +113,17 @@ def test_a_widening_cast_goes_even_if_a_cast_to_a_wider_type_reads_it() -> None:
     assert (reads["y_float16"], reads["z"]) == (["s", "w_float16"], ["s"])
 
 
+def test_a_widening_cast_goes_that_only_a_folded_cast_reads() -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float16[8,8] x, float16[8,8] w, float[8,8] v)'
+        " => (float16[8,8] y, float[8,8] z) { a = MatMul (x, w) p = Cast <to = 1> (a) q = Cast <to = 10> (p)"
+        " y = MatMul (q, w) z = MatMul (v, v) }"
+    )
+    result = convert(onnx.parser.parse_model(text))
+    assert casts(result.model) == {"float32 → float16": 1, "float16 → float32": 1}
+    assert folded(result) == [("a", "float16", "float32"), ("p", "float32", "float16")]
+
+
 def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
     """A must-fail twin: bfloat16 holds fewer digits than float16, and no whole number holds a fraction."""
     for code in (16, 7):

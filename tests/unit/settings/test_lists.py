@@ -269,7 +269,10 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
     plain = load_lists(DType.FLOAT16).fingerprint
-    assert load_lists(DType.FLOAT16, [{"deny": [{"op": "Exp", "because": "else"}]}]).fingerprint == plain
+    assert (
+        load_lists(DType.FLOAT16, [{"deny": [{"op": "Exp", "need": "range", "because": "else"}]}]).fingerprint == plain
+    )
+    assert load_lists(DType.FLOAT16, [{"deny": ["Exp"]}]).fingerprint != plain
     assert load_lists(DType.FLOAT16, [{"remove": ["my.domain::Op"]}]).fingerprint == plain
     assert load_lists(DType.FLOAT16, [{"gray": ["Exp"]}]).fingerprint != plain
     assert len({load_lists(to, [base]).fingerprint for to, base in SHIPPED}) == 4
@@ -325,8 +328,13 @@ def test_only_float16_and_bfloat16_have_lists() -> None:
         ("- Exp", "my.yaml:1: a list file is a mapping with the keys base, allow, gray, clear, deny, unlisted, remove"),
         ("base: float8", "my.yaml:1: unknown base 'float8'; use one of empty, float16, bfloat16, tensorflow"),
         ("deny:\n- {because: x}", "my.yaml:2: an entry without 'op'; write {{op: Exp, because: a reason}}"),
-        ("deny:\n- op: Exp\n  why: x", "my.yaml:3: unknown key 'why' in an entry; use op, when and because"),
+        ("deny:\n- op: Exp\n  why: x", "my.yaml:3: unknown key 'why' in an entry; use op, when, need and because"),
         ("deny: [{op: Exp, because: [x]}]", "my.yaml:1: 'because' holds a list; give one line of text"),
+        (
+            "gray: [{op: Exp, need: range}]",
+            "my.yaml:1: 'need' in 'gray'; only ops of deny and unlisted wait for one",
+        ),
+        ("deny: [{op: Exp, need: rang}]", "my.yaml:1: unknown need 'rang'; did you mean 'range'?"),
         ("deny: [{op: Exp, when: x}]", "my.yaml:1: 'when' holds 'x'; write when: {{mode: nearest}}"),
         ("deny: [{op: Exp, when: {}}]", "my.yaml:1: 'when' holds a mapping; write when: {{mode: nearest}}"),
         ("deny: [{op: Resize, when: {mod: x}}]", "my.yaml:1: Resize has no attribute 'mod'; did you mean 'mode'?"),
