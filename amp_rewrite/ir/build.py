@@ -15,11 +15,11 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
 from amp_rewrite.files.protos import all_nodes, graphs_in
-from amp_rewrite.files.tensors import elements, in_memory, is_stub
+from amp_rewrite.files.tensors import dtype, elements, in_memory, is_stub
 from amp_rewrite.ir.node_check import missing_value, violation
 from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
-from amp_rewrite.ir.type_inference import body_input_types, result_type, settle, state_pairs
+from amp_rewrite.ir.type_inference import body_input_types, result_type, state_pairs, types_read
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZE_WITH_REGION
 
 _SCALES: Mapping[str, Callable[[int], int]] = {
@@ -50,13 +50,8 @@ class UnsortedError(ModelError):
     """A node that reads a value which nothing before it produces."""
 
 
-class ShadowingError(ModelError):
-    """A body's initializer that has the name of a value outside."""
-
-
 def build(proto: ModelProto) -> Index:
-    """Index a model. ModelError with the node's name if the graph cannot run, UnsortedError if it may by another order,
-    ShadowingError if it may without an initializer of a body.
+    """Index a model. ModelError with the node's name if the graph cannot run, UnsortedError if it may by another order.
 
     O(nodes + uses).
     """
@@ -65,7 +60,6 @@ def build(proto: ModelProto) -> Index:
     for function in proto.functions:
         walk.names.update(name for n in all_nodes(function.node) for name in (n.name, *n.input, *n.output))
     _refuse_bytes(walk.names, "a name in the model")
-    settle(walk.ops, walk.values, walk.uses, walk.types, walk.scopes)
     parts = tuple(walk.ops), tuple(walk.values), tuple(walk.scopes), tuple(walk.types)
     return Index(walk.opsets, *parts, tuple(map(tuple, walk.uses)), tuple(walk.carried), frozenset(walk.names))
 
@@ -200,12 +194,12 @@ class _Build:
         if not tensor.data_type:
             raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
         if not frame.main and tensor.name in frame.visible:
-            raise ShadowingError(
+            raise ModelError(
                 f"{frame.where}: initializer {tensor.name!r} has the name of a value outside, and runtimes disagree"
                 " about which of the two is read; rename one of them"
             )
         elements(tensor)  # raises for dims that no tensor has
-        vtype = ValueType(TENSOR, DType.of(tensor.data_type))
+        vtype = ValueType(TENSOR, dtype(tensor))
         held = Value(self._next, frame.scope, tensor.name, Role.INITIALIZER, None, public, overridable, tensor)
         return self._define(frame, held, vtype)
 
@@ -247,6 +241,8 @@ class _Build:
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
         op_id = OpId(len(self.ops))
         op = Op(op_id, frame.scope, domain, op_type, name, node, inputs, outputs, scopes, schema, kind)
+        for read_here, vtype in types_read(op, self.types):
+            self.types[read_here] = vtype
         for slot, out in enumerate(written):
             if out:
                 self._result(op, slot, out, frame, stated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import networkx as nx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from amp_rewrite.files.protos import all_nodes as all_nodes
 from amp_rewrite.files.protos import bodies as bodies
@@ -43,25 +43,6 @@ def in_order(proto: ModelProto) -> ModelProto | None:
             return None
         refill(holder, "node", nodes)
     return ordered
-
-
-def unshadowed(proto: ModelProto, same: Callable[[TensorProto, TensorProto], bool]) -> ModelProto:
-    """Return a copy of a model without initializers of bodies that are the `same` as outer ones of their name."""
-    copied = clone(proto)
-    _unshadow(copied.graph, {}, same)
-    return copied
-
-
-def _unshadow(
-    graph: GraphProto, outer: Mapping[str, TensorProto], same: Callable[[TensorProto, TensorProto], bool]
-) -> None:
-    kept = [t for t in graph.initializer if t.name not in outer or not same(t, outer[t.name])]
-    if len(kept) < len(graph.initializer):
-        refill(graph, "initializer", kept)
-    known = {**outer, **{t.name: t for t in graph.initializer}}
-    for node in graph.node:
-        for _, body in bodies(node):
-            _unshadow(body, known, same)
 
 
 def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto] | None:

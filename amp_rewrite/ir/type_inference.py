@@ -1,12 +1,10 @@
 """Inference of element types from schemas, input types and attributes alone.
 
-Shapes are not used, and declarations are not trusted: `value_info` may be absent or wrong. Types that neither inputs
-nor attributes determine (of unknown ops and untyped body inputs) come from the readers: `settle`.
+Shapes are not used, and declarations are not trusted: `value_info` may be absent or wrong.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -15,8 +13,8 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.nodes import Op, OpId, Scope, Use, Value, ValueId
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, parse_type, stated_dtype, unknown
+from amp_rewrite.ir.nodes import Op, Scope, ValueId
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, parse_type, stated_dtype
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 Types = Sequence[ValueType | None]
@@ -86,6 +84,17 @@ def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
     return binding
 
 
+def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
+    """Yield inputs of unknown types, as results of unknown ops are, with the types that an op can read alone."""
+    for slot, value in enumerate(op.inputs if op.signature is not None else ()):
+        if value is not None and types[value] is None and op.signature is not None:
+            formal, variable = op.signature.input(slot), op.signature.input_variable(slot)
+            known = parse_type(formal.type) if formal and formal.type not in op.signature.types else None
+            known = known or bound(op, types).get(variable or "")
+            if known is not None and known.container == TENSOR:
+                yield value, known
+
+
 @lru_cache(maxsize=_REMEMBERED)
 def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
     """Return the type of each variable that inputs of these types bind; an error message if they cannot."""
@@ -143,72 +152,4 @@ def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Va
         result = types[outputs[at]] if at < len(outputs) else None
         if result is not None and result.dtype is not None:
             return ValueType("seq", result.dtype) if op.op_type == "SequenceMap" else result
-    return None
-
-
-# -- types from readers --------------------------------------------------------------------------------
-
-
-def settle(
-    ops: Sequence[Op],
-    values: Sequence[Value],
-    uses: Sequence[Sequence[Use]],
-    types: list[ValueType | None],
-    scopes: Sequence[Scope],
-) -> None:
-    """Fill in types that are still unknown and that readers determine, and propagate each.
-
-    A reader determines a type if its port has one fixed type, or if another input or a result binds the same variable.
-    Other types stay unknown: they are never guessed.
-    """
-    queue = deque(v.id for v in values if unknown(types[v.id]))
-    queued = set(queue)
-    bound_by_results: set[tuple[OpId, str | None]] = set()
-    while queue:
-        value = queue.popleft()
-        queued.discard(value)
-        near = [ops[use.op] for use in uses[value]]
-        producer, settled = values[value].producer, None
-        if producer is not None:
-            op = ops[producer]
-            slot = op.outputs.index(value)
-            settled = result_type(op, slot, types, scopes)
-        if settled is None or settled.dtype is None:
-            settled = _by_readers(near, uses[value], types)
-        if settled is None or settled.dtype is None or not unknown(types[value]):
-            continue
-        types[value] = settled
-        if producer is not None:
-            binding = producer, op.signature.output_variable(slot) if op.signature is not None else None
-            near += [op] * (binding not in bound_by_results)
-            bound_by_results.add(binding)
-        for op in near:
-            for port in (*op.inputs, *op.outputs):
-                if port is not None and port not in queued and unknown(types[port]):
-                    queue.append(port)
-                    queued.add(port)
-
-
-def _by_readers(readers: Sequence[Op], uses: Sequence[Use], types: Types) -> ValueType | None:
-    for op, use in zip(readers, uses, strict=True):
-        formal = op.signature.input(use.slot) if op.signature else None
-        if op.signature is None or formal is None:
-            continue
-        if formal.type not in op.signature.types:
-            return parse_type(formal.type)
-        variable = op.signature.input_variable(use.slot) or ""
-        known = bound(op, types).get(variable) or _bound_by_result(op, op.signature, variable, types)
-        if known is not None and known.container == TENSOR:
-            return known
-        legal = op.signature.types[formal.type]
-        if len(legal) == 1:
-            return parse_type(next(iter(legal)))
-    return None
-
-
-def _bound_by_result(op: Op, signature: Signature, variable: str, types: Types) -> ValueType | None:
-    for slot, result in enumerate(op.outputs):
-        settled = types[result] if result is not None and variable else None
-        if settled is not None and settled.dtype is not None and signature.output_variable(slot) == variable:
-            return settled
     return None

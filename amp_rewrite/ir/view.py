@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial, update_wrapper
+from dataclasses import dataclass, field, replace
+from functools import cached_property, update_wrapper
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import networkx as nx
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import Index, ShadowingError, UnsortedError, build
+from amp_rewrite.ir.build import Index, UnsortedError, build
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.ir.graphs import in_order, unshadowed
+from amp_rewrite.ir.graphs import in_order
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, TypeVariable, Use, Value, ValueId
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, unknown
 
 __all__ = ["MAIN", "Op", "OpId", "Role", "Scope", "ScopeId", "TypeVariable", "Use", "Value", "ValueId", "View", "once"]
 
@@ -81,16 +81,13 @@ class View(Index):
         """
         try:
             index = build(model.proto)
-        except ShadowingError:
-            model = _mended(model, unshadowed(model.proto, partial(_same, model)), _SHADOWED)
-            index = build(model.proto)
         except UnsortedError:
             ordered = in_order(model.proto)
             if ordered is None:
                 raise
-            model = _mended(model, ordered, _UNSORTED)
+            model = replace(model, proto=ordered, mends=(*model.mends, _UNSORTED))
             index = build(ordered)
-        return cls(**{part.name: getattr(index, part.name) for part in fields(index)}, model=model)
+        return cls(**vars(index), model=model)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}  # a copy asks again
@@ -218,16 +215,15 @@ class View(Index):
         return tuple([TypeVariable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
-        """Return the type at these ports, preferably of a tensor: linked variables name tensors and sequences alike."""
-        first: ValueType | None = None
-        for side, slots in ((op.inputs, ins), (op.outputs, outs)):
-            for slot in slots:
-                value = side[slot]
-                value_type = self.types[value] if value is not None else None
-                if value_type is not None and value_type.container == TENSOR:
-                    return value_type
-                first = first or value_type
-        return first
+        """Return the type at these ports, preferably of a tensor: linked variables name tensors and sequences alike.
+
+        None if the type of one of the inputs is not known, as behind an unknown op: nothing may be cast there.
+        """
+        types = [self.types[value] for slot in ins if (value := op.inputs[slot]) is not None]
+        if any(map(unknown, types)):
+            return None
+        types += [self.types[value] for slot in outs if (value := op.outputs[slot]) is not None]
+        return next((t for t in types if t is not None and t.container == TENSOR), types[0] if types else None)
 
     def forget(self) -> None:
         """Drop the graph and the results of analyses that ran once, for their memory; they are made again if asked."""
@@ -294,16 +290,6 @@ def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports
     return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in variables.items())
 
 
-_SHADOWED = "bodies repeat initializers of the graph around them; the result has each once"
-_UNSORTED = "its nodes were not in the order in which they run; the result has them in order"
-
-
-def _mended(model: Model, proto: ModelProto, note: str) -> Model:
-    return replace(model, proto=proto, mends=(*model.mends, Finding("mended", "model", note)))
-
-
-def _same(model: Model, a: TensorProto, b: TensorProto) -> bool:
-    if (a.data_type, a.dims[:]) != (b.data_type, b.dims[:]):
-        return False
-    mine, theirs = model.array(a), model.array(b)
-    return mine.tobytes() == theirs.tobytes()
+_UNSORTED = Finding(
+    "mended", "model", "its nodes were not in the order in which they run; the result has them in order"
+)

@@ -129,26 +129,6 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
         ),
         "there twice, with the same values",
     ),
-    "a metadata key twice": (
-        model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"]),
-        "the last entry is left",
-    ),
-    "an import of opset 0 that no node uses": (
-        model(lambda m: m.opset_import.add(domain="foo", version=0)),
-        "foo opset 0, which no node uses",
-    ),
-    "an import of opset -3 that no node uses": (
-        model(lambda m: m.opset_import.add(domain="foo", version=-3)),
-        "foo opset -3, which no node uses",
-    ),
-    "an import of opset 2^40 that no node uses": (
-        model(lambda m: m.opset_import.add(domain="foo", version=1 << 40)),
-        "which no node uses",
-    ),
-    "an initializer without a name": (
-        model(lambda m: m.graph.initializer.append(tensor("", [1]))),
-        "an initializer has no name",
-    ),
     "another declaration of an input": (
         model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("x", 1, [5, 16]))),
         "value_info declares the input otherwise",

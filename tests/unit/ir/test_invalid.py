@@ -72,23 +72,6 @@ def test_a_scale_that_is_no_factor_of_a_size_is_refused(scale: str) -> None:
         convert(model)
 
 
-def test_an_initializer_of_a_body_that_repeats_an_outer_one_is_left_out() -> None:
-    """As onnx-graphsurgeon writes captured constants."""
-    text = (
-        '<ir_version: 8, opset_import: ["": 17]> g (bool c, float[4, 16] x) => (float[4, 16] y) {'
-        " y = If (c) <then_branch = t () => (float[4, 16] a) { a = MatMul (x, w) },"
-        " else_branch = e () => (float[4, 16] b) { b = MatMul (x, w) }> }"
-    )
-    model = onnx.parser.parse_model(text)
-    weight = onnx.numpy_helper.from_array(np.full((16, 16), 0.5, np.float32), "w")
-    model.graph.initializer.append(weight)
-    model.graph.node[0].attribute[0].g.initializer.append(weight)
-    converted = convert(model)
-    (branching,) = (node for node in converted.model.graph.node if node.op_type == "If")
-    assert [len(branch.g.initializer) for branch in branching.attribute] == [0, 0]
-    assert [finding.kind for finding in converted.report.findings] == ["mended"]
-
-
 def changed(words: str = "y = Relu (x)", **fields: object) -> ModelProto:
     head = '<ir_version: 10, opset_import: ["": 21, "my": 1]>'
     model = onnx.parser.parse_model(f"{head} g (float[2] x, bool c, int64 n) => (float[2] y) {{ {words} }}")
