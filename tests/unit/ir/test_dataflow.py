@@ -1,4 +1,4 @@
-"""The steps that analyses take along the graph: only readers, numbers, what a value is behind other ops, squares."""
+"""The steps that analyses take along the graph: only readers, numbers, what a value is behind other ops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from amp_rewrite.ir.dataflow import (
     number,
     only_reader,
     origin,
-    squared,
-    sums_squares,
     trail,
 )
 from amp_rewrite.ir.view import ValueId, View
@@ -95,15 +93,3 @@ def test_what_a_value_is_a_multiple_of(op: str, plain: str, signed: str) -> None
     graph = Graph(f"a=Exp(x);v={op}")
     found = [origin(graph.view, graph.value("v"), multiples(graph.view, signs=signs)) for signs in (False, True)]
     assert [graph.name(value) for value in found] == [plain, signed]
-
-
-@pytest.mark.parametrize(
-    ("op", "expected"), [("Mul(a,a)", "a"), ("Mul(a,x)", None), ("Pow(a,two)", "a"), ("Add(a,a)", None)]
-)
-def test_squares_are_products_with_itself_and_second_powers(op: str, expected: str | None) -> None:
-    graph = Graph(f"a=Exp(x);q={op};k=Cast[to=1](q);v=ReduceMean[axes=-1](q);w=ReduceMean[axes=-1](k)", "v w")
-    ops = {op.node.output[0]: op for op in graph.view.ops}
-    assert graph.name(squared(ops["q"])) == expected
-    assert graph.name(sums_squares(graph.view, ops["v"])) == expected
-    assert sums_squares(graph.view, ops["w"]) is None
-    assert graph.name(sums_squares(graph.view, ops["w"], cast=True)) == expected
