@@ -45,11 +45,6 @@ class Tolerance:
     def passes(self, score: float) -> bool:
         return score <= 1.0
 
-    def missed_near_zero(self, difference: Difference) -> bool:
-        """True if only small elements fail: the largest error passes, measured by the largest value of the output."""
-        small = difference.scaled is not None and difference.scaled <= self.rtol
-        return small and not difference.ok and difference.score is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance, worse
@@ -24,9 +23,6 @@ SCHEMA = 1
 
 _STEPS = 100
 """Steps to start with."""
-
-_SHORT = 100
-"""Below this length, two objections stand in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +89,6 @@ class Verdict(Result):
         """Return the reason in one line: the first objection and the number of others, or the compared values."""
         objections = self._objections
         if objections:
-            if len(objections) == 2 and sum(map(len, objections)) < _SHORT:
-                return "; ".join(objections)
             more = f" (and {count(len(objections) - 1, 'more objection')})" if len(objections) > 1 else ""
             return objections[0] + more
         values = sum(row.difference.compared for row in self.rows)
@@ -160,37 +154,23 @@ class Verdict(Result):
         return (min(scores) if self.criterion.higher else max(scores)) if scores else None
 
     @property
-    def near_zero(self) -> str:
-        """Return a remark if small elements alone fail a tolerance that the errors keep by the scale of outputs."""
-        by = self.criterion
-        failed = [row.difference for row in self.rows if not row.difference.ok]
-        if not isinstance(by, Tolerance) or self.refusals or not failed or not all(map(by.missed_near_zero, failed)):
-            return ""
-        return (
-            f"only elements near zero fail: no error is above {self.largest:.2g} of its output's largest value; a"
-            f" tolerance of {by.rtol:g} (--tolerance {by.rtol:g}) accepts that, and so does an atol for them"
-        )
-
-    @property
     def reached(self) -> str:
         """Return the tolerance that a failed candidate keeps, if errors alone fail; "" for other criteria."""
-        by = self.criterion
-        failed = [row.difference for row in self.rows if not row.difference.ok]
-        if isinstance(by, Tolerance) or by.measure != MEASURES["scaled"] or self.refusals or not failed:
+        by, largest = self.criterion, self.largest
+        failed = [row.difference.score for row in self.rows if not row.difference.ok]
+        if not isinstance(by, Tolerance) and by.measure != MEASURES["scaled"]:
             return ""
-        if any(difference.score is None or not math.isfinite(difference.score) for difference in failed):
+        if self.refusals or not failed or not largest or not all(s is not None and math.isfinite(s) for s in failed):
             return ""
-        largest = max(difference.score for difference in failed if difference.score is not None)
         step = 10.0 ** math.floor(math.log10(largest))
-        return (
-            f"the largest error is {largest:.2g}, so it passes with a tolerance of {math.ceil(largest / step) * step:g}"
-        )
+        passing = f"{math.ceil(largest / step) * step:g}"
+        return f"the largest error is {largest:.2g}, so it passes with a tolerance of {passing}"
 
     @property
     def _remarks(self) -> tuple[str, ...]:
         full = {row.output for row in self.rows if row.difference.elements or not row.difference.compared}
         empty = [f"output {name!r} is empty on both sides in every batch" for name in self.outputs if name not in full]
-        return (*self.notes, *filter(None, [self.near_zero, self.reached]), *empty)
+        return (*self.notes, *filter(None, [self.reached]), *empty)
 
     @property
     def _objections(self) -> tuple[str, ...]:
@@ -221,7 +201,7 @@ class Verdict(Result):
         )
         lines = [f"{self.candidate.model} against {self.reference.model}", *table(facts)]
         if self.rows:
-            cells = _folded(self.rows) if verbose else map(self._worst_cells, self.worst)
+            cells = [(row.label, *_cells(row)) for row in self.rows] if verbose else map(self._worst_cells, self.worst)
             lines += ["", *table(cells, head=_HEAD, right=" >>>>>")]
         lines += ["", self.brief]
         lines += [f"note: {note}" for note in self._remarks]
@@ -276,13 +256,6 @@ def _worse(by: Criterion, first: Difference, second: Difference) -> bool:
 
 
 _HEAD = ("output", "batch", "max abs", "max rel", "scaled", "score", "at", "reference", "candidate", "")
-
-
-def _folded(rows: Sequence[OutputRow]) -> Iterator[tuple[str, ...]]:
-    """Yield the label and cells of rows; one line for equal parts of an output that follow each other."""
-    for (_, cells), group in groupby(rows, key=lambda row: (row.output, _cells(row))):
-        first, *others = [row.label for row in group]
-        yield f"{first} … {others[-1]}" if others else first, *cells
 
 
 def _cells(row: OutputRow) -> tuple[str, ...]:

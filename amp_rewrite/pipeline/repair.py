@@ -228,7 +228,6 @@ class Search:
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
         converted = with_evidence(converted, _evidence_of(verdict, level, why, len(pinned)))
-        remark = self.verdicts[frozenset()].near_zero
         return Repaired(
             converted,
             verdict,
@@ -239,7 +238,6 @@ class Search:
             self.budget,
             tuple(self.trail),
             solved,
-            remark,
         )
 
 

@@ -118,7 +118,6 @@ class Repaired(Result):
         budget: the largest number of trials.
         trail: all trials.
         solved: True if the search ended and the result is near enough; True without a tolerance.
-        remark: advice where elements near zero alone made the plain conversion fail.
     """
 
     converted: Converted
@@ -130,7 +129,6 @@ class Repaired(Result):
     budget: int
     trail: tuple[TrialRow, ...]
     solved: bool
-    remark: str = ""
 
     @property
     def result(self) -> Model:
@@ -199,8 +197,7 @@ class Repaired(Result):
             return ()
         from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
-        remarks = (*verdict.notes, *filter(None, [self.remark]))
-        return (outputs_figure(verdict.rows, verdict.allowed, verdict.brief, remarks),)
+        return (outputs_figure(verdict.rows, verdict.allowed, verdict.brief, verdict.notes),)
 
     @property
     def trials(self) -> int:
@@ -223,7 +220,6 @@ class Repaired(Result):
                 f"  {to.spelling} cannot hold this: with all regions in float32 the error is still larger, from low"
                 f" inputs and outputs or from float32 itself{other}"
             ]
-        lines += [f"  {self.remark}"] if self.remark else []
         return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
 
 

@@ -31,8 +31,6 @@ _ADDED = 7  # columns; the rest are compared
 _EXACT_IN_FLOAT = 1 << 24  # ones; float32 can count that far
 _NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
 _NEUTRAL = [0.0] * 8 + [-np.inf]
-_STEP = 2.0**-149  # the smallest float32
-_SURE = 2.0**-120  # from which on taking away a step changes no float32
 
 Rows = NDArray[np.float64]
 
@@ -82,12 +80,11 @@ class RangeNodes:
         self._dtype, one = dtype, dtype.numpy.type
         named = dict(zip(_NAMES, bounds(to, dtype.numpy), strict=True))
         overflows = np.nextafter(named["infinite_in_low"], one(np.inf))
-        self._bounds = {**named, "overflows": overflows, "sure": max(named["survives"], one(_SURE))}
+        self._bounds = {**named, "overflows": overflows}
         values = {
             **self._bounds,
             "zero": one(0),
             "infinity": one(np.inf),
-            "step": one(_STEP),
             "flat": np.array([-1]),
             "many": np.array([_EXACT_IN_FLOAT]),
             "no_count": np.zeros(1),
@@ -103,27 +100,18 @@ class RangeNodes:
         """
         a = nodes.op("Reshape", nodes.op("Abs", name), self._known["flat"])
         n = nodes.op("Shape", a)
-        number, largest, apart = nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a), self._apart(nodes, a)
+        number, largest, apart = nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a), self._nonzero(nodes, a)
         least = _reduced(nodes, "ReduceMin", apart)
         limits = ((_reduced(nodes, "ReduceSum", a), "infinity"), (largest, "overflows"), (n, "many"))
         tests = [nodes.op("Less", value, self._known[limit]) for value, limit in limits]
-        dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", least, self._known["sure"])])
+        dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", least, self._known["survives"])])
 
         def one_count(branch: NodeBuilder) -> str:
-            all_normal = self._bounds["normal"] < self._bounds["sure"]
+            all_normal = self._bounds["normal"] < self._bounds["survives"]
             normal = number if all_normal else self._above(branch, apart, "normal", self._dtype)
             return self._joined(branch, [number] * 4 + [normal], largest, least)
 
         return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
-
-    def _apart(self, nodes: NodeBuilder, a: str) -> str:
-        """Return the magnitudes with infinity for zero; those that may not survive are only below the bound for it.
-
-        A subtraction and a LeakyRelu are faster than Where: they turn zeros into infinities.
-        """
-        if self._dtype is not DType.FLOAT:
-            return self._nonzero(nodes, a)
-        return nodes.op("LeakyRelu", nodes.op("Sub", a, self._known["step"]), alpha=-np.inf)
 
     def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
         """Return the row of any numbers and any count: NaN, infinities, and values that overflow or vanish."""
