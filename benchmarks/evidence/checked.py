@@ -3,8 +3,8 @@
     python benchmarks/run.py checked CACHE [--rounds 5]
 
 CACHE is the folder that `zoo` filled; BERT-base, ViT-base and Whisper's encoder of it are measured beside an MLP of
-100 MB that is built here. Each run is a process of its own, start-up included. Memory is the peak that the kernel keeps for the process, which counts
-pages of the weights' file while they are mapped.
+100 MB that is built here. Each run is a process of its own, start-up included. Memory is the peak that the kernel
+keeps for the process, which counts pages of the weights' file while they are mapped.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from numpy.typing import NDArray
 
-from amp_rewrite import DType, Feed, FeedError, Model, PolicyError, View, calibrate, convert, emulate
+from amp_rewrite import DType, Feed, Model, PolicyError, View, calibrate, convert, emulate
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
@@ -76,15 +76,6 @@ def test_chunks_change_no_number(name: str, chunk: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(MODULE, "CHUNK", chunk)
 
     assert calibrate(path, batch_of(name)) == ranges
-
-
-def test_progress_counts_runs_of_all_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(MODULE, "CHUNK", 2)
-
-    calibrate(NET, [ONE, TWO], progress=lambda done, total: told.append((done, total)))
-
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_constants_count_once_per_batch() -> None:
@@ -226,15 +217,6 @@ def test_settings_that_make_no_sense_are_refused(more: dict[str, object], messag
         calibrate(NET, ONE, **more)  # type: ignore[arg-type]
 
     assert str(refused.value) == message
-
-
-def test_nonfinite_data_needs_to_be_allowed() -> None:
-    data = {"x": np.float32([[np.inf, 1]])}
-
-    with pytest.raises(FeedError):
-        calibrate(NET, data)
-
-    assert calibrate(NET, data, allow_nonfinite=True).values["x"] == Range(2, 1, 1.0, 1.0)
 
 
 # -- memory --------------------------------------------------------------------------------------------------

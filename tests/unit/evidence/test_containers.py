@@ -120,19 +120,14 @@ def test_empty_sequences_and_optionals_are_equal_and_a_note_names_them() -> None
         assert f"note: output '{name}' is empty on both sides in every batch\n" in verdict.text()
 
 
-def test_equal_parts_fold_and_the_worst_stands_for_its_output() -> None:
+def test_the_worst_part_stands_for_its_output() -> None:
     text = verify(containers(), containers(), FED, tolerance=0.0).text()
     assert "  pair[0] (worst of 3) " in text and "pair[1]" not in text
-    same = {name: [np.ones(2, np.float32)] * 1000 for name in ("s",)}
-    rows = verdict_on(same, same)
-    assert "s[0] … s[999]" in rows.text(verbose=True)
-    assert len(rows.text(verbose=True).splitlines()) < 12
-    worse = {"s": [*same["s"][:7], np.full(2, 1.5, np.float32), *same["s"][8:]]}
-    found = verdict_on(same, worse)
-    assert "  s[7] (worst of 1000) " in found.text()
+    same = {"s": [np.ones(2, np.float32)] * 9}
+    found = verdict_on(same, {"s": [*same["s"][:7], np.full(2, 1.5, np.float32), same["s"][8]]})
+    assert "  s[7] (worst of 9) " in found.text()
     assert found.because.startswith("output 's[7]', batch 0: error 0.5 of the largest value")
-    shown = [line.split("  ")[1] for line in found.text(verbose=True).splitlines() if line.startswith("  s[")]
-    assert shown == ["s[0] … s[6]", "s[7]", "s[8] … s[999]"]
+    assert len(found.text(verbose=True).splitlines()) == len(found.text().splitlines()) + 8
 
 
 def verdict_on(expected: dict[str, Any], results: dict[str, Any]) -> Verdict:

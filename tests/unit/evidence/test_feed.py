@@ -74,13 +74,6 @@ def test_a_mapping_is_one_batch() -> None:
     assert (feed.origin, feed.random, feed.notes) == ("the arrays given", False, ())
 
 
-def test_a_list_is_many_batches() -> None:
-    other = {"x": X + 1, "i": I + 1}
-    feed = Feed.of([BATCH, other], MODEL)
-    same(feed, BATCH, other)
-    assert feed.origin == "the batches given"
-
-
 def test_a_generator_function_is_called_for_each_pass() -> None:
     calls = []
 
@@ -93,13 +86,6 @@ def test_a_generator_function_is_called_for_each_pass() -> None:
     same(feed, BATCH, {"x": X * 2, "i": I})
     assert feed.origin == "batches()"
     assert len(calls) == 4  # the check of the first batch, two passes, the count
-
-
-def test_an_array_is_the_only_input() -> None:
-    one = parsed("float[n, 3] x, float[3] w")
-    one.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
-    same(Feed.of(X, one), {"x": X})
-    same(Feed.of([X, X + 1], one), {"x": X}, {"x": X + 1})
 
 
 def test_a_tuple_of_arrays_stands_in_the_order_of_the_inputs() -> None:
@@ -327,13 +313,6 @@ def test_a_batch_that_does_not_fit_is_refused(batch: Mapping[str, Any], message:
     assert refusal(batch).startswith(message)
 
 
-def test_nonfinite_numbers_are_fed_if_allowed() -> None:
-    odd = np.float32([[np.nan, np.inf, -np.inf], [1, 2, 3]])
-    feed = Feed.of({"x": odd, "i": I}, MODEL, allow_nonfinite=True)
-    same(feed, {"x": odd, "i": I})
-    same(Feed.of(feed, MODEL), {"x": odd, "i": I})
-
-
 # -- arrays that no input takes ------------------------------------------------------------------------
 
 LABELS = {**BATCH, "label": I, "weight": X}
@@ -416,12 +395,6 @@ def test_bfloat16_is_fed_as_it_is_also_from_a_file(tmp_path: Path) -> None:
     same(Feed.of({"x": value}, model), {"x": value})
     np.savez(tmp_path / "d.npz", x=value)
     same(Feed.of(tmp_path / "d.npz", model), {"x": value})
-
-
-def test_a_cast_that_overflows_is_refused() -> None:
-    assert refusal({"x": np.float32([1, 7e4])}, parsed("float16[2] x")) == (
-        "input 'x' of batch 0 has 70000.0 at [1], which is inf in float16; scale the data"
-    )
 
 
 def test_strings_are_fed_as_objects(tmp_path: Path) -> None:
@@ -522,11 +495,6 @@ def test_what_cannot_be_drawn_is_refused(signature: str, options: dict[str, Any]
     with pytest.raises(FeedError) as error:
         Feed.randomly(parsed(signature), **options)
     assert str(error.value).startswith(message)
-
-
-def test_options_are_read_as_they_are_written() -> None:
-    assert parse_shapes(["input=1,128", "a=b=3", "k="]) == {"input": (1, 128), "a=b": (3,), "k": ()}
-    assert parse_int_ranges(["ids=0,30522", "n=-5,5"]) == {"ids": (0, 30522), "n": (-5, 5)}
 
 
 @pytest.mark.parametrize("text", ["input", "=1,2", "input=1,x", "input=1.5", "input=1,,2"])

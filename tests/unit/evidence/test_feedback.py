@@ -12,7 +12,6 @@ import pytest
 
 from amp_rewrite import calibrate, convert, locate, verify
 from amp_rewrite.errors import FeedError
-from amp_rewrite.evidence.conditions import unrolled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.feedback import state_pairs, words_of
 from amp_rewrite.evidence.verify import Stepped
@@ -72,11 +71,6 @@ def test_a_sequence_begins_with_the_state_in_the_data_and_later_ones_are_not_rea
     batches = [{"x": X, "h": np.float32([10, 20])}, {"x": X, "h": np.float32([99, 99])}]
     assert outputs(Feed.of(batches, SUM, feedback="hn=h")) == [[11, 22], [12, 24]]
     assert outputs(Feed.of(batches, SUM, feedback="hn=h", steps=2)) == [[11, 22], [12, 24], [100, 101], [101, 103]]
-
-
-def test_free_dimensions_of_zeros_are_those_of_the_batch() -> None:
-    free = model("(float[n,2] x, float[n,2] h) => (float[n,2] hn)", "hn = Add (h, x)")
-    assert outputs(Feed.of(np.ones((3, 2), np.float32), free, feedback="hn=h", steps=2), free) == [[1] * 6, [2] * 6]
 
 
 def test_a_cache_grows_with_each_step() -> None:
@@ -200,12 +194,6 @@ def test_locate_starts_each_step_from_the_states_of_the_reference() -> None:
     assert located.fed.batches == 1
     (leak,) = (row for row in located.rows if row.op == "leak")
     assert leak.absmax == pytest.approx(1.3 * 0.999 * (1 - 0.999**49), rel=1e-3)
-
-
-def test_an_unrolled_feed_holds_the_states_as_data() -> None:
-    feed = unrolled(Feed.of(CHUNKS, SUM, feedback="hn=h"), SUM)
-    assert [batch["h"].tolist() for batch in feed] == [[0, 0], [1, 2], [3, 6], [6, 12]]
-    assert (len(feed), feed.feedback) == (4, None)
 
 
 # -- states that a model seems to have ------------------------------------------------------------------------

@@ -41,14 +41,6 @@ def test_hard_models_are_repaired_with_most_compute_ops_still_low(name: str, saf
     assert verify(hard.model, found.converted.result, hard.batch, emulate=True, **NEAR).ok
 
 
-@pytest.mark.parametrize("name", BROKEN_BY_DATA)
-def test_hard_models_are_broken_without_repair(name: str) -> None:
-    hard = HARD[name]()
-    plain = amp_rewrite.convert(hard.model, safety="none")
-
-    assert not verify(hard.model, plain.result, hard.batch, emulate=True, **NEAR).ok
-
-
 def needy(layers: int = 8, needs: tuple[int, ...] = (5,)) -> ModelProto:
     """A chain in which some layers add 255 and subtract it again: float16 keeps eighths there."""
     parts, x = [], "x"
@@ -210,27 +202,6 @@ def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
         "verdict",
         "report",
     }
-
-
-def test_the_figures_of_a_repair_are_those_of_its_conversion_with_its_own_between() -> None:
-    found = repaired(needy(needs=(1,)))
-    of_conversion = [figure.name for figure in found.converted.figures()]
-    names = [figure.name for figure in found.figures()]
-    own = [name for name in names if name not in of_conversion]
-    assert sorted(names) == sorted([*of_conversion, *own])
-    first = [figure.name for figure in found.converted.figures() if figure.notebook]
-    assert names[: len(first)] == first and names[len(first)] == own[0]
-
-
-def test_functions_that_are_inlined_are_seen_too() -> None:
-    model = build(
-        "a=MatMul(x,w);b=Mish(a);y=MatMul(b,w)", ["y"], constants={"w": np.eye(8, dtype=np.float32)}, opset=18
-    )
-
-    found = repair(model, BATCH, **NEAR)
-
-    assert found.solved
-    assert not [f for f in found.converted.report.findings if f.kind == "unseen"]
 
 
 def test_progress_counts_stage_by_stage() -> None:

@@ -1,0 +1,162 @@
+"""Results of the plain command, `amp-rewrite model.onnx`, on models that are hard and on those of the GPU measurement.
+
+    python benchmarks/run.py plain [--only NAME …]    # writes results and docs/evidence/plain.md
+
+The hard models are those of tests/support/hard_models.py, judged on the data that break them. Of the GPU models those
+of at most 600 MB are grown from benchmarks/gpu/skeletons; of the others a small export in tests/models stands for the
+architecture. Their weights and data are random. Half precision is emulated. Rows that are not measured keep their
+numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shared import measure
+
+PAGE = measure.ROOT / "docs" / "evidence" / "plain.md"
+SKELETONS = measure.ROOT / "benchmarks" / "gpu" / "skeletons"
+EXPORTS = measure.ROOT / "tests" / "models"
+FULL = ("bert_base", "gpt2", "gpt2_step", "resnet50", "vit_base", "whisper", "dense")
+SMALL = {"bert_large": "bert_dynamo20", "llama": "llama_dynamo21", "unet": "unet_dynamo21"}
+NEAR = 1e-2
+INTRO = f"""# What the plain command makes
+
+`amp-rewrite model.onnx`, without options, on [models that break in half precision](hard_models.md), with the data that
+break them, and on the models that were [measured on a GPU](gpu.md), on random data. *Right*: no error above {NEAR:g} of
+the largest value of its output, with half precision [emulated](../concepts/emulation.md). *Kept*: ops that the check on
+a random batch keeps in float32. `python benchmarks/run.py plain` writes this page. [Trained models](trained.md) are
+asked what their packages ask them, by the same command.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model. `operators`: onnxruntime's own, with their numbers; `kept`: pins of the check."""
+
+    group: str
+    model: str
+    megabytes: float
+    right: bool
+    error: str
+    lowered: int
+    products: int
+    kept: int
+    operators: str
+
+
+def hard(name: str, folder: str) -> tuple[str, str]:
+    """Write a hard model and its data; return their paths."""
+    import numpy as np
+    import onnx
+
+    from support.hard_models import HARD
+
+    built, target = HARD[name](), Path(folder)
+    onnx.save(built.model, target / f"{name}.onnx")
+    np.savez(target / f"{name}.npz", **built.batch)
+    return str(target / f"{name}.onnx"), str(target / f"{name}.npz")
+
+
+def grown(name: str, folder: str) -> str:
+    """Grow the float32 model of a skeleton; return its path."""
+    from benchmarks.gpu import skeleton_files
+
+    packed, chosen, target = (Path(folder) / part for part in ("packed", "chosen", "grown"))
+    target.mkdir(exist_ok=True)
+    skeleton_files.unpack(SKELETONS / f"{name}.tar.xz", packed)
+    skeleton_files.select(packed, name, ("float32",), chosen)
+    skeleton_files.regrow(chosen, target, name)
+    return str(target / f"{name}.float32.onnx")
+
+
+def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
+    """Judge a conversion, on data or, without any, on a random batch of another seed than the check's."""
+    import amp_rewrite
+    from amp_rewrite.ir.graphs import all_nodes
+    from amp_rewrite.runtime.ports import input_ports
+
+    model, result = amp_rewrite.Model.load(source), amp_rewrite.Model.load(made)
+    ids = {port.name: (0, 500) for port in input_ports(model) if port.name.endswith("ids")}
+    feed: Any = data or amp_rewrite.Feed.randomly(model, seed=1, int_ranges=ids, free=16)
+    verdict = amp_rewrite.verify(model, result, feed, tolerance=NEAR, emulate=True)
+    totals = json.loads(Path(f"{made}.json").read_text("utf-8"))
+    operators = Counter(node.op_type for node in all_nodes(result.proto.graph.node) if node.domain == "com.microsoft")
+    return Row(
+        group,
+        name,
+        model.nbytes / 1e6,
+        verdict.ok,
+        f"{verdict.largest:.2g}" if verdict.largest is not None else "not finite",
+        totals["totals"]["compute_lowered"],
+        totals["totals"]["compute_ops"],
+        len(totals["evidence"].get("keep", ())),
+        ", ".join(f"{number} {kind}" for kind, number in sorted(operators.items())),
+    )
+
+
+def measured(group: str, name: str) -> Row:
+    """Convert a model by the command, in a process of its own, and judge the result in another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = ""
+        if group == "hard":
+            source, data = measure.apart(hard, name, folder)
+        elif name in SMALL:
+            source = str(EXPORTS / f"{SMALL[name]}.onnx")
+        else:
+            source = measure.apart(grown, name, folder)
+        made = str(Path(folder) / "made.onnx")
+        run = measure.cost([*measure.own_command(), source, "-o", made, "--report", f"{made}.json"])
+        if run.code:
+            sys.exit(f"{name}: {run.said}")
+        row: Row = measure.apart(judged, group, name, source, made, data)
+        return row
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    head = ("model", "MB", "right", "largest error", "products low", "kept", "onnxruntime's operators")
+    return measure.markdown(head, map(cells, rows))
+
+
+def cells(row: dict[str, Any]) -> Iterator[str]:
+    name, small = row["model"], SMALL.get(row["model"])
+    yield f"`{name}`, small: `{small}`" if small else f"`{name}`"
+    yield f"{row['megabytes']:.3g}"
+    yield "yes" if row["right"] else "**no**"
+    yield row["error"]
+    yield f"{row['lowered']} of {row['products']}"
+    yield str(row["kept"] or "-")
+    yield row["operators"] or "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    given = parser.parse_args()
+    from dataclasses import asdict
+
+    from support.hard_models import HARD
+
+    names = [*(("hard", name) for name in HARD), *(("gpu", name) for name in (*FULL, *SMALL))]
+    stored = measure.RESULTS / "plain.json"
+    known = {row["model"]: row for row in json.loads(stored.read_text("utf-8"))["rows"]} if stored.exists() else {}
+    for group, name in names:
+        if given.only is None or name in given.only:
+            known[name] = asdict(measured(group, name))
+            print(known[name], flush=True)
+    rows = [known[name] for _, name in names if name in known]
+    about = measure.machine(("onnx", "numpy", "onnxruntime-gpu"))
+    measure.write("plain", about, rows, table(rows))
+    PAGE.write_text("\n".join([INTRO, *table(rows)]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
