@@ -185,7 +185,7 @@ def _bars() -> Iterator[Tell]:
         def tell(title: str, done: int, total: int | None) -> None:
             if title not in tasks:
                 tasks[title] = drawing.add_task(escape(plain(title)), total=None)
-            drawing.update(tasks[title], completed=done, total=total)
+            drawing.update(tasks[title], completed=done, total=total if done else None)  # moves until there is progress
 
         yield tell
 

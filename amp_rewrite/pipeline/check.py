@@ -60,10 +60,10 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
     if converted.plan.empty:
         return converted
     try:
+        request.tell("run in float32")
         reference = _Reference.of(draft, batch)
-        request.tell("check", 1, 2)
+        request.tell(f"run in {request.to.spelling}")
         rows = reference.rows(converted.result)
-        request.tell("check", 2, 2)
         reference.check_comparable(rows, request.to)
     except AmpRewriteError as why:
         if isinstance(why, FeedError) and _asked(batch):
