@@ -21,8 +21,6 @@ AUTOCAST ?= $(BIN)/python
 OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
-# Tests among which `make select` chooses.
-MEASURED ?= tests/unit tests/suites/catalogue tests/suites/gate tests/suites/hostile/test_hostile_reading.py tests/suites/models/test_golden_digests.py tests/suites/models/test_golden_products.py
 # Tests that write the digests and numbers with which they compare.
 GOLDEN ?= suites/models/test_golden_digests suites/models/test_golden_products \
 	unit/decide/test_contexts_golden unit/cli/test_help
@@ -31,18 +29,17 @@ INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/su
 INTEGRATION_VENVS ?= .venv-integrations
 # Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
 LOWER ?=
-# Of the quick tests those that a version can change: not tools, texts and pages, nor sweeps over models.
-LOWEST_TESTS ?= @tests/quick.txt $(foreach suite,gate hostile pages repository,--deselect=tests/suites/$(suite)) \
-	--ignore=tests/unit/fleet --ignore=tests/unit/reports \
-	--ignore=tests/unit/cli/test_batch.py --ignore=tests/unit/cli/test_completion.py --ignore=tests/unit/cli/test_terminal.py \
-	--ignore=tests/unit/rewrite/shift/test_laws.py --ignore=tests/unit/rewrite/shift/test_contrib_records.py \
-	--ignore=tests/unit/rewrite/test_emulate_ops.py --ignore-glob='tests/unit/rewrite/test_vjp_*' \
+# Tests that the version of a package can change: of files, graphs, rewrites and runs, not of decisions, words and training.
+VERSIONS ?= $(addprefix tests/unit/,files ir runtime evidence pipeline rewrite integrations compat) \
+	--ignore-glob='tests/unit/rewrite/test_vjp_*' --ignore=tests/unit/rewrite/shift --ignore=tests/unit/rewrite/test_emulate_ops.py \
 	-m "not torch and not transformers and not stub and not gpu and not slow"
+# The interpreter of `make newest`.
+NEWEST ?= python3.13
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test quick golden select check conformance trained webgpu webgpu-page webgpu-table clients integrations fleet lint format types dev extras wheel lowest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test slow quick golden check conformance trained webgpu webgpu-page webgpu-table clients integrations fleet lint format types dev extras wheel lowest newest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -52,19 +49,17 @@ demo: $(RUNTIME) ## convert models that break in float16, by this package and ot
 	@$(PIP) onnxconverter-common || true
 	@$(BIN)/python examples/demo.py --peers $(PEERS) --autocast $(AUTOCAST)
 
-test: $(DEV) ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test: $(DEV) ## run the tests, but for those marked slow
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
-quick: $(DEV) ## run the small tests that cover most, in a minute and a half: between two edits
+slow: $(DEV) ## run the tests marked slow: many models, long trainings, pages in a browser
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+quick: $(DEV) ## run the small tests that cover most, in a minute: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
 
 golden: $(DEV) ## write what models and steps are now into tests/golden: after a change that is meant to change them
 	for name in $(GOLDEN); do PYTHONPATH=.:tests $(BIN)/python tests/$$name.py || exit; done
-
-select: $(DEV) ## measure the tests of tests/unit and some suites, and choose those of make quick: tests/quick.txt
-	$(PIP) coverage
-	$(BIN)/python tools/select_quick.py measure build/select -n $(WORKERS) $(MEASURED) -m "not slow" $(ARGS)
-	$(BIN)/python tools/select_quick.py choose build/select --write
 
 check: lint types test ## lint, types and tests: what has to be green before a commit
 
@@ -154,7 +149,12 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 	amp-rewrite digits_cnn.onnx --dry-run | grep "onnxruntime, and it is not installed; uv pip install onnxruntime-gpu"
 
 lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
-	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
+	$(LOWEST_VENV)/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
+
+newest: $(DEV) ## run the same tests on another Python: make newest NEWEST=python3.14
+	$(BIN)/uv venv --quiet --clear --python $(NEWEST) .venv-newest
+	$(BIN)/uv pip install --quiet --python .venv-newest -e '.[dev,clients]'
+	.venv-newest/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
 
 gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
 	code=0; $(BIN)/python -m pytest -m gpu $(ARGS) || code=$$?; \

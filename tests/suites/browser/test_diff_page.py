@@ -14,7 +14,7 @@ from suites.browser.test_report_page import EVIL, details, hostile, legend
 from support.browser import NARROW, WIDE, Visiting
 from support.corpus import exported
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 BERT = "tests/models/bert_ts13.onnx"
 

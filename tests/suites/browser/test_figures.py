@@ -16,7 +16,7 @@ from amp_rewrite.reports.result import Result
 from support.browser import NARROW, WIDE, Visiting
 from support.paths import ROOT
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 OUTLIER = ROOT / "examples" / "outlier"
 MODEL, DATA = OUTLIER / "model.onnx", OUTLIER / "batches.npz"

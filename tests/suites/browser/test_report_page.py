@@ -17,7 +17,7 @@ from amp_rewrite.reports.sources import report_in
 from support.browser import NARROW, WIDE, Visit, Visiting
 from support.corpus import exported, text_model
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 BERT = "tests/models/bert_ts13.onnx"
 

@@ -9,6 +9,8 @@ import pytest
 from suites.conformance.run import run_cases
 from suites.conformance.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 EACH = 8
 """Of the cases that hold every operator, one in so many runs here."""
 

@@ -104,6 +104,7 @@ def test_rows_are_joined_by_model_way_and_code_and_drawn() -> None:
     assert len(svg.findall(".//{*}title")) == 2
 
 
+@pytest.mark.slow
 def test_a_prediction_has_a_row_for_each_way_and_says_what_is_missing(skeletons: Path) -> None:
     rows = list(gpu_predicted.predicted(skeletons, H200))
     assert {row["way"] for row in rows} == set(gpu_predicted.WAYS)

@@ -31,6 +31,7 @@ def rows_of(out: Path) -> dict[str, Any]:
     return {job["name"]: job["row"] for job in json.loads((out / "gpu.json").read_text("utf-8"))["rows"]}
 
 
+@pytest.mark.slow
 def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: Path, tmp_path: Path) -> None:
     words = ("--provider", "cpu", "--tiny", "--kinds", *KINDS)
     first = run(grown, tmp_path, *words)

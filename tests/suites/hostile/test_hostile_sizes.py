@@ -169,4 +169,5 @@ def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path
     for words in WAYS:
         attempt(cage, tmp_path, model, *words)
     attempt(cage, tmp_path, model, "--json", command="report")
-    attempt(cage, tmp_path, model, command="doctor")
+    if place == "value":  # the doctor starts processes of its own, and reads shapes as a conversion does
+        attempt(cage, tmp_path, model, command="doctor")

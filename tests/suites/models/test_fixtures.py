@@ -96,6 +96,7 @@ def run_on_cpu(
         return {key.removeprefix("output/"): stored[key] for key in stored.files}
 
 
+@pytest.mark.slow
 @every_fixture
 def test_the_float32_model_computes_what_torch_computed(name: str, tmp_path: Path) -> None:
     outputs = run_on_cpu(name, source(name), "all", tmp_path)
@@ -107,6 +108,7 @@ def test_the_float32_model_computes_what_torch_computed(name: str, tmp_path: Pat
         np.testing.assert_allclose(outputs[key], array, rtol=0, atol=1e-4, err_msg=key)
 
 
+@pytest.mark.slow
 @every_fixture
 def test_the_tolerance_tells_a_wrong_answer_from_a_rounded_one(name: str, tmp_path: Path) -> None:
     """A must-fail twin: the same model on other inputs is out of bounds in at least one output."""
@@ -188,6 +190,7 @@ def test_a_float16_model_loads_and_keeps_its_outputs(name: str, level: str, tmp_
         np.testing.assert_allclose(outputs[key], array, rtol=0, atol=bound, err_msg=key)
 
 
+@pytest.mark.slow
 @every_fixture
 def test_a_bfloat16_model_is_valid_as_far_as_a_cpu_can_tell(name: str, tmp_path: Path) -> None:
     """The CPU provider has no bfloat16 kernels: after types are resolved it may only say so."""
@@ -213,6 +216,7 @@ def placements(name: str, level: str) -> dict[DType, dict[str, Any]]:
         return dict(zip(paths, stub.placements(list(paths.values()), level=level), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 @both_types
 @every_fixture

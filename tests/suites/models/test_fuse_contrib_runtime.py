@@ -147,6 +147,7 @@ def count_of(row: Mapping[str, Any], kinds: Sequence[str]) -> int:
 both_types = pytest.mark.parametrize("low", ["float16", "bfloat16"])
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 @every_model
 @both_types
@@ -156,6 +157,7 @@ def test_the_runtime_has_at_least_as_many_as_of_the_float32_model(name: str, low
     assert fewer == set()
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 @every_model
 @both_types

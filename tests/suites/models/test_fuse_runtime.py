@@ -69,6 +69,7 @@ def _counted(row: Mapping[str, Any]) -> dict[str, int]:
     return {what: sum(ops.get(op, 0) for op in kinds) for what, kinds in FUSED.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 @pytest.mark.parametrize("name", FIXTURES)
 def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: Path) -> None:

@@ -237,6 +237,7 @@ def lowered(result: Converted) -> list[object]:
 # -- onnx's own node tests -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_models_of_onnx_itself_survive_every_level() -> None:
     """One of each operator, every op that can be lowered is; what opened before opens after."""
     found = [text for name, model in corpus.backend_models() for text in _backend_objections(name, model)]

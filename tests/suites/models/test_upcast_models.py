@@ -109,6 +109,7 @@ def test_a_raised_model_is_valid_and_has_no_needless_cast(name: str) -> None:
     assert found == {}
 
 
+@pytest.mark.slow
 @every_model
 def test_a_raised_model_opens(name: str) -> None:
     # onnxruntime 1.31's NchwcTransformer crashes on some float16 LSTMs; see test_fixtures.
@@ -191,6 +192,7 @@ def _edged(graph: Graph) -> bool:
     return any(isinstance(step, (Branch, Looped)) for step in graph.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @given(graph=graphs(), data=st.data())
 @bounded

@@ -106,6 +106,7 @@ def test_the_story_of_a_model_that_is_not_there_says_which_are() -> None:
 # The pipelines
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_torch_example_runs() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
@@ -113,6 +114,7 @@ def test_the_torch_example_runs() -> None:
     assert "\nok: " in ran(sys.executable, EXAMPLES / "torch_export.py", cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.transformers
 def test_the_hugging_face_example_runs() -> None:

@@ -18,6 +18,8 @@ import pytest
 
 from support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples" / "training"
 PYTORCH = json.loads((EXAMPLES / "models" / "losses.json").read_text("utf-8"))
 STEPS = 20

@@ -19,7 +19,7 @@ from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import F32, PLACE, Run, same
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 RNG = np.random.default_rng(0)
 LOSS = "cross_entropy(output, label)"
 

@@ -17,7 +17,7 @@ from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import AdamW
 from support.train.nets import F32
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 RNG = np.random.default_rng(0)
 
 
