@@ -70,6 +70,10 @@ def by_bytes(made: ModelProto, before: bytes, after: bytes) -> None:
     made.ParseFromString(serialized.replace(before, after))
 
 
+def renamed(made: ModelProto, name: str) -> None:
+    made.graph.node[0].output[0] = made.graph.node[1].input[0] = name
+
+
 def uncalled(made: ModelProto) -> None:
     made.graph.node[0].CopyFrom(helper.make_node("MatMul", ["x", "w"], ["h"]))
     made.functions[0].node[0].op_type = "Nonsense"
@@ -155,6 +159,18 @@ UNCHECKED: Mapping[str, ModelProto] = {
     "an output of another rank": model(
         lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [4]))
     ),
+    "an initializer of another shape in value_info": model(
+        lambda m: m.graph.value_info.append(helper.make_tensor_value_info("w", 1, [2, 2]))
+    ),
+    "a dim of 0": model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("h", 1, [0, 16]))),
+    "a branch output of another shape": model(
+        lambda m: branch(m).output[0].CopyFrom(helper.make_tensor_value_info("a", 1, [4, 17])),  # type: ignore[attr-defined]
+        BRANCHES,
+    ),
+    "a Constant of two values": model(
+        lambda m: m.graph.node[0].attribute.append(helper.make_attribute("value_int", 3)),
+        "o = Constant <value_float = 1.0> () a = Add (x, o) h = MatMul (a, w) y = MatMul (h, w)",
+    ),
     "a dim of -1": model(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1)),
     "GroupNormalization of opset 18": model(
         lambda m: m.graph.initializer.append(tensor("s", [2, 3])),
@@ -187,6 +203,33 @@ OVERLOOKED: Mapping[str, ModelProto] = {
         lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION
     ),
     "an uncalled function of an unknown op": model(uncalled, CALL, function=FUNCTION),
+    "an annotation of a scale that is not there": model(
+        lambda m: m.graph.quantization_annotation.add(tensor_name="h").quant_parameter_tensor_names.add(
+            key="SCALE_TENSOR", value="nothing"
+        )
+    ),
+    "a value name with NUL": model(lambda m: renamed(m, "a\0b")),
+    "a value name like a path": model(lambda m: renamed(m, "../../etc")),
+    "a node of an input's name": model(lambda m: setattr(m.graph.node[0], "name", "x")),
+    "an output that is an initializer": model(
+        lambda m: m.graph.output.append(helper.make_tensor_value_info("w", 1, [16, 16]))
+    ),
+    "an output that is an input": model(lambda m: m.graph.output.append(m.graph.input[0])),
+    "a dim_param that is an expression": model(
+        lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_param", "4 * (n\n+ 1)")
+    ),
+    "training of nothing": model(lambda m: m.training_info.add().initialization_binding.add(key="a", value="b")),
+    "a field that onnx does not know": model(lambda m: m.MergeFromString(b"\xfa\x7f\x03abc")),
+    "text that is not UTF-8, unread": model(
+        lambda m: m.graph.initializer.add(name="u", data_type=8, dims=[1], string_data=[b"\xff"])
+    ),
+    "a metadata key of a node twice": model(
+        lambda m: [m.graph.node[0].metadata_props.add(key="a", value=v) for v in "12"]
+    ),
+    "an overload that no function has": model(lambda m: setattr(m.graph.node[0], "overload", "v2")),
+    "a function input that nothing reads": model(
+        lambda m: m.functions[0].input.append("unread"), CALL, function=FUNCTION
+    ),
     "an omitted output": model(lambda m: m.graph.node[1].output.append(""), PLAIN.replace("Relu", "Dropout")),
 }
 REFUSED: Mapping[str, tuple[ModelProto, str]] = {
