@@ -87,7 +87,6 @@ def overwrite(value: Any, new: Any) -> None:
 
 
 def _nbytes(value: Any) -> int:
-    """Return the size of a tensor; strings have none."""
     dtype = DType.of(value.element_type())
     return dtype.nbytes(math.prod(value.shape())) if dtype is not None else 0
 
@@ -352,7 +351,6 @@ class BufferedRunner:
             return {name: to_array(self._ort, value) for name, value in zip(self.told, values, strict=True)}
 
     def _feed(self, name: str, array: Array) -> None:
-        """Copy an array to the device; its memory there is reused while shape and type stay the same."""
         like, held = self._fed.get(name, (None, None))
         if like != (array.shape, array.dtype):
             if name not in self.inputs:

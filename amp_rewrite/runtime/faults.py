@@ -202,7 +202,6 @@ def _low_norms(view: View, made: Made) -> Iterator[Op]:
 
 
 def _captured(view: View, made: Made) -> Iterator[Op]:
-    """Yield convolutions whose result a body reads, such as a branch of If."""
     for op in view.of_kinds(("Conv",)):
         if any(view.ops[use.op].scope != op.scope for v in op.results for use in view.uses[v]):
             yield op
@@ -252,7 +251,6 @@ _EXACT_IN_FLOAT16 = 2048
 
 
 def _new_grid_modes(view: View, made: Made) -> Iterator[Op]:
-    """Yield GridSample with a mode that opset 20 renamed."""
     for op in view.of_kinds(("GridSample",)):
         mode = text_attribute(op.node, "mode", "linear")
         if op.signature is not None and op.signature.since >= _RENAMED_GRID_MODES and mode != "nearest":

@@ -80,6 +80,11 @@ _KNOWN = (
         "install TensorRT (pip install tensorrt) where the loader finds it, or leave TensorrtExecutionProvider out",
     ),
     (
+        r"graph (?:capture )?feature as requested by the user as ",
+        "",
+        "leave the CUDA graph out (cuda_graph, enable_cuda_graph)",
+    ),
+    (
         r"Opset (\d+) is under development",
         "it knows the opsets of ai.onnx below {0}",
         "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter",
@@ -89,7 +94,6 @@ _KNOWN = (
 
 
 def _text(cause: Exception) -> str:
-    """Return onnxruntime's text on one line, without its prefix and source location."""
     text = " ".join(str(cause).split())
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]

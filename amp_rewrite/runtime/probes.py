@@ -7,14 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.installation import DEFAULT, Package, onnxruntime, packages
+from amp_rewrite.runtime.installation import onnxruntime
 from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.plugins import REQUIREMENT, described, devices, registered
 from amp_rewrite.runtime.runner import (
@@ -78,14 +78,6 @@ Asked = Mapping[str, Any]
 _OUR_ERROR = "amp_rewrite.errors.MachineError: models run in onnxruntime, and "
 _SECONDS = 300.0  # for a process that only opens a tiny model
 _DRIVER_SECONDS = 60.0  # for one that starts a driver, which may have to initialize eight GPUs
-
-
-def runtimes(installed: Callable[[str], str | None] | None = None) -> tuple[Package, ...]:
-    """Return the packages of onnxruntime that are here, those with CUDA first; `installed` replaces pip's records."""
-    if installed is None:
-        return packages()
-    known = ((name, installed(name)) for name in (DEFAULT, "onnxruntime"))
-    return tuple(Package(name, release) for name, release in known if release is not None)
 
 
 def machine_asked() -> Hardware:

@@ -152,7 +152,6 @@ class Runner:
         return cls(input_ports(model), output_ports(model), opened, by_provider[opened], session, written)
 
     def _runs_blank(self) -> bool:
-        """Return whether the model runs on zeros; False for inputs without such values."""
         feeds: dict[str, Array] = {}
         sizes: dict[str | None, int] = {}
         for port in self.inputs:
@@ -237,7 +236,6 @@ class Runner:
         return from_array(installed_onnxruntime(), array, *self._place(device))
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
-        """Raise ModelError unless `feeds` has only inputs and all required ones."""
         if not isinstance(feeds, Mapping):
             raise ModelError(f"inputs must be a mapping, not {type(feeds).__name__}; pass {{name: array}}")
         check_names("input", feeds, tuple(port.name for port in self.inputs))

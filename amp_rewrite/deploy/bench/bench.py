@@ -215,7 +215,6 @@ def _file(source: object, model: Model, spare: Path) -> Path:
 
 
 def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, tell: Tell) -> tuple[list[BenchEntry], int]:
-    """Return an entry of each with its latencies and speed-ups, and the number of runs in a round."""
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
     latencies = []
@@ -238,7 +237,6 @@ def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, tell:
 
 
 def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[OpChanges, ...]:
-    """Return the changes of each other model's ops against the first model without TF32."""
     others = [c for c in sides if c.number]
     profiles = []
     for done, candidate in enumerate((sides[0], *others) if others else (), 1):

@@ -46,7 +46,6 @@ def device_name(provider: str) -> str:
 
 
 def _line_of(file: Path, start: str) -> str:
-    """Return the rest of the first line of a file that starts so; "" without a file or line."""
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
     return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
 
@@ -145,7 +144,6 @@ def read_profile(file: Path, *, skip: int = 0) -> tuple[OpTime, ...]:
 
 
 def _ops(events: Sequence[Mapping[str, Any]], runs: Sequence[int], skip: int) -> tuple[OpTime, ...]:
-    """Return the median of each op over the counted runs; an op in a loop may run several times per run."""
     taken: dict[tuple[str, str, str, str], NDArray[Any]] = defaultdict(lambda: np.zeros(len(runs)))
     for event in events:
         args = event["args"]

@@ -4,32 +4,31 @@ Every fact comes from the driver, the loader, onnxruntime or a table; other fact
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
-from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks, webgpu_model_checks
+from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.render import size
 from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, WEBGPU
-from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, Loader, hardware, libraries, pip_line
+from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware, libraries, pip_line
 from amp_rewrite.runtime.installation import (
     DEFAULT,
     InstallationFault,
     Package,
-    faults,
     install,
     installation_faults,
+    packages,
     uninstall,
 )
 from amp_rewrite.runtime.kernels import Kernels, load_webgpu_kernels
 from amp_rewrite.runtime.plugins import REQUIREMENT
-from amp_rewrite.runtime.probes import Asked, asked, machine_asked, opened, runtimes, webgpu_asked
+from amp_rewrite.runtime.probes import Asked, asked, machine_asked, opened, webgpu_asked
 from amp_rewrite.settings.choices import Target, TargetName
 from amp_rewrite.settings.policy import LowType, low_type
 
@@ -39,22 +38,16 @@ def doctor(
     *,
     to: LowType | None = None,
     target: TargetName | Target | None = None,
-    load: Loader | None = None,
-    ask: Callable[[], Asked] | None = None,
-    installed: Callable[[str], str | None] | None = None,
 ) -> Checkup:
     """Check what keeps half precision from being fast on this machine, and in a model if given.
 
-    With a model, and without a GPU here, what this machine lacks is advice, not a finding. By default the driver, too,
-    is queried in a process of its own, because it may crash.
+    With a model, and without a GPU here, what this machine lacks is advice, not a finding. The driver and onnxruntime
+    are queried in processes of their own, because they may crash.
 
     Args:
         model: as `convert` takes it.
         to: the low type, as `convert` takes it; None: that of a model that is half already, else float16.
         target: "webgpu" looks at the WebGPU provider in place of CUDA; None: CUDA.
-        load: replaces the loader of libraries.
-        ask: replaces onnxruntime in a process of its own.
-        installed: replaces the installed packages.
 
     Returns:
         All checks, with remedies.
@@ -70,33 +63,35 @@ def doctor(
     asked_for = low_type(to) if to is not None else None
     low = asked_for or DType.FLOAT16
     if target is not None and Target.parse(target) is Target.WEBGPU:
-        own = _webgpu_model(Model.load(model), low, runtimes(installed)) if model is not None else ()
-        return Checkup((*_webgpu((ask or webgpu_asked)()), *own))
-    machine = machine_asked() if load is None else hardware(load)
-    checks = list(_machine(machine, low, load or ctypes.CDLL, (ask or asked)(), installed))
+        checks = list(_webgpu(webgpu_asked()))
+        if model is not None:
+            source = Model.load(model)
+            checks += [*_fits(source, WEBGPU), *model_checks(source, low, Target.WEBGPU)]
+        return Checkup(tuple(checks))
+    machine = machine_asked()
+    checks = list(_machine(machine, low, asked()))
     if model is not None and not machine.gpus:  # the model is for another machine
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
         source = Model.load(model)
-        checks += _fits(source, runtimes(installed), CUDA)
-        checks += model_checks(source, asked_for)
+        checks += [*_fits(source, CUDA), *model_checks(source, asked_for)]
     return Checkup(tuple(checks))
 
 
-def opening(model: Path, ask: Callable[[], Asked] | None = None) -> Checkup:
+def opening(model: Path) -> Checkup:
     """Open a model file unchanged, in separate processes: on the CPU, and on CUDA if that opens here.
 
     A finding names the signal that ends the process, or onnxruntime's objection, and the optimizers without which it
-    opens. `ask` replaces the query of onnxruntime. ModelError for a path that is not a file.
+    opens. ModelError for a path that is not a file.
     """
     if not model.is_file():
         raise ModelError(f"cannot read {model}: not a file; name a model file")
-    cuda = (ask or asked)().get("opens", False)
+    cuda = asked().get("opens", False)
     return Checkup(tuple(_opens(model, provider) for provider in (CPU, *((CUDA,) if cuda else ()))))
 
 
-def _fits(model: Model, packages: Sequence[Package], provider: str) -> Iterator[Check]:
-    for package in packages[:1]:
+def _fits(model: Model, provider: str) -> Iterator[Check]:
+    for package in packages()[:1]:
         if (unfit := unfit_here(model, package.version, provider)) is not None:
             fact, _, remedy = unfit.partition("; ")
             yield Check("release", FINDING, fact, remedy)
@@ -112,51 +107,38 @@ def _opens(model: Path, provider: str) -> Check:
     return Check("open", FINDING, f"{provider}: {failure}", "no known workaround; try other optimization levels")
 
 
-def _machine(
-    machine: Hardware, low: DType, load: Loader, told: Asked, installed: Callable[[str], str | None] | None
-) -> Iterator[Check]:
-    packages = runtimes(installed)
-    if not packages and "version" in told:
-        packages = (Package("onnxruntime", told["version"]),)  # a build of its own, which no package owns
-    major = str(told.get("cuda") or "").partition(".")[0]
+def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
+    here = packages()
+    if not here and "version" in answer:
+        here = (Package("onnxruntime", answer["version"]),)  # a build of its own, which no package owns
+    major = str(answer.get("cuda") or "").partition(".")[0]
     built = int(major) if major.isdecimal() else None
     yield from _gpus(machine, low)
     yield _driver(machine, built)
-    yield from _runtime(packages, told, tuple(faults(packages, None)) if installed else installation_faults())
+    yield from _runtime(here, answer, installation_faults())
     if built is not None:
-        yield from _libraries(built, load)
-    if "failure" in told:
+        yield from _libraries(built)
+    if "failure" in answer:
         yield Check("provider", UNKNOWN, "onnxruntime could not be asked")
-    elif told["opens"]:
+    elif answer["opens"]:
         yield Check("provider", OK, "CUDAExecutionProvider opens")
     else:
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
-    yield from _plugins(told)
-    yield _table(packages, installed_kernels(packages))
+    yield from _plugins(answer)
+    yield _table([str(package) for package in here], installed_kernels())
 
 
-def _webgpu_model(model: Model, low: DType, packages: Sequence[Package]) -> Iterator[Check]:
-    yield from _fits(model, packages, WEBGPU)
-    yield from webgpu_model_checks(model, low)
-
-
-def _webgpu(told: Asked) -> Iterator[Check]:
-    kernels = load_webgpu_kernels()
-    if "failure" in told:
-        yield Check("provider", FINDING, told["failure"], "install onnxruntime and its plugin anew")
+def _webgpu(answer: Asked) -> Iterator[Check]:
+    if "failure" in answer:
+        yield Check("provider", FINDING, answer["failure"], "install onnxruntime and its plugin anew")
         return
-    absence = told["absence"]
+    absence = answer["absence"]
     if absence is None:
         yield Check("provider", OK, "WebGpuExecutionProvider opens, and takes float16")
     else:
         fact, _, remedy = absence.partition("; ")
         yield Check("provider", FINDING, f"WebGpuExecutionProvider does not open: {fact}", remedy)
-    installed = f"{REQUIREMENT} {told['release']}"
-    if told["release"] is None or installed == kernels.runtime:
-        yield Check("kernels", OK, f"the kernel table is that of {kernels.runtime}")
-    else:
-        fact = f"the kernel table is that of {kernels.runtime}, and {installed} is installed: its kernels may differ"
-        yield Check("kernels", FINDING, fact, f"python -m pip install '{kernels.runtime.replace(' ', '==')}'")
+    yield _table([f"{REQUIREMENT} {answer['release']}"] if answer["release"] else [], load_webgpu_kernels())
 
 
 def _gpus(machine: Hardware, low: DType) -> Iterator[Check]:
@@ -186,8 +168,7 @@ def _driver(machine: Hardware, built: int | None) -> Check:
     return Check("driver", OK, served)
 
 
-def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[InstallationFault]) -> Iterator[Check]:
-    """Yield one finding per fault of the installation; without any, the state of the runtime."""
+def _runtime(packages: Sequence[Package], answer: Asked, known: Sequence[InstallationFault]) -> Iterator[Check]:
     for fault in known:
         yield Check("onnxruntime", FINDING, fault.fact, fault.remedy)
     if known:
@@ -196,18 +177,18 @@ def _runtime(packages: Sequence[Package], told: Asked, known: Sequence[Installat
     if not packages:
         line = f"{install(DEFAULT)}; converting does not need it"
         yield Check("onnxruntime", FINDING, "not installed", line)
-    elif "failure" in told:
+    elif "failure" in answer:
         again = install(f"{packages[0].name}=={packages[0].version}", again=True)
-        yield Check("onnxruntime", FINDING, f"{named}: {told['failure']}", again)
-    elif told["cuda"] is None:
+        yield Check("onnxruntime", FINDING, f"{named}: {answer['failure']}", again)
+    elif answer["cuda"] is None:
         swap = f"{uninstall(packages[0].name)}; {install(DEFAULT)}"
         yield Check("onnxruntime", FINDING, f"{named} is built without CUDA", swap)
     else:
-        yield Check("onnxruntime", OK, f"{named}, built for CUDA {told['cuda']}")
+        yield Check("onnxruntime", OK, f"{named}, built for CUDA {answer['cuda']}")
 
 
-def _libraries(built: int, load: Loader) -> Iterator[Check]:
-    known = libraries(built, load)
+def _libraries(built: int) -> Iterator[Check]:
+    known = libraries(built)
     if not known:
         yield Check("libraries", UNKNOWN, f"what CUDA {built} needs on this system is not known here")
         return
@@ -221,8 +202,8 @@ def _libraries(built: int, load: Loader) -> Iterator[Check]:
         yield Check("libraries", OK, f"all {len(known)} of CUDA {built} and cuDNN are here, {by_pip} of them by pip")
 
 
-def _plugins(told: Asked) -> Iterator[Check]:
-    for plugin in told.get("plugins", ()):
+def _plugins(answer: Asked) -> Iterator[Check]:
+    for plugin in answer.get("plugins", ()):
         named = f"{plugin['package']} {plugin['release']}"
         if plugin["failure"]:
             yield Check("plugin", UNKNOWN, f"{named}: {plugin['failure']}", "its documentation names what it needs")
@@ -231,14 +212,9 @@ def _plugins(told: Asked) -> Iterator[Check]:
             yield Check("plugin", OK, f"{named} offers {offered}")
 
 
-def _table(packages: Sequence[Package], kernels: Kernels) -> Check:
-    here = [str(package) for package in packages]
-    own = kernels.runtime.rpartition(" ")[2]
-    if not here or any(own == package.version for package in packages):
-        return Check("kernels", OK, f"the kernel table is that of {kernels.runtime}")
-    return Check(
-        "kernels",
-        FINDING,
-        f"the kernel table is that of {kernels.runtime}, and {' and '.join(here)} is installed: its kernels may differ",
-        f"python -m pip install '{kernels.runtime.replace(' ', '==')}'",
-    )
+def _table(here: Sequence[str], kernels: Kernels) -> Check:
+    said = f"the kernel table is that of {kernels.runtime}"
+    if not here or kernels.runtime.rpartition(" ")[2] in (name.rpartition(" ")[2] for name in here):
+        return Check("kernels", OK, said)
+    fact = f"{said}, and {' and '.join(here)} is installed: its kernels may differ"
+    return Check("kernels", FINDING, fact, f"python -m pip install '{kernels.runtime.replace(' ', '==')}'")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -32,39 +33,43 @@ from amp_rewrite.reports.match import RowGraph
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.rows import FLOATING, Totals
-from amp_rewrite.runtime.installation import Package
+from amp_rewrite.runtime.installation import packages
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels, load_webgpu_kernels
-from amp_rewrite.runtime.probes import runtimes
 from amp_rewrite.runtime.provider_options import cuda_options
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.request import Request
 
 
-def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
+def model_checks(source: Model, to: DType | None, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
     """Check a model as it is converted to a type; one that is half already as it is, with what a conversion would do.
 
-    `to`: None for the model's own low type, or float16.
+    `to`: None for the model's own low type, or float16. `target`: CUDA or WebGPU.
     """
     own = half_type(source)
     low = to or own or DType.FLOAT16
     yield type_of(source)
-    converted = convert(source, to=low)
+    converted = convert(source, to=low, target=target)
     checked = source if own is low else converted.result
     view = View.of(checked)
     yield _lowered(converted.report.totals, low)
     if own is low:
-        yield from kept_by_conversion(source, low)
+        yield from kept_by_conversion(source, low, target)
     for finding in converted.report.findings:
         if finding.kind == "runtime_hazard":
             fact, _, remedy = finding.message.partition(" · ")
             yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
-    yield from _fallen(view, installed_kernels(runtimes()))
+    on_cuda = target is Target.ORT_CUDA
+    yield from _fallen(view, installed_kernels() if on_cuda else load_webgpu_kernels())
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"
         yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
-    yield from _unaligned(view, low)
-    yield from _opening(checked)
+    if on_cuda:
+        yield from _unaligned(view, low)
+        yield from _opening(checked)
+    elif long := [row.name for row in converted.report.rows if row.rule == LONG_SUM]:
+        fact = f"{count(len(long), 'op')} in float32, since the device accumulates in float16 ({shortened(long)})"
+        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them anyway; verify the result on the device")
     yield VALUES
 
 
@@ -113,28 +118,11 @@ def _padded(size: int) -> str:
     return f"{aligned}" if aligned == better else f"{aligned}, or to {better}: below 256 powers of two run best"
 
 
-def webgpu_model_checks(source: Model, low: DType) -> Iterator[Check]:
-    """Check a model as it is converted for WebGPU: ops in the low type, long sums, ops on the CPU."""
-    converted = convert(source, to=low, target=Target.WEBGPU)
-    yield type_of(source)
-    yield _lowered(converted.report.totals, low)
-    long = [row.name for row in converted.report.rows if row.rule == LONG_SUM]
-    if long:
-        fact = f"{count(len(long), 'op')} in float32, since the device accumulates in float16 ({shortened(long)})"
-        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them anyway; verify the result on the device")
-    if half_type(source) is low:
-        yield from kept_by_conversion(source, low, Target.WEBGPU)
-    yield from _fallen(View.of(converted.result), load_webgpu_kernels())
-    yield VALUES
-
-
-def installed_kernels(packages: Sequence[Package]) -> Kernels:
+def installed_kernels() -> Kernels:
     """Return the kernel table that serves the installed onnxruntime; the newest where none does."""
-    for package in packages:
-        try:
+    for package in packages():
+        with suppress(PolicyError):
             return load_kernels(known_release(package.version))
-        except PolicyError:
-            continue
     return load_kernels()
 
 
@@ -212,7 +200,6 @@ _MEND = "convert the float32 model; without one, `amp-rewrite MODEL --keep PATTE
 
 
 def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Check]:
-    """Yield a finding for each safety rule and each fault of the target that ops in a low type break."""
     broken = {rule: ops for rule, ops in found.items() if rule == reasons.RUNTIME_FAULT or _protects(rule)}
     for rule, ops in broken.items():
         note = next(filter(None, ops.values()), "")

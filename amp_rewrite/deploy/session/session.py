@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,32 +120,33 @@ class Session:
         )
         asked = _SessionRequest(opening, providers is not None, to, ignored)
         ready = _ready(source, asked, kept_in, options)
-        self._runner, unopened, refused, unrecorded = _open(ready, source, opening)
-        self._report_json = None if refused else ready.report
+        if ready.report is not None:
+            try:
+                self._runner, unopened = _opened(ready.model, opening)
+            except ModelError as refused:
+                ready = _ModelToOpen(source, left=f"what was converted does not open ({refused})")
+        if ready.report is None:
+            self._runner, unopened = _opened(source, opening)
+        self._report_json = ready.report
         self._device = asked.device
-        recorded = settings.get(CUDA, {}).get("enable_cuda_graph") == "1" and not unrecorded
+        recorded = settings.get(CUDA, {}).get("enable_cuda_graph") == "1"
         self._graphs = CudaGraphs(self._runner, self._device) if recorded and self.provider == CUDA else None
-        if (recorded or cuda_graph) and self.provider != CUDA:
-            unrecorded = f"it runs on {self.provider}"
         ready = replace(ready, unkept=ready.unkept or unkept)
-        self.notes = tuple(self._notes(asked, ready, refused, unopened, unrecorded))
+        self.notes = tuple(self._notes(asked, ready, unopened, recorded or cuda_graph))
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=3)
         if self._report_json is None:
             process.state.plain_sessions += 1
 
-    def _notes(
-        self, asked: _SessionRequest, ready: _ModelToOpen, refused: str, unopened: str, unrecorded: str
-    ) -> Iterator[str]:
-        because = f"what was converted does not open ({refused})" if refused else ready.left
-        if because:
-            yield f"{self._name} is not converted and runs as it is, on {self.provider}: {because}"
-        if ready.unkept and ready.report is not None:
+    def _notes(self, asked: _SessionRequest, ready: _ModelToOpen, unopened: str, recorded: bool) -> Iterator[str]:
+        if ready.left:
+            yield f"{self._name} is not converted and runs as it is, on {self.provider}: {ready.left}"
+        if ready.unkept and self.converted:
             yield f"{self._name} is converted anew each time: {ready.unkept}"
-        if self.provider != asked.first and asked.closed not in because and (asked.named or asked.machine.gpus):
+        if self.provider != asked.first and asked.closed not in ready.left and (asked.named or asked.machine.gpus):
             yield f"{self._name} runs on {self.provider}: {unopened or asked.closed}"
-        if unrecorded:
-            yield f"{self._name} runs without a CUDA graph: {unrecorded}"
+        if recorded and self.provider != CUDA:
+            yield f"{self._name} runs without a CUDA graph: it runs on {self.provider}"
         exact = self.provider == CUDA and self._runner.provider_options.get("use_tf32") == "0"
         if exact and self.converted and (cost := cuda_options(ready.model).cost):
             yield f"{self._name}: {cost}"
@@ -255,7 +255,6 @@ class CudaGraphs:
         return results
 
     def _bound(self, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> Binding | None:
-        """Bind memory for these inputs and results; None if no graph can be recorded with them."""
         try:
             room = {name: self.runner.on_device(array, self.device) for name, array in results.items()}
             binding = self.runner.bind(feeds, room, device=self.device, fixed=True)
@@ -381,45 +380,18 @@ def _spelled(value: object) -> str:
     return repr(value)
 
 
-def _open(ready: _ModelToOpen, source: Model, opening: SessionOptions) -> tuple[Runner, str, str, str]:
-    """Open the model; if the converted one does not open, the source.
-
-    Return the reasons why not the first provider, why not the converted model, and why not with a CUDA graph.
-    """
-    refused = ""
-    if ready.report is not None:
-        try:
-            runner, unopened, unrecorded = _by_first(ready.model, opening)
-            return runner, unopened, "", unrecorded
-        except ModelError as cause:
-            refused = str(cause)
-    runner, unopened, unrecorded = _by_first(source, opening)
-    return runner, unopened, refused, unrecorded
-
-
-def _by_first(model: Model, opening: SessionOptions) -> tuple[Runner, str, str]:
-    """Open the model; without a CUDA graph if it allows none, without TensorRT if its libraries are missing."""
+def _opened(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
+    """Open the model; without TensorRT, for the reason that is returned, if its libraries are missing."""
     try:
-        return Runner.open(model, opening), "", ""
+        return Runner.open(model, opening), ""
     except ModelError as cause:
         first, *others = opening.providers
-        own = opening.provider_options.get(CUDA, {})
-        if own.get("enable_cuda_graph") == "1" and (refusal := re.search(_NO_GRAPH, str(cause))):
-            plain = {**opening.provider_options, CUDA: {**own, "enable_cuda_graph": "0"}}
-            runner, unopened, _ = _by_first(model, replace(opening, provider_options=plain))
-            return runner, unopened, f"{_OBSTACLES[bool(refusal[1])]}"
         if first != TENSORRT or not others:
             raise
-        runner, _, unrecorded = _by_first(model, replace(opening, providers=others))
-        return runner, str(cause), unrecorded
-
-
-_NO_GRAPH = r"graph (?:capture )?feature as requested by the user as (?:the model has (control flow))?"
-_OBSTACLES = {True: "it has If, Loop or Scan", False: "some of its ops run on the CPU"}
+        return Runner.open(model, replace(opening, providers=others)), str(cause)
 
 
 def _check_options(options: Mapping[str, object]) -> None:
-    """Raise TypeError, as Python does, for an option that `convert` does not have."""
     known = [name for name in signature(convert).parameters if name not in _OWN]
     for name in options:
         if name not in known:

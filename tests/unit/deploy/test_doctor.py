@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -17,9 +18,11 @@ from click.testing import CliRunner
 
 from amp_rewrite import Model, convert, doctor
 from amp_rewrite.cli import program
+from amp_rewrite.deploy.doctor import checkup, model_checks
 from amp_rewrite.deploy.doctor.advice import Check, Checkup
 from amp_rewrite.runtime import probes as apart
-from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, libraries
+from amp_rewrite.runtime.installation import Package, faults
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.probes import asked, machine_asked
 from support.corpus import exported
@@ -45,9 +48,21 @@ def checked(
     packages: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Checkup:
-    here = {"onnxruntime-gpu": "1.31.1"} if packages is None else packages
-    load: Callable[[str], Any] = machine or Machine(H200)
-    return doctor(model, load=load, ask=lambda: told, installed=here.get, **options)
+    load = machine or Machine(H200)
+    named = {"onnxruntime-gpu": "1.31.1"} if packages is None else packages
+    here = tuple(Package(name, release) for name, release in named.items())
+    with (
+        patch.multiple(
+            checkup,
+            machine_asked=lambda: hardware(load),
+            asked=lambda: told,
+            packages=lambda: here,
+            installation_faults=lambda: tuple(faults(here, None)),
+            libraries=partial(libraries, load=load),
+        ),
+        patch.object(model_checks, "packages", lambda: here),
+    ):
+        return doctor(model, **options)  # type: ignore[arg-type]
 
 
 def about(found: Checkup, topic: str) -> list[Check]:
@@ -460,7 +475,8 @@ def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(
 ) -> None:
     saying(monkeypatch, program)
     monkeypatch.setattr(apart, "_DRIVER_SECONDS", 1.0)
-    found = doctor(ask=lambda: TOLD, installed={"onnxruntime-gpu": "1.31.1"}.get)
+    monkeypatch.setattr(checkup, "asked", lambda: TOLD)
+    found = doctor()
     assert about(found, "GPU") == [
         Check(
             "GPU",
@@ -475,7 +491,7 @@ def test_a_driver_that_dies_or_hangs_is_a_finding_and_no_crash(
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, found: Checkup, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(import_module("amp_rewrite.deploy.doctor.checkup"), "doctor", lambda *_, **__: found)
+    monkeypatch.setattr(checkup, "doctor", lambda *_, **__: found)
     done = CliRunner().invoke(program, ["doctor", *words])
     return done.exit_code, done.stdout, done.stderr
 

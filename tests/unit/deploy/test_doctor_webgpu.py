@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import patch
+
 from amp_rewrite import doctor
-from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, Check
+from amp_rewrite.deploy.doctor import checkup
+from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, Check, Checkup
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from support.paths import TESTS
 
@@ -11,9 +15,14 @@ RELEASE = load_webgpu_kernels().runtime.rpartition(" ")[2]
 
 
 def checked(absence: str | None, release: str | None = RELEASE, model: str | None = None) -> dict[str, Check]:
-    told = {"release": release, "absence": absence}
+    told: dict[str, str | None] = {"release": release, "absence": absence}
     path = None if model is None else TESTS / "models" / f"{model}.onnx"
-    return {check.topic: check for check in doctor(path, target="webgpu", ask=lambda: told).checks}
+    return {check.topic: check for check in asked(told, path).checks}
+
+
+def asked(told: dict[str, str | None], model: Path | None = None) -> Checkup:
+    with patch.object(checkup, "webgpu_asked", lambda: told):
+        return doctor(model, target="webgpu")
 
 
 def test_a_device_that_takes_float16_is_well() -> None:
@@ -38,7 +47,7 @@ def test_another_release_of_the_plugin_may_have_other_kernels() -> None:
 
 
 def test_a_provider_that_cannot_be_asked_is_a_finding() -> None:
-    (check,) = doctor(target="webgpu", ask=lambda: {"failure": "the WebGPU provider ended the process"}).checks
+    (check,) = asked({"failure": "the WebGPU provider ended the process"}).checks
     assert (check.topic, check.state) == ("provider", FINDING)
 
 

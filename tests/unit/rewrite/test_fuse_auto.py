@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, numpy_helper
 from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 import amp_rewrite
+from amp_rewrite.deploy.doctor import checkup
 from amp_rewrite.deploy.doctor.advice import FINDING
 from amp_rewrite.deploy.doctor.checkup import doctor
 from amp_rewrite.errors import ModelError
@@ -22,6 +23,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite import equivalence
 from amp_rewrite.rewrite.fusions import FUSIONS
+from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.operators import misfit
 from amp_rewrite.runtime.runner import CPU, CUDA
 from amp_rewrite.settings.choices import Fuse
@@ -177,10 +179,10 @@ def test_a_session_refuses_a_file_for_a_newer_release(file: Path, monkeypatch: p
         amp_rewrite.Session(file, policy="float32", providers=[CPU], cache=None)
 
 
-def test_doctor_finds_that_the_installed_release_is_too_old(file: Path) -> None:
+def test_doctor_finds_that_the_installed_release_is_too_old(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(release: str) -> list[tuple[str, str]]:
-        installed = {"onnxruntime-gpu": release, "onnx": onnx.__version__}.get
-        checks = [check for check in doctor(file, installed=installed).checks if check.topic == "release"]
+        monkeypatch.setattr(checkup, "packages", lambda: (Package("onnxruntime-gpu", release),))
+        checks = [check for check in doctor(file).checks if check.topic == "release"]
         return [(check.state, check.fact.partition(", and")[0]) for check in checks]
 
     assert found("1.24.4") == [(FINDING, "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization")]
