@@ -346,28 +346,13 @@ def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, Runt
                 yield op, fault
 
 
-def skipped(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[str]:
-    """Return the optimizers to disable before a model with ops of these kinds is opened.
+def present(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[RuntimeFault]:
+    """Return the faults with a way round that a model with ops of these kinds meets, before it is opened.
 
     A model that this package cannot read, or that calls functions, is taken to have each fault whose ops it has.
     """
-    return [name for fault in _present(model, kinds, release, providers, "skip") for name in fault.skip]
-
-
-def avoiding(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> dict[str, str]:
-    """Return the options of the first provider with which faults of a model do no harm."""
-    stated: dict[str, str] = {}
-    for fault in _present(model, kinds, release, providers, "options"):
-        stated |= fault.options
-    return stated
-
-
-def _present(
-    model: Model, kinds: frozenset[str], release: str, providers: Sequence[str], way: str
-) -> list[RuntimeFault]:
-    possible = [
-        fault for fault in FAULTS if getattr(fault, way) and fault.kinds <= kinds and fault.holds(release, providers)
-    ]
+    ways = (fault for fault in FAULTS if fault.skip or fault.options)
+    possible = [fault for fault in ways if fault.kinds <= kinds and fault.holds(release, providers)]
     if not possible or model.proto.functions:
         return possible
     try:

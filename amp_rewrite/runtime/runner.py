@@ -34,7 +34,7 @@ from amp_rewrite.runtime.buffers import (
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
-from amp_rewrite.runtime.faults import avoiding, skipped
+from amp_rewrite.runtime.faults import RuntimeFault, present
 from amp_rewrite.runtime.gpu import loads
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.ort_errors import model_errors
@@ -126,12 +126,20 @@ class Runner:
         providers = options.providers
         _check_providers(providers)
         chosen = model if options.outputs_only is None else reduced(model, options.outputs_only)
-        by_provider, tried = _provider_options(chosen, options)
+        nodes = list(all_nodes(chosen.proto.graph.node))
+        bodies = (nodes, *(all_nodes(function.node) for function in chosen.proto.functions))
+        kinds = frozenset(node.op_type for body in bodies if options.optimized for node in body)
+        met = present(chosen, kinds, installed_onnxruntime().__version__, providers)
+        skip = [name for fault in met for name in fault.skip]
+        by_provider, tried = _provider_options(chosen, options, met)
+        settings = _settings(options, len(nodes))
         with model_input(chosen) as (given, entries):
-            runner = cls._of(chosen, options, by_provider, _opened(given, entries, chosen, options, by_provider))
+            for key, value in entries.items():
+                settings.add_session_config_entry(key, value)
+            runner = cls._of(chosen, options, by_provider, _opened(given, settings, by_provider, skip))
             if tried and runner.provider == CUDA and not runner._runs_blank():
                 by_provider[CUDA] = {k: v for k, v in by_provider[CUDA].items() if k not in CHANNELS_LAST}
-                runner = cls._of(chosen, options, by_provider, _opened(given, entries, chosen, options, by_provider))
+                runner = cls._of(chosen, options, by_provider, _opened(given, settings, by_provider, skip))
         return runner
 
     @classmethod
@@ -344,15 +352,11 @@ def _check_providers(providers: Sequence[str]) -> None:
             raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
-def _kinds(model: Model, options: SessionOptions) -> frozenset[str]:
-    bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
-    return frozenset(node.op_type for body in bodies if options.optimized for node in all_nodes(body))
-
-
-def _provider_options(model: Model, options: SessionOptions) -> tuple[dict[str, Mapping[str, str]], bool]:
+def _provider_options(
+    model: Model, options: SessionOptions, met: Sequence[RuntimeFault]
+) -> tuple[dict[str, Mapping[str, str]], bool]:
     providers, given = options.providers, options.provider_options
-    release = installed_onnxruntime().__version__
-    own: dict[str, Mapping[str, str]] = {providers[0]: avoiding(model, _kinds(model, options), release, providers)}
+    own: dict[str, Mapping[str, str]] = {providers[0]: {key: v for f in met for key, v in f.options.items()}}
     tried = False
     if CUDA in providers:
         chosen, asked = cuda_options(model), given.get(CUDA, {})
@@ -361,24 +365,15 @@ def _provider_options(model: Model, options: SessionOptions) -> tuple[dict[str, 
     return {provider: {**own.get(provider, {}), **given.get(provider, {})} for provider in providers}, tried
 
 
-def _opened(
-    given: bytes | str,
-    entries: Mapping[str, str],
-    model: Model,
-    options: SessionOptions,
-    by_provider: Mapping[str, Mapping[str, str]],
-) -> onnxruntime.InferenceSession:
+def _settings(options: SessionOptions, nodes: int) -> Any:
     ort = installed_onnxruntime()
     settings = ort.SessionOptions()
     settings.log_severity_level = QUIET
     settings.intra_op_num_threads = options.threads
-    nodes = list(all_nodes(model.proto.graph.node))
-    settings.enable_mem_reuse = options.planned and len(nodes) <= _MOST_PLANNED_NODES
+    settings.enable_mem_reuse = options.planned and nodes <= _MOST_PLANNED_NODES
     settings.enable_mem_pattern = options.pooled
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimized else level.ORT_DISABLE_ALL
-    for key, value in entries.items():
-        settings.add_session_config_entry(key, value)
     if options.lean:
         settings.enable_cpu_mem_arena = False
         settings.add_session_config_entry("session.disable_prepacking", "1")
@@ -386,8 +381,16 @@ def _opened(
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, options.profile
-    avoided = skipped(model, _kinds(model, options), ort.__version__, options.providers)
-    first = options.providers[0]
+    if options.providers[0] == WEBGPU:
+        settings.add_session_config_entry(ASSIGNMENT, "1")
+    return settings
+
+
+def _opened(
+    given: bytes | str, settings: Any, by_provider: Mapping[str, Mapping[str, str]], skip: list[str]
+) -> onnxruntime.InferenceSession:
+    ort = installed_onnxruntime()
+    first = next(iter(by_provider))
     offered = devices(ort, first)
     own = dict(by_provider[first])
     plugged = device_of(offered, own) if offered else None
@@ -397,13 +400,9 @@ def _opened(
             if {CUDA, TENSORRT}.intersection(by_provider):
                 preload_once()
             if plugged is not None:
-                if first == WEBGPU:
-                    settings.add_session_config_entry(ASSIGNMENT, "1")
                 settings.add_provider_for_devices([plugged], own)
-                return ort.InferenceSession(given, settings, disabled_optimizers=avoided or None, enable_fallback=0)
-            return ort.InferenceSession(
-                given, settings, list(by_provider.items()), disabled_optimizers=avoided or None, enable_fallback=0
-            )
+            named = None if plugged is not None else list(by_provider.items())
+            return ort.InferenceSession(given, settings, named, disabled_optimizers=skip or None, enable_fallback=0)
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)
 

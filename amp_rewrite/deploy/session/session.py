@@ -361,20 +361,19 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
     named = {name: options[name] for name in ("lists", "level") if name in options}
     request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too
     kernels = request.target.kernels
-    gpu = asked.machine.gpus[asked.device : asked.device + 1]
     settings = (
         (VERSION, asked.to.spelling, request.level.value, request.op_lists.name, request.op_lists.fingerprint),
-        (None if kernels is None else kernels.runtime, *map(str, gpu)),
-        sorted((name, _spelled(value)) for name, value in options.items() if name not in named),
+        None if kernels is None else kernels.runtime,
+        sorted((name, _spelled(name, value)) for name, value in options.items() if name not in named),
     )
     return cache.key(source, repr(settings))
 
 
-def _spelled(value: object) -> str:
+def _spelled(name: str, value: object) -> str:
     """Return an option of convert as text; for ranges, their content."""
     if isinstance(value, Ranges):
         return value.to_json()
-    if isinstance(value, (str, Path)) and Path(value).suffix == ".json":
+    if name == "ranges" and isinstance(value, (str, Path)):
         with suppress(OSError, UnicodeDecodeError):  # convert raises the error
             return Path(value).read_text(encoding="utf-8")
     return repr(value)
