@@ -12,7 +12,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -399,8 +399,7 @@ def class_of(
 
 def configured(made: Any, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Return a dataclass with these settings. TrainingError, quoting the configuration, for unknown or missing ones."""
-    try:
-        return made(**settings)
-    except TypeError as cause:
-        known = ", ".join(part.name for part in fields(made))
-        raise TrainingError(f"not the configuration of {made.__name__}: {dict(config)!r}; it has {known}") from cause
+    known = {part.name: part.default is MISSING for part in fields(made)}
+    if not {name for name, needed in known.items() if needed} <= settings.keys() <= known.keys():
+        raise TrainingError(f"not the configuration of {made.__name__}: {dict(config)!r}; it has {', '.join(known)}")
+    return made(**settings)

@@ -19,12 +19,10 @@ from amp_rewrite.train.update.optimizer import Optimizer as Optimizer
 from amp_rewrite.train.update.parameter_group import ParameterGroup as ParameterGroup
 from amp_rewrite.train.update.optimizers import RMSprop as RMSprop
 from amp_rewrite.train.update.optimizers import SGD as SGD
-from amp_rewrite.train.parallel.trainer import DataParallelTrainer as DataParallelTrainer
-from amp_rewrite.train.parallel.replicas import averaged as averaged
-from amp_rewrite.train.parallel.replicas import check_strategy as check_strategy
-from amp_rewrite.train.parallel.replicas import join_replicas as join_replicas
-from amp_rewrite.train.parallel.replicas import shard as shard
-from amp_rewrite.train.parallel.replicas import strategy_supports_loss_scaling as strategy_supports_loss_scaling
+from amp_rewrite.train.replicas import averaged as averaged
+from amp_rewrite.train.replicas import join_replicas as join_replicas
+from amp_rewrite.train.replicas import shard as shard
+from amp_rewrite.train.replicas import strategy_supports_loss_scaling as strategy_supports_loss_scaling
 from amp_rewrite.train.keras.network import GradientTape as GradientTape
 from amp_rewrite.train.keras.network import Losses as Losses
 from amp_rewrite.train.keras.network import Network as Network

@@ -6,7 +6,7 @@
 
 All processes have the same parameters after each step: those of one process with the whole batch, to rounding. If a
 gradient is not finite on one of them, all of them skip the step. If one of them ends, so do the others, with an error
-instead of waiting for ever; started again with the same folder, they go on from the last checkpoint.
+instead of waiting for ever; started again with the same file, they go on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 from digits import load
 from guide import LOSS, network
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train import DataParallelTrainer, RMSprop, join_replicas, shard, training_step
+from amp_rewrite.train import LossScaleOptimizer, ModelLoss, RMSprop, averaged, join_replicas, shard
 
 
 def main() -> None:
@@ -28,19 +29,26 @@ def main() -> None:
     given = parser.parse_args()
     digits = load()
     # seeds are the same everywhere, so that all replicas begin alike and cut the same batches
-    step = training_step(network(128, seed=0), loss=LOSS, optimizer=RMSprop(0.0005), policy="mixed_float16")
+    loss = ModelLoss.of(network(128, seed=0), LOSS, policy="mixed_float16")
+    optimizer = LossScaleOptimizer(RMSprop(0.0005), "dynamic")
     with join_replicas(timeout=60) as replicas:
-        trainer = DataParallelTrainer(step, replicas)
         if given.checkpoint and given.checkpoint.exists():
-            trainer.load(given.checkpoint)
+            loss.load(given.checkpoint, optimizer)
         for epoch in range(given.epochs):
-            history = trainer.fit(list(shard(digits.batches(96, seed=epoch), replicas)))
-            if given.checkpoint:
-                trainer.save(given.checkpoint)
+            losses = []
+            for batch in shard(digits.batches(96, seed=epoch), replicas):
+                here = loss.on(batch)
+                gradients = here.gradients(loss.variables, optimizer.loss_scale())
+                means = averaged(replicas, gradients, rows=max(map(len, batch.values())))
+                optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(means), loss.variables, strict=True))
+                losses.append(float(here))
+            if given.checkpoint and replicas.rank == 0:
+                loss.save(given.checkpoint, optimizer)
             if replicas.rank == 0:
-                print(f"epoch {epoch}: loss {sum(history.losses) / len(history.losses):.4f}", flush=True)
-        accuracy = trainer.evaluate(digits.test).metrics["accuracy"]
-        print(f"replica {replicas.rank} of {replicas.world}: {100 * accuracy:.2f} % held out, {trainer.where}")
+                print(f"epoch {epoch}: loss {np.mean(losses):.4f}", flush=True)
+        (output,) = loss.predict({"image": digits.x_test}).values()
+        accuracy = np.mean(output.argmax(1) == digits.y_test)
+        print(f"replica {replicas.rank} of {replicas.world}: {100 * accuracy:.2f} % held out")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import LossScale
+from amp_rewrite.train.door import door
 from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, append_unscaling
 
 
@@ -44,6 +45,7 @@ class ScaledGradients:
     state: tuple[StateVariable, ...]
 
 
+@door()
 def scale_gradients(
     model: object,
     *,

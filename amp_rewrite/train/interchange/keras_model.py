@@ -21,6 +21,7 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.train.door import door
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.objective.module_parameters import KEY
 
@@ -37,6 +38,7 @@ from_keras(keras.saving.load_model(sys.argv[1], compile=False)).save(sys.argv[2]
 """
 
 
+@door()
 def from_keras(model: keras.Model) -> Model:
     """Export a Keras 3 model with every weight bound as an initializer, ready for `Network` and `training_step`.
 

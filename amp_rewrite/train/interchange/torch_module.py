@@ -21,19 +21,24 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
 from amp_rewrite.train.interchange.torch_forward import ForwardFindings
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, Note, described
 from amp_rewrite.train.step.assembly import bind
+from amp_rewrite.train.update.schedules import whole_number
 
 if TYPE_CHECKING:
     import torch
 
 OPSET = 20
 """From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
+_LEAST_OPSET = 18
+"""What PyTorch's exporter writes at least."""
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
+@door()
 def from_torch(
     module: torch.nn.Module,
     example: object,
@@ -74,8 +79,9 @@ def from_torch(
         ('0.weight', '0.bias', '2.weight', '2.bias')
     """
     torch = _torch()
+    opset = whole_number("opset", opset, _LEAST_OPSET)
     if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {module!r}; pass a torch.nn.Module")
+        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
     if isinstance(module, torch.jit.ScriptModule):
         raise TrainingError(
             "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
@@ -200,7 +206,12 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         values = example if isinstance(example, (tuple, list)) else (example,)
         extra = [f"input_{i}" for i in range(len(arguments), len(values))]
         given = dict(zip([*arguments, *extra], values, strict=False))
-    tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
+    try:
+        tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
+    except (RuntimeError, TypeError, ValueError) as cause:
+        raise TrainingError(
+            f"the example is {stated(example)}; pass a tensor or an array, a tuple of them, or a mapping from names"
+        ) from cause
     if not tensors:
         raise TrainingError("the example is empty; pass one input of the module, or several")
     return tensors
@@ -228,6 +239,11 @@ def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | 
         rows = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
         shared = {1} if len(rows) > 1 else set()  # one row for all of a larger batch
         return {n: {0: "batch"} if t.ndim and t.shape[0] not in shared else {} for n, t in inputs.items()}
+    first = next(iter(inputs))
+    if not isinstance(dynamic, Mapping) or not all(isinstance(own, Mapping) for own in dynamic.values()):
+        raise TrainingError(
+            f"dynamic is {stated(dynamic)}; name axes by input, as in dynamic={{{first!r}: {{0: 'batch'}}}}"
+        )
     unknown = next((name for name in dynamic if name not in inputs), None)
     if unknown is not None:
         raise TrainingError(f"dynamic names the input {unknown!r}, but the example has {', '.join(inputs)}")

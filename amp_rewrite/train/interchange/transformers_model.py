@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
+from amp_rewrite.train.door import door
 from amp_rewrite.train.interchange.torch_module import OPSET, from_torch
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _TEXT, _IMAGE = "input_ids", "pixel_values"
 _EAGER = "eager"
 
 
+@door()
 def from_transformers(
     model: torch.nn.Module,
     *,

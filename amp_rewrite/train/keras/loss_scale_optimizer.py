@@ -24,12 +24,14 @@ from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
+from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import deserialize
 
 
+@door()
 class LossScaleOptimizer(StatefulOptimizer):
     """An optimizer with a loss scale: it takes gradients of the scaled loss, and adapts the scale to them.
 
@@ -56,7 +58,7 @@ class LossScaleOptimizer(StatefulOptimizer):
     def __init__(self, optimizer: StatefulOptimizer | Optimizer, loss_scale: object = "dynamic") -> None:
         inner = StatefulOptimizer(optimizer) if isinstance(optimizer, Optimizer) else optimizer
         if not isinstance(inner, StatefulOptimizer):
-            raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1)")
+            raise TrainingError(f"not an optimizer: {stated(optimizer)}; pass an Optimizer such as SGD(0.1)")
         if isinstance(inner, LossScaleOptimizer):
             raise TrainingError("the optimizer already has a loss scale; pass its inner optimizer")
         for clip in ("clipnorm", "clipvalue", "global_clipnorm"):

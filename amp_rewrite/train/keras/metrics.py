@@ -1,18 +1,15 @@
-"""Metrics over whole data: means, and the accuracy of predictions, for loops, `evaluate` and `fit`."""
+"""Metrics of a loop in the form of Keras: the mean of numbers, and the share of rows whose class is predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
-
-_NAME = "accuracy"
+from amp_rewrite.train.door import Namespace, door, floats
 
 
 class Metric:
@@ -56,7 +53,7 @@ class Mean(Metric):
 
     def update_state(self, *values: Any, sample_weight: object = None) -> None:
         for value in values:
-            array = np.asarray(value, np.float64)
+            array = floats(value, f"the value of {self.name!r}", np.float64)
             weights = np.broadcast_to(1.0 if sample_weight is None else np.asarray(sample_weight), array.shape)
             self._total += float((array * weights).sum())
             self._weight += float(weights.sum())
@@ -65,38 +62,31 @@ class Mean(Metric):
         return self._total / self._weight if self._weight else float("nan")
 
 
+@door()
 @dataclass(eq=False)
 class Accuracy(Metric):
     """Share of rows whose class is predicted, in a loop by `update_state(targets, predictions)`.
 
     Targets are class indices, where predictions have an axis of classes; or a yes or no for each prediction; or, with
-    `one_hot`, a number for each class of a row.
+    `one_hot`, a number for each class of a row. `fit` and `evaluate` give the accuracy of the loss by themselves.
 
     Args:
-        prediction: an output of the model, for `evaluate` and `fit`; "" is that of the loss.
-        target: an array of the batch, for `evaluate` and `fit`.
-        name: under which the result is found.
-        axis: of the classes; None: that of the loss, else the last.
-        one_hot: targets are a number for each class, the largest tells it; None: as the loss takes them.
-        ignore_index: a class that does not count; None: that of the loss.
-        threshold: from which on a prediction of two classes is 1; None: 0 for what the loss takes for logits, else 0.5.
+        name: the name.
+        axis: that of the classes.
+        one_hot: True: targets of the shape of the predictions are a number for each class, the largest tells it; False:
+            each is a yes or no.
+        ignore_index: a class that does not count.
+        threshold: from which on a prediction of two classes is yes.
     """
 
-    prediction: str = ""
-    target: str = "targets"
-    name: str = _NAME
-    axis: int | None = None
+    name: str = "accuracy"
+    axis: int = -1
     one_hot: bool | None = None
     ignore_index: int | None = None
-    threshold: float | None = None
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        self._goal: TargetInput | None = None
         self.reset_state()
-
-    def follow(self, goal: TargetInput | None) -> None:
-        """Read targets as the loss reads them; None: the loss has another target."""
-        self._goal = goal
 
     def reset_state(self) -> None:
         self._right, self._count = 0.0, 0.0
@@ -109,47 +99,21 @@ class Accuracy(Metric):
         """
         if len(values) != 2:
             raise TrainingError(f"the metric {self.name!r} takes targets and predictions, not {len(values)} arrays")
-        targets, predictions = map(np.asarray, values)
+        targets, predictions = (floats(v, "an array of the metric", np.float64) for v in values)
         own, rows, kept = self._rows(targets, predictions)
         weights = np.ones(len(kept)) if sample_weight is None else np.asarray(sample_weight, np.float64).reshape(-1)
         if len(weights) != len(kept):
             raise TrainingError(f"the metric {self.name!r} has {len(weights)} weights for {len(kept)} rows")
-        chosen = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0] >= self._least
+        chosen = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0] >= self.threshold
         self._right += float(weights[kept][chosen == own].sum())
         self._count += float(weights[kept].sum())
 
     def result(self) -> float:
         return self._right / self._count if self._count else float("nan")
 
-    def take(self, values: Mapping[str, Array]) -> None:
-        """Add the rows of a batch, from its arrays and the outputs of the model by name.
-
-        Raises:
-            TrainingError: the prediction or the target is not among them.
-        """
-        for name in (self.target, self.prediction):
-            if name not in values:
-                known = ", ".join(values)
-                raise TrainingError(f"the metric {self.name!r} reads {name!r}, but batch and model have {known}")
-        self.update_state(values[self.target], values[self.prediction])
-
-    @property
-    def _axis(self) -> int:
-        if self.axis is not None:
-            return self.axis
-        of_loss = self._goal is not None and self._goal.prediction == self.prediction
-        return self._goal.axis if of_loss and self._goal.axis is not None else -1  # type: ignore[union-attr]
-
-    @property
-    def _least(self) -> float:
-        if self.threshold is not None:
-            return self.threshold
-        return 0.0 if self._goal is not None and self._goal.logits and self._goal.prediction == self.prediction else 0.5
-
     def _rows(self, targets: Array, predictions: Array) -> tuple[Array, Array, Array]:
         """Return the classes that count, for each a row with the predictions of all classes or of yes, and a mask."""
-        shape, own = predictions.shape, targets
-        axis = self._axis
+        shape, own, axis = predictions.shape, targets, self.axis
         classes = shape[axis] if -len(shape) <= axis < len(shape) else 1
         rows = np.moveaxis(predictions, axis, -1).reshape(-1, classes) if classes > 1 else predictions.reshape(-1, 1)
         if targets.size == predictions.size and np.squeeze(targets).shape == np.squeeze(predictions).shape:
@@ -162,9 +126,8 @@ class Accuracy(Metric):
                 f"the metric {self.name!r} has predictions of shape {shape} and targets of shape {targets.shape};"
                 f" without axis {axis} they must agree"
             )
-        ignored = self._goal.ignored if self.ignore_index is None and self._goal is not None else self.ignore_index
         own = own.reshape(-1)
-        kept = np.ones(len(own), bool) if ignored is None else own != ignored
+        kept = np.ones(len(own), bool) if self.ignore_index is None else own != self.ignore_index
         own, rows = own[kept], rows[kept]
         if rows.shape[1] == 1:
             self._check_yes_or_no(own, shape)
@@ -177,16 +140,13 @@ class Accuracy(Metric):
 
     def _is_one_hot(self, targets: Array, shape: tuple[int, ...]) -> bool:
         """True if targets of the shape of the predictions are numbers of classes that exclude each other."""
-        known = {CLASSES: True, SHARES: True, LOGARITHMS: True, YES_OR_NO: False}
-        told = known.get("" if self._goal is None else self._goal.kind) if self.one_hot is None else self.one_hot
-        if told is None:
+        if self.one_hot is None:
             self._check_yes_or_no(targets, shape)
             raise TrainingError(
-                f"the metric {self.name!r} has targets of the shape of the predictions, {shape}, and the loss does not"
-                " tell what they are; give one_hot=True if each row has one class, one_hot=False if each number is a"
-                " yes or no"
+                f"the metric {self.name!r} has targets of the shape of the predictions, {shape}; give one_hot=True if"
+                " each row has one class, one_hot=False if each number is a yes or no"
             )
-        return told
+        return self.one_hot
 
     def _check_yes_or_no(self, targets: Array, shape: tuple[int, ...]) -> None:
         if not np.isin(targets, (0, 1)).all():
@@ -196,7 +156,7 @@ class Accuracy(Metric):
             )
 
 
-class Metrics:
+class Metrics(metaclass=Namespace):
     """Keras's metrics under its names: `Mean`, and the accuracy for classes, one-hot rows, and answers of yes or no.
 
     Example:
@@ -224,42 +184,3 @@ class Metrics:
     def BinaryAccuracy(name: str = "binary_accuracy", threshold: float = 0.5) -> Metric:
         """Return the share of answers of yes or no, where yes begins at the threshold."""
         return Accuracy(name=name, one_hot=False, threshold=threshold)
-
-
-MetricsGiven = Sequence[Accuracy | str] | Accuracy | str
-"""Metrics as a user gives them."""
-
-
-def metrics_of(given: MetricsGiven, target: TargetInput | None, computed: Sequence[str]) -> tuple[Accuracy, ...]:
-    """Return the metrics, reset, without those of the step itself.
-
-    `target`: that of the loss; `computed`: names of the metrics of the step. TrainingError for anything that is not a
-    metric, and for two of one name.
-    """
-    made: list[Accuracy] = []
-    for one in (given,) if isinstance(given, (str, Accuracy)) else given:
-        if one == _NAME and _NAME in computed:
-            continue
-        metric = _of_loss(target) if one == _NAME else one
-        if isinstance(metric, Accuracy) and not metric.prediction:
-            own = _of_loss(target)
-            metric = replace(metric, prediction=own.prediction, target=own.target, axis=own.axis)
-        if not isinstance(metric, Accuracy):
-            raise TrainingError(
-                f"not a metric: {metric!r}; use 'accuracy' or Accuracy(OUTPUT, TARGET), and compute others from the"
-                " result of predict"
-            )
-        if metric.name in [other.name for other in made]:
-            raise TrainingError(f"two metrics are named {metric.name!r}; give one of them another name=")
-        metric.reset_state()
-        metric.follow(target if target is not None and target.name == metric.target else None)
-        made.append(metric)
-    return tuple(made)
-
-
-def _of_loss(target: TargetInput | None) -> Accuracy:
-    if target is None or not target.prediction:
-        raise TrainingError(
-            "'accuracy' is that of the loss, which names no prediction with a target; pass Accuracy(OUTPUT, TARGET)"
-        )
-    return Accuracy(target.prediction, target.name, axis=1 if target.axis is None else target.axis)

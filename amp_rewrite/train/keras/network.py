@@ -12,36 +12,39 @@ from typing import NamedTuple, Self, Unpack, overload
 import numpy as np
 
 from amp_rewrite.deploy.session import process
-from amp_rewrite.errors import TrainingError
+from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Painting
-from amp_rewrite.train.keras.metrics import MetricsGiven
+from amp_rewrite.settings.request import PAINTING, Painting
+from amp_rewrite.train.door import Named, Namespace, door, floats, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
+from amp_rewrite.train.objective.formulas import LOSSES as FORMULAS
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
 from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
 from amp_rewrite.train.objective.training_mode import statistics_of
 from amp_rewrite.train.step.assembly import policy_of, with_values
-from amp_rewrite.train.step.batches import Scores, whole_classes
+from amp_rewrite.train.step.batches import Scores
 from amp_rewrite.train.step.execution import HoldsSession
 from amp_rewrite.train.step.fitting import FitOptions, History
 from amp_rewrite.train.step.model_loss import ModelLoss, Weights, loss_graph
-from amp_rewrite.train.step.prediction import Predictions, predicted, predicted_rows, predictor
+from amp_rewrite.train.step.prediction import Predictions, inputs_of, predicted, predicted_rows, predictor
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
 
 
-class Network(HoldsSession):
+@door(options=PAINTING)
+class Network(Named, HoldsSession):
     """A model as TensorFlow's documentation uses one: `compile`, `fit`, `evaluate`, `predict`, and calls in a loop.
 
     Calls give predictions, and a loss object with them a loss. Both have the values of the weights at the call. The
@@ -80,7 +83,7 @@ class Network(HoldsSession):
         self._globs = ParameterGlobs(parameters, freeze, ModuleParameters.of(self._model))
         self._training_mode, self._seed, self._painting = training_mode, seed, painting
         self._losses: dict[str, ModelLoss] = {}
-        self._compiled: _Compiled | None = None
+        self._compiled: Trainer | None = None
         self._weights = Weights()
         graph = self._model.proto.graph
         held = {tensor.name for tensor in graph.initializer}
@@ -130,7 +133,7 @@ class Network(HoldsSession):
             TrainingError: the number of arrays or a shape is another, or a weight that is not trained would change.
         """
         names, before = self._names(), self.get_weights()
-        if isinstance(weights, Mapping) or len(weights) != len(names):
+        if not isinstance(weights, (list, tuple)) or len(weights) != len(names):
             raise TrainingError(f"pass a list of {len(names)} arrays, as get_weights() gives it: {', '.join(names)}")
         for name, old, new in zip(names, before, weights, strict=True):
             if np.shape(new) != old.shape:
@@ -138,7 +141,7 @@ class Network(HoldsSession):
             if name in self._ready.variables:
                 self._ready.variables[name].assign(new)
             elif f"buffer/{name}" in self._ready.running:
-                self._ready.running[f"buffer/{name}"] = np.array(new, np.float32)
+                self._ready.running[f"buffer/{name}"] = floats(new, f"weight {name!r}")
             elif not np.array_equal(old, np.asarray(new)):
                 raise TrainingError(f"weight {name!r} is a constant here, since it is not trained; make a new network")
 
@@ -152,6 +155,7 @@ class Network(HoldsSession):
             self._losses[text] = ModelLoss.of_graph(graph, self._ready, self._seed)
         return self._losses[text]
 
+    @door()
     def __call__(self, inputs: object, training: bool | None = None) -> Predictions:
         """Return the predictions for inputs with the weights as they are now; numpy computes them when it reads them.
 
@@ -165,8 +169,8 @@ class Network(HoldsSession):
                 raise TrainingError(
                     f"the model has the inputs {', '.join(self.inputs)}; pass a mapping with all of them"
                 )
-            inputs = {self.inputs[0]: np.asarray(inputs)}
-        batch, held = dict(inputs), self._ready.held()
+            inputs = {self.inputs[0]: floats(inputs, "the input") if inputs is None else np.asarray(inputs)}
+        batch, held = dict(inputs_of(self._model, self.inputs, inputs)), self._ready.held()
         computed = cache(lambda: predicted(self._predictor, self._model, batch, held))
         return Predictions(computed, self.outputs, self.outputs[0], _Source(self, batch, held))
 
@@ -176,11 +180,12 @@ class Network(HoldsSession):
 
     # -- fit -----------------------------------------------------------------------------------------------
 
+    @door()
     def compile(
         self,
         optimizer: StatefulOptimizer | Optimizer | str = "rmsprop",
         loss: LossObject | str = "",
-        metrics: MetricsGiven = (),
+        metrics: str | Sequence[str] = (),
     ) -> None:
         """Choose optimizer, loss and metrics for `fit` and `evaluate`, as in Keras.
 
@@ -188,20 +193,25 @@ class Network(HoldsSession):
             optimizer: an optimizer or its name; a `LossScaleOptimizer` brings its loss scale, others take the policy's.
             loss: a loss object, its name in Keras, such as "sparse_categorical_crossentropy", or as `training_step`
                 takes it.
-            metrics: "accuracy", or `Accuracy` objects.
+            metrics: "accuracy", which losses of classes have; they give it unasked, too.
 
         Raises:
-            TrainingError: the loss or the optimizer is unknown.
+            TrainingError: the loss, the optimizer or a metric is unknown.
         """
         if isinstance(optimizer, str):
             optimizer = named(optimizer)
         if isinstance(optimizer, Optimizer):
             optimizer = StatefulOptimizer(optimizer)
-        kind = KERAS_LOSSES.get(loss.lower()) if isinstance(loss, str) else loss
-        text = kind.text(self.outputs[0], _free("y_true", self.inputs)) if isinstance(kind, LossObject) else loss
+        kind = KERAS_LOSSES.get(loss.lower(), loss) if isinstance(loss, str) else loss
+        if callable(kind) and not isinstance(kind, LossObject):
+            raise TrainingError(
+                f"the loss is {stated(kind)}, which is not a loss object of `Losses`; use one, such as"
+                f" Losses.MeanSquaredError(), or a name: {', '.join(KERAS_LOSSES)}"
+            )
+        text = kind.text(self.outputs[0], _free("y_true", self.inputs)) if isinstance(kind, LossObject) else kind
         step = training_step(
             self._model,
-            loss=text,  # type: ignore[arg-type]
+            loss=text,
             optimizer=optimizer,
             policy=self._policy,
             parameters=self._globs.parameters,
@@ -210,8 +220,16 @@ class Network(HoldsSession):
             seed=self._seed,
             **self._painting,
         )
-        self._compiled = _Compiled(Trainer(step), metrics)
+        for metric in as_names(metrics):
+            if metric != "accuracy":
+                raise TrainingError(
+                    f"not a metric of fit: {stated(metric)}; use 'accuracy', and compute others from what predict gives"
+                )
+            if not step.metrics:
+                raise TrainingError(f"the loss {step.objective!r} has no accuracy; leave metrics out")
+        self._compiled = Trainer(step)
 
+    @door(options=(*FitOptions.__annotations__, "learning_rate", "progress"))
     def fit(
         self,
         x: object = None,
@@ -224,26 +242,25 @@ class Network(HoldsSession):
 
         The variables have the trained values afterwards.
         """
-        made = self._synchronized()
+        trainer = self._synchronized()
         try:
-            if "validation_data" in options or options.get("validation_split"):
-                options.setdefault("metrics", made.metrics)
-            return made.trainer.fit(x, y, batch_size, epochs, **options)
+            return trainer.fit(x, y, batch_size, epochs, **options)
         finally:
-            trained_now = made.trainer.get_weights()
+            trained_now = trainer.get_weights()
             for name, array in trained_now.items():
                 if name in self._ready.variables:
                     self._ready.variables[name].assign(array)
                 else:
                     self._ready.running[f"buffer/{name}"] = array
 
+    @door()
     def evaluate(
         self, x: object = None, y: object = None, batch_size: int | None = None, verbose: object = None
     ) -> Scores:
         """Return loss and metrics over data; see `Trainer.evaluate`."""
-        made = self._synchronized()
-        return made.trainer.evaluate(x, y, batch_size, metrics=made.metrics)
+        return self._synchronized().evaluate(x, y, batch_size)
 
+    @door()
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the predictions for all rows, computed by batches; [NAME] gives another output.
 
@@ -254,11 +271,11 @@ class Network(HoldsSession):
         """
         return predicted_rows(self._predictor, self._model, x, batch_size, self._ready.held())
 
-    def _synchronized(self) -> _Compiled:
+    def _synchronized(self) -> Trainer:
         if self._compiled is None:
             raise TrainingError("the network has no loss and no optimizer for fit and evaluate; call compile first")
         own = self._ready.held()
-        self._compiled.trainer.set_weights({n: own[n] for n in self._compiled.trainer.get_weights() if n in own})
+        self._compiled.set_weights({n: own[n] for n in self._compiled.get_weights() if n in own})
         return self._compiled
 
     # -- files ---------------------------------------------------------------------------------------------
@@ -274,11 +291,6 @@ class Network(HoldsSession):
     def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
         """Continue from a checkpoint; see `ModelLoss.load`."""
         self._ready.load(path, optimizer, fingerprint(self._model).graph)
-
-
-class _Compiled(NamedTuple):
-    trainer: Trainer
-    metrics: MetricsGiven
 
 
 class _Source(NamedTuple):
@@ -308,6 +320,7 @@ class LossObject:
         said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"{self.formula}({prediction}, {target}{said}{f', sample_weight={weight}' if weight else ''})"
 
+    @door()
     def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> ModelLoss:
         """Return the loss of a batch with the weights of its predictions; a `GradientTape` gives its gradients.
 
@@ -318,14 +331,12 @@ class LossObject:
         """
         source = getattr(y_pred, "source", None)
         if not isinstance(source, _Source) or not isinstance(y_pred, Predictions):
-            raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; pass network(inputs)")
+            raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; call with (y, network(inputs))")
         target, weight = _free("y_true", source.network.inputs), _free("sample_weight", source.network.inputs)
-        targets = np.asarray(y_true)
-        classes = self.formula == "cross_entropy"
-        batch = {**source.inputs, target: whole_classes(target, targets) if classes else targets.astype(np.float32)}
-        if sample_weight is not None:
-            batch[weight] = np.asarray(sample_weight, np.float32).reshape(len(targets))
         loss = source.network.loss(self.text(y_pred.output, target, None if sample_weight is None else weight))
+        batch = {**source.inputs, target: np.asarray(y_true)}
+        if sample_weight is not None:
+            batch[weight] = floats(sample_weight, "sample_weight").reshape(len(batch[target]))
         return loss.on(batch, source.held)
 
 
@@ -349,13 +360,17 @@ def _loss(formula: str, words: str, *places: str, **defaults: object) -> Callabl
             raise TrainingError(
                 f"reduction={reduction!r} is not here: losses are means; multiply them, as in loss * 32"
             )
+        unknown = next((o for o in options if o not in FORMULAS[formula].options), None)
+        if unknown is not None:
+            legal = FORMULAS[formula].options
+            raise TrainingError(f"{formula} has no option {unknown!r}; {advice(unknown, legal, f'it has {legal}')}")
         return LossObject(formula, {**defaults, **dict(zip(places, given, strict=False)), **options})
 
     make.__doc__ = words
     return make
 
 
-class Losses:
+class Losses(metaclass=Namespace):
     """Keras's loss objects, for predictions of a `Network`. Options are those of the formula in `training_step`'s text.
 
     Predictions are probabilities, unless `from_logits=True` says otherwise; of the result of a Softmax or Sigmoid the
@@ -397,7 +412,7 @@ KERAS_LOSSES: Mapping[str, LossObject] = {
 """Loss objects by their names in Keras."""
 
 
-class GradientTape:
+class GradientTape(Named):
     """Gradients of losses in the form of tf.GradientTape. The graph has them already; the tape records nothing.
 
     Args:
@@ -419,11 +434,12 @@ class GradientTape:
     def gradient(self, target: object, sources: Variable) -> Gradient: ...
     @overload
     def gradient(self, target: object, sources: Sequence[Variable]) -> list[Gradient]: ...
+    @door()
     def gradient(self, target: object, sources: Variable | Sequence[Variable]) -> Gradient | list[Gradient]:
         """Return the gradients of a loss, or of a scaled loss: one for one variable, a list for several.
 
         Raises:
             TrainingError: the target is not a loss of a model.
         """
-        found = differentiable(target).gradients(listed(sources), np.array(1, np.float32))
+        found = differentiable(target).gradients(listed(sources, target), np.array(1, np.float32))
         return found[0] if isinstance(sources, Variable) else found

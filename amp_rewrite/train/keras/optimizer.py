@@ -14,6 +14,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient, serialize
+from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.keras.variables import (
     GradsAndVars,
     Variable,
@@ -69,6 +70,7 @@ class OptimizerState:
             setattr(self, name, value)
 
 
+@door()
 class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras: one object that changes variables.
 
@@ -83,6 +85,8 @@ class StatefulOptimizer:
     _state: OptimizerState
 
     def __init__(self, rule: Optimizer) -> None:
+        if not isinstance(rule, Optimizer):
+            raise TrainingError(f"not an optimizer: {stated(rule)}; pass an Optimizer such as SGD(0.1)")
         vars(self)["_state"] = OptimizerState(rule)
 
     @property
@@ -163,6 +167,7 @@ class StatefulOptimizer:
         variables = listed(var_list, loss)
         return list(zip(self.get_gradients(times(loss, grad_loss), variables), variables, strict=True))
 
+    @door()
     def minimize(
         self,
         loss: Callable[[], Any],
@@ -187,6 +192,7 @@ class StatefulOptimizer:
         """Return a list with the update of one step down a `Differentiable` loss, as a function without arguments."""
         return [lambda: self.minimize(loss, params)]
 
+    @door()
     def apply_gradients(
         self,
         grads_and_vars: GradsAndVars,

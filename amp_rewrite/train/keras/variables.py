@@ -14,6 +14,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import TypeName
+from amp_rewrite.train.door import floats, stated
 
 
 class ArrayLike(NDArrayOperatorsMixin):
@@ -68,7 +69,7 @@ class Variable(ArrayLike):
 
     def __init__(self, value: object, name: str = "Variable") -> None:
         self.name = name
-        self._value = np.array(value, np.float32)
+        self._value = floats(value, f"the value of variable {name!r}")
 
     def numpy(self) -> Array:
         """Return a copy of the value."""
@@ -87,18 +88,18 @@ class Variable(ArrayLike):
         Raises:
             TrainingError: the shape is another.
         """
-        array = np.array(value, np.float32)
+        array = floats(value, f"the value of variable {self.name!r}")
         if array.shape != self.shape:
             raise TrainingError(f"variable {self.name!r} has shape {self.shape}, not {array.shape}; assign that shape")
         self._value = array
 
     def assign_add(self, delta: object) -> None:
         """Add to the value."""
-        self.assign(self._value + np.asarray(delta, np.float32))
+        self.assign(self._value + floats(delta, "the summand"))
 
     def assign_sub(self, delta: object) -> None:
         """Subtract from the value."""
-        self.assign(self._value - np.asarray(delta, np.float32))
+        self.assign(self._value - floats(delta, "the subtrahend"))
 
     def __repr__(self) -> str:
         return f"<Variable {self.name!r} shape={self.shape}>"
@@ -124,11 +125,13 @@ def listed(variables: Variables | None, loss: object = None) -> list[Variable]:
     if variables is None:
         variables = getattr(loss, "variables", None)
         if variables is None:
-            raise TrainingError(f"{loss!r} does not tell its variables; pass them as var_list")
+            raise TrainingError(
+                f"{stated(loss)} does not tell its variables; pass them as var_list, or a loss of a model"
+            )
     if isinstance(variables, Variable):
         return [variables]
     if isinstance(variables, Differentiable) or not isinstance(variables, (Iterable, Callable)):  # type: ignore[arg-type]
-        raise TrainingError(f"{variables!r} are not variables; pass a Variable or several, after the loss")
+        raise TrainingError(f"{stated(variables)} are not variables; pass a Variable or several, after the loss")
     return [checked(variable) for variable in (variables() if callable(variables) else variables)]
 
 
@@ -210,14 +213,15 @@ def differentiable(loss: object) -> Differentiable:
     if isinstance(loss, Differentiable):
         return loss
     raise TrainingError(
-        f"{loss!r} has no gradients; use a ModelLoss, or compute the gradients of get_scaled_loss(loss) yourself and"
-        " pass them through get_unscaled_gradients to apply_gradients"
+        f"{stated(loss)} has no gradients; use a ModelLoss, or compute the gradients of get_scaled_loss(loss) yourself"
+        " and pass them through get_unscaled_gradients to apply_gradients"
     )
 
 
 def pairs_of(grads_and_vars: GradsAndVars) -> list[tuple[Gradient, Variable]]:
     """Return the pairs as a list. TrainingError if no variable has a gradient."""
-    pairs = [pair if isinstance(pair, (tuple, list)) else () for pair in grads_and_vars]
+    given = grads_and_vars if isinstance(grads_and_vars, Iterable) else [None]
+    pairs = [pair if isinstance(pair, (tuple, list)) else () for pair in given]
     if any(len(pair) != 2 for pair in pairs):
         raise TrainingError("not pairs of a gradient and its variable; pass zip(gradients, variables)")
     pairs = [(gradient, checked(variable)) for gradient, variable in pairs]

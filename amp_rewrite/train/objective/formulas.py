@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.train.objective.divisor import share_of
+from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.train.objective.prediction import (
     CLASSES,
     LOGARITHMS,
@@ -15,6 +15,7 @@ from amp_rewrite.train.objective.prediction import (
     AppendedLoss,
     Prediction,
     TargetInput,
+    share_of,
 )
 
 
@@ -73,12 +74,21 @@ def _spread(p: Prediction, logs: str, labels: str, weights: str | None, ignored:
 def _accuracy(p: Prediction, labels: str, ignored: int | None) -> str:
     b = p.b
     classes = b.op("ArgMax", p.x, axis=1, keepdims=0)
-    hits = b.op("Cast", b.op("Equal", classes, b.cast(labels, DType.INT64)), to=DType.FLOAT.code)
+    right = b.op("Equal", classes, b.cast(labels, DType.INT64))
     if ignored is None:
-        return b.reduce("ReduceMean", hits, None, keepdims=False)
+        return _share(b, right)
+    hits = b.op("Cast", right, to=DType.FLOAT.code)
     kept = p.kept(labels, ignored)
     sums = [b.reduce("ReduceSum", part, None, keepdims=False) for part in (b.op("Mul", hits, kept), kept)]
     return b.op("Div", *sums)
+
+
+def _agreement(p: Prediction, targets: str, axis: int) -> str:
+    return _share(p.b, p.b.op("Equal", *(p.b.op("ArgMax", v, axis=axis, keepdims=0) for v in (p.x, targets))))
+
+
+def _share(b: Builder, right: str) -> str:
+    return b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
 
 
 def _categorical(p: Prediction) -> AppendedLoss:
@@ -97,9 +107,8 @@ def _categorical(p: Prediction) -> AppendedLoss:
         logs = b.op("Mul", logs, p.along_classes(weights))
     rows = b.reduce("ReduceSum", b.op("Mul", targets, logs), [1], keepdims=False)
     value = b.op("Neg", p.mean(rows, len(shape) - 1))
-    right = b.op("Equal", *(b.op("ArgMax", v, axis=1, keepdims=0) for v in (p.x, targets)))
-    accuracy = b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
-    return AppendedLoss(value, {"accuracy": accuracy}, TargetInput(given, kind=SHARES, axis=p.class_axis()))
+    target = TargetInput(given, kind=SHARES, axis=p.class_axis())
+    return AppendedLoss(value, {"accuracy": _agreement(p, targets, 1)}, target)
 
 
 def _kl_divergence(p: Prediction) -> AppendedLoss:
@@ -111,7 +120,7 @@ def _kl_divergence(p: Prediction) -> AppendedLoss:
     terms = b.op("Mul", targets, b.op("Sub", logs, p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
     target = TargetInput(given, kind=LOGARITHMS if logarithmic else SHARES, axis=axis)
-    return AppendedLoss(p.over_rows(total), {}, target)
+    return AppendedLoss(p.over_rows(total), {"accuracy": _agreement(p, given, axis)}, target)
 
 
 def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
@@ -132,8 +141,9 @@ def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
         factor = b.op("Add", p.one, p.times(targets, positive - 1))
         misses = b.op("Mul", factor, b.op("Softplus", b.op("Neg", p.x)))
         each = b.op("Add", b.op("Mul", b.op("Sub", p.one, targets), p.x), misses)
-    target = TargetInput(given, kind=YES_OR_NO, logits=p.logits and p.found is None)
-    return AppendedLoss(p.mean(each), {}, target)
+    said = b.op("GreaterOrEqual", p.x, b.scalar(0.0 if p.logits else 0.5, DType.FLOAT))
+    right = b.op("Equal", b.op("Cast", said, to=DType.FLOAT.code), given)
+    return AppendedLoss(p.mean(each), {"accuracy": _share(b, right)}, TargetInput(given, kind=YES_OR_NO))
 
 
 # -- numbers -----------------------------------------------------------------------------------------

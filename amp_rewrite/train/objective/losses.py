@@ -5,19 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.errors import TrainingError, advice, nearest
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.train.objective.divisor import append_divisor
+from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective.formulas import LOSSES
 from amp_rewrite.train.objective.prediction import CLASSES, LossCall, Prediction, TargetInput
 
@@ -28,8 +28,7 @@ REGION = "amp.loss"
 class Objective:
     """A model that contains its loss: names of the loss and of the metrics, all float32.
 
-    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `weight`: a float32 scalar, what a
-    loss of the model's own divides by, if that is known. `notes`: sentences for the report.
+    Metrics are scalars. The loss has one element: its `shape` is () or all ones. `notes`: sentences for the report.
     """
 
     model: Model
@@ -38,12 +37,6 @@ class Objective:
     metrics: tuple[str, ...] = ()
     target: TargetInput | None = None
     notes: tuple[str, ...] = ()
-    weight: str = ""
-
-    @property
-    def scalars(self) -> tuple[str, ...]:
-        """What a step computes besides the loss: metrics, then the weight."""
-        return (*self.metrics, self.weight) if self.weight else self.metrics
 
 
 def objective(model: Model, loss: str) -> Objective:
@@ -61,14 +54,14 @@ def objective(model: Model, loss: str) -> Objective:
     """
     if not isinstance(loss, str):
         raise TrainingError(
-            f"the loss is {loss!r}, not text; use the name of a value, or text such as cross_entropy(LOGITS, TARGETS)"
+            f"the loss is {stated(loss)}, not text; use the name of a value, or text such as"
+            " cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
     options = {name: formula.options for name, formula in LOSSES.items()}
     call = None if b.known(loss) is not None else parsed(loss, lambda name: b.known(name) is not None, options)
     if call is None:
-        shape, weight = _ones(b, loss), _weight(b, loss)
-        return Objective(b.model(), loss, shape, target=_labels(b, bool(weight)), weight=weight)
+        return Objective(b.model(), loss, _ones(b, loss), target=_labels(b))
     if b.known(call.prediction) is None:
         raise TrainingError(f"the model has no value {call.prediction!r}; {_outputs(b)}{_of_terms(call.prediction)}")
     dtype = b.dtype(call.prediction)
@@ -81,37 +74,25 @@ def objective(model: Model, loss: str) -> Objective:
     names = {name: b.fresh(name) for name in ("loss", *made.metrics)}
     for name, source in {"loss": made.value, **made.metrics}.items():
         b.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
-    target = None if made.target is None else replace(made.target, prediction=call.prediction)
     metrics = tuple(names[metric] for metric in made.metrics)
-    return Objective(b.model(), names["loss"], (), metrics, target, tuple(prediction.notes))
+    return Objective(b.model(), names["loss"], (), metrics, made.target, tuple(prediction.notes))
 
 
 def _of_terms(name: str) -> str:
     return "; a loss is one value or one formula, so compute sums in the model" if {*name} & {*"+*()"} else ""
 
 
-def _weight(b: Builder, loss: str) -> str:
-    """Append what a loss of the model's own divides by; "" where that is not known."""
-    divisor = append_divisor(b, loss)
-    if divisor is None:
-        return ""
-    name = b.fresh("weight")
-    b.append(onnx.helper.make_node("Identity", [divisor], [name], name=b.fresh(f"{REGION}/weight")))
-    return name
-
-
-def _labels(b: Builder, counted: bool) -> TargetInput | None:
+def _labels(b: Builder) -> TargetInput | None:
     """The input with the classes of the model's own loss; None without one, and with several.
 
-    `counted`: a batch weighs what counts; else there is none with an ignored class, either. The input is checked,
-    because a class out of range makes onnxruntime's CPU kernel fail without naming the input, and other kernels read
-    outside the array.
+    The input is checked, because a class out of range makes onnxruntime's CPU kernel fail without naming the input, and
+    other kernels read outside the array.
     """
     inputs = {formal.name for formal in b.graph.input} - {tensor.name for tensor in b.graph.initializer}
     losses = [n for n in b.graph.node if n.op_type in LABEL_LOSSES and not n.domain and n.input[1] in inputs]
-    ignored = next((a.i for a in losses[0].attribute if a.name == "ignore_index"), None) if len(losses) == 1 else None
-    if len(losses) != 1 or (ignored is not None and not counted):
+    if len(losses) != 1:
         return None
+    ignored = next((a.i for a in losses[0].attribute if a.name == "ignore_index"), None)
     shape = b.shape(losses[0].input[0])
     classes = shape[1] if shape is not None and len(shape) > 1 else None
     count = classes if isinstance(classes, int) else None
@@ -121,10 +102,9 @@ def _labels(b: Builder, counted: bool) -> TargetInput | None:
 def _ones(b: Builder, name: str) -> tuple[int, ...]:
     value = b.known(name)
     if value is None:
-        losses = ", ".join(f"{n}(…)" for n in LOSSES)
-        raise TrainingError(
-            f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}{_of_terms(name)}"
-        )
+        losses, own = ", ".join(f"{n}(…)" for n in LOSSES), _own_name(name)
+        hint = f"write {own}({b.graph.output[0].name}, targets)" if own else f"{_outputs(b)}, or use {losses}"
+        raise TrainingError(f"the model has no value {name!r} that could be the loss; {hint}{_of_terms(name)}")
     kind = b.facts.view.types[value.id]
     if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT:
         what = type_name(kind.dtype if kind else None)
@@ -156,14 +136,26 @@ _OPTION = re.compile(r"(?P<before>.*),\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>
 _WORD = "sample_weight"
 """The option that is a word."""
 _ELSEWHERE = {
-    **dict.fromkeys(("sparse_categorical_crossentropy", "crossentropy", "crossentropyloss"), "cross_entropy"),
+    **dict.fromkeys(("sparse_categorical_crossentropy", "crossentropy", "nll"), "cross_entropy"),
     "categorical_crossentropy": "categorical_cross_entropy",
-    **dict.fromkeys(("binary_crossentropy", "bce", "bce_with_logits"), "binary_cross_entropy"),
+    **dict.fromkeys(("binary_crossentropy", "bce", "bce_with_logits", "bcewithlogits"), "binary_cross_entropy"),
     **dict.fromkeys(("kl_div", "kld", "kullback_leibler_divergence"), "kl_divergence"),
-    **dict.fromkeys(("mse", "l2"), "mean_squared_error"),
-    **dict.fromkeys(("mae", "l1"), "mean_absolute_error"),
+    **dict.fromkeys(("mse", "l2", "meansquarederror"), "mean_squared_error"),
+    **dict.fromkeys(("mae", "l1", "meanabsoluteerror"), "mean_absolute_error"),
 }
 """Names of losses in Keras and PyTorch, in lower case without "_loss", and those here."""
+
+
+def _word(name: str) -> str:
+    return name.lower().removesuffix("loss").removesuffix("_")
+
+
+def _own_name(name: str) -> str | None:
+    """Return the loss that a word means, perhaps misspelled; None for other texts."""
+    words = {**_ELSEWHERE, **{own: own for own in LOSSES}}
+    near = nearest(_word(name), words) if name.isidentifier() else ()
+    return words[near[0]] if near else None
+
 
 Known = Callable[[str], bool]
 """True for the name of a value of the model."""
@@ -179,7 +171,7 @@ def parsed(text: str, known: Known, losses: Mapping[str, Collection[str]]) -> Lo
     if call is None:
         return None
     if call[1] not in losses:
-        own = _ELSEWHERE.get(call[1].lower().removesuffix("_loss"))
+        own = _ELSEWHERE.get(_word(call[1]))
         hint = f"it is {own} here" if own else advice(call[1], losses, f"use one of {', '.join(losses)}")
         raise TrainingError(f"unknown loss {call[1]!r}; {hint}")
     inside, options = _options(call[1], call[2], known, losses[call[1]])

@@ -16,6 +16,7 @@ from amp_rewrite.rewrite.autodiff.vjp.indexing import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Refuse, Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name
@@ -39,6 +40,11 @@ class ParameterGlobs:
     parameters: str | Sequence[str] | None = None
     freeze: str | Sequence[str] = ()
     module: ModuleParameters = field(default_factory=ModuleParameters)
+
+    def __post_init__(self) -> None:
+        for globs in (self.parameters, self.freeze):
+            if not isinstance(globs, (str, Sequence, type(None))) or not all(isinstance(g, str) for g in globs or ()):
+                raise TrainingError(f"parameters and freeze take globs on names of initializers, not {stated(globs)}")
 
     def freezes(self, name: str) -> bool:
         """True if `freeze` names this initializer."""

@@ -17,7 +17,6 @@ from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
-from amp_rewrite.train.objective.divisor import share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class TargetInput:
 
     `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
     targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
-    `prediction`: the value that the loss names; `logits`: it is one of yes or no, and taken for logits.
     """
 
     name: str
@@ -73,8 +71,6 @@ class TargetInput:
     kind: str = NUMBERS
     axis: int | None = None
     class_weights: tuple[float, ...] | None = None
-    prediction: str = ""
-    logits: bool = False
 
     def counts(self, classes: Array) -> tuple[float, float]:
         """Return what the loss divides its sum by, the weights of the classes that count, and their number."""
@@ -344,3 +340,18 @@ class Prediction:
 def _agree(shape: Shape, other: Shape) -> bool:
     pairs = zip(shape, other, strict=False)
     return len(shape) == len(other) and all(a == c or isinstance(a, str) or isinstance(c, str) for a, c in pairs)
+
+
+def share_of(b: Builder, labels: str, weights: str | None, ignored: int | None) -> str:
+    """Append how much each class of `labels` counts in a mean: the weight of its class, and 0 if it is ignored."""
+    dropped, dtype = None, b.dtype(labels) or DType.INT64
+    if ignored is not None:
+        dropped = b.op("Equal", labels, b.scalar(ignored, dtype))
+    kept = b.op("Equal", labels, labels) if dropped is None else b.op("Not", dropped)
+    share = b.op("Cast", kept, to=DType.FLOAT.code)
+    if weights is None:
+        return share
+    safe = labels
+    if dropped is not None:  # it may be out of the range of classes
+        safe = b.op("Where", dropped, b.scalar(0, dtype), labels)
+    return b.op("Mul", b.op("Gather", weights, safe), share)

@@ -27,11 +27,12 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
 from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
-from amp_rewrite.rewrite.autodiff.lowering.random_numbers import RandomState, with_random_state
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import with_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING, Painting, Request
+from amp_rewrite.settings.request import Painting, Request
+from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.objective.parameters import Selection
@@ -47,6 +48,8 @@ def policy_of(policy: str | Policy | None) -> Policy:
 
     PolicyError for a policy that does not keep parameters and results in float32.
     """
+    if not isinstance(policy, (str, Policy, type(None))):
+        raise PolicyError(f"policy is {stated(policy)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy")
     policy = process.policy_of_steps() if policy is None else Policy.of(policy)
     if policy.param is not DType.FLOAT or policy.output is not DType.FLOAT:
         raise PolicyError(
@@ -62,7 +65,7 @@ def policy_of(policy: str | Policy | None) -> Policy:
 class Prepared:
     """A model ready for `backward`: parameters, buffers and random state are inputs of the graph in `b`.
 
-    `initial`: values of the parameters. `declared`: the outputs for loss and metrics. `random`: the inputs of the
+    `initial`: values of the parameters. `declared`: the outputs for loss and metrics. `random`: the input of the
     random state. `notes`: what was changed, for the report.
     """
 
@@ -71,7 +74,7 @@ class Prepared:
     selection: Selection
     initial: Mapping[str, Array]
     buffers: Buffers
-    random: RandomState | None
+    random: str | None
     notes: tuple[str, ...]
 
     @classmethod
@@ -110,8 +113,8 @@ class Prepared:
 
 
 def outputs_of(aim: losses.Objective) -> list[ValueInfoProto]:
-    """Return the outputs for loss, metrics and weight."""
-    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.scalars)]
+    """Return the outputs for loss and metrics."""
+    return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
 
 
 def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str]) -> Model:
@@ -149,9 +152,6 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
 
     PolicyError for lowering options under a policy that lowers no op, and for nodes that must stay float32.
     """
-    unknown = next((name for name in painting if name not in PAINTING), None)
-    if unknown is not None:
-        raise TypeError(f"training_step() got an unexpected keyword argument {unknown!r}")
     if policy.lowers is None:
         if painting:
             raise PolicyError(
@@ -172,6 +172,7 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
     return converted.result, converted.report
 
 
+@door()
 def bind(model: object, values: Mapping[str, object], *, folder: str | Path | None = None) -> Model:
     """Return a new model with some inputs replaced by initializers.
 
@@ -197,6 +198,10 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
     """
     source = Model.load(model, folder=folder)
     ports = {port.name: port for port in input_ports(source)}
+    if not isinstance(values, Mapping):
+        raise TrainingError(
+            f"the values are {stated(values)}; pass a mapping from inputs, {', '.join(ports)}, to arrays"
+        )
     proto = clone(source.proto)
     for name, value in values.items():
         if name not in ports:

@@ -52,17 +52,34 @@ def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
     return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
 
 
-def whole_classes(name: str, values: Array) -> Array:
-    """Return class indices as int64. TrainingError for numbers that are not whole, which would be truncated."""
-    if values.dtype.kind == "f":
-        strange = values[values % 1 != 0]
-        if strange.size:
+def fitted_targets(target: TargetInput, values: Array) -> Array:
+    """Return targets in the type that the loss takes: int64 classes, or float32 numbers.
+
+    TrainingError for classes that are not whole, which would be truncated, and for shares in place of classes and the
+    other way round.
+    """
+    name, classes, ways = target.name, target.classes, values.dtype.kind in "fiub"
+    if not ways or not values.size:
+        return values
+    if target.kind != CLASSES:
+        if target.kind == SHARES and values.dtype.kind in "iu" and values.ndim < 2:
             raise TrainingError(
-                f"the targets {name!r} have {strange.flat[0]:g}, but the loss takes class indices, which are whole;"
-                " round them yourself, or use a loss of numbers such as mean_squared_error"
+                f"the targets {name!r} are class indices, but the loss takes a number for each class; use"
+                " sparse_categorical_crossentropy (cross_entropy), or pass np.eye(CLASSES)[targets]"
             )
-        return values.astype(np.int64)
-    return values.astype(np.int64) if values.dtype == bool else values
+        return values.astype(np.float32)
+    if values.ndim > 1 and values.shape[-1] == classes != 1 and (values.sum(-1) == 1).all() and (values >= 0).all():
+        raise TrainingError(
+            f"the targets {name!r} have a number for each of {classes} classes, but the loss takes class indices; use"
+            " categorical_crossentropy (categorical_cross_entropy), or pass targets.argmax(-1)"
+        )
+    strange = values[values % 1 != 0]
+    if strange.size:
+        raise TrainingError(
+            f"the targets {name!r} have {strange.flat[0]:g}, but the loss takes class indices, which are whole;"
+            " round them yourself, or use a loss of numbers such as mean_squared_error"
+        )
+    return values if values.dtype == np.int32 else values.astype(np.int64)
 
 
 def check_batch(declared: Model, target: TargetInput | None, batch: Batch, number: int) -> None:
@@ -168,6 +185,8 @@ class Rows:
         """
         arrays = (data,) if is_array(data) else data
         if isinstance(arrays, tuple) and arrays and all(map(is_array, arrays)):
+            if len(arrays) == len(names) - 1 and target is not None and target.name == names[-1]:
+                raise FeedError(f"the targets {target.name!r} are missing; pass them after the inputs, as in fit(x, y)")
             if len(arrays) != len(names):
                 raise FeedError(
                     f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} for the inputs {', '.join(map(repr, names))};"
@@ -176,8 +195,8 @@ class Rows:
             data = dict(zip(names, arrays, strict=True))
         if isinstance(data, Mapping):
             arrays = {str(name): np.asarray(value) for name, value in data.items()}
-            if target is not None and target.kind == CLASSES and target.name in arrays:
-                arrays[target.name] = whole_classes(target.name, arrays[target.name])
+            if target is not None and target.name in arrays:
+                arrays[target.name] = fitted_targets(target, arrays[target.name])
             return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
         if batch_size is not None or shuffle:
             raise TrainingError(
@@ -219,11 +238,11 @@ class BatchMeans:
     """Sums of a loss and of metrics over batches.
 
     A batch weighs the classes that count in it, for the loss times their weights, if the target of the loss are
-    classes; else its rows. `weight`: the result that the loss weighs, if there is one.
+    classes; else its rows.
     """
 
-    def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None, weight: str = "") -> None:
-        self.rows, self._weight = 0, weight
+    def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None) -> None:
+        self.rows = 0
         self._loss, self._target = loss, target
         self._sums = dict.fromkeys((loss, *metrics), 0.0)
         self._weights = self._sums.copy()
@@ -235,8 +254,6 @@ class BatchMeans:
         weight = counted = float(rows)
         if self._target is not None and self._target.kind == CLASSES:
             weight, counted = self._target.counts(batch[self._target.name])
-        if self._weight:
-            weight = results[self._weight].item()
         for name in self._sums:
             here = weight if name == self._loss else counted
             if here:

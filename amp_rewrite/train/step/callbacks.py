@@ -9,6 +9,8 @@ from typing import Protocol
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.train.door import door
+from amp_rewrite.train.update.schedules import whole_number
 
 Log = Mapping[str, float]
 """Numbers of an epoch: loss, metrics, the same with "val_" before them, learning_rate, skipped, loss_scale, seconds."""
@@ -25,6 +27,7 @@ class Trained(Protocol):
         """Continue from a state."""
 
 
+@door()
 @dataclass(eq=False)
 class EarlyStopping:
     """Stop when a number has not improved for `patience` epochs in a row, as in Keras; for 0 after the first.
@@ -48,6 +51,7 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "min", "max"):
             raise TrainingError(f"mode is {self.mode!r}; use auto, min or max")
+        whole_number("patience", self.patience, 0)
         falling, rising = "loss" in self.monitor, "acc" in self.monitor
         if self.mode == "auto" and falling == rising:
             raise TrainingError(

@@ -1,7 +1,7 @@
 """Checkpoints: all state of a training step in one .npz file, written atomically, read without pickle.
 
 Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>", "step", with a dynamic loss scale
-"loss_scale" and "good_steps", and with Dropout or random ops "random" and "replica". `numpy.load` lists them.
+"loss_scale" and "good_steps", and with Dropout or random ops "random". `numpy.load` lists them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LIMIT = 1 << 40
 
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
 # State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
-_OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random", "replica")
-_NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/", "replica")
+_OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random")
+_NUMBERS = ("step", "loss_scale", "good_steps", "micro_batch", "count/")
 """State that is one number ≥ 0; a loss scale is above 0."""
 
 

@@ -1,37 +1,24 @@
-"""Execution: the model of a step as a provider runs it, and its executor."""
+"""Execution: the model of a step as a provider runs it, and its evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch
-from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.train.keras.metrics import Accuracy
 from amp_rewrite.train.step.batches import BatchMeans, Scores, read_by
 from amp_rewrite.train.step.step import TrainingStep
-
-
-class Steps(Protocol):
-    """Executor of steps: one model, or several that share the work. `buffer`: the state on the device."""
-
-    @property
-    def provider(self) -> str: ...
-
-    @property
-    def buffer(self) -> DoubleBuffer: ...
-
-    def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read the state of one side and write the other; return loss, metrics and flags, valid until the next run."""
+from amp_rewrite.train.update.schedules import whole_number
 
 
 class HoldsSession:
@@ -63,7 +50,8 @@ class Execution:
         provider_options: Mapping[str, Mapping[str, str]],
     ) -> Execution:
         """Return the execution for arguments of a `Trainer`."""
-        providers = (CUDA, CPU) if providers is None else tuple(providers)
+        providers = (CUDA, CPU) if providers is None else as_names(providers)
+        threads = whole_number("threads", threads, 0)
         if providers[:2] == (CUDA, CPU) and not cuda_opens():
             providers = providers[1:]
         emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
@@ -84,35 +72,22 @@ class Evaluation:
     options: SessionOptions
     buffer: DoubleBuffer
 
-    def scores(self, side: Side, batches: Iterable[Batch], metrics: Sequence[Accuracy]) -> Scores:
-        """Return loss, the step's own metrics and the requested ones over batches, with the state of one side."""
-        runner, loss, own, weight = self._evaluator
+    def scores(self, side: Side, batches: Iterable[Batch]) -> Scores:
+        """Return loss and metrics over batches, with the state of one side."""
+        runner, loss, own = self._evaluator
         rate = {self.step.learning_rate: np.zeros((), np.float32)}
-        sums = BatchMeans(loss, own, self.step.target, weight)
+        sums = BatchMeans(loss, own, self.step.target)
         for batch in batches:
-            results = runner.run(side, read_by(runner, {**batch, **rate}))
-            sums.add(batch, results)
-            if metrics:
-                found = self.predictor.run(side, read_by(self.predictor, batch))
-                for metric in metrics:
-                    metric.take({**batch, **found})
+            sums.add(batch, runner.run(side, read_by(runner, {**batch, **rate})))
         mean, *means = sums.means().values()
-        named = dict(zip(self.step.metrics, means, strict=True))
-        return Scores(mean, {**named, **{metric.name: metric.result() for metric in metrics}}, sums.rows)
+        return Scores(mean, dict(zip(self.step.metrics, means, strict=True)), sums.rows)
 
     @cached_property
-    def predictor(self) -> BufferedRunner:
-        """The trained model, opened on the same state."""
-        model = self.step.prediction()
-        outputs = tuple(v.name for v in model.proto.graph.output)
-        return Runner.open(model, self.options).buffered(self.buffer, {}, outputs)
-
-    @cached_property
-    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...], str]:
+    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
         """The evaluation model, opened on the same state, with the names of loss and metrics."""
-        model, loss, metrics, weight = self.step.evaluation()
+        model, loss, metrics = self.step.evaluation()
         if model is self.step.model:
             model = self.model
-        outputs = (loss, *metrics, *([weight] if weight else []))
+        outputs = (loss, *metrics)
         runner = Runner.open(model, replace(self.options, outputs_only=outputs))
-        return runner.buffered(self.buffer, {}, outputs), loss, metrics, weight
+        return runner.buffered(self.buffer, {}, outputs), loss, metrics

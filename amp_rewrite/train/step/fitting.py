@@ -10,7 +10,6 @@ from itertools import count, islice
 from typing import Any, TypedDict
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.keras.metrics import MetricsGiven
 from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
 from amp_rewrite.train.step.callbacks import Callback, EarlyStopping, callbacks_of, stops
 from amp_rewrite.train.step.health import Health
@@ -29,7 +28,6 @@ class FitOptions(TypedDict, total=False):
         seed: of that order, together with the number of the epoch; by default each call draws one.
         validation_data: data to evaluate after each epoch, such as (x, y).
         validation_split: evaluate the last rows of arrays, this share of them, and do not train on them.
-        metrics: metrics of the validation data, as `evaluate` takes them.
         callbacks: `EarlyStopping`, and functions of the number of an epoch, from 0, and its numbers;
             one that returns True stops.
         first_epoch: number of the first epoch, for a run that is resumed.
@@ -41,7 +39,6 @@ class FitOptions(TypedDict, total=False):
     seed: int | None
     validation_data: object
     validation_split: float
-    metrics: MetricsGiven
     callbacks: Sequence[Callback] | Callback
     first_epoch: int
     steps_per_epoch: int | None
@@ -82,23 +79,6 @@ def range_of(epochs: int, options: FitOptions) -> range:
     return range(first, first + epochs)
 
 
-_WHERE = "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'"
-_OF_KERAS = {
-    "class_weight": _WHERE,
-    "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
-    " and the weights with the data",
-    **dict.fromkeys(
-        ("validation_batch_size", "validation_steps"), "validation data may be batches of any size and number"
-    ),
-    "validation_freq": "validation data are evaluated after each epoch; steps_per_epoch makes epochs longer",
-    **dict.fromkeys(
-        ("workers", "use_multiprocessing", "max_queue_size"), "pass batches that load so, such as a DataLoader"
-    ),
-    "initial_epoch": "it is first_epoch here, and epochs are counted from there",
-}
-"""Arguments of Keras's fit, with what stands for them."""
-
-
 @dataclass
 class Fitting:
     """One call of `fit`. `rows`: the data if they are arrays, else `feed` has the batches."""
@@ -108,7 +88,6 @@ class Fitting:
     feed: Any
     validation: object
     callbacks: Sequence[Callback]
-    validation_metrics: MetricsGiven = ()
     steps: int | None = None
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -117,13 +96,11 @@ class Fitting:
     @classmethod
     def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
         """Prepare data and options. TrainingError for options that do not fit the data."""
-        unknown = next((name for name in options if name not in FitOptions.__annotations__), None)
-        if unknown is not None:
-            hint = _OF_KERAS.get(unknown)
-            raise TypeError(f"fit() got an unexpected keyword argument {unknown!r}{f'; {hint}' if hint else ''}")
         if data is None:
             raise TrainingError("fit lacks data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
+        if shuffle not in (None, True, False):
+            raise TrainingError(f"shuffle is {shuffle!r}; use True or False")
         rows = Rows.of(data, names, batch_size, shuffle, options.get("seed"), trainer.step.target)
         validation, share = options.get("validation_data"), options.get("validation_split") or 0.0
         if isinstance(validation, (tuple, list)) and len(validation) == 2 and len(names) != 2:
@@ -134,17 +111,14 @@ class Fitting:
         if share and rows is not None:
             rows, held = rows.split(share)
             validation = held.arrays
-        if validation is not None and Rows.of(validation, names, None, False) is None:
+        if validation is not None and Rows.of(validation, names, None, False, target=trainer.step.target) is None:
             validation = trainer.feed(validation)  # a generator gives its batches once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
         callbacks = callbacks_of(options.get("callbacks", ()))
         metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
-        asked = options.get("metrics", ())
-        if asked and validation is None:
-            raise TrainingError("metrics are computed on validation data; give validation_data or validation_split")
         steps = options.get("steps_per_epoch")
         steps = None if steps is None else whole_number("steps_per_epoch", steps, 1)
-        return cls(trainer, rows, feed, validation, callbacks, asked, steps, metrics=metrics)
+        return cls(trainer, rows, feed, validation, callbacks, steps, metrics=metrics)
 
     def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
         """Run the epochs."""
@@ -182,7 +156,7 @@ class Fitting:
         self, batches: Iterable[Any], learning_rate: Rate | None, health: Health, done: Callable[[int], object]
     ) -> dict[str, float]:
         trainer, step, skipped = self.trainer, self.trainer.step, self.trainer.skipped
-        sums, start = BatchMeans(step.loss, step.metrics, step.target, step.weight), time.perf_counter()
+        sums, start = BatchMeans(step.loss, step.metrics, step.target), time.perf_counter()
         for number, batch in enumerate(batches):
             results = trainer.take(batch, number, learning_rate)
             health.see(batch)
@@ -194,7 +168,7 @@ class Fitting:
         log = dict(zip(("loss", *step.metrics), sums.means().values(), strict=True))
         seconds = time.perf_counter() - start
         if self.validation is not None:
-            scores = trainer.evaluate(self.validation, metrics=self.validation_metrics)
+            scores = trainer.evaluate(self.validation)
             log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
         times = {"seconds": seconds, "seconds_per_row": seconds / max(sums.rows, 1)}
         scale = {} if trainer.loss_scale is None else {"loss_scale": trainer.loss_scale}

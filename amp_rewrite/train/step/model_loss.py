@@ -16,13 +16,14 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState, initial_random_state
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, initial_random_state
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Painting
+from amp_rewrite.settings.request import PAINTING, Painting
+from amp_rewrite.train.door import Named, door, stated
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Loss, Variable
@@ -31,7 +32,7 @@ from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import Prepared, lowered, policy_of, with_values
-from amp_rewrite.train.step.batches import batch_model, batches, check_batch
+from amp_rewrite.train.step.batches import batch_model, batches, check_batch, fitted_targets
 from amp_rewrite.train.step.checkpoint import by_path
 from amp_rewrite.train.step.execution import HoldsSession
 from amp_rewrite.train.step.prediction import predicted, predictor
@@ -45,7 +46,7 @@ class LossGraph:
     """A runner with the names of its values.
 
     `gradients`: outputs by parameter. `buffers`: the running statistics by input, each with its output and its first
-    value. `random`: the inputs of the random state. `source`: the model as it was given. `declared`: a model of the
+    value. `random`: the input of the random state. `source`: the model as it was given. `declared`: a model of the
     inputs of a batch. `target`: that of the loss.
     """
 
@@ -57,7 +58,7 @@ class LossGraph:
     seed: str
     gradients: Mapping[str, str]
     buffers: Buffers
-    random: RandomState | None
+    random: str | None
     source: Model
     declared: Model
     target: TargetInput | None
@@ -85,8 +86,7 @@ def loss_graph(
         for name, (new, start) in ready.buffers.items()
     }
     whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
-    random = () if ready.random is None else (ready.random.state, ready.random.replica)
-    taken = {seed, *ready.initial, *buffers, *random, *(tensor.name for tensor in whole.proto.graph.initializer)}
+    taken = {seed, *ready.initial, *buffers, ready.random, *(tensor.name for tensor in whole.proto.graph.initializer)}
     batch = [v.name for v in whole.proto.graph.input if v.name not in taken]
     result, conversion = lowered(whole, policy, painting)
     providers = (CUDA, CPU) if cuda_opens() else (CPU,)
@@ -119,7 +119,7 @@ _BUFFER = "buffer/"
 class Weights:
     """Weights of a model that its losses share: variables by name, and running state by path in checkpoints.
 
-    `running`: "buffer/NAME" for running statistics, "random" and "replica" for the random state.
+    `running`: "buffer/NAME" for running statistics, "random" for the random state.
     """
 
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -138,7 +138,6 @@ class Weights:
             self.running.setdefault(f"{_BUFFER}{name}", start.copy())
         if graph.random is not None:
             self.running.setdefault("random", initial_random_state(seed))
-            self.running.setdefault("replica", np.array(0, np.int64))
 
     def save(self, path: str | Path, optimizer: StatefulOptimizer | None, fingerprint: str) -> None:
         """Write a checkpoint of the model with this fingerprint."""
@@ -166,7 +165,7 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class ModelLoss(HoldsSession, Loss):
+class ModelLoss(Named, HoldsSession, Loss):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
     In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
@@ -185,6 +184,7 @@ class ModelLoss(HoldsSession, Loss):
     results: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
+    @door(options=PAINTING)
     def of(
         cls,
         model: object,
@@ -227,7 +227,12 @@ class ModelLoss(HoldsSession, Loss):
             batch: arrays by input name.
             held: weights by name for which it is computed; None: those of the variables at the time of a computation.
         """
-        return replace(self, _batch=dict(batch), _held=held, results={})
+        if not isinstance(batch, Mapping):
+            raise TrainingError(f"the batch is {stated(batch)}; pass a mapping from names of inputs to arrays")
+        target, given = self._graph.target, dict(batch)
+        if target is not None and target.name in given:
+            given[target.name] = fitted_targets(target, np.asarray(given[target.name]))
+        return replace(self, _batch=given, _held=held, results={})
 
     def __call__(self) -> Array:
         """Return the loss: a float32 scalar, shape ()."""
@@ -297,7 +302,7 @@ class ModelLoss(HoldsSession, Loss):
         feeds = {**(self._held or self._weights.held()), **batch, graph.seed: seed}
         feeds |= {name: running[f"{_BUFFER}{name}"] for name in graph.buffers}
         if graph.random is not None:
-            feeds |= {graph.random.state: running["random"], graph.random.replica: running["replica"]}
+            feeds[graph.random] = running["random"]
         inputs = {port.name for port in graph.runner.inputs}
         read = {name: array for name, array in feeds.items() if name in inputs}
         found = graph.runner.run(read, (graph.loss, *graph.metrics, *outputs))

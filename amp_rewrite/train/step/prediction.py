@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.train.door import stated
 from amp_rewrite.train.keras.variables import ArrayLike
 from amp_rewrite.train.step.assembly import with_state
 from amp_rewrite.train.step.batches import Rows, batch_model
@@ -60,16 +61,22 @@ def predictor(source: Model, weights: Mapping[str, Array], providers: Sequence[s
     return Runner.open(model, SessionOptions(providers=tuple(providers)))
 
 
-def predicted(
-    runner: Runner, source: Model, batch: Mapping[str, Array], weights: Mapping[str, Array]
-) -> dict[str, Array]:
-    """Return the outputs of a model by name, from a `predictor`."""
-    inputs = _inputs(runner, weights)
+def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
+    """Return the inputs of a model from a batch, which may have targets besides. FeedError if one does not fit."""
+    if not isinstance(batch, Mapping):
+        raise TrainingError(f"the batch is {stated(batch)}; pass a mapping from names of inputs to arrays")
     missing = sorted(set(inputs) - batch.keys())
     if missing:
         raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
     (read,) = Feed.of([batch], batch_model(source, inputs), allow_nonfinite=True)
-    return _run(runner, source, read, weights)
+    return read
+
+
+def predicted(
+    runner: Runner, source: Model, batch: Mapping[str, Array], weights: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the outputs of a model by name, from a `predictor`."""
+    return _run(runner, source, inputs_of(source, _inputs(runner, weights), batch), weights)
 
 
 def predicted_rows(

@@ -18,7 +18,8 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import LossScale
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Painting
+from amp_rewrite.settings.request import PAINTING, Painting
+from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
@@ -68,7 +69,6 @@ class TrainingStep:
         fingerprint: identifies the model in checkpoints.
         forward: the trained model; None for a step read from a file without it.
         report: what is trained and why, and the type of each op; None for a step from a file.
-        weight: a float32 scalar, what the model's own loss divides by; "" if batches weigh targets or rows.
     """
 
     model: Model
@@ -90,12 +90,11 @@ class TrainingStep:
     fingerprint: str
     forward: Model | None
     report: TrainingReport | None
-    weight: str = ""
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The outputs that are float32 scalars: loss, metrics, and the weight if there is one."""
-        return (self.loss, *self.metrics, *([self.weight] if self.weight else []))
+        """The outputs that are float32 scalars: loss and metrics."""
+        return (self.loss, *self.metrics)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -122,8 +121,8 @@ class TrainingStep:
         """Return the state by input name for the next step."""
         return {s.input: results[s.output] for s in self.state}
 
-    def evaluation(self) -> tuple[Model, str, tuple[str, ...], str]:
-        """Return a model that computes loss, metrics and weight from batch and state, with the names of all.
+    def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
+        """Return a model that computes loss and metrics from batch and state, with the names of both.
 
         It is the step itself. For a step in training mode it is the original model in float32, with running
         statistics and without dropout.
@@ -132,22 +131,9 @@ class TrainingStep:
             TrainingError: a step in training mode was read from a file without that model.
         """
         if not self.training_mode:
-            return self.model, self.loss, self.metrics, self.weight
+            return self.model, self.loss, self.metrics
         aim = losses.objective(self._forward(), self.objective)
-        return (
-            with_outputs(with_state(aim.model, self._changed), outputs_of(aim), ()),
-            aim.loss,
-            aim.metrics,
-            aim.weight,
-        )
-
-    def prediction(self) -> Model:
-        """Return a float32 model that computes the outputs of the trained model from batch and state.
-
-        Raises:
-            TrainingError: the step was read from a file without its model.
-        """
-        return with_state(self._forward(), self._changed)
+        return with_outputs(with_state(aim.model, self._changed), outputs_of(aim), ()), aim.loss, aim.metrics
 
     @property
     def _changed(self) -> tuple[str, ...]:
@@ -167,6 +153,7 @@ class TrainingStep:
         return with_values(self._forward(), {name: state[name] for name in self._changed})
 
 
+@door(options=PAINTING)
 def training_step(
     model: object,
     *,
@@ -262,7 +249,6 @@ def training_step(
         fingerprint=fingerprint(source).graph,
         forward=source,
         report=TrainingReport(model_name(source), loss, ready.selection.rows, notes, report),
-        weight=aim.weight,
     )
 
 
@@ -276,7 +262,7 @@ def _rule_and_scale(
         optimizer = optimizer.rule
     rule = named(optimizer) if isinstance(optimizer, str) else optimizer
     if not isinstance(rule, Optimizer):
-        raise TrainingError(f"not an optimizer: {optimizer!r}; pass an Optimizer such as SGD(0.1), or its name")
+        raise TrainingError(f"not an optimizer: {stated(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
     scale = scales.get(loss_scale)
     if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
         raise TrainingError(

@@ -32,18 +32,10 @@ from amp_rewrite.train.update.optimizers import deserialize
 KEY = "amp_rewrite.training_step"
 VERSION = 1
 _OUTPUTS = ("loss", "finite", "applied")
-_NAMES = (*_OUTPUTS, "learning_rate", "micro_batches", "training_mode", "objective", "fingerprint", "weight")
+_NAMES = (*_OUTPUTS, "learning_rate", "micro_batches", "training_mode", "objective", "fingerprint")
 """Fields of a step that are text or numbers in the metadata, too."""
 _LEFT_OUT = ("model", "forward", "report", "owner")
 """Fields of a step that the metadata lack, or spell in another way."""
-_KINDS = {
-    "micro_batches": int,
-    "training_mode": bool,
-    "objective": str,
-    "fingerprint": str,
-    "policy": str,
-    "weight": str,
-}
 
 
 def save_step(
@@ -116,41 +108,11 @@ def load_step(
     if trained is not None and fingerprint(trained).graph != metadata.get("fingerprint"):
         raise TrainingError(f"{path} trains another model: its graph differs from that of `forward`; pass its model")
     try:
-        step = _step(model, metadata, trained, path, custom_objects)
-        _check_metadata(model, metadata)
-        return step
+        return _step(model, metadata, trained, path, custom_objects)
     except AmpRewriteError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise TrainingError(f"{path}: the metadata {KEY!r} is damaged; write the step again") from cause
-
-
-def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
-    """Raise ValueError, TypeError or KeyError for metadata that does not fit the model, or of other types."""
-    paths, before, after = zip(*metadata["state"], strict=True)
-    graph = model.proto.graph
-    inputs = {
-        metadata["learning_rate"],
-        *metadata["batch"],
-        *before,
-        *(t.name for t in [_target(metadata)] if t is not None),
-    }
-    outputs = {*(metadata[name] for name in _OUTPUTS), *metadata["metrics"], *after, metadata["weight"]} - {""}
-    if inputs - {v.name for v in graph.input} or outputs - {v.name for v in graph.output}:
-        raise ValueError("a name is not one of the model's")
-    needed = {"step"} if metadata["micro_batches"] == 1 else {"step", "micro_batch"}
-    if needed - {*paths} or any(type(metadata[name]) is not kind for name, kind in _KINDS.items()):
-        raise ValueError("state is missing, or an entry has another type")
-    if metadata["micro_batches"] < 1:
-        raise ValueError("micro_batches is below 1")
-
-
-def _target(metadata: Mapping[str, Any]) -> TargetInput | None:
-    target: dict[str, Any] | None = metadata["target"]
-    if target is None:
-        return None
-    weights = target["class_weights"]
-    return TargetInput(**{**target, "class_weights": None if weights is None else tuple(weights)})
 
 
 def _step(
@@ -169,6 +131,11 @@ def _step(
         StateVariable(name, before, after, model.array(values[before]).copy())
         for name, before, after in metadata["state"]
     )
+    names = {*(metadata[name] for name in (*_OUTPUTS, "learning_rate")), *metadata["batch"], *metadata["metrics"]}
+    if names - {v.name for v in (*proto.graph.input, *proto.graph.output)} or "step" not in {v.name for v in state}:
+        raise ValueError("a name is not one of the model's")
+    target = metadata["target"]
+    weights = None if target is None else target["class_weights"]
     defaults = {metadata["learning_rate"], *(s.input for s in state)}
     refill(proto.graph, "initializer", [t for t in proto.graph.initializer if t.name not in defaults])
     return TrainingStep(
@@ -177,7 +144,7 @@ def _step(
         batch=tuple(metadata["batch"]),
         state=state,
         metrics=tuple(metadata["metrics"]),
-        target=_target(metadata),
+        target=None if target is None else TargetInput(**{**target, "class_weights": weights and tuple(weights)}),
         optimizer=deserialize(metadata["optimizer"], custom_objects),
         owner=None,
         loss_scale=scales.get(metadata["loss_scale"]),

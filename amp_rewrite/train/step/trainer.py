@@ -20,12 +20,12 @@ from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.keras.metrics import MetricsGiven, metrics_of
+from amp_rewrite.train.door import Named, door, floats
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
 from amp_rewrite.train.step.batches import batches as batches_of
 from amp_rewrite.train.step.checkpoint import by_path, check_unchanged, scale_state, shown, slots_of
-from amp_rewrite.train.step.execution import Evaluation, Execution, HoldsSession, Steps
+from amp_rewrite.train.step.execution import Evaluation, Execution, HoldsSession
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, range_of
 from amp_rewrite.train.step.health import first_bad_gradient
 from amp_rewrite.train.step.prediction import Predictions, predicted_rows
@@ -47,7 +47,8 @@ class _Position:
     nonfinite: int = 0
 
 
-class Trainer(HoldsSession):
+@door()
+class Trainer(Named, HoldsSession):
     """A training step with its state.
 
     Steps are deterministic on a CPU: a resumed run gives the same bits, also with Dropout, whose random numbers are
@@ -91,7 +92,10 @@ class Trainer(HoldsSession):
         execution = Execution.of(step, providers, emulated, threads, provider_options)
         self.emulated, self._model, self._options = execution.emulated, execution.model, execution.options
         self._declared = batch_model(step.model, step.batch)
-        self._stepper = self._open()
+        runner = Runner.open(self._model, self._options)
+        buffer = runner.double_buffer({v.input: v.initial for v in step.state})
+        outputs = (*step.scalars, step.finite, step.applied)
+        self._stepper = runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
         self.last_rate = 0.0
         self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
         owner = step.owner
@@ -99,12 +103,6 @@ class Trainer(HoldsSession):
             self.set_loss_scale(vars(owner).get("loss_scale"))
             self.set_optimizer_state(owner.iterations, owner.slots())
         self._show()
-
-    def _open(self) -> Steps:
-        step, runner = self.step, Runner.open(self._model, self._options)
-        buffer = runner.double_buffer({v.input: v.initial for v in step.state})
-        outputs = (*step.scalars, step.finite, step.applied)
-        return runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
 
     @property
     def where(self) -> str:
@@ -160,6 +158,7 @@ class Trainer(HoldsSession):
         buffer, side = self._stepper.buffer, self._now.side
         return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
+    @door(options=FitOptions.__annotations__)
     def fit(
         self,
         x: object = None,
@@ -272,14 +271,13 @@ class Trainer(HoldsSession):
         """Return data as batches of the step."""
         return batches_of(batches, self._declared, self.step.target)
 
+    @door()
     def evaluate(
         self,
         x: object = None,
         y: object = None,
         batch_size: int | None = None,
         verbose: object = None,
-        *,
-        metrics: MetricsGiven = (),
     ) -> Scores:
         """Return loss and metrics over data with the current state; see `TrainingStep.evaluation` for training mode.
 
@@ -288,17 +286,15 @@ class Trainer(HoldsSession):
             y: as `fit` takes it.
             batch_size: as `fit` takes it.
             verbose: accepted as in Keras.
-            metrics: "accuracy", that of the loss, or `Accuracy` objects, of the predictions in float32.
 
         Raises:
             FeedError: the data do not fit.
             TrainingError: a target is out of range.
         """
-        asked = metrics_of(metrics, self.step.target, self.step.metrics)
         given = with_targets(x, y, self.step.batch)
         rows_of = Rows.of(given, self.step.batch, batch_size, False, target=self.step.target)
         data = given if rows_of is None else lambda: rows_of.batches(0)
-        return self._evaluation.scores(self._now.side, self._checked(data), asked)
+        return self._evaluation.scores(self._now.side, self._checked(data))
 
     def _checked(self, batches: object) -> Iterator[Batch]:
         for number, batch in enumerate(self.feed(batches)):
@@ -331,6 +327,9 @@ class Trainer(HoldsSession):
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Continue from a state."""
         other: Side = 1 if self._now.side == 0 else 0
+        missing = next((v.input for v in self.step.state if v.input not in state), None)
+        if missing is not None:
+            raise TrainingError(f"the state lacks {missing!r}; pass what `state` of this step's trainer gives")
         self._stepper.buffer.put(other, {v.input: state[v.input] for v in self.step.state})
         steps = next(int(state[v.input]) for v in self.step.state if v.name == "step")
         micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
@@ -355,8 +354,9 @@ class Trainer(HoldsSession):
             if name not in own or np.shape(array) != own[name].shape:
                 has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"
                 raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
-        self.set_state({**self.state, **{name: np.asarray(a, np.float32) for name, a in weights.items()}})
+        self.set_state({**self.state, **{name: floats(a, f"weight {name!r}") for name, a in weights.items()}})
 
+    @door()
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the outputs of the model for all rows, in float32: an array of the first, and [NAME] gives another.
 

@@ -18,7 +18,7 @@ import onnx.helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME, RandomState
+from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScaleArithmetic, scale_after
 from amp_rewrite.train.update.optimizer import Arithmetic, Optimizer, initial_slots
 
@@ -137,12 +137,12 @@ Buffers = Mapping[str, tuple[str, Array]]
 class ForwardPass:
     """The forward passes of a step: their number, the buffers that each one updates, and the random numbers it draws.
 
-    `random`: the inputs of the random state, with its initial value.
+    `random`: the input of the random state, with its initial value.
     """
 
     micro_batches: int = 1
     buffers: Buffers = field(default_factory=dict)
-    random: tuple[RandomState, Array] | None = None
+    random: tuple[str, Array] | None = None
 
 
 def append_update(
@@ -256,13 +256,12 @@ class _Update:
         total: Operand = NODES.sum([(g - g).reduced("ReduceSum") for g in gradients.values()])
         return total.op("Equal", total, np.float32(0)).name
 
-    def advance(self, random: RandomState, initial: Array) -> None:
+    def advance(self, random: str, initial: Array) -> None:
         """Append the next random state; a skipped step draws other numbers the next time."""
         b = self.b
-        moved = b.op("Mul", random.state, b.constant(np.array(MULTIPLIERS, np.int64)))
+        moved = b.op("Mul", random, b.constant(np.array(MULTIPLIERS, np.int64)))
         after = Operand(b, b.op("Mod", moved, b.scalar(PRIME, DType.INT64)))
-        self.give("random", random.state, after, initial, None)
-        self.give("replica", random.replica, Operand(b, random.replica), np.array(0, np.int64), None)
+        self.give("random", random, after, initial, None)
 
     def adjust_scale(self, finite: str) -> None:
         b, rule = self.b, self.scaling.rule

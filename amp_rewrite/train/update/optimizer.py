@@ -13,6 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, configured
+from amp_rewrite.train.door import floats, unknown_name
 from amp_rewrite.train.update.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
 from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate, settle
 
@@ -107,8 +108,10 @@ class Optimizer:
 
     def __getattr__(self, name: str) -> Any:
         own = type(self).__name__
-        hint = f"; an optimizer with state has it: StatefulOptimizer({own}(…)), or LossScaleOptimizer({own}(…))"
-        raise AttributeError(f"{own!r} object has no attribute {name!r}{hint if name in _OF_OBJECTS else ''}")
+        if name in _OF_OBJECTS:
+            objects = f"StatefulOptimizer({own}(…)), or LossScaleOptimizer({own}(…))"
+            raise AttributeError(f"{own} has no {name!r}; an optimizer with state has it: {objects}")
+        raise AttributeError(name) if name.startswith("_") else unknown_name(type(self), name)
 
     def _check(self, name: str, value: object) -> None:
         if (isinstance(value, bool) and name in _FLAGS) or (value is None and name in _CLIPS):
@@ -264,7 +267,7 @@ def _dense(gradient: Gradient, variable: Array) -> Array:
         dense = np.zeros(variable.shape, np.float32)
         np.add.at(dense, np.asarray(gradient.indices), np.asarray(gradient.values, np.float32))
         return dense
-    array = np.asarray(gradient, np.float32)
+    array = floats(gradient, "a gradient")
     if array.shape != variable.shape:
         raise TrainingError(
             f"a gradient has shape {array.shape}, but its variable has shape {variable.shape}; pass one gradient per"

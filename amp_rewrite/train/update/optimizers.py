@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import class_of
+from amp_rewrite.train.door import door
 from amp_rewrite.train.update.optimizer import Arithmetic, Optimizer, Result, Values, number
 from amp_rewrite.train.update.schedules import Schedule, rate_of_config
 
 
+@door()
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
@@ -46,6 +48,7 @@ class SGD(Optimizer):
         return variable + move, {"momentum": velocity}
 
 
+@door()
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
     """Tieleman and Hinton's RMSprop, by the formula of PyTorch and of TensorFlow 2 without momentum.
@@ -85,6 +88,7 @@ class RMSprop(Optimizer):
         return variable - velocity, {"rms": rms, "momentum": velocity}
 
 
+@door()
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """Duchi, Hazan and Singer's Adagrad; epsilon is added to the root.
@@ -106,6 +110,7 @@ class Adagrad(Optimizer):
         return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
 
 
+@door()
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Kingma and Ba's Adam, algorithm 1: epsilon is added to the root of the corrected second moment.
@@ -134,6 +139,7 @@ class Adam(Optimizer):
         return variable - pace * (m / root), {"m": m, "v": v}
 
 
+@door()
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): it subtracts rate * weight_decay * variable.

@@ -16,6 +16,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import class_of, configured, serialize
+from amp_rewrite.train.door import door
 
 
 def whole_number(name: str, value: object, least: int) -> int:
@@ -86,6 +87,7 @@ class Schedule:
         return made
 
 
+@door()
 @dataclass(frozen=True)
 class CosineDecay(Schedule):
     """Half a cosine from the initial rate to `alpha` times it, which stays (Loshchilov and Hutter, 2017).
@@ -110,6 +112,7 @@ class CosineDecay(Schedule):
         return self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha)
 
 
+@door()
 @dataclass(frozen=True)
 class ExponentialDecay(Schedule):
     """Multiply the rate by `decay_rate` over `decay_steps` steps, a little in each one.
@@ -131,6 +134,7 @@ class ExponentialDecay(Schedule):
         return float(self.initial_learning_rate * self.decay_rate**periods)
 
 
+@door()
 @dataclass(frozen=True)
 class WarmUp(Schedule):
     """Rise on a line from `initial_learning_rate` to the first rate of another schedule, then follow that one.

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
+from amp_rewrite.runtime.runner import CPU, cuda_opens
 from amp_rewrite.train import Trainer, training_step
-from support.train import replica
+from amp_rewrite.train.replicas import SingleReplica
 from support.train.nets import CROSS_ENTROPY, batches, mlp, same
 from support.train.processes import started
+from support.train.replica import STEPS, Loop
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,12 +45,13 @@ def test_a_run_that_is_resumed_on_the_gpu_ends_with_the_same_bits(options: dict[
 
 
 @pytest.mark.parametrize(("backend", "world"), [("nccl", 1), ("gloo", 2)])
-def test_replicas_on_the_gpu_train_as_one_process_on_the_cpu(backend: str, world: int, tmp_path: Path) -> None:
-    ended = started(tmp_path, "--backend", backend, "--provider", CUDA, world=world)
+def test_replicas_on_the_gpu_train_as_one_process(backend: str, world: int, tmp_path: Path) -> None:
+    ended = started(tmp_path, "--backend", backend, world=world)
     assert [code for code, _ in ended] == [0] * world, ended
     states = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(world)]
-    alone = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, **replica.OPTIONS), providers=(CPU,))
-    alone.fit(list(batches(replica.STEPS)))
+    alone = Loop()
+    for batch in batches(STEPS):
+        alone.step(SingleReplica(), batch)
 
     assert all(same(states[0], state) for state in states)
     for name, value in alone.state.items():

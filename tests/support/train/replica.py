@@ -1,6 +1,6 @@
-"""One of several processes that train together: what tests/unit/train/test_parallel.py starts.
+"""One of several processes that train together in a loop: what test_replicas.py starts.
 
-replica.py OUT [--dies AFTER] [--poison STEP] [--backend gloo] [--provider CPU…]
+replica.py OUT [--dies AFTER] [--poison STEP] [--backend gloo]
 """
 
 from __future__ import annotations
@@ -16,12 +16,29 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.runtime.runner import CPU
-from amp_rewrite.train import DataParallelTrainer, join_replicas, shard, training_step
+from amp_rewrite.files.casting import Array
+from amp_rewrite.train import Adam, LossScaleOptimizer, ModelLoss, averaged, join_replicas, shard
 from support.train.nets import CROSS_ENTROPY, batches, mlp
 
 STEPS = 12
-OPTIONS = {"optimizer": "adam,lr=0.01", "policy": "float32", "loss_scale": "dynamic"}
+
+
+class Loop:
+    """A model and its optimizer, and a step with the rows of one replica."""
+
+    def __init__(self) -> None:
+        self.loss = ModelLoss.of(mlp(), CROSS_ENTROPY, policy="float32")
+        self.optimizer = LossScaleOptimizer(Adam(0.01), "dynamic")
+
+    def step(self, replicas: object, batch: dict[str, Array]) -> None:
+        variables = self.loss.variables
+        gradients = self.loss.on(batch).gradients(variables, self.optimizer.loss_scale())
+        means = averaged(replicas, gradients, len(batch["x"]))  # type: ignore[arg-type]
+        self.optimizer.apply_gradients(zip(self.optimizer.get_unscaled_gradients(means), variables, strict=True))
+
+    @property
+    def state(self) -> dict[str, Array]:
+        return {variable.name: variable.numpy() for variable in self.loss.variables} | self.optimizer.checkpoint()
 
 
 def main() -> None:
@@ -30,21 +47,16 @@ def main() -> None:
     parser.add_argument("--poison", type=int, help="the step that gets an infinite number on the last replica")
     parser.add_argument("--dies", type=int, help="after how many steps the last replica ends without a word")
     parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--provider", default=CPU)
     given = parser.parse_args()
     with join_replicas(given.backend, timeout=20) as replicas:
-        last = replicas.rank == replicas.world - 1
-        step = training_step(mlp(), loss=CROSS_ENTROPY, **OPTIONS)
-        trainer = DataParallelTrainer(step, replicas, providers=(given.provider, CPU), threads=1)
+        last, loop = replicas.rank == replicas.world - 1, Loop()
         for number, batch in enumerate(shard(batches(STEPS), replicas)):
             if last and number == given.dies:
                 os._exit(9)
             if last and number == given.poison:
                 batch["x"][0, 0] = np.inf
-            trainer.fit([batch])
-            if number == 2:
-                trainer.save(given.out / "checkpoint.npz")
-        np.savez(given.out / f"{replicas.rank}.npz", skipped=trainer.skipped, **trainer.state)
+            loop.step(replicas, batch)
+        np.savez(given.out / f"{replicas.rank}.npz", **loop.state)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A CNN with BatchNormalization and ReLU beside PyTorch: the same losses, step by step."""
+"""A CNN and a transformer beside PyTorch: the same losses, step by step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD
+from amp_rewrite.train.update.optimizers import SGD, Adam
 from support.paths import ROOT
 from support.train.nets import F32, PLACE
 
@@ -64,3 +65,77 @@ def test_losses_of_a_cnn_with_relu_are_those_of_torch_for_100_steps(monkeypatch:
 
     assert theirs[-1] < 0.2 * theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+# -- a transformer ---------------------------------------------------------------------------------------
+
+WORDS, TOKENS, WIDTH, TRANSFORMER_STEPS = 40, 12, 32, 60
+
+
+def sentences() -> list[dict[str, Any]]:
+    """Rows that count upwards by 1, 2 or 3; the class is the step."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(TRANSFORMER_STEPS):
+        by = rng.integers(1, 4, (16, 1))
+        words = rng.integers(0, 4, (16, 1)) + by * np.arange(TOKENS)
+        found.append({"words": words, "label": by[:, 0] - 1})
+    return found
+
+
+def transformer(torch: Any) -> Any:
+    nn = torch.nn
+
+    class Classifier(nn.Module):  # type: ignore[misc, name-defined]
+        """A layer with its norms first and one with them last, on embeddings of words and places."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(TOKENS, WIDTH)
+            options = {"dim_feedforward": 64, "dropout": 0.0, "activation": "gelu", "batch_first": True}
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(WIDTH, 4, **options, norm_first=first) for first in (True, False)
+            )
+            self.head = nn.Linear(WIDTH, 3)
+
+        def forward(self, words: Any) -> Any:
+            x = self.words(words) + self.places.weight
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x.mean(1))
+
+    torch.manual_seed(0)
+    return Classifier()
+
+
+def losses_of_torch(torch: Any, net: Any, data: list[dict[str, Any]], low: Any) -> list[float]:
+    optimizer, losses = torch.optim.Adam(net.parameters(), 1e-3), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15, enabled=low is not None)
+    for batch in data:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=low, enabled=low is not None):
+            logits = net(torch.from_numpy(batch["words"]))
+        loss = torch.nn.functional.cross_entropy(logits.float(), torch.from_numpy(batch["label"]))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_transformer_is_within_1e_5_of_torch_in_float32_and_as_far_as_torch_amp_in_float16() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    data = sentences()
+    exact, amp = (losses_of_torch(torch, transformer(torch), data, low) for low in (None, torch.float16))
+    model = from_torch(transformer(torch).eval(), {"words": torch.from_numpy(data[0]["words"])}, outputs="logits")
+    rule, found = Adam(1e-3, epsilon=1e-8), {}
+    for policy in ("float32", "mixed_float16"):
+        step = training_step(model, loss="cross_entropy(logits, label)", optimizer=rule, policy=policy)
+        found[policy] = np.array(Trainer(step, **PLACE).fit(data).losses)
+
+    assert exact[-1] < 0.5 * exact[0]
+    np.testing.assert_allclose(found["float32"], exact, rtol=0, atol=1e-5)
+    ours, theirs = (np.abs(low - np.array(exact)).max() for low in (found["mixed_float16"], np.array(amp)))
+    assert 0 < ours < 1.5 * theirs, (ours, theirs)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.errors import FeedError
-from amp_rewrite.train.keras.metrics import Accuracy
+from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
-from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
-from support.train.nets import PLACE, batches, same, step, trainer
+from support.train.nets import PLACE, batches, parsed, same, trainer
 
 DATA = list(batches(12))
 
@@ -101,10 +97,10 @@ def test_a_mean_over_data_is_that_of_all_targets_that_count(options: str) -> Non
     ).item()
     kept = targets != IGNORED
     hits = (logits.argmax(1) == targets)[kept].float().mean().item()
-    scores = made.evaluate(data, metrics=[Accuracy("y", "t", name="again")])
+    scores = made.evaluate(data)
 
     assert scores.loss == pytest.approx(expected, rel=1e-5)
-    assert scores.metrics == pytest.approx({"accuracy": hits, "again": hits})
+    assert scores.metrics == pytest.approx({"accuracy": hits})
     assert scores.rows == 48
     assert np.isnan(made.evaluate(data[1:2]).loss)
     assert made.fit(data, learning_rate=0.0, validation_data=data).epochs[0]["loss"] == pytest.approx(
@@ -119,13 +115,6 @@ def test_weights_of_classes_weigh_batches() -> None:
     assert made.evaluate(DATA).loss == pytest.approx(made.evaluate([joined]).loss, rel=1e-6)
 
 
-def test_a_step_file_keeps_the_weights_of_batches(tmp_path: Path) -> None:
-    made = step(loss="cross_entropy(y, t, class_weights=[1, 2, 0.5, 3])")
-    save_step(made, tmp_path / "step.onnx")
-
-    assert load_step(tmp_path / "step.onnx").target == made.target
-
-
 def test_class_indices_may_keep_the_axis_of_the_classes() -> None:
     made = trainer(policy="float32")
     columns = [{**batch, "t": batch["t"][:, None]} for batch in DATA]
@@ -133,7 +122,7 @@ def test_class_indices_may_keep_the_axis_of_the_classes() -> None:
     expected = made.evaluate(DATA)
 
     assert made.evaluate(columns) == made.evaluate(DATA)
-    assert made.evaluate(arrays, batch_size=16, metrics=["accuracy"]) == expected
+    assert made.evaluate(arrays, batch_size=16) == expected
     assert made.fit(columns).losses == trainer(policy="float32").fit(DATA).losses
     with pytest.raises(FeedError, match="has the shape"):
         made.evaluate([{**DATA[0], "t": DATA[0]["t"].reshape(1, -1)}])
@@ -155,3 +144,18 @@ def test_the_axis_that_indices_may_keep_is_that_of_the_classes(axis: int, shape:
     assert made.on({**batch, "t": batch["t"].reshape(shape)})() == made.on(batch)()
     with pytest.raises(FeedError, match="has the shape"):
         made.on({**batch, "t": batch["t"].reshape((2, 3, 1) if axis == 1 else (2, 1, 3))})()
+
+
+def test_batches_of_a_loss_of_the_models_own_weigh_the_classes_that_count() -> None:
+    model = parsed(
+        "net (float[N,2] x, int64[N] t) => (float loss) <float[2,3] w = {1,-2,3,1,-1,2}>"
+        " { y = MatMul (x, w) loss = SoftmaxCrossEntropyLoss <ignore_index = -100> (y, t) }"
+    )
+    made, rng = Trainer(training_step(model, loss="loss", policy="float32"), **PLACE), np.random.default_rng(0)
+    t = np.where(rng.random(60) < 0.5, -100, rng.integers(0, 3, 60))
+    arrays = {"x": rng.normal(size=(60, 2)).astype(np.float32), "t": np.where(np.arange(60) < 20, -100, t)}
+    parts, whole = (made.evaluate(arrays, batch_size=size).loss for size in (20, 60))
+
+    assert parts == pytest.approx(whole, rel=1e-6)
+    with pytest.raises(TrainingError, match="has class 3, but the model has classes 0 to 2"):
+        made.evaluate({**arrays, "t": np.full(60, 3)})

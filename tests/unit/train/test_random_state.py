@@ -1,4 +1,4 @@
-"""Random numbers as state: seeds, resumed runs, replicas, and the distribution of what is drawn."""
+"""Random numbers as state: seeds, resumed runs, and the distribution of what is drawn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import (
     with_random_state,
 )
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.parallel.replicas import shard
-from amp_rewrite.train.parallel.trainer import DataParallelTrainer
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, SHAPES, batches, parsed, same
-from unit.train.test_parallel import together
 
 DATA = list(batches(8))
 
@@ -118,46 +115,15 @@ def test_a_checkpoint_from_before_the_state_starts_from_the_seed(tmp_path: Path)
     assert (dropping.state["random"] == initial_random_state(4)).all()
 
 
-# -- replicas ----------------------------------------------------------------------------------------
-
-
-def test_replicas_drop_others_and_resume_with_the_same_bits(tmp_path: Path) -> None:
-    step = _step(policy="float32")
-    same_rows = [{name: np.concatenate((a, a)) for name, a in batch.items()} for batch in DATA]
-
-    def straight(replicas: Any) -> tuple[dict[str, Array], tuple[float, ...]]:
-        trainer = DataParallelTrainer(step, replicas, **PLACE)
-        losses = trainer.fit(list(shard(same_rows, replicas))).losses
-        return trainer.state, losses
-
-    def resumed(replicas: Any) -> dict[str, Array]:
-        mine = list(shard(same_rows, replicas))
-        first = DataParallelTrainer(step, replicas, **PLACE)
-        first.fit(mine[:4])
-        first.save(tmp_path / "a.npz")
-        second = DataParallelTrainer(step, replicas, **PLACE)
-        second.load(tmp_path / "a.npz")
-        second.fit(mine[4:])
-        return second.state
-
-    states = together(2, straight)
-    again = together(2, resumed)
-    assert [int(state["replica"]) for state in again] == [0, 1]
-    for (state, _), other in zip(states, again, strict=True):
-        assert same(state, other)
-    alone = Trainer(step, **PLACE).fit(DATA).losses
-    assert states[0][1][0] != alone[0]  # the mean of two equal replicas would be the loss of one
-
-
 # -- what is drawn -------------------------------------------------------------------------------------
 
 
-def _drawn(graph: str, feeds: dict[str, Array], state: Array, replica: int = 0) -> list[Array]:
+def _drawn(graph: str, feeds: dict[str, Array], state: Array) -> list[Array]:
     model, names = with_random_state(Model.load(parsed(graph)))
     assert names is not None
     runner = Runner.open(model, SessionOptions(threads=1))
     outputs = [v.name for v in model.proto.graph.output]
-    results = runner.run({**feeds, "random": state, "replica": np.array(replica)}, outputs)
+    results = runner.run({**feeds, "random": state}, outputs)
     return [np.asarray(results[name]) for name in outputs]
 
 
@@ -182,14 +148,13 @@ def test_dropout_drops_its_share_and_grows_the_rest(dims: str) -> None:
     assert _correlation(rows[1:], rows[:-1]) < 0.02 and _correlation(rows[:, 1:], rows[:, :-1]) < 0.02
 
 
-def test_steps_replicas_seeds_and_ops_draw_independently() -> None:
+def test_steps_seeds_and_ops_draw_independently() -> None:
     graph = """net (float[300,100] x) => (bool[300,100] a, bool[300,100] b) <float ratio = {0.3}, bool on = {1}> {
       y, a = Dropout (x, ratio, on)  z, b = Dropout (x, ratio, on) }"""
     feeds, start = {"x": np.ones((300, 100), F32)}, initial_random_state(0)
     draws = [
         *_drawn(graph, feeds, start),
         *_drawn(graph, feeds, start * np.array(MULTIPLIERS) % PRIME),
-        *_drawn(graph, feeds, start, replica=1),
         *_drawn(graph, feeds, initial_random_state(1)),
     ]
     worst = max(_correlation(a, b) for i, a in enumerate(draws) for b in draws[:i])

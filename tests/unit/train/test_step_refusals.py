@@ -97,11 +97,6 @@ def test_what_must_be_float32_can_not_be_lowered_by_a_pattern() -> None:
     assert str(error.value).endswith("which a training step computes in float32; narrow the pattern")
 
 
-def test_an_unknown_argument_is_refused_as_python_does() -> None:
-    with pytest.raises(TypeError, match=r"^training_step\(\) got an unexpected keyword argument 'io'$"):
-        training_step(mlp(), loss=CROSS_ENTROPY, io="low")
-
-
 def test_the_report_says_why_the_update_is_float32() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY)
     assert step.report is not None

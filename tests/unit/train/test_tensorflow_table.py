@@ -36,7 +36,7 @@ from amp_rewrite.train.keras.metrics import Metrics
 from amp_rewrite.train.keras.network import GradientTape, Losses, Network
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
-from amp_rewrite.train.parallel.replicas import SingleReplica, strategy_supports_loss_scaling
+from amp_rewrite.train.replicas import SingleReplica, strategy_supports_loss_scaling
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -364,7 +364,7 @@ def test_optimizers_scales_policies_and_variables_can_be_copied_and_pickled() ->
 
 
 def test_arithmetic_alone_says_which_object_has_the_methods_of_keras() -> None:
-    with pytest.raises(AttributeError, match=r"'SGD' object has no attribute 'minimize'; .* StatefulOptimizer\(SGD\("):
+    with pytest.raises(AttributeError, match=r"SGD has no 'minimize'; .* StatefulOptimizer\(SGD\("):
         SGD(0.1).minimize  # noqa: B018
     with pytest.raises(AttributeError, match=r"'SGD' object has no attribute 'tau'$"):
         SGD(0.1).tau  # noqa: B018
@@ -642,7 +642,7 @@ def test_a_network_says_what_is_missing() -> None:
         model.fit(np.ones((2, 8), F32), np.zeros(2))
     with pytest.raises(TrainingError, match="the model has no output 'z'; it has y"):
         model(np.ones((2, 8), F32))["z"]
-    with pytest.raises(TrainingError, match="ndarray is not a result of a Network; pass network"):
+    with pytest.raises(TrainingError, match="ndarray is not a result of a Network; call with"):
         Losses.MeanSquaredError()(np.zeros(3), np.zeros(3))  # type: ignore[arg-type]
     assert model(np.ones((2, 8), F32)).numpy().shape == (2, 4)
 

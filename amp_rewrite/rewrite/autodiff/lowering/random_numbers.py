@@ -1,14 +1,13 @@
 """Random numbers as state: Dropout in training mode and random ops, decomposed into integer arithmetic on a state.
 
 Kernels draw from a generator inside the session, which no checkpoint holds. Here the numbers of a run follow from a
-vector of 12 integers, the state, and the number of the replica. The state moves on by one step of Lehmer's generator
-each run (Park and Miller, 1988; the multipliers are theirs, Fishman's and L'Ecuyer's), each integer by a multiplier of
-its own. Mixed with the number of the replica, the 12 integers are the coefficients of three polynomials over the
-integers modulo the prime 2^31 - 1. Values of a polynomial with random coefficients at different places are independent
-as often as it has coefficients (Carter and Wegman, Universal classes of hash functions, 1979). Element (i, j) of a
-value gets the fraction of R(i)/p C(j) + T(j)/p, where p is the prime and i is counted from another offset in each op:
-few operations for each element. Integers are exact, and the float64 operations are those that IEEE 754 rounds, so every
-provider draws the same numbers.
+vector of 12 integers, the state. It moves on by one step of Lehmer's generator each run (Park and Miller, 1988; the
+multipliers are theirs, Fishman's and L'Ecuyer's), each integer by a multiplier of its own. Mixed with each other, the
+12 integers are the coefficients of three polynomials over the integers modulo the prime 2^31 - 1. Values of a
+polynomial with random coefficients at different places are independent as often as it has coefficients (Carter and
+Wegman, Universal classes of hash functions, 1979). Element (i, j) of a value gets the fraction of R(i)/p C(j) + T(j)/p,
+where p is the prime and i is counted from another offset in each op: few operations for each element. Integers are
+exact, and the float64 operations are those that IEEE 754 rounds, so every provider draws the same numbers.
 """
 
 from __future__ import annotations
@@ -41,22 +40,14 @@ _DRAWN = RANDOM - {"Multinomial"}
 _DROPOUT_RATIO = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class RandomState:
-    """Names of the graph inputs that hold the random state and the number of the replica."""
-
-    state: str
-    replica: str
-
-
 def initial_random_state(seed: int) -> Array:
     """Return the state before the first run: int64 [12], each from 1 to PRIME - 1."""
     words = np.random.SeedSequence(seed).generate_state(len(MULTIPLIERS), np.uint64)
     return np.array(words % np.uint64(PRIME - 1) + np.uint64(1), np.int64)
 
 
-def with_random_state(model: Model) -> tuple[Model, RandomState | None]:
-    """Return the model with its random ops decomposed, and the inputs of the state; None for a model without any.
+def with_random_state(model: Model) -> tuple[Model, str | None]:
+    """Return the model with its random ops decomposed, and the input of the state; None for a model without any.
 
     Random ops are those that draw numbers, and each Dropout whose training mode is on, in the main graph.
     """
@@ -68,13 +59,13 @@ def with_random_state(model: Model) -> tuple[Model, RandomState | None]:
         return model, None
     b = Builder.of(model, region="random")
     shape = (len(MULTIPLIERS),)
-    names = RandomState(b.input("random", DType.INT64, shape), b.input("replica", DType.INT64, ()))
+    state = b.input("random", DType.INT64, shape)
     for number, position in enumerate(sorted(drawing)):
         op = view.ops[ops[position]]
         with b.instead_of(position):
-            draw = _Draw(b, names, Forward(b, op), number)
+            draw = _Draw(b, state, Forward(b, op), number)
             draw.dropout() if op.kind == "Dropout" else draw.numbers()
-    return b.model(), names
+    return b.model(), state
 
 
 def _draws(view: View, op: Op) -> bool:
@@ -89,7 +80,7 @@ class _Draw:
     """The numbers of one op: the `number`-th that draws."""
 
     b: Builder
-    names: RandomState
+    state: str
     v: Forward
     number: int
 
@@ -128,11 +119,10 @@ class _Draw:
         return value
 
     def mixed(self) -> str:
-        """Return the state c mixed with the number r of the replica: c[i]² + (r + 1) c[i + 1]."""
-        b, state = self.b, self.names.state
+        """Return the state c mixed with itself: c[i]² + c[i + 1]."""
+        b, state = self.b, self.state
         turned = b.op("Gather", state, b.ints([*range(1, len(MULTIPLIERS)), 0]))
-        own = b.op("Mul", turned, b.op("Add", self.names.replica, self.integer(1)))
-        return self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), self.modulo(own)))
+        return self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), turned))
 
     # -- ops -------------------------------------------------------------------------------------------
 
@@ -173,7 +163,7 @@ class _Draw:
             low, high = v.attr("low", 0.0), v.attr("high", 1.0)
             drawn = b.op("Add", b.op("Mul", u, b.scalar(high - low, DType.DOUBLE)), b.scalar(low, DType.DOUBLE))
         else:
-            angle = _Draw(b, self.names, v, -1 - self.number).uniform(shape, columns)
+            angle = _Draw(b, self.state, v, -1 - self.number).uniform(shape, columns)
             above = b.op("Add", u, b.scalar(2.0**-23, DType.DOUBLE))  # u has 22 bits at least, and may be 0
             radius = b.op("Sqrt", b.op("Mul", b.op("Log", above), b.scalar(-2, DType.DOUBLE)))
             wave = b.op("Cos", b.op("Cast", b.op("Mul", angle, b.scalar(2 * math.pi, DType.DOUBLE)), to=1))

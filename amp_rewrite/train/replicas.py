@@ -1,4 +1,8 @@
-"""Replicas: processes that train together, the exchange between them, and the rows of each."""
+"""Replicas: processes that train together in a loop, the exchange between them, and the rows of each.
+
+Each replica has the gradients of its own rows. One exchange averages them before the finite test, so all replicas see
+the same bits, and all of them skip or step alike, as TensorFlow's do.
+"""
 
 from __future__ import annotations
 
@@ -193,29 +197,6 @@ def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterato
         yield mine
 
 
-def check_strategy(strategy: object) -> None:
-    """Raise an error unless `strategy` is a `Replicas`; for strategies of other libraries say what to use.
-
-    TensorFlow, too, scales losses only under strategies that keep a copy of each variable on each replica.
-
-    Args:
-        strategy: any object.
-
-    Raises:
-        TrainingError: it is another object.
-
-    Example:
-        >>> from amp_rewrite.train import check_strategy, join_replicas
-        >>> with join_replicas() as replicas:
-        ...     check_strategy(replicas)
-    """
-    if isinstance(strategy, Replicas):
-        return
-    name = strategy if isinstance(strategy, str) else type(strategy).__name__
-    known = next((reason for part, reason in _REFUSED.items() if part in name), None)
-    raise TrainingError(f"{name!r} cannot train a step: {known or 'it is not a Replicas; use join_replicas()'}")
-
-
 def strategy_supports_loss_scaling(strategy: object = None) -> bool:
     """Return True if losses can be scaled under a strategy: one process, or replicas with a copy of each variable.
 
@@ -238,16 +219,3 @@ def strategy_supports_loss_scaling(strategy: object = None) -> bool:
 
 _COPIES = ("Mirrored", "CollectiveAllReduce", "OneDevice", "DistributedDataParallel", "Default")
 """Parts of names of strategies that keep a copy of each variable on each replica."""
-_MIRRORED = "use join_replicas(), which does the same through torch.distributed"
-_SHARDED = "it splits parameters among replicas; use join_replicas(), with a copy on each"
-_REFUSED = {
-    "TPU": "TPUs compute in bfloat16 and need no loss scale; remove the loss scale and train with their own tools",
-    "CentralStorage": "it keeps one copy of each parameter for all replicas; use join_replicas(), with a copy on each",
-    "ParameterServer": "its replicas step at different times, so they cannot skip together; use join_replicas()",
-    "FullyShardedDataParallel": _SHARDED,
-    "FSDP": _SHARDED,
-    "Mirrored": _MIRRORED,
-    "CollectiveAllReduce": _MIRRORED,
-    "OneDevice": "one device needs no strategy; use a Trainer without it",
-    "DistributedDataParallel": _MIRRORED,
-}

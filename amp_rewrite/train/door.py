@@ -1,0 +1,177 @@
+"""Checks at the door: a call, a name or a value that does not fit is answered by what it is called here.
+
+Who comes from Keras or PyTorch types their words. `ELSEWHERE` has those, each with its word here or with the way out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from amp_rewrite.errors import TrainingError, advice, one_line
+from amp_rewrite.files.casting import Array
+
+_FED = "pass batches that load so, such as a DataLoader"
+_ONE_GRAPH = "leave it out: a step is one graph that onnxruntime runs"
+_TRAINABLE = "it is trainable_variables here, and get_weights() has all values"
+_VALIDATION = "validation data may be batches of any size and number"
+ELSEWHERE: Mapping[str, str] = {
+    "lr": "it is learning_rate here",
+    "learning_rate": "give it to the optimizer, as in SGD(0.1)",
+    **{name.replace("_", ""): f"it is {name} here" for name in ("beta_1", "beta_2", "batch_size", "training_mode")},
+    **{
+        name: f"{own} is a setting of optimizers that are not here; sgd, rmsprop, adam, adamw and adagrad are"
+        for name, own in {"amsgrad": "amsgrad", "centered": "centered"}.items()
+    },
+    "betas": "they are beta_1 and beta_2 here",
+    "eps": "it is epsilon here",
+    "alpha": "it is rho here",
+    "nb_epoch": "it is epochs here",
+    "initial_epoch": "it is first_epoch here, and epochs are counted from there",
+    "class_weight": "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
+    "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
+    " and the weights with the data",
+    "validation_freq": "validation data are evaluated after each epoch; steps_per_epoch makes epochs longer",
+    **dict.fromkeys(("validation_batch_size", "validation_steps"), _VALIDATION),
+    **dict.fromkeys(("workers", "use_multiprocessing", "max_queue_size"), _FED),
+    **dict.fromkeys(("run_eagerly", "jit_compile", "steps_per_execution"), _ONE_GRAPH),
+    "loss_weights": "a loss is one formula of one output; compute a sum of losses in the model, and name that value",
+    "weighted_metrics": "metrics weigh all rows alike; weigh them in Accuracy.update_state(…, sample_weight=…)",
+    "dynamic_axes": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
+    "dynamic_shapes": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
+    "opset_version": "it is opset here",
+    "output_names": "it is outputs here",
+    "training": "it is training_mode here, and is set when the network is made",
+    "provider": "it is providers here, a list of names",
+    # attributes
+    **dict.fromkeys(("weights", "variables", "trainable_weights", "parameters", "named_parameters"), _TRAINABLE),
+    "state_dict": "get_weights() or checkpoint() has the values, save(path) writes them",
+    "load_state_dict": "set_weights(…) or load(path) does it",
+    "save_weights": "save('name.npz') writes weights and state",
+    "load_weights": "load('name.npz') reads them",
+    "summary": "the report of training_step(…) has all parameters, amp_rewrite.report(model) all ops",
+    "train_on_batch": "fit([batch]) makes one step",
+    "train": "training_mode=True switches dropout and norms on, when the network is made",
+    "eval": "predict and evaluate compute as in evaluation",
+    "watch": "all variables of a network are watched",
+    "step": "it is apply_gradients(zip(gradients, variables)) or minimize(loss) here",
+    "zero_grad": "leave it out: gradients are values, which nothing adds up",
+    "param_groups": "use hyperparameters such as learning_rate, or groups=[ParameterGroup(…)]",
+    "backward": "GradientTape().gradient(loss, variables) gives the gradients",
+    "AUC": "compute it from predict(x), by scikit-learn for example",
+    "CrossEntropy": "it is SparseCategoricalCrossentropy for class indices, CategoricalCrossentropy for shares",
+    "CrossEntropyLoss": "it is SparseCategoricalCrossentropy(from_logits=True) here",
+    "MSELoss": "it is MeanSquaredError here",
+}
+"""Words of Keras and PyTorch that are none here, with what stands for them."""
+
+_T = TypeVar("_T")
+
+
+def door(*, options: Iterable[str] = ()) -> Callable[[_T], _T]:
+    """Answer a call with other arguments than a function or class takes by a TrainingError with the way out.
+
+    `options`: the names that the last parameter, **options, takes.
+    """
+    names = tuple(options)
+
+    def checked(target: _T) -> _T:
+        if isinstance(target, type):
+            target.__init__ = _checked(target.__init__, target.__name__, names)  # type: ignore[misc]
+            return target
+        return _checked(target, target.__qualname__, names)  # type: ignore[attr-defined, no-any-return]
+
+    return checked
+
+
+def _checked(function: Any, name: str, options: Sequence[str]) -> Any:
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as cause:
+            raise _wrong_call(signature, name, options, args, kwargs, cause) from None
+        if options and any(key not in options for key in bound.arguments.get(_last(signature), ())):
+            raise _wrong_call(signature, name, options, args, kwargs, TypeError())
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _last(signature: inspect.Signature) -> str:
+    return list(signature.parameters)[-1]
+
+
+def _wrong_call(
+    signature: inspect.Signature,
+    name: str,
+    options: Sequence[str],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    cause: TypeError,
+) -> TrainingError:
+    own = [
+        p for p in signature.parameters.values() if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    known = [*(p.name for p in own), *options]
+    unknown = next((key for key in kwargs if key not in known), None)
+    if unknown is not None:
+        hint = ELSEWHERE.get(unknown) or advice(unknown, known, f"it takes {', '.join(known)}")
+        return TrainingError(f"{name} does not take {unknown!r}; {hint}")
+    places = [p.name for p in own if p.kind is not p.KEYWORD_ONLY]
+    if len(args) > len(places) + ("self" in signature.parameters):
+        named = ", ".join(f"{p.name}=…" for p in own if p.kind is p.KEYWORD_ONLY) or "nothing else"
+        return TrainingError(f"{name} takes {', '.join(places) or 'nothing'} by place; name other arguments: {named}")
+    needed = [p.name for p in own if p.default is p.empty and p.name not in kwargs]
+    missing = [one for one in needed if one not in places[: len(args) - ("self" in signature.parameters)]]
+    if missing:
+        return TrainingError(f"{name} lacks {', '.join(missing)}; call {name}({', '.join(f'{n}=…' for n in needed)})")
+    return TrainingError(f"{name}: {one_line(cause)}; give each argument once")
+
+
+def unknown_name(owner: type, name: str) -> AttributeError:
+    """Return the error for an attribute that a class does not have, with the way out."""
+    own = [n for n in dir(owner) if not n.startswith("_")]
+    hint = ELSEWHERE.get(name) or advice(name, own, f"it has {', '.join(own)}")
+    return AttributeError(f"{owner.__name__} has no {name!r}; {hint}")
+
+
+class Named:
+    """Base of objects that answer an unknown attribute by its word here."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name) if name.startswith("_") else unknown_name(type(self), name)
+
+
+class Namespace(type):
+    """Class of namespaces that answer an unknown attribute by its word here."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name) if name.startswith("_") else unknown_name(self, name)
+
+
+_LONGEST = 60
+
+
+def stated(value: object) -> str:
+    """Return a value as messages quote it: on one line, and short."""
+    text = one_line(repr(value))
+    return text if len(text) <= _LONGEST else f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
+
+
+def floats(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
+    """Return a new array of floats. TrainingError for what is not numbers."""
+    try:
+        return np.array(value, dtype)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise TrainingError(f"{what} is {stated(value)}; pass numbers, as an array") from cause

@@ -1,1 +1,0 @@
-"""Data-parallel training: replicas, and a trainer that averages their gradients."""

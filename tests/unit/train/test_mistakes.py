@@ -1,0 +1,255 @@
+"""What people type wrong, each answered by the thing and the way out, and never by a bare error of Python."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+
+import amp_rewrite.train as T
+from amp_rewrite.errors import AmpRewriteError
+from support.train.nets import parsed
+
+F32 = np.float32
+MODEL = parsed(
+    "g (float[N,3] x) => (float[N,2] y) <float[3,2] w = {1,-2,3,1,-1,2}, float[2] b = {0,0}>"
+    " { h = MatMul (x, w) z = Add (h, b) y = Softmax (z) }"
+)
+TWO = parsed(
+    "g (float[N,2] a, float[N,2] c) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { s = Add (a, c) y = MatMul (s, w) }"
+)
+BARE = parsed("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }")
+X, Y = np.random.default_rng(0).normal(size=(40, 3)).astype(F32), np.arange(40) % 2
+SPARSE, CROSS = "sparse_categorical_crossentropy", "cross_entropy(y, label)"
+
+
+def network(loss: Any = SPARSE, optimizer: Any = "sgd", **options: Any) -> T.Network:
+    made = T.Network(MODEL, policy="float32")
+    made.compile(optimizer, loss, **options)
+    return made
+
+
+def step(**options: Any) -> T.TrainingStep:
+    return T.training_step(MODEL, **{"loss": CROSS, "policy": "float32", **options})
+
+
+def trainer() -> T.Trainer:
+    return T.Trainer(step())
+
+
+def gradients_of(sources: Any) -> Any:
+    return T.GradientTape().gradient(T.Losses.SparseCategoricalCrossentropy()(Y, network()(X)), sources)
+
+
+def optimizer() -> T.StatefulOptimizer:
+    return T.StatefulOptimizer(T.SGD(0.1))
+
+
+def half() -> onnx.ModelProto:
+    low = onnx.ModelProto()
+    low.CopyFrom(MODEL)
+    for tensor in low.graph.initializer:
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float16), tensor.name)
+        )
+    for formal in (*low.graph.input, *low.graph.output):
+        formal.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    return low
+
+
+def other_checkpoint() -> str:
+    T.Trainer(T.training_step(TWO, loss="mean_squared_error(y, t)", policy="float32")).save("other.npz")
+    return "other.npz"
+
+
+MISTAKES = {
+    # losses
+    "network('sparse_categorical_crosentropy')": "write cross_entropy(y, targets)",
+    "network('nll_loss')": "write cross_entropy(y, targets)",
+    "network('hinge')": "no value 'hinge' that could be the loss; its outputs are 'y', or use cross_entropy(…)",
+    "network('')": "could be the loss; its outputs are 'y'",
+    "network(None)": "the loss is None, not text; use the name of a value, or text such as cross_entropy",
+    "network(lambda y, p: 0)": "not a loss object of `Losses`; use one, such as Losses.MeanSquaredError()",
+    "network(T.Losses.MeanSquaredError)": "not a loss object of `Losses`; use one, such as Losses.MeanSquaredError()",
+    "network(['mse'])": "the loss is ['mse'], not text; use the name of a value",
+    "step(loss='mse')": "write mean_squared_error(y, targets)",
+    "step(loss='cross_entropy(y')": "a loss is one value or one formula",
+    "step(loss='cross_entropy(probs, label)')": "the model has no value 'probs'; its outputs are 'y'",
+    "step(loss='cross_entropy(y, label, weight=[1, 2])')": "has no option 'weight'; did you mean 'sample_weight'?",
+    "step(loss='cross_entropy(y, label, class_weights=[1])')": "must be a list of 2 numbers, one per class",
+    "T.Losses.SparseCategoricalCrossentropy(logits=True)": "no option 'logits'; did you mean 'from_logits'?",
+    "T.Losses.MeanSquaredError(reduction='sum')": "losses are means; multiply them, as in loss * 32",
+    "T.Losses.CrossEntropy()": "it is SparseCategoricalCrossentropy for class indices",
+    "T.Losses.MeanSquaredError()(Y, X)": "ndarray is not a result of a Network; call with (y, network(inputs))",
+    "float(T.Losses.SparseCategoricalCrossentropy()(Y[:5], network()(X)))": "size 40 for 'N' in 'x', but 5 in 'y_true'",
+    # optimizers
+    "network(optimizer='adamm')": "unknown optimizer 'adamm'; use one of sgd, rmsprop, adam, adamw, adagrad",
+    "network(optimizer=T.SGD)": "pass an Optimizer such as SGD(0.1), or its name",
+    "network(optimizer=None)": "not an optimizer: None; pass an Optimizer such as SGD(0.1), or its name",
+    "network(optimizer=0.1)": "not an optimizer: 0.1; pass an Optimizer such as SGD(0.1)",
+    "T.SGD('0.1')": "learning_rate of SGD must be at least 0 and finite, not '0.1'",
+    "T.SGD(lr=0.1)": "SGD does not take 'lr'; it is learning_rate here",
+    "T.Adam(betas=(0.9, 0.999))": "Adam does not take 'betas'; they are beta_1 and beta_2 here",
+    "T.Adam(beta1=0.9)": "Adam does not take 'beta1'; it is beta_1 here",
+    "T.Adam(float('nan'))": "learning_rate of Adam must be at least 0 and finite, not nan",
+    "T.SGD(0.1, momentum=9)": "momentum of SGD must be at least 0 and at most 1 and finite, not 9",
+    "T.SGD(0.1).minimize(None)": "an optimizer with state has it: StatefulOptimizer(SGD(…))",
+    "T.StatefulOptimizer('sgd')": "not an optimizer: 'sgd'; pass an Optimizer such as SGD(0.1)",
+    "T.LossScaleOptimizer(T.SGD(0.1), 'dinamic')": "use None, 'dynamic', a finite number ≥ 1 or a LossScale",
+    "T.LossScaleOptimizer(T.SGD(0.1), dynamic=True)": "LossScaleOptimizer does not take 'dynamic'; it takes optimizer",
+    "optimizer().step()": "it is apply_gradients(zip(gradients, variables)) or minimize(loss) here",
+    "optimizer().zero_grad()": "leave it out: gradients are values",
+    "optimizer().minimize(lambda: 3.0, T.Variable(1.0))": "has no gradients; use a ModelLoss",
+    "optimizer().minimize(3.0)": "3.0 does not tell its variables; pass them as var_list, or a loss of a model",
+    "optimizer().apply_gradients([X])": "not pairs of a gradient and its variable; pass zip(gradients, variables)",
+    "optimizer().apply_gradients(None)": "not pairs of a gradient and its variable; pass zip(gradients, variables)",
+    "optimizer().apply_gradients([(T.Variable(1.0), 1.0)])": "float is not a Variable; pass Variable objects",
+    "optimizer().apply_gradients([('a', T.Variable(1.0))])": "a gradient is 'a'; pass numbers, as an array",
+    "optimizer().apply_gradients([(X, T.Variable(1.0))])": "pass one gradient per variable, in order",
+    "setattr(optimizer(), 'learning_rte', 3)": "SGD has no hyperparameter 'learning_rte'; it has",
+    "T.CosineDecay(0.1)": "CosineDecay lacks decay_steps; call CosineDecay(initial_learning_rate=…, decay_steps=…)",
+    "T.CosineDecay('0.1', 10)": "must be a finite number of at least 0, not '0.1'",
+    # metrics, callbacks and compile
+    "network(metrics=['acuracy'])": "not a metric of fit: 'acuracy'; use 'accuracy'",
+    "network('mse', metrics=['accuracy'])": "has no accuracy; leave metrics out",
+    "network(run_eagerly=True)": "Network.compile does not take 'run_eagerly'; leave it out",
+    "network(loss_weights=[1.0])": "compute a sum of losses in the model, and name that value",
+    "T.Metrics.AUC()": "compute it from predict(x)",
+    "T.Metrics.Mean().update_state('a')": "the value of 'mean' is 'a'; pass numbers",
+    "network().fit(X, Y, callbacks=[T.EarlyStopping])": "pass EarlyStopping(…), or a function",
+    "network().fit(X, Y, callbacks=[T.EarlyStopping()])": "give validation_data or validation_split",
+    "T.EarlyStopping('val_loss', patience='3')": "patience is '3'; use a whole number ≥ 0",
+    # data
+    "T.Network(MODEL).fit(X, Y)": "the network has no loss and no optimizer for fit and evaluate; call compile first",
+    "network().fit()": "fit lacks data; pass them first, as in fit(x, y)",
+    "network().fit(X)": "the targets 'y_true' are missing; pass them after the inputs, as in fit(x, y)",
+    "network().fit(X, Y[:10])": "different numbers of rows (x 40, y_true 10); pass arrays of one length",
+    "network().fit(X, Y + 0.5)": "the loss takes class indices, which are whole",
+    "network().fit(X, Y + 4)": "but the model has classes 0 to 1; correct the targets",
+    "network().fit(X, np.eye(2, dtype=F32)[Y])": "use categorical_crossentropy (categorical_cross_entropy), or pass",
+    "network('categorical_crossentropy').fit(X, Y)": "use sparse_categorical_crossentropy (cross_entropy), or pass",
+    "network('mse').fit(X, Y)": "input 'y_true' of batch 0 has the shape [32]; the input takes [N, 2]",
+    "network().fit(X, [str(y) for y in Y])": "input 'y_true' of batch 0 is <U1, and the input takes int64; cast it",
+    "network().fit(X[:, :2], Y)": "input 'x' of batch 0 has the shape [32, 2]; the input takes [N, 3]",
+    "network().fit(X.astype(int), Y)": "is int64, and the input takes float32; cast it with .astype('float32')",
+    "network().fit(X[0], Y[0])": "input 'x' of batch 0 has the shape [3]; the input takes [N, 3]",
+    "network().fit(X * np.nan, Y)": "weights are NaN, since steps with nonfinite gradients were applied",
+    "network().fit({'x': X}, {'label': Y})": "has an array 'label', but the model's inputs are 'x', 'y_true'",
+    "network().fit('data.csv')": "there is no such file; name a .npz file",
+    "network().fit(X, Y, batch_size='32')": "batch_size is '32'; use a whole number ≥ 1",
+    "network().fit(X, Y, epochs=1.5)": "epochs is 1.5; use a whole number ≥ 0",
+    "network().fit(X, Y, nb_epoch=3)": "Network.fit does not take 'nb_epoch'; it is epochs here",
+    "network().fit(X, Y, class_weight={0: 1.0})": "give class_weights=[…] to the loss",
+    "network().fit(X, Y, sample_weight=np.ones(40))": "give sample_weight=NAME to the loss",
+    "network().fit(X, Y, validation_split=20)": "validation_split is 20; use a number above 0 and below 1",
+    "network().fit(X, Y, validation_data=X)": "the targets 'y_true' are missing",
+    "network().fit(X, Y, learning_rate='0.1')": "the learning rate of step 1 is '0.1'; use a finite number ≥ 0",
+    "network().fit(X, Y, shuffle='batch')": "shuffle is 'batch'; use True or False",
+    "network().predict()": "Network.predict lacks x; call Network.predict(x=…)",
+    "network()(None)": "the input",
+    "network()({'image': X})": "the batch lacks the inputs ['x']; pass arrays for all inputs of the model",
+    "T.Network(TWO)(X)": "the model has the inputs a, c; pass a mapping with all of them",
+    "trainer().fit([])": "the data hold no batch; give at least one",
+    "trainer().fit([{'x': X}])": "batch 0 lacks input 'label'; every batch needs 'x', 'label'",
+    "trainer().fit([{'x': X, 'label': Y}], batch_size=8)": "these data are batches already",
+    # weights and files
+    "network().set_weights([X])": "pass a list of 2 arrays, as get_weights() gives it: w, b",
+    "network().set_weights(3)": "pass a list of 2 arrays, as get_weights() gives it: w, b",
+    "network().set_weights([np.full((3, 2), 'a'), X[0, :2]])": "the value of variable 'w' is",
+    "network().load('nothing.npz')": "there is no such file",
+    "network().save('model.onnx')": "use a file name that ends in .npz",
+    "network().load(other_checkpoint())": "is a checkpoint of another model",
+    "network().state_dict()": "get_weights() or checkpoint() has the values",
+    "network().parameters()": "it is trainable_variables here",
+    "trainer().set_weights({'v': X})": "weight 'v' of the step is not trained; pass what get_weights gives",
+    "trainer().set_state({})": "the state lacks 'w'",
+    # tapes
+    "T.GradientTape().gradient(3.0, [T.Variable(1.0)])": "3.0 has no gradients; use a ModelLoss",
+    "gradients_of(['w'])": "str is not a Variable; pass Variable objects",
+    "T.GradientTape().watch(X)": "all variables of a network are watched",
+    "network().loss(CROSS).on(3)": "the batch is 3; pass a mapping from names of inputs to arrays",
+    "network().loss(CROSS)()": "the batch lacks the inputs ['label', 'x']; pass a batch with loss.on(batch)",
+    # models and steps
+    "T.Network()": "Network lacks model; call Network(model=…)",
+    "T.Network('missing.onnx')": "cannot read missing.onnx",
+    "T.Network(MODEL, policy=3)": "policy is 3; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy",
+    "T.Network(MODEL, polcy='float32')": "Network does not take 'polcy'; did you mean 'policy'?",
+    "T.Network(BARE).compile('sgd', 'mse')": "does not depend on a trainable float32 initializer; export the model",
+    "T.Network(half()).compile('sgd', SPARSE)": "in half precision, but trained weights must be float32",
+    "step(parameters=['wight'])": "parameter 'wight' is not an initializer of the model; it has 'w', 'b'",
+    "step(parameters=3)": "parameters and freeze take globs on names of initializers, not 3",
+    "T.training_step(MODEL)": "training_step lacks loss; call training_step(model=…, loss=…)",
+    "T.training_step(MODEL, 'mse')": "training_step takes model by place; name other arguments: loss=…",
+    "step(optimiser='sgd')": "does not take 'optimiser'; did you mean 'optimizer'?",
+    "step(learning_rate=0.1)": "give it to the optimizer, as in SGD(0.1)",
+    "T.Trainer(MODEL)": "ModelProto is not a training step; pass training_step(model, loss=…)",
+    "T.Trainer(step(), provider='CUDA')": "Trainer does not take 'provider'; it is providers here",
+    "T.Trainer(step(), threads='4')": "threads is '4'; use a whole number ≥ 0",
+    "T.bind(MODEL, [X])": "pass a mapping from inputs, x, to arrays",
+    "T.Variable('a')": "the value of variable 'Variable' is 'a'; pass numbers",
+}
+
+
+MADE = (network, step, trainer, gradients_of, optimizer, half, other_checkpoint)
+VALUES = {"T": T, "np": np, "X": X, "Y": Y, "F32": F32, "MODEL": MODEL, "TWO": TWO, "BARE": BARE}
+NAMES = VALUES | {"SPARSE": SPARSE, "CROSS": CROSS} | {made.__name__: made for made in MADE}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def answered(code: str, words: str, names: dict[str, Any]) -> None:
+    """Run the code, and check that its error or its warning has the words."""
+    with warnings.catch_warnings(), pytest.raises((AmpRewriteError, AttributeError, UserWarning)) as error:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", UserWarning)
+        eval(code, names)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(("code", "words"), MISTAKES.items(), ids=MISTAKES)
+def test_it_is_answered_with_the_way_out(code: str, words: str) -> None:
+    answered(code, words, dict(NAMES))
+
+
+LINEAR = "from_torch(torch.nn.Linear(3, 2), torch.ones(2, 3)"
+OF_TORCH = {
+    "network(torch.nn.CrossEntropyLoss())": "the loss is CrossEntropyLoss(), which is not a loss object of `Losses`",
+    "network(optimizer=torch.optim.SGD(linear.parameters(), 0.1))": "not an optimizer: torch's SGD; pass an Optimizer",
+    "network().set_weights(linear.state_dict())": "pass a list of 2 arrays, as get_weights() gives it: w, b",
+    "gradients_of(linear.parameters())": "Parameter is not a Variable; pass Variable objects",
+    "T.Network(linear)": "cannot load a model from Linear",
+    "T.from_torch(linear)": "from_torch lacks example; call from_torch(module=…, example=…)",
+    "T.from_torch(linear, None)": "the example is None; pass a tensor or an array",
+    "T.from_torch(linear, 'x')": "the example is 'x'; pass a tensor or an array",
+    "T.from_torch(linear, torch.ones(2, 5))": "the module fails on the example",
+    "T.from_torch(torch.jit.script(linear), torch.ones(2, 3))": "compiled by torch.jit, which PyTorch cannot export",
+    "T.from_torch(torch.nn.Linear(3, 2).half(), torch.ones(2, 3))": "must be float32; pass module.float()",
+    "T.from_torch(torch.nn.ReLU(), torch.ones(2, 3))": "the module has no parameters, so there is nothing to train",
+    "T.from_torch(torch.nn.Linear, torch.ones(2, 3))": "pass a torch.nn.Module, made and not its class",
+    "T.from_torch(torch.nn.LazyLinear(3), torch.ones(2, 3))": "call the module once on the example",
+    f"T.{LINEAR}, dynamic=['batch'])": "as in dynamic={'input': {0: 'batch'}}",
+    f"T.{LINEAR}, dynamic={{'input': [0]}})": "as in dynamic={'input': {0: 'batch'}}",
+    f"T.{LINEAR}, dynamic={{'x': {{0: 'n'}}}})": "dynamic names the input 'x', but the example has input",
+    f"T.{LINEAR}, dynamic_axes={{}})": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
+    f"T.{LINEAR}, outputs=['a', 'b'])": "2 names for 1 outputs of the module; give one name for each",
+    f"T.{LINEAR}, opset='twenty')": "opset is 'twenty'; use a whole number ≥ 18",
+    "T.from_transformers(linear)": "not a model of transformers: Linear; use from_torch(module, example)",
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("code", "words"), OF_TORCH.items(), ids=OF_TORCH)
+def test_what_comes_from_torch_is_answered_with_the_way_out(code: str, words: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answered(code, words, {**NAMES, "torch": torch, "linear": torch.nn.Linear(3, 2)})
