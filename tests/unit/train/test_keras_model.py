@@ -25,7 +25,8 @@ inputs = keras.Input((4,))
 model = keras.Model(inputs, layers.Dense(3, activation="softmax")(layers.Dense(5, activation="relu")(inputs)))
 network, x = Network(from_keras(model)), np.eye(4, dtype=np.float32)
 np.testing.assert_allclose(model.predict(x, verbose=0), network.predict(x), rtol=1e-5, atol=1e-6)
-print(keras.backend.backend(), [v.name for v in network.trainable_variables])
+assert [v.name for v in network.trainable_variables] == [w.path for w in model.trainable_weights]
+print(keras.backend.backend())
 """
 
 
@@ -103,6 +104,4 @@ def test_models_of_other_backends_are_loaded_under_torch(keras: Any, backend: st
     pytest.importorskip(backend)
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == [
-        *(backend, "['dense/kernel',", "'dense/bias',", "'dense_1/kernel',", "'dense_1/bias']")
-    ], done.stderr
+    assert done.stdout.split() == [backend], done.stderr
