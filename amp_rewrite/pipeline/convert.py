@@ -91,10 +91,13 @@ def _converted(
     data: Data | None = None,
     ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
+    grouped: bool = True,
 ) -> tuple[Draft, Converted]:
-    draft = Draft.of(source, request)  # load, view, canonicalize, find_hazards
+    draft = Draft.of(source, request, grouped=grouped)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
     draft, measured = shifted_and_guarded(draft, known, headroom)
+    if grouped and measured.pins and not draft.groups_low(measured.pins):
+        return _converted(source, request, data, ranges, headroom, grouped=False)
     coloring = draft.paint(measured.pins)
     return draft, finish(draft, coloring, measured.findings, measured=measured)  # plan_casts, apply, report
 

@@ -22,6 +22,7 @@ from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import refuse_unknown
 from amp_rewrite.reports.rows import ShiftRow
+from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED_KIND
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.settings.choices import KEEP_OPSET, NO_SHIFT
 from amp_rewrite.settings.io_rules import io_types, parse_io
@@ -53,19 +54,31 @@ class Draft:
     shifts: tuple[ShiftRow, ...] = ()
 
     @classmethod
-    def of(cls, model: object, request: Request, *, folder: str | Path | None = None, widen: bool = False) -> Draft:
+    def of(
+        cls,
+        model: object,
+        request: Request,
+        *,
+        folder: str | Path | None = None,
+        widen: bool = False,
+        grouped: bool = True,
+    ) -> Draft:
         """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once.
 
-        `widen`: decide about low values of the model as if they were float32.
+        `widen`: decide about low values of the model as if they were float32. `grouped`: as for `Context`; what would
+        not become low is drafted without.
         """
         request.tell("read")
         source = Model.load(model, folder=folder)
         indexed = View.of(source)
         request.tell("decide")
-        draft = cls._of(source, indexed, request, widen)
+        grouped = grouped and not indexed.of_kinds((GROUPED_KIND,))
+        draft = cls._of(source, indexed, request, widen, grouped)
+        if grouped and not draft.groups_low():
+            draft = cls._of(source, indexed, request, widen, False)
         if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
             return draft
-        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen)
+        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, grouped)
         why = _worse(draft, kept)
         if why is None:
             return draft
@@ -74,9 +87,9 @@ class Draft:
         return replace(kept, request=request, notes=(*kept.notes, *told))
 
     @classmethod
-    def _of(cls, source: Model, indexed: View, request: Request, widen: bool) -> Draft:
+    def _of(cls, source: Model, indexed: View, request: Request, widen: bool, grouped: bool) -> Draft:
         refuse_unknown(indexed, request.target)
-        standard = canonicalize(indexed, request, widen=widen)
+        standard = canonicalize(indexed, request, widen=widen, grouped=grouped)
         view = standard.view
         hazards, io = _resolved(view, request, rescale=standard.rescale)
         return cls(
@@ -113,6 +126,11 @@ class Draft:
         A pin from data pins the whole cluster of its op.
         """
         return self._painted(pins) if pins else self._unpinned
+
+    def groups_low(self, pins: Sequence[Pin] = ()) -> bool:
+        """True if each attention of the kind that CUDA has in the low types alone is low."""
+        grouped = {op.id for op in self.view.of_kinds((GROUPED_KIND,))}
+        return not grouped or grouped <= {op for op, _ in self.paint(pins).low}
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:

@@ -97,6 +97,19 @@ FUSIONS: tuple[FusionRule, ...] = (
         f"{_ATTENTION} A mask that does not state every query and key.",
     ),
     _contrib(
+        "group_query_attention",
+        "GroupQueryAttention",
+        "causal attention whose keys and values are repeated for several heads of queries",
+        "A mask that is not constant and causal; sizes that are not known; heads wider than 256; an op that may stay"
+        " float32, which CUDA lacks.",
+    ),
+    _contrib(
+        "rotary_embedding",
+        "RotaryEmbedding",
+        "x · cos + (−x₂, x₁) · sin, for x₁ and x₂ the halves of x",
+        "Cosines and sines whose halves are not proved to be equal, or that differ from batch to batch.",
+    ),
+    _contrib(
         "patches",
         "MatMul",
         "Conv whose kernels lie side by side, laid out as tokens by features",

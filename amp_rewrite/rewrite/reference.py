@@ -93,6 +93,35 @@ def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
     return (attended.swapaxes(1, 2).reshape(batch, tokens, -1),)
 
 
+def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *more: Array | None) -> _Results:
+    """Causal attention, each head of keys and values for several of queries; all tokens are new, and count.
+
+    With `do_rotary` queries and keys are rotated from the first position on.
+    """
+    heads, fewer = attributes["num_heads"], attributes["kv_num_heads"]
+    q, k, v = _split(q, heads), _split(k, fewer), _split(v, fewer)
+    if attributes.get("do_rotary"):
+        cos, sin = (table for table in more[-2:] if table is not None)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+    repeated = (np.repeat(x, heads // fewer, axis=1) for x in (k, v))
+    return _attention({**attributes, "unidirectional": 1}, q, *repeated)
+
+
+def _rotary(attributes: _Attributes, x: Array, first: Array, cos: Array, sin: Array) -> _Results:
+    """The rotation of each head from one position on; the heads may be split off already."""
+    heads = x if x.ndim == _SPLIT else _split(x, attributes["num_heads"])
+    found = rotated(heads, cos[int(first[0]) :], sin[int(first[0]) :])
+    return (found if x.ndim == _SPLIT else found.swapaxes(1, 2).reshape(x.shape),)
+
+
+def rotated(heads: Array, cos: Array, sin: Array) -> Array:
+    """Return x · cos + (−second half, first half) · sin, for tables of positions by half of the features."""
+    tokens = heads.shape[2]
+    a, b = np.split(heads, 2, axis=-1)
+    cos, sin = cos[:tokens], sin[:tokens]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
 def _split(array: Array, heads: int) -> Array:
     if array.ndim == _SPLIT:
         return array
@@ -108,8 +137,10 @@ FORMULAS: Mapping[str, Callable[..., _Results]] = {
     "FastGelu": _fast_gelu,
     "FusedMatMul": _product,
     "Gelu": _gelu,
+    "GroupQueryAttention": _grouped,
     "MultiHeadAttention": _attention,
     "QuickGelu": _quick_gelu,
+    "RotaryEmbedding": _rotary,
     "SkipLayerNormalization": _layer_norm,
     "SkipSimplifiedLayerNormalization": _rms_norm,
 }

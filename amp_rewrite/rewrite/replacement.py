@@ -65,11 +65,13 @@ def judged(kind: str, last: OpId, found: Replacement | str) -> Outcome:
 class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round.
 
-    `tried`: the model is at the opset that serves it best, so that no refusal advises another.
+    `tried`: the model is at the opset that serves it best, so that no refusal advises another. `grouped`: operators may
+    be written that the target has in the low type alone.
     """
 
     to: DType
     tried: bool = False
+    grouped: bool = False
     _known: tuple[View, AllDims] | None = field(default=None, repr=False)
 
     def dims(self, view: View) -> AllDims:

@@ -44,13 +44,17 @@ def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:
     nodes = {_form(op.node): op.node for op in view.ops if op.domain == OWN_DOMAIN}
     if not nodes:
         return None
-    types, own = (DType.FLOAT, to), _release(kernels)
-    right = [node for node in nodes.values() if refusal(kernels, node, 1, types) is None]
+    both, own = (DType.FLOAT, to), _release(kernels)
+    right = [
+        (node, both if refusal(kernels, node, 1, both) is None else both[1:])
+        for node in nodes.values()
+        if refusal(kernels, node, 1, both[1:]) is None
+    ]
     oldest = own
     for release in reversed([name for name in releases() if release_number(name) < release_number(own)]):
         older = load_kernels(release)
         opens = (older.opset or 0) >= view.opset and (older.ir or 0) >= view.model.proto.ir_version
-        if not opens or any(refusal(older, node, 1, types) is not None for node in right):
+        if not opens or any(refusal(older, node, 1, types) is not None for node, types in right):
             break
         oldest = release
     return oldest

@@ -16,6 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
 
 
@@ -36,8 +37,9 @@ def reducing(head: str, body: str, opset: int) -> ModelProto:
 
 def standard(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
     """The model in standard form, its types checked, and what was said."""
-    arguments = {"to": DType.FLOAT16, "target": Target.ORT_CUDA, **options}
-    view, told = fuse_operators(View.of(Model.load(model)), **arguments)  # type: ignore[arg-type]
+    arguments = {"target": Target.ORT_CUDA, **options}
+    context = Context(arguments.pop("to", DType.FLOAT16), grouped=True)  # type: ignore[arg-type]
+    view, told = fuse_operators(View.of(Model.load(model)), context, **arguments)  # type: ignore[arg-type]
     onnx.checker.check_model(view.model.proto, full_check=True)
     return view.model.to_proto(), [(f.kind, f.subject, f.message) for f in told]
 

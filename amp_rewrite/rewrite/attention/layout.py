@@ -78,7 +78,7 @@ def keys_source(view: View, dims: AllDims, transposed: ValueId, heads: int) -> O
 
 def ungrouped(view: View, dims: AllDims, source: OperandSource) -> OperandSource:
     """Return the source of keys or values before their heads are repeated for those of the queries; else the source."""
-    if source.perm != (0, 1, 2, 3):
+    if source.perm not in ((0, 1, 2, 3), (0, 1, 3, 2)):
         return source
     for entry, ops, move in _sources(view, dims, source.value, source.heads):
         fits = move is not None and move.perm == source.perm and len(dims_at(view, dims, entry)) == RANK

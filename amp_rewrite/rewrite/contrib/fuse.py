@@ -22,6 +22,8 @@ from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
 from amp_rewrite.ir.shapes.symbolic import Dim
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
+from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
+from amp_rewrite.rewrite.contrib.rotary import rotations
 from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
@@ -44,8 +46,13 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each attention that is written out by MultiHeadAttention."""
+    """Replace each attention that is written out by MultiHeadAttention or GroupQueryAttention."""
     return (_declaring(view, context, outcome) for outcome in multi_head_attentions(view, context))
+
+
+def fuse_rotations(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each rotation that is written out by RotaryEmbedding."""
+    return (_declaring(view, context, outcome) for outcome in rotations(view, context))
 
 
 def _proved(site: OpIndex, match: Proposal) -> Outcome:
@@ -59,8 +66,9 @@ def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Refusal):
         return outcome
     results, dims, scope = [], context.dims(view), view.ops[outcome.last].scope
+    alike = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
     for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
-        known = dims.get((scope, name))
+        known = dims.get((scope, alike.get(name, name)))
         if known is not None and scope != MAIN:
             known = fixed(known)  # the turns of a body may differ in what a name stands for
         shape = None if known is None else [_stable(d) for d in known]

@@ -3,11 +3,14 @@
 It reads queries, and gives its result, as tokens by features, where exporters split the heads off and move them; and it
 adds numbers to the scores, where they select by a bool. Rows that see no key are kept from it as in `attention`: a
 query of zeros weighs all keys alike, and where the model makes 0 of such a row, so does a Where.
+
+A causal attention whose keys and values serve several heads of queries each is a GroupQueryAttention, which reads them
+unrepeated. CUDA has it in the low types alone, so that `Context.grouped` says whether it is low for certain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +18,7 @@ from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
-from amp_rewrite.ir.dataflow import only_reader
+from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -24,10 +27,13 @@ from amp_rewrite.rewrite.attention.layout import RANK, dims_at
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.reference import DOMAIN
+from amp_rewrite.rewrite.reference import DOMAIN, rotated
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged
 
 KIND = "multi_head_attention"
+GROUPED = "group_query_attention"
+GROUPED_KIND = f"{DOMAIN}::GroupQueryAttention"
+ROTARY_KIND = f"{DOMAIN}::RotaryEmbedding"
 _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 
 
@@ -44,6 +50,10 @@ _LAYOUTS: Mapping[str, Callable[[Array], Array]] = {
 """Tokens by features; heads, tokens, width; heads, width, tokens."""
 
 
+_OPERANDS = ("queries", "keys", "values")
+_WIDEST = 256  # of heads that the fast kernels of GroupQueryAttention take
+
+
 class _Base(NamedTuple):
     """One of "queries", "keys" and "values", and its layout where it is read."""
 
@@ -55,10 +65,10 @@ def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each attention that is written out by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
-            yield judged(KIND, last, _written(site, context.dims(view)))
+            yield judged(KIND, last, _written(site, context.dims(view), grouped=context.grouped))
 
 
-def _written(site: FusibleAttention, dims: AllDims) -> Replacement | str:
+def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replacement | str:
     form = site.form
     if site.heads or form.turned:
         return "its products have three axes" if site.heads else "its result is transposed"
@@ -76,7 +86,8 @@ def _written(site: FusibleAttention, dims: AllDims) -> Replacement | str:
         return "a row of its mask may hide every key, and not in each head alike"
     if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
         return "two of its operands are one"
-    return _MultiHeadWriter(site, dims, heads, width, depth).replacement()
+    writer = _MultiHeadWriter(site, dims, heads, width, depth)
+    return (writer.grouped() if grouped else None) or writer.replacement()
 
 
 class _MultiHeadWriter(Surroundings):
@@ -108,18 +119,65 @@ class _MultiHeadWriter(Surroundings):
         written = WrittenAttention(KIND, ops, last.id, node, **self.parts())
         return self._mismatch(written, packed=bool(moves)) or written
 
-    def _mismatch(self, written: WrittenAttention, *, packed: bool) -> str | None:
+    def grouped(self) -> Replacement | None:
+        """Return the node that reads keys and values as many heads share them, if there is one that agrees."""
+        site, form, moves = self.site, self.site.form, self._moves()
+        groups, (batch, _, length, _) = site.keys.groups, dims_at(site.view, self.dims, form.queries)
+        fewer = self.heads // groups
+        reads = [
+            self._packed(value, heads)
+            for value, heads in ((form.queries, self.heads), (site.keys.value, fewer), (site.values.value, fewer))
+        ]
+        if groups == 1 or not moves or not isinstance(batch, int) or not isinstance(length, int):
+            return None
+        if not site.causal or None in reads or self.width != self.depth or self.width > _WIDEST:
+            return None
+        rotations = [site.view.producer(value, ROTARY_KIND) for value in reads[:2]]
+        tables = _shared_tables(site.view, rotations)
+        if self.width % (16 if tables else 8) or (any(rotations) and not tables):
+            return None  # one rotation alone onnxruntime would fuse by itself, and crashes
+        reads[:2] = [op.inputs[0] if op is not None else value for op, value in zip(rotations, reads, strict=False)]
+        names = [
+            self._base(value, what, "packed") for value, what in zip(reads, _OPERANDS, strict=True) if value is not None
+        ]
+        last = self.constant(f"last_token_{batch}_{length}", np.full(batch, length - 1, np.int32))
+        tokens = self.constant(f"tokens_{length}", np.full(1, length, np.int32))
+        result = moves[-1].node.output[0]
+        results = [result, *(self.name(f"{result}_{what}") for what in _OPERANDS[1:])]
+        attributes = {"num_heads": self.heads, "kv_num_heads": fewer, "scale": form.scale}
+        attributes |= {"do_rotary": 1} if tables else {}
+        operands = [*names, "", "", last, tokens, *tables]
+        node = fused_node("GroupQueryAttention", moves[-1], operands, results, attributes, DOMAIN)
+        ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
+        written = WrittenAttention(GROUPED, ops, moves[-1].id, node, **self.parts())
+        if self._mismatch(written, packed=True, groups=groups, tables=tables) is None:
+            return written
+        self.weights.clear()
+        self.bases.clear()
+        return None
+
+    def _mismatch(
+        self, written: WrittenAttention, *, packed: bool, groups: int = 1, tables: Sequence[str] = ()
+    ) -> str | None:
         """Return how the nodes differ from the ops on small random operands; None if both agree.
 
-        `packed`: the result is laid out as tokens by features, else as the ops gave it.
+        `packed`: the result is laid out as tokens by features, else as the ops gave it. `groups`: heads of queries for
+        one of keys and values. `tables`: cosines and sines by which the node rotates queries and keys, and the ops do
+        not.
         """
 
         def feeds(q: Array, k: Array, v: Array) -> Feeds:
-            drawn, turned = {"queries": q, "keys": k, "values": v}, k.swapaxes(-1, -2)
+            drawn = {"queries": q, "keys": k, "values": v}
             read = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in self.bases.items()}
-            return (q, turned, v), read, (q, turned, v)
+            angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
+            read.update(zip(tables, (np.cos(angles), np.sin(angles)), strict=False))
+            q, k = (rotated(x, *(read[name] for name in tables)) if tables else x for x in (q, k))
+            wide, whole = (np.repeat(x, groups, 1) for x in (k, v))
+            standing = (q, wide.swapaxes(-1, -2), whole)
+            return standing, read, standing
 
-        drawn = AttentionSizes((self.heads, self.heads), KEYS if self.site.causal else QUERIES, self.width, self.depth)
+        heads = self.heads, self.heads // groups
+        drawn = AttentionSizes(heads, KEYS if self.site.causal else QUERIES, self.width, self.depth)
         return compared(self.site, written, drawn, feeds, _LAYOUTS["packed" if packed else "heads"])
 
     # -- its result -------------------------------------------------------------------------------
@@ -156,7 +214,7 @@ class _MultiHeadWriter(Surroundings):
 
     def _operands(self, result: str, seeing: str | None) -> list[str]:
         form, keys = self.site.form, self.site.keys
-        queries, values = self._packed(form.queries), self._packed(form.values)
+        queries, values = self._packed(form.queries, self.heads), self._packed(form.values, self.heads)
         if queries is None:
             base = self._base(form.queries, "queries", "heads")
             swapped = self.before("Transpose", (base,), f"{result}_q", perm=_SWAP)
@@ -167,9 +225,9 @@ class _MultiHeadWriter(Surroundings):
         if seeing is not None:
             read = self.before("Where", (seeing, read, self._zero(result)), f"{result}_seeing")
         upright = keys.groups == 1 and keys.perm == (0, 1, 2, 3)
-        packed = self._packed(keys.value) if upright else None
+        packed = self._packed(keys.value, self.heads) if upright else None
         if keys.groups == 1 and keys.perm == _SWAP:
-            packed = self._merged(keys.value)
+            packed = self._merged(keys.value, self.heads)
         if packed is not None and values is not None:
             return [read, self._base(packed, "keys", "packed"), self._base(values, "values", "packed")]
         if upright:
@@ -178,17 +236,17 @@ class _MultiHeadWriter(Surroundings):
         swapped = self.before("Transpose", (turned,), f"{result}_keys", perm=(0, 1, 3, 2))
         return [read, swapped, self._base(form.values, "values", "heads")]
 
-    def _packed(self, value: ValueId) -> ValueId | None:
+    def _packed(self, value: ValueId, heads: int) -> ValueId | None:
         """Return the tokens by features from which a value is made by splitting its heads off and moving them."""
         op = self.site.view.producer(value)
-        return self._merged(op.inputs[0]) if op is not None and permutation(op) == _SWAP else None
+        return self._merged(op.inputs[0], heads) if op is not None and permutation(op) == _SWAP else None
 
-    def _merged(self, split: ValueId | None) -> ValueId | None:
+    def _merged(self, split: ValueId | None, heads: int) -> ValueId | None:
         op = self.site.view.producer(split, "Reshape")
         if op is None:
             return None
         before, after = (dims_at(self.site.view, self.dims, value) for value in (op.inputs[0], split))
-        return op.inputs[0] if _splits(before, after) and after[2] == self.heads else None
+        return op.inputs[0] if _splits(before, after) and after[2] == heads else None
 
     def _base(self, value: ValueId, what: str, layout: str) -> str:
         name = self.site.view.value_name(value)
@@ -230,6 +288,15 @@ class _MultiHeadWriter(Surroundings):
         if self.site.view.opset < FIRST_AXES_INPUT:
             return self.before(op_type, (read,), stem, axes=[axis], **stated)
         return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
+
+
+def _shared_tables(view: View, rotations: Sequence[Op | None]) -> list[str]:
+    """Return the cosines and sines of rotations from the first position on, if all have the same; else none."""
+    first, *others = [op.inputs[1:] if op is not None else () for op in rotations]
+    plain = all(op is not None and {a.name for a in op.node.attribute} <= {"num_heads"} for op in rotations)
+    if not plain or any(read != first for read in others) or number(view, first[0]) != 0:
+        return []
+    return [view.value_name(value) for value in first[1:] if value is not None]
 
 
 def _splits(before: Dims, after: Dims) -> bool:

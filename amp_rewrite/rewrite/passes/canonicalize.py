@@ -24,7 +24,8 @@ from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.build import fuse_attention
 from amp_rewrite.rewrite.const_eval import fold_constants
-from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib
+from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib, fuse_rotations
+from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
 from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import move_attention_biases, split_biases, spread_gemms, widen_biases
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
@@ -32,6 +33,7 @@ from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_fu
 from amp_rewrite.rewrite.passes.spell_out import (
     GROUP_NORM,
     SPELLED_ATTENTION,
+    align_products,
     spell_attentions,
     spell_group_norms,
     spell_out_casts,
@@ -64,11 +66,11 @@ class Canonical:
     notes: tuple[Finding, ...] = ()
 
 
-def canonicalize(source: View, request: Request, *, widen: bool = False) -> Canonical:
+def canonicalize(source: View, request: Request, *, widen: bool = False, grouped: bool = True) -> Canonical:
     """Bring a view into standard form, as far as the options ask for it and no selector names the ops.
 
     A pattern that matches no op of the model may name one that a fusion makes. `widen`: float32 in place of the low
-    type, too.
+    type, too. `grouped`: as for `Context`.
     """
     base, notes = _through_float32(source, request, widen)
     plain, expansions = _expanded(base, request)
@@ -76,8 +78,8 @@ def canonicalize(source: View, request: Request, *, widen: bool = False) -> Cano
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     late = [pattern for pattern in (*request.keep, *request.lower) if not matched(plain, pattern)]
     keep, lower = overrides(plain, _apart(request.keep, late), _apart(request.lower, late))
-    tried = request.opset == AUTO_OPSET
-    view, fusions = fuse_operators(plain, request.to, request.target, {*keep, *lower}, request.fuse, tried=tried)
+    context = Context(request.to, request.opset == AUTO_OPSET, grouped)
+    view, fusions = fuse_operators(plain, context, request.target, {*keep, *lower}, request.fuse)
     if request.safe:
         view, outcomes = run_round(view, (bound_fills,), Context(request.to))
         fusions = (*fusions, *findings(view, outcomes))
@@ -154,26 +156,18 @@ _SPELLING: tuple[tuple[Pass, ...], ...] = (
 
 
 def fuse_operators(
-    view: View,
-    to: DType,
-    target: Target,
-    named: Collection[OpId] = (),
-    fuse: Fuse = Fuse.BASIC,
-    *,
-    tried: bool = False,
+    view: View, context: Context, target: Target, named: Collection[OpId] = (), fuse: Fuse = Fuse.BASIC
 ) -> tuple[View, tuple[Finding, ...]]:
     """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
 
     `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. Ops that are `named` stay as they are. A model
-    that carries its training, or that lists its weights as inputs (IR version 3), is left alone. `tried`: as for
-    `Context`.
+    that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
     """
     proto = view.model.proto
     if fuse is Fuse.NONE or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
-    objection = partial(_objection, to, target, {_key(view, op) for op in named})
-    context = Context(to, tried)
+    objection = partial(_objection, context.to, target, {_key(view, op) for op in named})
     if fuse is Fuse.CONTRIB:
         view = _with_spelled_attentions(view, context, objection)
     for passes in _CONTRIB_ROUNDS if fuse is Fuse.CONTRIB else _ROUNDS:
@@ -204,11 +198,11 @@ _ROUNDS: tuple[tuple[Pass, ...], ...] = (
 """Attention comes after the operators: a softmax that was written out is one of them."""
 _CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
     _ROUNDS[0],
-    (*_ROUNDS[1], spread_gemms, spell_patches),
+    (*_ROUNDS[1], spread_gemms, spell_patches, fuse_rotations),
     (fuse_attentions, *_ROUNDS[2]),
     (move_attention_biases,),
     (fuse_contrib,),
-    (widen_biases,),
+    (widen_biases, align_products),
 )
 """onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
 
@@ -256,5 +250,5 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
         return "the target may have a kernel for it"
     if kernels is None or fusion.kind in ("constant", "batch_normalization", SPELLED_ATTENTION):
         return None
-    node = fusion.node
-    return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), (DType.FLOAT, to))
+    node, types = fusion.node, (to,) if fusion.kind == GROUPED else (DType.FLOAT, to)
+    return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), types)

@@ -1,4 +1,4 @@
-"""Operators without a good kernel, spelled out by others: CastLike, GroupNormalization, Attention, Conv of patches."""
+"""Operators without a good kernel, spelled out by others: CastLike, GroupNormalization, Attention, odd products."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from onnx import TensorProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
@@ -171,6 +173,51 @@ def _patches(view: View, op: Op, flat: Op, turned: Op, context: Context) -> Repl
     spelled = run([*around.ahead, node], result, [after], view.opsets)
     why = mismatch(before, spelled, [np.abs(y).max() for y in spelled] if not isinstance(spelled, str) else [])
     return why or Replacement(PATCHES, ops, turned.id, node, **around.parts())
+
+
+# -- products of odd widths ------------------------------------------------------------------------
+
+ALIGNED = "aligned_product"
+_FAST, _ALIGNED = 8, 64  # columns of which fast kernels want a multiple, and of which there will be one
+_LEAST_WEIGHTS = 1 << 22
+
+
+def align_products(view: View, context: Context) -> Iterator[Outcome]:
+    """Give each product with a large constant weight of an odd number of columns more of them, and cut these off.
+
+    Of a vocabulary, say: CUDA's fast kernels want rows that begin at a multiple of 16 bytes. The zeros are joined to
+    the weight when a session opens, so that the file does not grow, and a table of embeddings with the same weights
+    stays as it is. O(MatMuls).
+    """
+    for op in view.of_kinds(("MatMul",)):
+        turn = view.producer(op.inputs[1], "Transpose")
+        weight = view.constant(op.inputs[1] if turn is None else turn.inputs[0])
+        dims = () if weight is None else tuple(weight.dims) if turn is None else tuple(reversed(weight.dims))
+        plain = turn is None or ints_attribute(turn.node, "perm") in ((), (1, 0))
+        if len(dims) != 2 or not plain or dims[1] % _FAST == 0 or math.prod(dims) < _LEAST_WEIGHTS:
+            continue
+        if view.opset >= FIRST_AXES_INPUT and only_float32(view, (op.id,)):
+            yield judged(ALIGNED, op.id, _aligned(view, op, *dims))
+
+
+def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
+    (x, weight), (result,), around = op.node.input, op.node.output, Surroundings(view, op)
+    zeros = around.constant(f"zeros_{rows}_{-columns % _ALIGNED}", np.zeros((rows, -columns % _ALIGNED), np.float32))
+    ends = [around.constant(f"{word}_column_{at}", np.array([at])) for word, at in (("first", 0), ("last", columns))]
+    axis = around.constant("last_axis", np.array([-1]))
+    wide = around.before("Concat", (weight, zeros), f"{weight}_wide", axis=1)
+    node = new_node("MatMul", [x, wide], around.name(f"{result}_wide"), op.name)
+    around.after("Slice", (node.output[0], *ends, axis), result)
+    rng = np.random.default_rng(0)
+    drawn = {x: rng.standard_normal((2, 3, 4)), weight: rng.standard_normal((4, 5))}
+    small = {zeros: np.zeros((4, 3)), ends[0]: np.zeros(1, np.int64), ends[1]: np.array([5]), axis: np.array([-1])}
+    before = runs_of(view, (op.id,), result, [drawn])
+    after = run([*around.ahead, node, *around.behind], result, [{**drawn, **small}], view.opsets)
+    why = mismatch(before, after, [np.abs(y).max() for y in before] if not isinstance(before, str) else [])
+    words = f"{columns} columns: {-columns % _ALIGNED} of zeros more, cut off behind, for kernels of aligned rows"
+    return why or Replacement(
+        ALIGNED, (op.id,), op.id, node, **around.parts(), findings=(Finding("fused", op.name, words),)
+    )
 
 
 # -- attention -------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_no_kernel_is_given_up_for_a_fusion(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_that_carries_its_training_is_left_alone() -> None:
     model = model_of(ERF, 20)
     model.training_info.add().algorithm.name = "step"
-    view, told = fuse_operators(View.of(Model.load(model)), DType.FLOAT16, Target.ORT_CUDA)
+    view, told = fuse_operators(View.of(Model.load(model)), Context(DType.FLOAT16), Target.ORT_CUDA)
     assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
 
 
@@ -202,7 +202,7 @@ def test_a_model_that_lists_its_weights_as_inputs_is_left_alone() -> None:
     model.ir_version = 3
     weights = ((t.name, t.data_type, t.dims) for t in model.graph.initializer)
     model.graph.input.extend(helper.make_tensor_value_info(*weight) for weight in weights)
-    view, told = fuse_operators(View.of(Model.load(model)), DType.FLOAT16, Target.ORT_CUDA)
+    view, told = fuse_operators(View.of(Model.load(model)), Context(DType.FLOAT16), Target.ORT_CUDA)
     assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
 
 
@@ -270,7 +270,7 @@ def test_a_fused_model_computes_what_torch_computed(name: str) -> None:
     view = inline_functions(View.of(Model.load(MODELS / f"{name}.onnx")))[0]
     view, _ = run_round(view, (spell_out_casts,), Context(DType.FLOAT16))
     moved, _ = at_opset(view, "auto", DType.FLOAT16, Target.ORT_CUDA)
-    made, told = fuse_operators(moved, DType.FLOAT16, Target.ORT_CUDA)
+    made, told = fuse_operators(moved, Context(DType.FLOAT16), Target.ORT_CUDA)
     assert [f.message for f in told if "differ" in f.message or "cannot run" in f.message] == []
     with np.load(MODELS / f"{name}.npz") as stored:
         feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}

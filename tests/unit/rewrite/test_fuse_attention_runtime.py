@@ -15,6 +15,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Fuse, Target
 from support import stub
 from support.attention_models import BIASED, INVERTED, MASK, PLAIN, SCORES, TESTED, WEIGHTS, feed_of, model_of
@@ -183,7 +184,7 @@ def test_the_models_of_exporters_compute_the_same_with_it(name: str) -> None:
     """In float32, and with a sequence that is masked throughout where the model takes a mask of padding."""
     source = View.of(Model.load(MODELS / f"{name}.onnx"))
     moved, _ = at_opset(source, 23, DType.FLOAT16, Target.ORT_CUDA)
-    view, told = fuse_operators(moved, DType.FLOAT16, Target.ORT_CUDA)
+    view, told = fuse_operators(moved, Context(DType.FLOAT16), Target.ORT_CUDA)
     made = view.model.to_proto()
     assert sum(f.message.startswith("attention: ") for f in told if f.kind == "fused") == FUSED_AT_23[name]
     assert kinds(made).count("Attention") == FUSED_AT_23[name]

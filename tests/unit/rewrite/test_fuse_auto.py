@@ -133,10 +133,11 @@ def test_own_attention_goes_before_that_of_the_standard() -> None:
     view = View.of(Model.load(model))
     from amp_rewrite.dtypes import DType
     from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
+    from amp_rewrite.rewrite.replacement import Context
     from amp_rewrite.settings.choices import Target
 
     for fuse, expected in ((Fuse.CONTRIB, MHA), (Fuse.BASIC, "Attention")):
-        fused, told = fuse_operators(view, DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)
+        fused, told = fuse_operators(view, Context(DType.FLOAT16), Target.ORT_CUDA, fuse=fuse)
         assert expected in {op.op_type for op in fused.ops}
         assert {finding.kind for finding in told} == {"fused"}
 

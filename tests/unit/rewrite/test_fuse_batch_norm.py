@@ -16,6 +16,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
 from support.fuse_models import agree
 from support.fusing import kinds, standard
@@ -149,6 +150,6 @@ def test_weights_that_nothing_folds_stay_in_their_file(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("Conv", ["y", "large"], ["z"], "last", pads=[16, 16, 16, 16]))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", TensorProto.FLOAT, [None] * 4))
     onnx.save(model, tmp_path / "m.onnx")
-    view, told = fuse_operators(View.of(Model.load(tmp_path / "m.onnx")), DType.FLOAT16, Target.ORT_CUDA)
+    view, told = fuse_operators(View.of(Model.load(tmp_path / "m.onnx")), Context(DType.FLOAT16), Target.ORT_CUDA)
     stubs = {t.name: is_stub(t) for t in view.model.proto.graph.initializer}
     assert ([f.kind for f in told], stubs) == (["fused"], {"large": True, "w_folded": False, "w_folded_bias": False})

@@ -20,6 +20,7 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Fuse, Target
 from support.contrib_models import (
     LAYER_NORM,
@@ -182,5 +183,5 @@ def test_of_matrices_only_the_projections_of_attentions_are_read(monkeypatch: py
 def canonical_reads(read: Counter[int], view: View, fuse: Fuse) -> Counter[int]:
     """How many tensors of how many axes fusing reads."""
     read.clear()
-    fuse_operators(view, DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)
+    fuse_operators(view, Context(DType.FLOAT16), Target.ORT_CUDA, fuse=fuse)
     return Counter(read)

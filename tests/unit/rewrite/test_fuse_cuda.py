@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from amp_rewrite.rewrite import const_eval
 from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.rewrite.passes import spell_out
 from support import cases
 from support.contrib_models import fused, random_feed
 from support.fusing import kinds, outputs_of
@@ -208,6 +209,48 @@ def test_a_convolution_of_patches_is_a_product(text: str, after_it: list[str]) -
 def test_another_convolution_stays(text: str, shapes: dict[str, Any] | None) -> None:
     proto = model(text, "y e" if ";e=" in text else "y", shapes={**IMAGE, **(shapes or {})}, **KERNEL)
     assert ("Conv" in kinds(after(proto))) == (shapes is not None)
+
+
+# -- products of odd widths ------------------------------------------------------------------------
+
+ODD = {"x": (2, 5, 8), "y": (2, 5, 13)}
+VOCABULARY = RNG.standard_normal((13, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spell_out, "_LEAST_WEIGHTS", 100)
+
+
+@pytest.mark.usefixtures("small_weights_count")
+@pytest.mark.parametrize("text", ["y=MatMul(x,words)", "t=Transpose(table);y=MatMul(x,t)"])
+def test_an_odd_number_of_columns_gets_more_that_are_cut_off(text: str) -> None:
+    result = after(model(text, shapes=ODD, words=VOCABULARY.T.copy(), table=VOCABULARY))
+    assert kinds(result)[-3:] == ["Concat", "MatMul", "Slice"]
+    assert [list(t.dims) for t in result.graph.initializer if t.name.startswith("zeros")] == [[8, 51]]
+
+
+@pytest.mark.usefixtures("small_weights_count")
+def test_a_table_that_embeds_tokens_too_stays_as_it_is() -> None:
+    text = "e=Gather(table,ids);t=Transpose(table);y=MatMul(e,t)"
+    result = after(model(text, shapes=ODD, table=VOCABULARY, ids=np.array([[0, 12, -1, 3, 4]] * 2)))
+    assert "table" in result.graph.node[0].input
+
+
+@pytest.mark.usefixtures("small_weights_count")
+@pytest.mark.parametrize(
+    ("text", "width", "more"),
+    [
+        ("y=MatMul(x,words)", 16, {"words": np.ones((8, 16), np.float32)}),
+        ("y=MatMul(x,words)", 11, {"words": np.ones((8, 11), np.float32)}),
+        ("y=MatMul(x,given)", 13, {}),
+        ("t=Transpose(given);y=MatMul(x,t)", 13, {}),
+    ],
+)
+def test_another_product_keeps_its_columns(text: str, width: int, more: dict[str, object]) -> None:
+    given = (13, 8) if "Transpose" in text else (8, 13)
+    result = after(model(text, shapes={"x": (2, 5, 8), "y": (2, 5, width), "given": given}, **more))
+    assert "Slice" not in kinds(result)
 
 
 # -- the standard's Attention ----------------------------------------------------------------------

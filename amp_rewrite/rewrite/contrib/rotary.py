@@ -1,0 +1,191 @@
+"""Rotations of queries and keys by their positions, as onnxruntime's RotaryEmbedding.
+
+The operator reads half of what exporters multiply by, since cosines and sines of both halves are equal; that is proved
+of the values themselves, whatever positions they were computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
+from amp_rewrite.ir.builder import Surroundings
+from amp_rewrite.ir.dataflow import alone, number, orders
+from amp_rewrite.ir.shapes.onnx_shapes import Dims
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.attention.layout import RANK, dims_at
+from amp_rewrite.rewrite.const_eval import numbers, permutation
+from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, run, runs_of
+from amp_rewrite.rewrite.reference import DOMAIN
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged, only_float32
+
+KIND = "rotary_embedding"
+_SWAP = (0, 2, 1, 3)  # heads before tokens, and back
+_KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
+"""Ops of whose result each half is made of the same half of what they read, as long as its last axis stays."""
+_MOST_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """x · cos + (−second half of x, first half of x) · sin: its ops, and what they read."""
+
+    ops: tuple[Op, ...]
+    x: ValueId
+    cos: ValueId
+    sin: ValueId
+
+
+def rotations(view: View, context: Context) -> Iterator[Outcome]:
+    """Replace each rotation of heads that is written out by one node, or refuse it. O(Adds)."""
+    doubled = cache(partial(_doubled, view, context))
+    for op in view.of_kinds(("Add",)) if view.opset >= FIRST_AXES_INPUT else ():
+        rotation = _rotation(view, op)
+        ops = rotation.ops if rotation is not None else ()
+        if rotation is not None and len({o.scope for o in ops}) == 1 and only_float32(view, (o.id for o in ops)):
+            yield judged(KIND, op.id, _rotated(view, context, rotation, doubled))
+
+
+def _rotation(view: View, add: Op) -> _Rotation | None:
+    for plain, turned in orders(add):
+        straight, crossed = view.producer(plain, "Mul"), view.producer(turned, "Mul")
+        if straight is None or crossed is None or not (alone(view, plain, add) and alone(view, turned, add)):
+            continue
+        for joined, sin in orders(crossed):
+            halves = _halves(view, joined, crossed)
+            cos = next((cos for x, cos in orders(straight) if halves is not None and x == halves[1]), None)
+            if halves is not None and cos is not None:
+                return _Rotation((*halves[0], straight, crossed, add), halves[1], cos, sin)
+    return None
+
+
+def _halves(view: View, joined: ValueId, reader: Op) -> tuple[tuple[Op, ...], ValueId] | None:
+    """Return the ops of (−second half, first half) of a value, and the value; the proof tells which half is which."""
+    concat = view.producer(joined, "Concat")
+    if concat is None or len(concat.operands) != 2 or not alone(view, joined, reader):
+        return None
+    minus = view.producer(concat.operands[0], "Neg")
+    cuts = (view.producer(minus.inputs[0]) if minus is not None else None, view.producer(concat.operands[1]))
+    if minus is None or any(cut is None or cut.kind not in ("Slice", "Split") for cut in cuts):
+        return None
+    found = [cut for cut in cuts if cut is not None]
+    x, *more = {cut.inputs[0] for cut in found}
+    inside = {op.id for op in (*found, minus, concat)}
+    read = (value for op in (*found, minus) for value in op.results)
+    if more or x is None or any(use.op not in inside for value in read for use in view.uses[value]):
+        return None
+    return tuple(view.ops[op] for op in sorted(inside)), x
+
+
+def _rotated(
+    view: View, context: Context, rotation: _Rotation, doubled: Callable[[ValueId, int], bool]
+) -> Replacement | str:
+    dims = context.dims(view)
+    whole, tables = dims_at(view, dims, rotation.x), [dims_at(view, dims, v) for v in (rotation.cos, rotation.sin)]
+    heads, width = (whole[1], whole[3]) if len(whole) == RANK else (None, None)
+    if not isinstance(width, int) or not isinstance(heads, int) or width % 2:
+        return "how many heads it has, and how wide they are, is not known"
+    if any(not _stated(table, whole) for table in tables):
+        return "its cosines and sines are not known to be one of each position and feature, for all batches"
+    if not all(doubled(value, width) for value in (rotation.cos, rotation.sin)):
+        return "both halves of its cosines and sines are not known to be equal"
+    return _RotationWriter(view, rotation, heads, width, _split_from(view, context, rotation)).replacement()
+
+
+def _stated(table: Dims, whole: Dims) -> bool:
+    """True for a table of positions by features: axes before are 1, and the positions are those of the heads."""
+    return len(table) > 1 and all(d == 1 for d in table[:-2]) and table[-2:] == whole[-2:] and table[-2] is not None
+
+
+def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
+    """True if the first half of the last axis of a value equals the second."""
+    for _ in range(_MOST_STEPS):
+        known, op = dims_at(view, context.dims(view), value), view.producer(value)
+        if known[-1:] != (width,):
+            return False
+        if op is not None and op.kind == "Concat" and len(op.operands) == 2:
+            return int_attribute(op.node, "axis", 0) in (-1, len(known) - 1) and len(set(op.operands)) == 1
+        source = None
+        if op is not None and (op.kind in _KEEPING or (op.kind == "Gather" and not int_attribute(op.node, "axis", 0))):
+            source = op.inputs[0]
+        elif op is not None and op.kind == "Mul":
+            source = next((x for x, by in orders(op) if number(view, by, axes=1) is not None), None)
+        if source is None:
+            held = numbers(view, value)
+            return held is not None and np.array_equal(held[..., : width // 2], held[..., width // 2 :])
+        value = source
+    return False
+
+
+def _split_from(view: View, context: Context, rotation: _Rotation) -> ValueId | None:
+    """Return the tokens by features whose heads were split off and moved, if that is what is rotated."""
+    move, dims = view.producer(rotation.x, "Transpose"), context.dims(view)
+    split = view.producer(move.inputs[0], "Reshape") if move is not None and permutation(move) == _SWAP else None
+    if move is None or split is None:
+        return None
+    before, after = (dims_at(view, dims, value) for value in (split.inputs[0], move.inputs[0]))
+    fits = len(before) == RANK - 1 and len(after) == RANK and before[:2] == after[:2] and None not in after
+    return split.inputs[0] if fits else None
+
+
+class _RotationWriter(Surroundings):
+    """The nodes of one rotation. `packed`: tokens by features to rotate, instead of heads."""
+
+    def __init__(self, view: View, rotation: _Rotation, heads: int, width: int, packed: ValueId | None) -> None:
+        super().__init__(view, rotation.ops[-1])
+        self.view, self.rotation, self.heads, self.width, self.packed = view, rotation, heads, width, packed
+
+    def replacement(self) -> Replacement | str:
+        view, last = self.view, self.rotation.ops[-1]
+        (result,), x = last.node.output, self.rotation.x if self.packed is None else self.packed
+        first = self.constant("first_position", np.zeros(1, np.int64))
+        tables = [self._table(value) for value in (self.rotation.cos, self.rotation.sin)]
+        rotated = result if self.packed is None else self.name(f"{result}_rotated")
+        stated = {} if self.packed is None else {"num_heads": self.heads}
+        node = fused_node("RotaryEmbedding", last, [view.value_name(x), first, *tables], [rotated], stated, DOMAIN)
+        if self.packed is not None:
+            shape = self.constant(f"{result}_heads", np.array([0, 0, self.heads, self.width]))
+            self.after("Reshape", (rotated, shape), self.name(f"{result}_apart"))
+            self.after("Transpose", (self.name(f"{result}_apart"),), result, perm=_SWAP)
+        ops = tuple(sorted(op.id for op in self.rotation.ops))
+        fusion = Replacement(KIND, ops, last.id, node, **self.parts())
+        return self._mismatch(fusion) or fusion
+
+    def _table(self, value: ValueId) -> str:
+        """Return the first half of a table, with two axes."""
+        name = self.view.value_name(value)
+        half = self.width // 2
+        ends = [self.constant(f"{word}_of_{half}", np.array([at])) for word, at in (("start", 0), ("end", half))]
+        cut = self.before("Slice", (name, *ends, self.constant("last_axis", np.array([-1]))), f"{name}_half")
+        return self.before("Reshape", (cut, self.constant(f"rows_of_{half}", np.array([-1, half]))), f"{name}_cache")
+
+    def _mismatch(self, fusion: Replacement) -> str | None:
+        """Return how the node differs from the ops on small random operands; None if both agree."""
+        view, rotation, rng = self.view, self.rotation, np.random.default_rng(0)
+        (result,), tokens = rotation.ops[-1].node.output, 3
+        x = rng.standard_normal((2, self.heads, tokens, self.width))
+        halves = rng.standard_normal((2, 1, 1, tokens, self.width // 2))
+        cos, sin = np.concatenate([halves, halves], axis=-1)
+        before = {
+            view.value_name(v): a for v, a in zip((rotation.x, rotation.cos, rotation.sin), (x, cos, sin), strict=True)
+        }
+        after: dict[str, Array] = {view.value_name(rotation.cos): cos, view.value_name(rotation.sin): sin}
+        whole = x if self.packed is None else x.swapaxes(1, 2).reshape(2, tokens, -1)
+        after[fusion.node.input[0]] = whole
+        after.update({w.name: np.frombuffer(w.raw_data, np.int64) for w in fusion.weights})
+
+        def tested() -> str | None:
+            found = runs_of(view, fusion.ops, result, [before])
+            return mismatch(found, run(fusion.nodes, result, [after], view.opsets), [np.array(np.abs(x).max())])
+
+        held = [(view.value_name(v), a) for o in rotation.ops for v in o.operands if (a := view.array(v)) is not None]
+        given = [*held, *before.items(), *after.items()]
+        return once_proved(
+            [*plain_nodes(view, fusion.ops), *fusion.nodes], given, tuple(sorted(view.opsets.items())), tested
+        )

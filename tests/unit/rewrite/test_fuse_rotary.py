@@ -1,0 +1,211 @@
+"""Rotations by positions, and attention whose keys and values serve several heads of queries."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto
+
+from amp_rewrite import convert
+from amp_rewrite.rewrite.equivalence import UNIT
+from support import cases
+from support.contrib_models import fused, random_feed
+from support.fusing import kinds, outputs_of
+
+RNG = np.random.default_rng(5)
+NUMBERS: dict[str, object] = {
+    "w": RNG.standard_normal((16, 32)).astype(np.float32),
+    "angles": RNG.standard_normal((3, 8)).astype(np.float32),
+    "others": RNG.standard_normal((3, 8)).astype(np.float32),
+    "half": np.float32(0.5),
+    "start": np.array([0]),
+    "middle": np.array([8]),
+    "end": np.array([16]),
+    "last": np.array([-1]),
+    "two": np.array([2]),
+    "heads": np.array([0, 0, 2, 16]),
+    "fewer": np.array([0, 0, 1, 16]),
+    "twice": np.array([1, 1, 2, 1, 1]),
+    "repeated": np.array([0, 2, -1, 16]),
+    "flat": np.array([0, 0, 32]),
+    "causal": np.where(np.tri(3), 0, -np.float32(1e38)).astype(np.float32),
+}
+SHAPES = {"x": (2, 3, 16), "z": (2, 3, 16), "u": (2, 3, 16), "y": (2, 3, 32), "r": (2, 2, 3, 16)}
+TABLES = "both=Concat[axis=-1](angles,angles);cos=Cos(both);sin=Sin(both);"
+
+
+def rotation(x: str, y: str) -> str:
+    """x · cos + (−second half, first half) · sin."""
+    return (
+        f"{y}s=Mul({x},cos);{y}1=Slice({x},start,middle,last);{y}2=Slice({x},middle,end,last);{y}n=Neg({y}2);"
+        f"{y}t=Concat[axis=-1]({y}n,{y}1);{y}c=Mul({y}t,sin);{y}=Add({y}s,{y}c);"
+    )
+
+
+QUERIES = "xm=MatMul(x,w);xs=Reshape(xm,heads);q0=Transpose[perm=0 2 1 3](xs);"
+ROTATED = QUERIES + TABLES + rotation("q0", "r").rstrip(";")
+KEYS = "zs=Reshape(z,fewer);k0=Transpose[perm=0 2 1 3](zs);"
+VALUES = "us=Reshape(u,fewer);v0=Transpose[perm=0 2 1 3](us);"
+REPEATED = "".join(f"{x}a=Unsqueeze({x}1,two);{x}w=Expand({x}a,twice);{x}=Reshape({x}w,repeated);" for x in "kv")
+REST = (
+    "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);s0=Mul(p,half);s=Add(s0,causal);h=Softmax[axis=-1](s);o=MatMul(h,v);"
+    "ot=Transpose[perm=0 2 1 3](o);y=Reshape(ot,flat)"
+)
+GROUPED = QUERIES + KEYS + VALUES + TABLES + rotation("q0", "q") + rotation("k0", "k1") + "v1=Identity(v0);"
+GROUPED = GROUPED.replace("v1=Identity(v0);", "") + REPEATED.replace("v1", "v0") + REST
+UNROTATED = QUERIES.replace("q0", "q") + KEYS.replace("k0", "k1") + VALUES.replace("v0", "v1") + REPEATED + REST
+
+
+def model(text: str, outputs: str = "y", shapes: Any = (), **more: object) -> ModelProto:
+    read = set(re.findall(r"\w+", text))
+    constants = {name: array for name, array in {**NUMBERS, **more}.items() if name in read}
+    return cases.build(
+        text, outputs.split(), shapes={**SHAPES, **dict(shapes)}, types={}, constants=constants, opset=18
+    )
+
+
+def after(proto: ModelProto, **options: object) -> list[str]:
+    result, _ = fused(proto, **options)
+    feed = random_feed(proto)
+    for first, second in zip(outputs_of(proto, feed), outputs_of(result, feed), strict=True):
+        np.testing.assert_allclose(second, first, rtol=0, atol=256 * UNIT * float(np.abs(first).max()))
+    return kinds(result)
+
+
+# -- rotations -------------------------------------------------------------------------------------
+
+
+def test_a_rotation_of_split_heads_rotates_tokens_by_features() -> None:
+    assert after(model(ROTATED, "r")) == [
+        *("MatMul", "Concat", "Cos", "Sin", "Slice", "Reshape", "Slice", "Reshape"),
+        *("RotaryEmbedding", "Reshape", "Transpose"),
+    ]
+
+
+def test_a_rotation_of_heads_that_come_split_rotates_them() -> None:
+    text = TABLES + rotation("q", "r").rstrip(";")
+    assert after(model(text, "r", {"q": (2, 2, 3, 16)}))[-1] == "RotaryEmbedding"
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        "both=Concat[axis=-1](angles,angles);c0=Cos(both);cos=Mul(c0,half);sin=Sin(both);",
+        "cos=Identity(table);sin=Identity(table);",
+        "cos=Gather(table,rows);sin=Gather(table,rows);",
+        "a0=Concat[axis=-1](angles,angles);both=Unsqueeze(a0,start);cos=Cos(both);sin=Sin(both);",
+    ],
+)
+def test_equal_halves_are_found_behind_what_keeps_them(tables: str) -> None:
+    table = np.concatenate([NUMBERS["angles"]] * 2, axis=-1)  # type: ignore[arg-type, list-item]
+    proto = model(ROTATED.replace(TABLES, tables), "r", table=table, rows=np.array([2, 0, 1]))
+    assert "RotaryEmbedding" in after(proto)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("(angles,angles)", "(angles,others)", id="halves that differ"),
+        pytest.param("cos=Cos(both)", "cos=Relu(given)", id="halves that are not known"),
+        pytest.param("(rn,r1)", "(r1,rn)", id="halves in the other order"),
+        pytest.param("rn=Neg(r2)", "rn=Abs(r2)", id="another sign"),
+        pytest.param("cos=Cos(both)", "c0=Cos(both);cos=Add(c0,batches)", id="another table for each batch"),
+        pytest.param("r=Add", "e=Relu(r2);r=Add", id="a half that others read"),
+        pytest.param("Slice(q0,start,middle,last)", "Slice(q0,start,end,last,two)", id="every second number"),
+    ],
+)
+def test_another_rotation_stays(old: str, new: str) -> None:
+    text = ROTATED.replace(old, new)
+    shapes = {"given": (3, 16), "batches": (2, 1, 3, 16), "e": (2, 2, 3, 8)}
+    kept = after(model(text, "r e" if "e=" in text else "r", shapes))
+    assert "RotaryEmbedding" not in kept
+
+
+# -- several heads of queries for one of keys ------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [GROUPED, UNROTATED])
+def test_causal_attention_reads_keys_and_values_unrepeated_and_rotates_itself(text: str) -> None:
+    found = after(model(text))
+    assert {"Expand", "RotaryEmbedding", "Transpose", "MultiHeadAttention"}.isdisjoint(found)
+    assert found.count("GroupQueryAttention") == 1
+
+
+def test_turned_keys_are_found_behind_their_repetition() -> None:
+    turned = "kf=Reshape(kw,joined);kx=Transpose[perm=0 2 1](kf);kt=Reshape(kx,parted);"
+    text = UNROTATED.replace("k=Reshape(kw,repeated);", turned).replace("kt=Transpose[perm=0 1 3 2](k);", "")
+    proto = model(text, joined=np.array([4, 3, 16]), parted=np.array([2, 2, 16, 3]))
+    assert "GroupQueryAttention" in after(proto)
+
+
+NOT_CAUSAL = np.where(np.tri(3), 0, -np.float32(1e38)).astype(np.float32)
+NOT_CAUSAL[0, 1] = 0
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        pytest.param(GROUPED, {"causal": NOT_CAUSAL}, id="a later key is seen"),
+        pytest.param(GROUPED.replace("s=Add(s0,causal)", "s=Add(s0,given)"), {}, id="a mask that is an input"),
+        pytest.param(
+            GROUPED.replace("ot=", "oo=Relu(o);ot=").replace("3](o)", "3](oo)"), {}, id="heads that stay apart"
+        ),
+    ],
+)
+def test_another_attention_is_not_grouped(text: str, more: dict[str, object]) -> None:
+    assert "GroupQueryAttention" not in after(model(text, shapes={"given": (2, 1, 3, 3)}, **more))
+
+
+def test_rotated_queries_alone_are_not_grouped() -> None:
+    """onnxruntime fuses a rotation with the attention behind it, and crashes where not both have one."""
+    text = GROUPED.replace(rotation("k0", "k1"), "").replace("k1", "k0")
+    found = after(model(text))
+    assert "RotaryEmbedding" in found and "GroupQueryAttention" not in found
+
+
+@pytest.mark.parametrize("width", [4, 264])
+def test_heads_that_no_fast_kernel_takes_are_not_grouped(width: int) -> None:
+    sizes = {"heads": [0, 0, 2, width], "fewer": [0, 0, 1, width], "repeated": [0, 2, -1, width]}
+    numbers = {name: np.array(size) for name, size in sizes.items()} | {"flat": np.array([0, 0, 2 * width])}
+    shapes = {"x": (2, 3, 16), **dict.fromkeys("zu", (2, 3, width)), "y": (2, 3, 2 * width)}
+    weight = RNG.standard_normal((16, 2 * width)).astype(np.float32)
+    assert "MultiHeadAttention" in after(model(UNROTATED, shapes=shapes, w=weight, **numbers))
+
+
+@pytest.mark.parametrize(
+    ("options", "grouped"),
+    [
+        ({}, True),
+        ({"to": "bfloat16"}, True),
+        ({"level": "tensor-cores-only"}, True),
+        ({"keep": ["op=Softmax"]}, False),
+        ({"target": "onnx"}, False),
+    ],
+)
+def test_an_attention_is_grouped_where_it_is_low_for_certain(options: dict[str, Any], grouped: bool) -> None:
+    converted = convert(model(GROUPED), **options)
+    found = {node.op_type: node for node in converted.model.graph.node}
+    assert ("GroupQueryAttention" in found) == grouped
+
+
+def test_an_attention_that_ranges_keep_float32_is_not_grouped() -> None:
+    proto = model(GROUPED)
+    wide = random_feed(proto)
+    wide["u"] = wide["u"] * np.float32(1e6)
+    converted = convert(proto, data=[wide], shift="none")
+    assert "GroupQueryAttention" not in kinds(converted.model)
+    assert "GroupQueryAttention" in kinds(convert(proto, data=[random_feed(proto)]).model)
+
+
+def test_the_file_opens_at_the_default_level_in_float16() -> None:
+    proto = model(GROUPED)
+    converted = convert(proto).model
+    options = onnxruntime.SessionOptions()
+    session = onnxruntime.InferenceSession(converted.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed = random_feed(proto)
+    (expected,) = outputs_of(proto, feed)
+    np.testing.assert_allclose(session.run(None, feed)[0], expected, rtol=0, atol=4e-3 * np.abs(expected).max())
