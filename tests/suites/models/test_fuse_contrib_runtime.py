@@ -33,7 +33,7 @@ MADE: Mapping[str, tuple[dict[str, int], int, int]] = {
     "cnn_dynamo18": ({}, 4, 4),
     "gpt2_dynamo18": ({SKIP: 5, "FastGelu": 2, MHA: 2}, 9, 9),
     "gpt2_ts17": ({SKIP: 5, "FastGelu": 2, MHA: 2}, 9, 9),
-    "llama_dynamo21": ({RMS: 4, "QuickGelu": 2, MHA: 2}, 13, 5),
+    "llama_dynamo21": ({"RotaryEmbedding": 4, RMS: 4, "QuickGelu": 2, MHA: 2}, 13, 5),
     "llama_dynamo23": ({RMS: 4, "QuickGelu": 2, MHA: 2}, 9, 9),
     "llama_ts16": ({RMS: 4, "QuickGelu": 2, MHA: 2}, 6, 2),
     "t5_dynamo18": ({RMS: 10, MHA: 6}, 26, 6),
