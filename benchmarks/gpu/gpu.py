@@ -15,7 +15,8 @@ variants   CUDA graphs, NHWC, runs that are queued, and energy
 kernels    names of the kernels of each way
 ops        single ops in half on the provider against `amp_rewrite.emulate` on the CPU
 emulation  the same for whole models
-anchor     PyTorch itself, eager and compiled
+beside     PyTorch, eager and compiled, and this package, in turns
+trials     one choice of a rewrite or a setting against another
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import gpu_models, gpu_tables, skeleton_files
+from benchmarks.gpu import gpu_models, gpu_tables, gpu_trials, skeleton_files
 from benchmarks.shared import measure
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
@@ -49,10 +50,11 @@ LIMITS = {
     "kernels": 200,
     "ops": 60,
     "emulation": 60,
-    "anchor": 200,
+    "beside": 240,
+    "trials": 60,
 }
 """Seconds after which a row is given up; rows are measured in the order of their kinds."""
-OF_MODELS = ("latency", "variants", "kernels", "anchor")
+OF_MODELS = ("latency", "variants", "kernels", "beside")
 UNTIMED = ("ops", "emulation")
 """Kinds whose rows say nothing of time."""
 PLACES = ("scratch", "models", "file")
@@ -67,6 +69,17 @@ PACKED = "AMP_REWRITE_GPU_PACKED"
 LEAST_SECONDS = 10.0
 """Seconds that have to be left for another row to begin."""
 
+PLAN: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("kernels", ("gpt2",)),
+    ("trials", tuple(gpu_trials.TRIALS)),
+    ("beside", ("bert_base", "llama", "gpt2", "resnet50", "vit_base")),
+    ("beside", ("bert_base_one", "llama_one", "gpt2_one", "resnet50_one", "vit_base_one")),
+    ("beside", ("unet", "bert_large")),
+    ("beside", ("whisper", "dense", "gpt2_step")),
+)
+"""What `--plan` measures, in this order: kinds, and models or trials."""
+PROFILED = ("amp",)
+"""Ways whose kernels the plan asks for."""
 Job = dict[str, Any]
 
 
@@ -80,8 +93,26 @@ def jobs(given: argparse.Namespace) -> Iterator[Job]:
         if kind in OF_MODELS:
             for name in names:
                 yield {**shared, "name": f"{kind} {name}", "kind": kind, "model": name, **models[name]}
+        elif kind == "trials":
+            yield from (
+                {**shared, "name": f"trials {trial}", "kind": kind, "trial": trial, "model": name, **models[name]}
+                for trial, (name, *_) in gpu_trials.TRIALS.items()
+                if name in names
+            )
         else:
             yield from ({**shared, "kind": kind, **job} for job in _others(kind, given.tiny))
+
+
+def planned(every: Sequence[Job]) -> list[Job]:
+    """Return the jobs of the plan, in its order; small models stand behind all others."""
+    found = [
+        {**job, "ways": PROFILED} if kind == "kernels" else job
+        for kind, names in PLAN
+        for name in names
+        for job in every
+        if job["kind"] == kind and name in (job["model"], job.get("trial"))
+    ]
+    return [*found, *(job for job in every if job["kind"] == "beside" and job["model"] in gpu_models.TINY)]
 
 
 def models_in(folder: Path) -> dict[str, Job]:
@@ -238,6 +269,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=24.0, help="after which no row begins (default 24)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of the models, only these")
     parser.add_argument("--kinds", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="only these rows")
+    parser.add_argument("--plan", action="store_true", help="what matters most on a machine for ten minutes, in order")
     parser.add_argument("--workers", type=int, default=1, help="rows that time nothing, side by side (default 1)")
     parser.add_argument("--rounds", type=int, help="default 12; tiny: 1")
     parser.add_argument("--warm", type=int, help="runs before any counts; default 5; tiny: 1")
@@ -259,7 +291,9 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     suite = Suite(given.out, about(given.provider, given.tiny), time.monotonic() + 60 * given.minutes)
     try:
-        suite.run([job for job in jobs(given) if job["kind"] in given.kinds], list(jobs(given)), given.workers)
+        every = list(jobs(given))
+        todo = planned(every) if given.plan else [job for job in every if job["kind"] in given.kinds]
+        suite.run(todo, todo if given.plan else every, given.workers)
     except KeyboardInterrupt:
         print(f"interrupted; what was measured by now stays in {given.out}, and the same command goes on", flush=True)
         sys.exit(130)  # as shells report death by SIGINT

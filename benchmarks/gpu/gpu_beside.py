@@ -1,61 +1,153 @@
-"""Times of PyTorch itself for the same models: eager and compiled, in each type. Anchors, not peers."""
+"""This package and PyTorch beside each other: all ways of a model in one process, in turns, at equal output types.
+
+    python benchmarks/run.py gpu_beside NAME … [--provider cpu]     # compiles alone, so that no timed process does
+
+PyTorch reads the float32 inputs that a converted file reads, computes in half, and gives float32. Its attention is that
+of `scaled_dot_product_attention` by its kernels for half: the one that computes in float32 is switched off.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpu import gpu_models
-from benchmarks.gpu.gpu_session import CUDA
-from benchmarks.gpu.gpu_turns import timed
+from benchmarks.gpu.gpu_latency import CAPTURED, has_convolutions
+from benchmarks.gpu.gpu_session import CUDA, batch_of, open_way
+from benchmarks.gpu.gpu_turns import error, ratio, timed
+from benchmarks.gpu.gpu_ways import files
+from benchmarks.shared import measure
 
-WAYS = ("float32", "tf32", "autocast", "half", "half channels_last", "half compiled")
+OURS = {
+    "float32": ("float32", False),
+    "float32, TF32": ("tf32", False),
+    "plain command": ("amp", False),
+    "plain command, CUDA graph": ("amp", True),
+}
+MODES = {"eager": None, "torch.compile": "default", "torch.compile, CUDA graphs": "reduce-overhead"}
+BASES = ("float32, TF32", "plain command")
+"""Ways with which the others are compared."""
+LIMIT = 240
+"""Seconds in which a model is compiled."""
 Row = dict[str, Any]
+Array = np.ndarray[Any, Any]
+Way = tuple[Callable[[], object], Callable[[], list[Array]]]
+"""A run that is waited for, and its outputs."""
 
 
-def anchor(job: Mapping[str, Any]) -> Row:
-    """Time a model in PyTorch, in each way by itself; `warm` is the time of the runs before, compilation included."""
-    if gpu_models.source(job["model"]).__class__ is gpu_models.Dense:
-        raise LookupError("the model is written as ONNX, so that PyTorch does not have it")
-    row: Row = {"faults": {}, "time": {}, "warm": {}}
-    for way in WAYS:
+def beside(job: Mapping[str, Any]) -> Row:
+    """Time a model by this package and by PyTorch, in turns; errors are those against onnxruntime's float32."""
+    row: Row = {"faults": {}, "time": {}, "error": {}, "ready": {}}
+    calls: dict[str, Callable[[], object]] = {}
+    wanted: list[Array] | None = None
+    for key, opened in (*_ours(job), *_of_torch(job)):
+        start = time.perf_counter()
         try:
-            row["warm"][way], row["time"][way] = _timed(job, way)
-        except Exception as fault:  # noqa: BLE001  # what compilers raise shares no base class
-            row["faults"][way] = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
+            call, outputs = opened()
+            for _ in range(CAPTURED):
+                call()
+            found = outputs()
+        except Exception as fault:  # noqa: BLE001  # what compilers and onnxruntime raise shares no base class
+            row["faults"][key] = " ".join(f"{type(fault).__name__}: {fault}".split())[:300]
+            continue
+        wanted = found if wanted is None else wanted
+        row["error"][key], row["ready"][key] = error(wanted, found), time.perf_counter() - start
+        if key != "float32":
+            calls[key] = call
+    if not calls:
+        raise LookupError(f"no way of {job['model']} runs: {next(iter(row['faults'].values()), 'there is no file')}")
+    row["time"] = timed(calls, job["rounds"], job["warm"], lambda: None)
+    bases = [base for base in BASES if base in row["time"]]
+    row["ratio"] = {key: {base: ratio(row["time"][base], row["time"][key]) for base in bases} for key in row["time"]}
     return row
 
 
-def _timed(job: Mapping[str, Any], way: str) -> tuple[float, Any]:
-    """Return the seconds before anything counts, and the timing of a model in one way."""
+def _ours(job: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Way]]]:
+    folder, provider = Path(job["models"]), job["provider"]
+    there, batch = files(folder, job["model"]), batch_of(folder, job["model"])
+    for key, (way, graph) in OURS.items():
+        if way in there and (provider == CUDA or (way != "tf32" and not graph)):
+            yield key, lambda way=way, graph=graph: _opened(open_way(way, there[way], batch, provider, graph=graph))
+
+
+def _opened(opened: Any) -> Way:
+    return opened.run, opened.outputs
+
+
+# -- PyTorch ---------------------------------------------------------------------------------------
+
+
+def _of_torch(job: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Way]]]:
+    if gpu_models.source(job["model"]).__class__ is gpu_models.Dense:
+        return  # it is written as ONNX
+    float32 = files(Path(job["models"]), job["model"]).get("float32")
+    layouts = ("", "channels last") if float32 is not None and has_convolutions(float32) else ("",)
+    for layout in layouts:
+        for key, mode in MODES.items():
+            words = ", ".join(filter(None, ("PyTorch", key, layout)))
+            yield words, lambda mode=mode, layout=layout: _module(job["model"], job["provider"], mode, bool(layout))
+
+
+def _module(model: str, provider: str, mode: str | None, channels_last: bool) -> Way:
     import torch
 
     from benchmarks.gpu import gpu_builds
 
-    device = "cuda" if job["provider"] == CUDA else "cpu"
-    made = gpu_builds.Module.of(job["model"])
-    low = way.startswith("half")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "tf32"
-    module = (made.module.half() if low else made.module).to(device).eval()
-    tensors = [t.to(device) for t in made.tensors.values()]
-    tensors = [t.half() if low and t.is_floating_point() else t for t in tensors]
-    if way.endswith("channels_last"):
-        if not any(t.dim() == 4 for t in module.parameters()):
-            raise LookupError("the model has no convolutions")
+    device = "cuda" if provider == CUDA else "cpu"
+    if device == "cuda":
+        torch.backends.cuda.enable_math_sdp(False)
+    made = gpu_builds.Module.of(model, exported=False)
+    module = gpu_builds.InHalf(made.module.half().to(device)).eval()
+    tensors = [tensor.to(device) for tensor in made.tensors.values()]
+    if channels_last:
         module = module.to(memory_format=torch.channels_last)
         tensors = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
-    call = torch.compile(module) if way.endswith("compiled") else module
+    call = module if mode is None else torch.compile(module, mode=mode)
     wait = torch.cuda.synchronize if device == "cuda" else contextlib.nullcontext
+    given: list[Any] = []
 
-    def once() -> None:
-        call(*tensors)
+    def run() -> None:
+        with torch.inference_mode():
+            given[:] = [call(*tensors)]
         wait()
 
-    kind = torch.float16 if device == "cuda" else torch.bfloat16
-    with torch.inference_mode(), torch.autocast(device, kind, enabled=way == "autocast"):
-        start = time.perf_counter()
-        once()
-        warm = time.perf_counter() - start
-        return warm, timed({way: once}, max(job["rounds"] // 2, 1), job["warm"], lambda: None)[way]
+    def outputs() -> list[Array]:
+        found = given[0] if isinstance(given[0], tuple) else (given[0],)
+        return [tensor.detach().cpu().numpy() for tensor in found]
+
+    return run, outputs
+
+
+def compiled(model: str, provider: str) -> str:
+    """Compile a model in each mode, in a process of its own; return why that failed, "" if it did not."""
+    words = [*map(str, measure.script("gpu_beside")), "--one", model, "--provider", provider]
+    found = measure.cost(words, limit=LIMIT)
+    return "" if found.code == 0 else f"{model}: not compiled: {(found.said.strip().splitlines() or ['?'])[-1][:300]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        provider = CUDA if given.provider == "cuda" else "CPUExecutionProvider"
+        for mode in filter(None, MODES.values()):
+            _module(given.names[0], provider, mode, channels_last=False)[0]()
+        return
+    with ThreadPoolExecutor(given.workers) as pool:
+        for fault in filter(None, pool.map(lambda name: compiled(name, given.provider), given.names)):
+            print(fault, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ Needs torch, transformers and onnxscript.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,11 @@ BUILDS: Mapping[str, Callable[[], Built]] = {
     "gpt2": lambda: gpt2(8, 256),
     "gpt2_step": lambda: gpt2_step(8, 511),
     "whisper": lambda: sounds(8),
+    "bert_base_one": lambda: bert(1, 128),
+    "resnet50_one": lambda: images(zoo.resnet(), 1),
+    "llama_one": lambda: llama(1, 1024),
+    "vit_base_one": lambda: images(zoo.vit(), 1),
+    "gpt2_one": lambda: gpt2(1, 128),
     "mlp_tiny": lambda: mlp(4, 64),
     "bert_tiny": lambda: bert(2, 16, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=128),
     "gpt2_step_tiny": lambda: gpt2_step(2, 7, n_layer=1, n_embd=64, n_head=4),
@@ -130,10 +136,13 @@ class Module:
         self.inputs = {key: tensor.numpy() for key, tensor in built.inputs.items()}
 
     @classmethod
-    def of(cls, name: str) -> Module:
-        """Return a model with the same weights and inputs each time."""
+    def of(cls, name: str, *, exported: bool = True) -> Module:
+        """Return a model with the same weights and inputs each time; with PyTorch's fused attention if not exported."""
         torch.manual_seed(SEED)
-        return cls(BUILDS[name]())
+        built = BUILDS[name]()
+        if not exported:
+            _fuse_attention(built)
+        return cls(built)
 
     def write(self, path: Path) -> None:
         """Export the module in float32."""
@@ -157,6 +166,32 @@ class Module:
         assert program is not None
         weights = sum(p.numel() * p.element_size() for p in self.module.parameters())
         program.save(str(path), external_data=weights > BESIDE)
+
+
+def _fuse_attention(built: Built) -> None:
+    """Let a model attend by `scaled_dot_product_attention`, and without a mask where its inputs have none.
+
+    A compiled model makes a mask of ones, which no fused kernel takes at odd lengths.
+    """
+    for module in built.module.modules():
+        if isinstance(module, transformers.PreTrainedModel):
+            module.set_attn_implementation("sdpa")
+        home = sys.modules[type(module).__module__]
+        if "attention_mask" not in built.inputs and hasattr(home, "create_bidirectional_mask"):
+            home.create_bidirectional_mask = lambda *_, **__: None
+
+
+class InHalf(nn.Module):
+    """A model in half with float32 inputs and outputs, as a converted file has them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: Tensor) -> Any:
+        """Return what the model gives, in float32."""
+        found = self.model(*(x.half() if x.is_floating_point() else x for x in given))
+        return tuple(x.float() for x in found) if isinstance(found, tuple) else found.float()
 
 
 def redraw(module: nn.Module) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.gpu_session import CUDA, Opened, batch_of, open_way
-from benchmarks.gpu.gpu_ways import files
+from benchmarks.gpu.gpu_ways import WAYS, files
 
 RUNS = 10
 WARM = 3
@@ -44,7 +44,7 @@ def kernels(job: Mapping[str, Any]) -> Row:
     folder, provider = Path(job["models"]), job["provider"]
     batch, row = batch_of(folder, job["model"]), {"faults": {}, "kernels": {}}
     for way, file in files(folder, job["model"]).items():
-        if way == "tf32" and provider != CUDA:
+        if (way == "tf32" and provider != CUDA) or way not in job.get("ways", WAYS):
             continue
         try:
             row["kernels"][way] = _profiled(open_way(way, file, batch, provider), provider)

@@ -91,8 +91,9 @@ REAL: Mapping[str, Callable[[], Source]] = {
     **{name: of_torch(name) for name in ("bert_base", "resnet50", "llama", "unet", "bert_large", "vit_base")},
     **{name: of_torch(name) for name in ("gpt2", "gpt2_step", "whisper")},
     "dense": lambda: Dense(8192, 784, 4096),
+    **{f"{name}_one": of_torch(f"{name}_one") for name in ("bert_base", "resnet50", "llama", "vit_base", "gpt2")},
 }
-"""What matters most comes first: models are made and measured in this order."""
+"""What matters most comes first: models are made and measured in this order; `_one` is a batch of one."""
 
 TINY: Mapping[str, Callable[[], Source]] = {
     "dense_tiny": lambda: Dense(8, 32, 64),

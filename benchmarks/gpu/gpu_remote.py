@@ -55,13 +55,17 @@ GRACE = 10
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Places on the machine: the pack, what is unpacked of it, the grown models, and what comes back."""
+    """Places on the machine: the pack, what is unpacked of it, the grown models, and what comes back.
+
+    `compiled`: the provider for which PyTorch compiles the models, if it is to.
+    """
 
     pack: Path
     dest: Path
     models: Path
     out: Path
     extra: str = ""
+    compiled: str = ""
 
     def setup(self) -> bool:
         """Unpack, unless that was done; return whether everything arrived whole."""
@@ -160,10 +164,21 @@ class Remote:
         done = self.models / ".done"
         if not done.exists():
             self.models.mkdir(parents=True, exist_ok=True)
-            if self.ran([RUN, "gpu_grow", str(self.dest / "skeletons"), str(self.models)], 300) != 0:
+            compiling = threading.Thread(target=self._compile)
+            compiling.start()  # beside the drawing of weights, so that nothing compiles while anything is timed
+            grown = self.ran([RUN, "gpu_grow", str(self.dest / "skeletons"), str(self.models)], 300) == 0
+            compiling.join()
+            if not grown:
                 return False
             done.touch()
         return True
+
+    def _compile(self) -> None:
+        """Compile the models with PyTorch, if they are asked for."""
+        names = [path.name.removesuffix(".recipes.json") for path in (self.dest / "skeletons").glob("*.recipes.json")]
+        built = [name for name in names if not name.startswith("dense")]
+        if self.compiled and built:
+            self.ran([RUN, "gpu_beside", *built, "--provider", self.compiled], 240)
 
     def gpu(self, end: float, words: Sequence[str]) -> bool:
         """Measure until the monotonic clock says `end`; copy rows and tables to where they come back."""
@@ -171,7 +186,7 @@ class Remote:
             return False
         rows, minutes = self.dest / "rows", max(end - time.monotonic(), 0) / 60
         fixed = ["--models", str(self.models), "--out", str(rows), "--minutes", str(minutes)]
-        code = self.ran([RUN, "gpu", *fixed, *words], 60 * minutes + 60)
+        code = self.ran([RUN, "gpu", *fixed, *words], 60 * minutes + GRACE)
         for name in ("gpu.json", "gpu.md"):
             if (rows / name).exists():
                 shutil.copy(rows / name, self.out)
@@ -246,7 +261,8 @@ def main() -> None:
     memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else given.dest
     models = given.models or memory / "amp-rewrite-models"
     places = (p.resolve() for p in (given.pack, given.dest, models, given.out))
-    remote = Remote(*places, extra=given.libraries)
+    provider = more[more.index("--provider") + 1] if "--provider" in more else "cuda"
+    remote = Remote(*places, extra=given.libraries, compiled=provider if "--plan" in more else "")
     calls = {
         "smoke": remote.smoke,
         "grow": remote.grow,

@@ -1,7 +1,7 @@
 """One row of the GPU measurement, in a process of its own: `gpu_rows JOB.json` writes the row beside the job.
 
-Kinds, beside those of `gpu_latency`, `gpu_kernels`, `gpu_ops` and `gpu_anchor`: `emulation` (what the provider computes
-in half against its emulation on the CPU), `training` (a whole training step).
+Kinds, beside those of `gpu_latency`, `gpu_kernels`, `gpu_ops`, `gpu_beside` and `gpu_trials`: `emulation` (what the
+provider computes in half against its emulation on the CPU), `training` (a whole training step).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import gpu_anchor, gpu_kernels, gpu_latency, gpu_models
+from benchmarks.gpu import gpu_beside, gpu_kernels, gpu_latency, gpu_models, gpu_trials
 from benchmarks.gpu.gpu_turns import error
 
 Row = dict[str, Any]
@@ -112,7 +112,8 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any], Path], Row]] = {
     "kernels": lambda job, _: gpu_kernels.kernels(job),
     "ops": ops,
     "emulation": emulation,
-    "anchor": lambda job, _: gpu_anchor.anchor(job),
+    "beside": lambda job, _: gpu_beside.beside(job),
+    "trials": lambda job, _: gpu_trials.trial(job),
 }
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu.gpu_beside import BASES
 from benchmarks.gpu.gpu_ways import BASELINES, WAYS
 from benchmarks.shared import measure
 
@@ -31,8 +32,17 @@ def page(about: Mapping[str, Any], rows: Rows) -> list[str]:
         head += ["", "CPU: half precision is slower here, and onnxruntime computes most of it in float32."]
     elif not about.get("card"):
         head += ["", "**NVIDIA's management library saw no GPU: no time here means anything.**"]
-    parts = [_means(rows), _latencies(rows), _ceilings(rows), _variants(rows), _kernels(rows), _training(rows)]
-    parts += [_ops(rows), _emulated(rows), _anchors(rows), _missing(rows)]
+    parts = [
+        _beside(rows),
+        _trials(rows),
+        _means(rows),
+        _latencies(rows),
+        _ceilings(rows),
+        _variants(rows),
+        _kernels(rows),
+        _training(rows),
+    ]
+    parts += [_ops(rows), _emulated(rows), _missing(rows)]
     return [*head, *(line for part in parts if part for line in ("", *part))]
 
 
@@ -144,13 +154,29 @@ def _kernels(rows: Rows) -> list[str]:
     return ["## Kernels", "", *measure.markdown(head, table)] if table else []
 
 
-def _anchors(rows: Rows) -> list[str]:
+def _beside(rows: Rows) -> list[str]:
     table = [
-        (job["model"], way, _ms(timing["median"]), f"{row['warm'][way]:.1f}")
-        for job, row in _done(rows, "anchor")
+        (job["model"], way, _ms(timing["median"]), *(_ratio(row["ratio"][way].get(base)) for base in BASES), *errors)
+        for job, row in _done(rows, "beside")
         for way, timing in row["time"].items()
+        for errors in [[_error(row["error"][way][kind]) for kind in ("l2", "largest")]]
     ]
-    return ["## PyTorch itself", "", *measure.markdown(("model", "in", "ms", "first run, s"), table)] if table else []
+    head = ("model", "way", "ms", *(f"vs {base}" for base in BASES), "error L2", "error max")
+    text = (
+        "All ways of a model in one process, in turns; each reads float32 and gives float32. `_one` is a batch of one."
+        " Errors are those against onnxruntime's float32."
+    )
+    return ["## Beside PyTorch", "", text, "", *measure.markdown(head, table)] if table else []
+
+
+def _trials(rows: Rows) -> list[str]:
+    table = [
+        (job["trial"], job["model"], choice, _ms(timing["median"]), _ratio(row["ratio"][choice]))
+        for job, row in _done(rows, "trials")
+        for choice, timing in row["time"].items()
+    ]
+    head = ("trial", "model", "choice", "ms", "vs the first")
+    return ["## Trials", "", *measure.markdown(head, table)] if table else []
 
 
 def _training(rows: Rows) -> list[str]:
@@ -201,7 +227,7 @@ def _off(ratio: float | None) -> float:
 
 def _missing(rows: Rows) -> list[str]:
     lines = [f"- {job['name']}: {job['row']['fault']}" for job in rows if job["row"] and "fault" in job["row"]]
-    for kind in ("kernels", "anchor"):
+    for kind in ("kernels", "beside", "trials"):
         for job, row in _done(rows, kind):
             lines += [f"- {job['name']}, {way}: {why}" for way, why in row["faults"].items()]
     late = [job["name"] for job in rows if job["row"] is None]

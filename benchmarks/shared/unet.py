@@ -108,6 +108,6 @@ class UNet(nn.Module):
 
 def _phases(timestep: Tensor, width: int) -> Tensor:
     """Sines and cosines of the time, at frequencies from 1 down to 1/10000."""
-    frequencies = torch.exp(-math.log(10000.0) * torch.arange(width // 2) / (width // 2))
+    frequencies = torch.exp(-math.log(10000.0) * torch.arange(width // 2, device=timestep.device) / (width // 2))
     angles = timestep[:, None] * frequencies[None]
     return torch.cat((torch.cos(angles), torch.sin(angles)), dim=-1)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
-from benchmarks.gpu import gpu, gpu_kernels, gpu_models, gpu_tables, gpu_turns
-from suites.gpu.conftest import RUN, SMALL
+from benchmarks.gpu import gpu, gpu_kernels, gpu_models, gpu_tables, gpu_trials, gpu_turns
+from suites.gpu.conftest import RUN, SMALL, ran
+from support.fusing import outputs_of
 
 KINDS = ("latency", "training", "variants", "ops", "emulation")
 """Kinds that need neither a GPU nor PyTorch."""
@@ -41,7 +43,7 @@ def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: 
     assert {name for name, row in rows.items() if row and "fault" in row} == {
         name for name in rows if "bfloat16" in name
     }
-    assert [name.split()[0] for name, row in rows.items() if row is None] == ["ceilings", "kernels", "anchor"]
+    assert [name.split()[0] for name, row in rows.items() if row is None] == ["ceilings", "kernels", "beside"]
     assert set(rows[f"latency {SMALL}"]["faults"]) == {
         "torch_half",
         "ort_opt",
@@ -129,6 +131,43 @@ def test_kernels_are_grouped_by_what_their_names_say() -> None:
     }
     assert (found["launches"], found["busy_us"]) == (pytest.approx(0.6), pytest.approx(18.0))
     assert found["top"][0] == ["nvjet_hsh", 0.1, 5.0]
+
+
+# -- what ten minutes are for --------------------------------------------------------------------------
+
+
+def test_a_pack_becomes_a_table_without_a_gpu(skeletons: Path, tmp_path: Path) -> None:
+    pack, out = tmp_path / "pack", tmp_path / "out"
+    ran("gpu_pack", skeletons, "--out", pack, "--no-runtime")
+    places = ("--pack", pack, "--dest", tmp_path / "dest", "--models", tmp_path / "models", "--out", out)
+    ran("gpu_remote", "setup", "gpu", *places, "--", "--provider", "cpu", "--tiny", "--plan")
+    assert [name for name, row in rows_of(out).items() if "time" in row] == [f"beside {SMALL}"]
+    assert f"| {SMALL} | plain command |" in (out / "gpu.md").read_text("utf-8")
+
+
+def test_the_plan_begins_with_what_matters_most(grown: Path, tmp_path: Path) -> None:
+    models = folder_of([*gpu_models.REAL, SMALL], tmp_path, grown)
+    names = [job["name"] for job in gpu.planned(list(gpu.jobs(arguments(models))))]
+    assert len(names) == len(set(names)) == 1 + len(gpu_trials.TRIALS) + len(gpu_models.REAL) + 1
+    assert [names[0], names[-1]] == ["kernels gpt2", f"beside {SMALL}"]
+
+
+ODD = "g (float16[1,5,8] x) => (float16[1,5,3] y) <float16[1,1,8] b = {1,2,3,4,5,6,7,8}, float16[8,3] w = {WORDS},"
+ODD += " float16[8,5] zeros_5 = {ZEROS}, int64[1] first = {0}, int64[1] end = {3}, int64[1] last = {-1}> {"
+ODD += (
+    "s = Add (x, b)  q = Neg (s)  v = Abs (s)  h = com.microsoft.MultiHeadAttention <num_heads = 2, unidirectional = 1>"
+)
+ODD += " (s, q, v)  c = Concat <axis = 1> (w, zeros_5)  p = MatMul (h, c)  y = Slice (p, first, end, last) }"
+
+
+@pytest.mark.parametrize("edit", [gpu_trials.flat_biases, gpu_trials.stated_masks, gpu_trials.odd_columns])
+def test_a_trial_takes_a_rewrite_back_and_changes_no_result(edit: gpu_trials.Edit) -> None:
+    text = ODD.replace("WORDS", ", ".join(["1"] * 24)).replace("ZEROS", ", ".join(["0"] * 40))
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> {text}')
+    feed = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float16)}
+    (wanted,) = outputs_of(model, feed)
+    assert edit(model) == 1
+    np.testing.assert_allclose(outputs_of(model, feed)[0], wanted, atol=0.05)
 
 
 # -- pages -------------------------------------------------------------------------------------------
