@@ -13,7 +13,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.disk import write_whole
-from amp_rewrite.reports.reading import Malformed, decode, load, map_of, natural, record
+from amp_rewrite.reports.reading import Malformed, load, map_of, reader_of, record
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.version import VERSION
@@ -129,15 +129,8 @@ class Ranges(Result):
         Raises:
             EvidenceError: the text is invalid; names the field.
         """
-        advice = "name a file that calibrate wrote"
-        loaded = load(text, source, "a file of ranges", advice, EvidenceError, decode)
-        if isinstance(loaded, Mapping) and {"totals", "rows"} <= loaded.keys():
-            fact = "is a conversion report, not a ranges file"
-            raise EvidenceError(f"{source} {fact}; `amp-rewrite calibrate` writes one")
-        try:
-            return _ranges(loaded)
-        except Malformed as error:
-            raise EvidenceError(f"{source}: {error.where} {error}; {_AGAIN}") from error
+        ranges: Ranges = load(text, source, "a file of ranges", _AGAIN, EvidenceError, _ranges)
+        return ranges
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the file, completely or not at all.
@@ -251,7 +244,9 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
 
 
 def _ranges(loaded: object) -> Ranges:
-    schema = map_of(lambda value: value)(loaded).get("schema")
+    schema = loaded.get("schema") if isinstance(loaded, Mapping) else SCHEMA
+    if isinstance(loaded, Mapping) and {"totals", "rows"} <= loaded.keys():
+        raise Malformed("is a conversion report, not a ranges file")
     if schema != SCHEMA:
         raise Malformed(f"is {schema!r:.20}, this version reads {SCHEMA}", ".schema")
     ranges: Ranges = _RANGES(loaded)
@@ -282,7 +277,7 @@ def _low_type(value: object) -> str:
 _NUMBERS = record(Range, dict.fromkeys(("absmax", "absmin"), _size), needed=tuple(part.name for part in fields(Range)))
 _RANGES = record(
     Ranges,
-    {"schema": natural, "to": _low_type, "values": map_of(_range)},
+    {"schema": reader_of(int), "to": _low_type, "values": map_of(_range)},
     needed=("schema", *(part.name for part in fields(Ranges))),
     make=lambda schema, **known: Ranges(**known),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from amp_rewrite.errors import Finding, ReportError, spelled
 from amp_rewrite.files.disk import check_place, open_regular, write_whole
 from amp_rewrite.fleet.stores import url_of
-from amp_rewrite.reports.reading import Malformed, decode, kind, list_of, record
+from amp_rewrite.reports.reading import Malformed, decode, record
 from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
 
@@ -113,18 +113,7 @@ class Outcome(Result):
         return outcome
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise Malformed(f"must be text, but is {kind(value)}")
-    return value
-
-
-_READER = record(
-    Outcome,
-    {**dict.fromkeys(("source", "target", "error"), _text), "findings": list_of(record(Finding))},
-    needed=("source", "target", "rc"),
-    without=("trace",),
-)
+_READER = record(Outcome, needed=("source", "target", "rc"))
 
 
 # -- the summary -------------------------------------------------------------------------------------

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
 
 
+_SHOWN = 3
+"""Pins of a search that a summary lists."""
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """Ops to pin together: one op, or a cluster. `error` is the largest local error among them.
@@ -204,12 +208,19 @@ class Repaired(Result):
         """Number of trials."""
         return len(self.trail)
 
-    def text(self) -> str:
-        """Return pins, their reasons and the verdict as text. Ends with a newline."""
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the outcome of the search as text. Ends with a newline.
+
+        Args:
+            verbose: every pin with its reason, and the whole verdict; else the first pins, and a verdict that fails.
+        """
         if self.verdict is None:
             return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
         summary = search_summary(len(self.regions), self.candidates, self.trials, self.minimal)
-        lines = [f"  {region.because}" for region in self.regions]
+        shown = self.regions if verbose else self.regions[:_SHOWN]
+        lines = [f"  {region.because}" for region in shown]
+        if rest := len(self.regions) - len(shown):
+            lines.append(f"  … and {rest} more (-v shows all)")
         if not self.solved and self.trials >= self.budget and self.regions:
             spent = f"the budget ended after {count(self.budget, 'trial')}"
             lines = [f"  {spent}, before a set met the tolerance; all regions are pinned below: allow more"]
@@ -220,7 +231,11 @@ class Repaired(Result):
                 f"  {to.spelling} cannot hold this: with all regions in float32 the error is still larger, from low"
                 f" inputs and outputs or from float32 itself{other}"
             ]
-        return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
+        if verbose:
+            return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
+        failure = [] if self.verdict.ok else [self.verdict.brief]
+        notes = [f"note: {note}" for note in self.verdict.notes]
+        return "\n".join([f"repair: {summary}", *lines, *failure, *notes]) + "\n"
 
 
 def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:

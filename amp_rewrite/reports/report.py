@@ -12,23 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from amp_rewrite.errors import Finding, PatternError, ReportError, advice
+from amp_rewrite.errors import PatternError, ReportError, advice
 from amp_rewrite.reports import reading
-from amp_rewrite.reports.evidence import Evidence
-from amp_rewrite.reports.reading import Malformed, line_by_line, list_of, optional, parts_of, record
+from amp_rewrite.reports.reading import Malformed, defaults_of, line_by_line, reader_of, record
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import (
     FIRST_INPUT,
     NO_ROW,
     SCHEMA,
-    BakeRow,
-    CastRow,
     Header,
-    PortRow,
     ReportData,
     Row,
-    ShiftRow,
     Totals,
 )
 from amp_rewrite.reports.summary import summary
@@ -140,21 +135,9 @@ class Report(Result, ReportData):
         """
         if len(text) > MAX_CHARACTERS:
             raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
-        try:
-            text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        except UnicodeDecodeError as error:
-            raise ReportError(f"{source}: not UTF-8 text, so not a report; write the report again") from error
-        advice = "write the report again"
-        loaded = reading.load(text, source, "a report of this tool", advice, ReportError, reading.decode)
-        schema = loaded.get("schema") if isinstance(loaded, dict) else None
-        if isinstance(loaded, dict) and schema != SCHEMA:
-            advice = "upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else advice
-            raise ReportError(f"{source}: schema is {schema!r}, this version reads {SCHEMA}; {advice}")
-        try:
-            report: Report = _REPORT(loaded)
-            _check_positions(report)
-        except Malformed as error:
-            raise ReportError(f"{source}: {error.where} {error}; {advice}") from error
+        report: Report = reading.load(
+            text, source, "a report of this tool", "write the report again", ReportError, _read
+        )
         return report
 
 
@@ -169,7 +152,7 @@ def _encode(item: Any) -> dict[str, object]:
     """
     encoded: dict[str, object] = {}
     last: dict[str, object] = {}
-    for name, (_, default) in parts_of(item.__class__).items():
+    for name, default in defaults_of(item.__class__).items():
         value = getattr(item, name)
         if name == "settings":
             encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
@@ -180,6 +163,17 @@ def _encode(item: Any) -> dict[str, object]:
 
 
 # -- reading ------------------------------------------------------------------------------------------------
+
+
+def _read(loaded: object) -> Report:
+    """Return a report whose rows and positions exist."""
+    schema = loaded.get("schema") if isinstance(loaded, dict) else SCHEMA
+    if schema != SCHEMA:
+        newer = ", upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else ""
+        raise Malformed(f"is {schema!r}, this version reads {SCHEMA}{newer}", ".schema")
+    report: Report = _REPORT(loaded)
+    _check_positions(report)
+    return report
 
 
 def _check_positions(report: Report) -> None:
@@ -212,17 +206,6 @@ _RARE = ("integer_ops", "flops", "flops_low")
 """Totals that a report states only where they are not zero."""
 _REPORT = record(
     Report,
-    {
-        "findings": list_of(record(Finding)),
-        "shifts": list_of(record(ShiftRow)),
-        "inputs": list_of(record(PortRow)),
-        "outputs": list_of(record(PortRow)),
-        "casts": list_of(record(CastRow)),
-        "baked": list_of(record(BakeRow)),
-        "rows": list_of(record(Row)),
-        "model": record(Header, dict.fromkeys(STATED, optional(reading.text)), make=_header, without=("settings",)),
-        "totals": record(Totals),
-        "evidence": record(Evidence),
-    },
+    {"model": record(Header, dict.fromkeys(STATED, reader_of(str | None)), make=_header)},
     needed=("model", "totals", "weights", "rows", "casts", "baked", "findings", "inputs", "outputs", "schema"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -23,7 +24,9 @@ _NEXT, _OPEN = "next: ", "on CUDA: "
 """Starts of lines to copy, which are never broken: a command, and Python that opens the result."""
 _LEAST = 1
 """Lines that a table keeps where the screen is short."""
-_UNASKED = {"Constant", *CASTS, *ELEMENTLESS}
+_OBJECTION = 100
+"""Characters of an error that stand in the evidence; onnxruntime's run over several lines."""
+_UNASKED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
 """Op types whose float32 needs no reason."""
 _ALLOW = "allow"
 _Key = TypeVar("_Key", bound=Hashable)
@@ -37,15 +40,15 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     to trust it more, None for that of the report, "" for none.
     """
     extra = more.rstrip("\n").split("\n") if more else []
-    ending = _evidence(report, next_command(report) if command is None else command)
+    ending = _evidence(report, next_command(report) if command is None else command, verbose=verbose)
     if verbose:
         parts = [_head(report), _settings(report), *_tables(report), _every_cast(report), _every_finding(report)]
         return _joined([*parts, _rows(report), extra, ending])
     token = WIDTH.set(min(WIDTH.get() or _COLUMNS, _COLUMNS))
     try:
         findings = _findings(report)
-        lines = (1 if line.startswith((_NEXT, _OPEN)) else len(_wrapped(line)) for line in ending)
-        last = sum(lines)  # as a terminal shows them
+        lines = (1 if line.startswith((_NEXT, _OPEN)) else len(_wrapped(line)) for line in (*ending, *extra))
+        last = sum(lines) + bool(extra)  # as a terminal shows them
         room = _LINES - last - (len(findings) + 1 if findings else 0)
         fitted = _fitted([_head(report), *_tables(report), _casts(report)], room)
         return _joined([*fitted, findings, extra, ending])
@@ -162,7 +165,8 @@ def _stayed(report: ReportData) -> _Part:
     compute = report.totals.compute_ops - report.totals.compute_lowered - report.totals.compute_raised
     among = f"{count(compute, 'compute op') if compute else 'no compute op'} among them"
     groups = sorted(_grouped(high, lambda row: row.rule or "").items(), key=lambda item: (-len(item[1]), item[0]))
-    groups.sort(key=lambda item: all(row.color != _ALLOW for row in item[1]))  # compute ops first
+    if compute:  # these first
+        groups.sort(key=lambda item: all(row.color != _ALLOW for row in item[1]))
     lines = _counted((len(rows), reasons.words(rule), rows) for rule, rows in groups)
     heading = f"{len(high)} ops stay float32, {among}" if len(high) > 1 else "1 op stays float32"
     return [heading, *lines]
@@ -300,9 +304,9 @@ _STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
 
 
 def _finding_counts(report: ReportData) -> str:
-    asked = sum(map(needs_action, report.findings))
-    need = f"{asked} need{'s' if asked == 1 else ''}" if asked else "none needs"
-    return f"{len(report.findings)}, {need} action (-v shows all)"
+    asked, whole = sum(map(needs_action, report.findings)), len(report.findings)
+    need = f"{asked} need{'s' if asked == 1 else ''} action" if asked else "none needs action"
+    return f"{need if asked == whole else f'{whole}, {need}'} (-v shows all)"
 
 
 def _findings(report: ReportData) -> _Part:
@@ -333,12 +337,15 @@ def _every_finding(report: ReportData) -> _Part:
 # -- evidence ----------------------------------------------------------------------------------------
 
 
-def _evidence(report: ReportData, command: str) -> _Part:
+def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
     """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
     if report.inventory or (report.evidence == UNCHECKED and not _affected(report)):
         return []
+    evidence = report.evidence
+    if not verbose:
+        evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
     opened = [f"{_OPEN}{plain(finding.message)}" for finding in report.findings if finding.kind == "channels_last"]
-    return [plain(str(report.evidence)), *opened, *([f"{_NEXT}{plain(command)}"] if command else [])]
+    return [plain(str(evidence)), *opened, *([f"{_NEXT}{plain(command)}"] if command else [])]
 
 
 def unchecked(report: ReportData) -> bool:

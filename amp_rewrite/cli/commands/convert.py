@@ -142,7 +142,7 @@ def convert(
     if converted.plan.empty and solved:
         pinned = repaired is not None and repaired.regions
         why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
-        terminal.talk(f"{why}: {model.name} stays as it is", quiet=talk.quiet)
+        terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=talk.quiet)
     if not dry_run:
         terminal.talk(f"wrote {output}" if solved else f"not written: {output}", quiet=talk.quiet)
     for file in left if solved else ():
@@ -162,7 +162,9 @@ class _Printer:
     def outcome(self, converted: Converted, repaired: Repaired | None, *, asked: bool, command: str) -> None:
         """Print a conversion and its repair. `asked`: print even with --quiet. `command`: the one to suggest."""
         report = converted.report
-        searched = repaired.text() if repaired is not None and repaired.verdict is not None else ""  # else evidence
+        searched = ""  # what ranges alone show stands in the evidence
+        if repaired is not None and repaired.verdict is not None:
+            searched = repaired.text(verbose=self.verbose)
         if self.as_json:
             terminal.show(report.to_json())
             terminal.warn(report.findings, quiet=self.quiet)

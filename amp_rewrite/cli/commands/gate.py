@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -185,6 +185,19 @@ def place_of(file: Path) -> Path:
 
 
 @dataclass(frozen=True)
+class _Accepted:
+    base: str
+    differences: str
+    expect: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _AcceptedFile:
+    accepted: _Accepted
+    report: Mapping[str, object]
+
+
+@dataclass(frozen=True)
 class Acceptance:
     """The accepted report of a file, and its waived expectations.
 
@@ -208,14 +221,10 @@ class Acceptance:
                 content = stream.read(MAX_CHARACTERS + 1)
         except OSError as error:
             raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
-        held = reading.load(content, str(place), "an acceptance of this tool", remedy, ReportError, json.loads)
-        stated = held.get("accepted") if isinstance(held, dict) else None
-        texts = [stated.get("base"), stated.get("differences")] if isinstance(stated, dict) else [None]
-        expect = stated.get("expect") if isinstance(stated, dict) else None
-        if not isinstance(expect, list) or not all(isinstance(text, str) for text in (*texts, *expect)):
-            raise ReportError(f"{place}: not an acceptance of this tool; {remedy}")
-        report = Report.from_json(json.dumps(held.get("report")), str(place))
-        return cls(str(texts[0]), str(texts[1]), tuple(expect), report)
+        kind = "an acceptance of this tool"
+        held = reading.load(content, str(place), kind, remedy, ReportError, reading.reader_of(_AcceptedFile))
+        report = Report.from_json(json.dumps(held.report), str(place))
+        return cls(held.accepted.base, held.accepted.differences, held.accepted.expect, report)
 
     def write(self, file: Path) -> Path:
         """Write the acceptance beside a file, whole or not at all, and return the place."""

@@ -39,7 +39,7 @@ def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(m
     told = done.stdout[done.stdout.index("repair: ") :].splitlines()
     assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials"
     assert " alone adds an error of " in told[1]
-    assert told[-3:-1] == ["ok: 64 values compared in 1 output and 1 batch", ""]
+    assert len(told) == 4 and told[2] == ""
     assert told[-1].startswith("checked on 1 batch (d.npz): repaired with 1 region in float32, largest error 0.")
     assert done.stderr == "wrote out.onnx\n"
 
@@ -49,11 +49,10 @@ def test_beside_json_what_was_pinned_stands_on_stderr(model: str) -> None:
 
     assert json.loads(done.stdout)["model"]["to"] == "float16"
     lines = done.stderr.splitlines()
-    assert [line for line in lines if line.startswith(("repair: ", "ok: ", "wrote "))] == [
-        "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials",
-        "ok: 64 values compared in 1 output and 1 batch",
-        "wrote out.onnx",
-    ]
+    assert "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials" in lines
+    assert lines[-1] == "wrote out.onnx"
+    done = run(model, "-o", "out.onnx", "--overwrite", "-v", "--data", "d.npz", *NEAR)
+    assert "\nok: 64 values compared in 1 output and 1 batch\n" in done.stdout
 
 
 def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str) -> None:

@@ -62,7 +62,7 @@ def test_locate_runs_all_steps() -> None:
 
 def test_a_conversion_takes_keys() -> None:
     words = ("leaky.onnx", "--target", "onnx", "--tolerance", "1e-2", "--data", "one.npz", "--dry-run")
-    plain, fed = run(*words), run(*words, *KEYS)
+    plain, fed = run(*words), run(*words, "-v", *KEYS)
     assert "without --set feedback=hn=h this does not show the hundredth step" in plain.stdout
     assert "repair: 1 of" in fed.stdout and "300 steps each, hn fed back to h" in fed.stdout, fed.stdout
 

