@@ -71,7 +71,7 @@ def exports() -> Iterator[Source]:
 
 def rules() -> Iterator[Source]:
     """Yield the smallest model of each safety rule, and the nearest one that the rule must leave alone."""
-    from amp_rewrite.decide.needs.rule import RULES
+    from amp_rewrite.decide.reasons import RULES
 
     for rule in RULES:
         options = {"target": rule.target} if rule.target else {}

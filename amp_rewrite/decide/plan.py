@@ -1,13 +1,19 @@
-"""A plan of changes to a model as data: retyped values, Casts, stored constants, rewired inputs."""
+"""The plan behind a coloring: where each value gets a Cast, and which Casts of the model go."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding
-from amp_rewrite.ir.view import OpId, Use, ValueId
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.errors import Finding, count
+from amp_rewrite.ir.attributes import attribute
+from amp_rewrite.ir.dataflow import exposed, fed, made_variable, read_variable
+from amp_rewrite.ir.names import numbered
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +81,282 @@ class Plan:
     def empty(self) -> bool:
         """True if applying the plan changes nothing."""
         return not (self.retype or self.casts or self.bakes or self.rewire or self.drop or self.identities)
+
+
+def plan_casts(
+    view: View, coloring: Coloring, io: Mapping[ValueId, DType] | None = None, saturate: Collection[ValueId] = ()
+) -> Plan:
+    """Return the plan behind a coloring: at most one Cast per value and type, and none for constants that can be baked.
+
+    O(nodes + uses).
+
+    Args:
+        view: the model's index.
+        coloring: the types.
+        io: public values and the type that they get; the others keep theirs.
+        saturate: values whose Cast clamps.
+
+    Returns:
+        The changes, for `apply`.
+    """
+    if not (coloring.changes or io):
+        return Plan(coloring.to, findings=tuple(_refused(view, coloring)))
+    return _Planner(view, coloring, dict(io or {}), saturate).plan()
+
+
+_TYPES = (DType.FLOAT, *LOW_TYPES)
+"""The types between which the plan moves values."""
+_Needs = dict[ValueId, dict[DType, list[Use]]]
+"""The uses of each value, by the type in which they read it."""
+
+
+def _refused(view: View, coloring: Coloring) -> Iterator[Finding]:
+    for op, paint in coloring.upcast_refused.items():
+        yield Finding(reasons.UNRAISED, view.ops[op].name, paint.note)
+
+
+class _Planner:
+    def __init__(self, view: View, coloring: Coloring, io: dict[ValueId, DType], saturate: Collection[ValueId]) -> None:
+        self.view = view
+        self.coloring = coloring
+        self.to = coloring.to
+        self.io = io
+        self.saturate = saturate
+        self.casts: list[Cast] = []
+        self.bakes: list[Bake] = []
+        self.rename: dict[ValueId, str] = {}
+        self.names = set(view.names)
+        self.folds: dict[OpId, ValueId] = {}
+        self.origins: dict[ValueId, ValueId] = {}
+        """The sources of the results of dropped Casts."""
+        self.versions: dict[ValueId, dict[DType, str]] = {}
+
+    def plan(self) -> Plan:
+        homes = {v.id: home for v in self.view.values if (home := self._home(v.id)) is not None}
+        needs: _Needs = {}
+        for value, home in homes.items():
+            by_type = needs[value] = {}
+            for use in self.view.uses[value]:
+                by_type.setdefault(self._needed(use, home), []).append(use)
+        self._fold(homes, needs)
+        kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
+        for value, home in kept.items():
+            self._provide(value, home, needs[value])
+        identities = {op for op in self.folds if not self._dropped(op)}
+        return Plan(
+            self.to,
+            retype={v: home for v, home in kept.items() if home is not self.view.dtype(v)},
+            rename=self.rename,
+            casts=tuple(self.casts),
+            bakes=tuple(self.bakes),
+            rewire=dict(self._rewired(needs)),
+            attributes=dict(self._attributes(homes)),
+            widened=frozenset(self._widened()),
+            drop=frozenset(self.folds.keys() - identities),
+            identities=frozenset(identities),
+            io=self.io,
+            findings=(*self._findings(self.bakes), *_refused(self.view, self.coloring)),
+        )
+
+    def _provide(self, value: ValueId, home: DType, needs: dict[DType, list[Use]]) -> None:
+        """Give a value a version of each type that its readers need, by a bake or a Cast."""
+        fixed = self._fixed(value)
+        if (fixed is None or fixed is home) and needs.keys() <= {home}:
+            return  # the common case
+        name = self.view.value_name(value)
+        if home is not fixed is not None:
+            self.rename[value] = self._fresh(name, home)
+        own = self.versions[value] = {home: self.rename.get(value, name)}
+        dtypes = [d for d in _TYPES if d in needs or d is fixed]
+        for dtype in dtypes:
+            if dtype is home:
+                continue
+            if fixed is not dtype and (source := self._cast_from(value, dtype)) is not None:
+                own[dtype] = self._name(source, dtype)
+            elif self.view.constant(value) is not None and self.view.tensor_dtype(value) is not None:
+                keeps = dtypes != [dtype]
+                own[dtype] = self._fresh(name, dtype) if keeps else name
+                self.bakes.append(Bake(value, dtype, own[dtype], keeps))
+            else:
+                own[dtype] = name if dtype is fixed else self._fresh(name, dtype)
+                reason = self._reason(value, dtype, needs.get(dtype, []))
+                clamps = dtype is self.to and value in self.saturate
+                self.casts.append(Cast(value, dtype, own[dtype], reason, clamps))
+
+    # -- types of values and of their readers ------------------------------------------------------
+
+    def _home(self, value: ValueId) -> DType | None:
+        """Return the type in which a float32 or low value is made; None for values of other types."""
+        dtype = self.view.dtype(value)
+        if dtype not in _TYPES:
+            return None
+        if fed(self.view, value):
+            return self.io.get(value, dtype) if self.view.values[value].public else dtype
+        variable = made_variable(self.view, value)
+        return dtype if variable is None else self.coloring.dtype(*variable) or dtype
+
+    def _needed(self, use: Use, home: DType) -> DType:
+        op = self.view.ops[use.op]
+        if op.kind == "Cast":
+            return home  # widening first would change no bit of a Cast's result
+        variable = read_variable(op, use.slot)
+        dtype = self.coloring.dtype(*variable) if variable is not None else None
+        dtype = dtype or self.view.dtype(op.inputs[use.slot])
+        assert dtype is not None
+        return dtype
+
+    def _fixed(self, value: ValueId) -> DType | None:
+        """Return the type that the value's own name must keep, since an edge of a graph states it."""
+        dtype, public, yielded = self.view.dtype(value), self.view.values[value].public, value in self.view.yielded
+        if public and (yielded or fed(self.view, value)):
+            return self.io.get(value, dtype) if dtype is not None else None
+        return dtype if public or yielded else None
+
+    # -- casts that the model has already ------------------------------------------------------------
+
+    def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
+        """Bypass Casts of the model that the changes around them made superfluous.
+
+        A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
+        source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
+        """
+        alike: dict[tuple[ValueId, DType], list[Op]] = {}
+        roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
+        for op in self.view.ops:
+            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
+            if source is None or result is None:
+                continue
+            dtype = homes.get(result) or self.view.dtype(result)
+            if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
+                self.folds[op.id] = source
+                roots[result] = roots.get(source, source)
+                needs.setdefault(result, {dtype: list(self.view.uses[result])})
+            elif dtype in _TYPES and not self._outlives(op):
+                before = self._cast_from(root := roots.get(source, source), dtype)
+                if before is not None and dtype.low and self._home(root) is DType.FLOAT:
+                    self.folds[op.id] = before
+                    roots[result] = roots.get(source, source)
+                else:
+                    alike.setdefault((source, dtype), []).append(op)
+        for op in reversed(self.view.ops):  # what only Casts read that read past it
+            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
+            if source is None or result is None or op.id in self.folds or self._outlives(op):
+                continue
+            readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
+            if result in needs and readers and result not in readers:
+                self.folds[op.id] = source
+                needs[result].clear()
+        self._trace()
+        for op_id, source in self.folds.items():
+            origin = self.origins.get(source, source)
+            if origin in needs:
+                self._hand_on(needs, op_id, origin)
+        for (source, dtype), ops in alike.items():
+            changed = [op for op in ops if (v := op.outputs[0]) is not None and homes[v] is not self.view.dtype(v)]
+            if source in homes and (len(changed) > 1 or dtype in needs[source]):
+                uses = dict.fromkeys(Use(op.id, 0) for op in ops)
+                kept = [use for use in needs[source].pop(homes[source], ()) if use not in uses]
+                needs[source].update({homes[source]: kept} if kept else {})
+                needs[source].setdefault(dtype, []).extend(uses)
+                for op in ops:
+                    self.folds[op.id] = source
+                    self._hand_on(needs, op.id, source, but=dtype)
+        self._trace()
+
+    def _trace(self) -> None:
+        """Follow chains of folded Casts to their beginning."""
+        for op_id in sorted(self.folds):  # ops are in topological order
+            result, source = self.view.ops[op_id].outputs[0], self.folds[op_id]
+            if result is not None and self._dropped(op_id):
+                self.origins[result] = self.origins.get(source, source)
+
+    def _hand_on(self, needs: _Needs, op: OpId, source: ValueId, but: DType | None = None) -> None:
+        result = self.view.ops[op].outputs[0]
+        if result is not None and self._dropped(op):
+            for dtype, uses in needs[result].items():
+                if dtype is not but:
+                    needs[source].setdefault(dtype, []).extend(uses)
+
+    def _outlives(self, op: Op) -> bool:
+        result = op.outputs[0]
+        return result is not None and exposed(self.view, result)
+
+    def _dropped(self, op: OpId | None) -> bool:
+        return op is not None and op in self.folds and not self._outlives(self.view.ops[op])
+
+    def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
+        """Return the source from which the model's own Cast makes a value, if it has this type; None otherwise."""
+        op = self.view.producer(value, "Cast")
+        source = op.inputs[0] if op is not None else None
+        return source if source is not None and self._home(source) is dtype else None
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    def _fresh(self, name: str, dtype: DType) -> str:
+        return numbered(f"{name}_{dtype.spelling}", self.names)
+
+    def _rewired(self, needs: _Needs) -> Iterator[tuple[Use, str]]:
+        for value, by_type in needs.items():
+            if value not in self.versions and value not in self.origins:
+                continue  # a value with one name
+            for dtype, uses in by_type.items():
+                name = self._name(value, dtype)
+                if name != self.view.value_name(value):
+                    yield from ((use, name) for use in uses)
+
+    def _name(self, value: ValueId, dtype: DType) -> str:
+        origin = self.origins.get(value, value)
+        return self.versions.get(origin, {}).get(dtype, self.view.value_name(origin))
+
+    # -- reasons, attributes and findings ------------------------------------------------------------
+
+    def _reason(self, value: ValueId, dtype: DType, uses: list[Use]) -> str:
+        if not uses:
+            if value in self.io:
+                return f"the model's output is asked to be {dtype.spelling}"
+            return f"the {'model' if self.view.values[value].public else 'body'}'s output stays {dtype.spelling}"
+        readers = sorted({use.op for use in uses})
+        more = f" and {len(readers) - 1} more" if len(readers) > 1 else ""
+        return f"read in {dtype.spelling} by {self.view.ops[readers[0]].name!r}{more}"
+
+    def _attributes(self, homes: dict[ValueId, DType]) -> Iterator[tuple[OpId, DType]]:
+        for op in self.view.ops:
+            stated = DTYPE_ATTRIBUTES.get((op.domain, op.op_type))
+            if op.id in self.folds or (stated is None and op.kind != "ConstantOfShape"):
+                continue
+            result = op.outputs[0] if op.outputs else None
+            if result is None or result not in homes:
+                continue
+            present = stated is not None and attribute(op.node, stated) is not None
+            if homes[result] is not (self.view.dtype(result) if present or stated is None else self._implied(op)):
+                yield op.id, homes[result]
+
+    def _implied(self, op: Op) -> DType | None:
+        slot = IMPLIED_BY_INPUT.get(op.op_type)
+        if slot is None or slot >= len(op.inputs) or op.signature is None:
+            return DType.FLOAT
+        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or self.view.dtype(op.inputs[slot])
+
+    def _widened(self) -> Iterator[OpId]:
+        """Yield upcast ops with an attribute that chooses a low type for an inner computation."""
+        for (op, _), paint in self.coloring.paints.items():
+            if paint.rule == reasons.RAISED:
+                stated = self.view.ops[op].node.attribute
+                if any(a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES for a in stated):
+                    yield op
+
+    def _findings(self, bakes: list[Bake]) -> Iterator[Finding]:
+        for bake in bakes:
+            if not bake.to.low:
+                continue  # float32 holds all values of a low type
+            fit = self.view.fit(bake.value, bake.to)
+            name = self.view.value_name(bake.value)
+            if fit.overflow:
+                note = (
+                    f"{fit.overflow} of {count(fit.count, 'value')} beyond {bake.to.max:g}, stored as ±{bake.to.max:g}"
+                )
+                yield Finding("saturated", name, note)
+            if fit.flushed:
+                few = f" · {reasons.HARMLESS} beside larger weights" if fit.flushed < fit.count / 100 else ""
+                note = f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0{few}"
+                yield Finding("flushed", name, note)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from onnx import ModelProto
 
-from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.plan import Plan
+from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, count, spelled
 from amp_rewrite.files.model import Model

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.needs.find import Hazards, find_hazards
+from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count

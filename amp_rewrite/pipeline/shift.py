@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import Guarded, is_low, overflowing, seen_ranges

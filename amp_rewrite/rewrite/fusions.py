@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from amp_rewrite.decide.needs.rule import Record
+from amp_rewrite.decide.reasons import Record
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.settings.choices import Fuse
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amp_rewrite import Model
-from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.request import Request
 from benchmarks.placement import graphs

@@ -118,7 +118,7 @@ _HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that 
 
 def records() -> dict[str, Any]:
     """Return the records of safety rules and fusions by name, and by the names of their cases."""
-    from amp_rewrite.decide.needs.rule import RULES
+    from amp_rewrite.decide.reasons import RULES
     from amp_rewrite.rewrite.fusions import FUSIONS
 
     both: tuple[Any, ...] = (*RULES, *FUSIONS)

@@ -9,9 +9,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.may import May
-from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, PaintOptions, Problem, fuses
+from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, PaintOptions, Problem, Vertices, entries_of, fuses
 from amp_rewrite.decide.coloring.upcast import upcast_low
-from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
 from amp_rewrite.decide.coloring.where import spread, where
 from amp_rewrite.decide.needs.find import Hazards
 from amp_rewrite.dtypes import DType

@@ -1,7 +1,7 @@
 """Upcasts: ops that are low in the model and that patterns or evidence ask for in float32.
 
-Named ops are upcast, and ops that cannot differ in type from them: those of the same sequence, those of the same
-decomposed norm, softmax or activation, and the scale and bias that the runtime fuses.
+Named ops are upcast, and ops that cannot differ in type from them: those of the same decomposed norm, softmax or
+activation, and the scale and bias that the runtime fuses. Ops on a sequence of a low type keep it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
 from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, Problem, fuses
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
-from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
+from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
+from amp_rewrite.ir.op_classes import ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -67,7 +67,6 @@ def upcast_low(problem: Problem, gate: Gate) -> Upcast:
     groups = clusters(state.view, LOW_TYPES) if state.upcast else ()
     for cluster in groups:
         _whole(state, cluster)
-    _sequences(state)
     for cluster in groups:
         _affine(state, cluster)
     _casts(state, wishes)
@@ -100,6 +99,9 @@ def _upcast(state: Upcast, op_id: OpId, paint: Paint) -> None:
     op = state.view.ops[op_id]
     if op.kind in _ANY_TYPE or op.kind == "Constant":
         return
+    if _low_sequences(state.view, op):
+        _refuse(state, op_id, f"{paint.note}; a sequence has one element type for all ops that share it")
+        return
     names = state.gate.upcastable(state.view, op)
     if isinstance(names, GateRefusal):
         _refuse(state, op_id, f"{paint.note}; {names.rule}: {names.note}")
@@ -118,10 +120,6 @@ def _is_upcast(state: Upcast, op: OpId) -> bool:
     return any((op, variable.name) in state.upcast for variable in state.view.variables[op])
 
 
-def _upcastable(state: Upcast, op: Op) -> bool:
-    return not isinstance(state.gate.upcastable(state.view, op), GateRefusal)
-
-
 # -- groups ------------------------------------------------------------------------------------------
 
 
@@ -136,40 +134,9 @@ def _whole(state: Upcast, cluster: Cluster) -> None:
             _upcast(state, op, state.high(reasons.RAISED, culprit, note))
 
 
-def _sequences(state: Upcast) -> None:
-    """Upcast all ops that share a sequence, which has one element type, or none of them."""
-    done: set[OpId] = set()
-    for op in sorted({op for op, _ in state.upcast}):
-        if op in done or not _low_sequences(state.view, state.view.ops[op]):
-            continue
-        members, sealed = _sharing(state, op)
-        done.update(members)
-        for member in sorted(members):
-            if not sealed:
-                note = "shares a sequence, which has one element type"
-                _upcast(state, member, state.high(reasons.RAISED, op, note))
-            elif _is_upcast(state, member):
-                _refuse(state, member, "a sequence that it shares reaches a place that keeps its type")
-
-
 def _low_sequences(view: View, op: Op) -> list[ValueId]:
     types = ((v, view.types[v]) for v in op.ports)
     return [v for v, t in types if t is not None and t.container != TENSOR and t.dtype in LOW_TYPES]
-
-
-def _sharing(state: Upcast, start: OpId) -> tuple[set[OpId], bool]:
-    """Return the ops that sequences join to one, and True if any of them keeps its type."""
-    view, members, pending, sealed = state.view, {start}, [start], False
-    while pending:
-        op = view.ops[pending.pop()]
-        sealed = sealed or op.signature is None or bool(op.bodies) or not _upcastable(state, op)
-        for value in _low_sequences(view, op):
-            made_by = view.values[value].producer
-            sealed = sealed or made_by is None or exposed(view, value)
-            near = {use.op for use in view.uses[value]} | ({made_by} if made_by is not None else set())
-            pending.extend(near - members)
-            members |= near
-    return members, sealed
 
 
 def _affine(state: Upcast, cluster: Cluster) -> None:
@@ -219,7 +186,6 @@ def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
     """Let a Cast to a low type that only upcast ops read cast to float32; a named Cast also before other Casts."""
     view = state.view
     for op in reversed(view.ops):
-        _move_along(state, op)
         result = op.outputs[0] if op.kind == "Cast" else None
         if result is None or view.dtype(result) not in LOW_TYPES:
             continue
@@ -233,33 +199,3 @@ def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
         if (upcast or through) and (op.id in wishes or len(upcast) == len(uses)):
             paint = state.high(reasons.EXISTING_CAST, upcast[0].op if upcast else None)
             state.upcast[op.id, "T2"] = wishes.get(op.id, paint)
-
-
-def _move_along(state: Upcast, op: Op) -> None:
-    """Upcast an op that only moves the result of a Cast to a low type, and only for upcast ops.
-
-    The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.
-    """
-    view = state.view
-    results = op.results
-    if not _moves(view, op) or op.id in state.lower or any(exposed(view, v) for v in results):
-        return
-    uses = [use for v in results for use in view.uses[v]]
-    if not uses or not all(state.reads(use) for use in uses) or not _upcastable(state, op):
-        return
-    if _cast_to_low(view, op):
-        note = "moves what is cast, and only ops in float32 read it"
-        _upcast(state, op.id, state.high(reasons.RAISED, uses[0].op, note))
-
-
-def _moves(view: View, op: Op) -> bool:
-    copies = COPIES.get(op.kind) == (0,) and op.kind not in CASTS
-    return copies and low_type(view, op.id) is not None and not _low_sequences(view, op)
-
-
-def _cast_to_low(view: View, op: Op) -> bool:
-    """True if the elements that an op moves come from a Cast to a low type from another."""
-    _, moved = trail(view, op.outputs[0], lambda step: step.inputs[0] if _moves(view, step) else None)
-    source = view.producer(moved, "Cast")
-    before = view.dtype(source.inputs[0]) if source is not None else None
-    return before is not None and not before.low

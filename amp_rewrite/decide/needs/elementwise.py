@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
-from amp_rewrite.decide.needs.constants import Known, leaves, range_of
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Pairs, joined, union
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Known, Pairs, joined, leaves, range_of, union
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.ops import OpRow, Trait
@@ -68,7 +67,6 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         guard=INF,
         peak=False,
         beside_one=False,
-        ones=None,
         running=False,
         beyond=fact.beyond or _scales_away(facts, op, read, low, high),
         gated=1 + max((f.steps for f in varying if f is not gate), default=0)

@@ -1,29 +1,37 @@
-"""Facts of a value, each with the way in which those of several values become that of one; limits of a low type."""
+"""Facts of a value with their joins, limits of a low type, and facts of values that no op makes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
+import numpy as np
+
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.view import ValueId
+from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dataflow import Flow
+from amp_rewrite.ir.ops import Way, row_of
+from amp_rewrite.ir.patterns.fills import fills
+from amp_rewrite.ir.patterns.scores import FILL, LEAST, MOST, counts_far, is_grid
+from amp_rewrite.ir.view import ValueId, View
 
 INF = math.inf
 T = TypeVar("T")
 Values = frozenset[ValueId]
 Pairs = frozenset[Values]
-MOST = 64
+MOST_NAMED = 64
 """The most values that a fact names: sums of more stay linear in time."""
 
 
 def union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
-    """Return the elements of several sets, at most `MOST`: those of small sets first, since they tell more."""
+    """Return the elements of several sets, at most `MOST_NAMED`: those of small sets first, since they tell more."""
     several = sorted(sets, key=len)
     together: frozenset[T] = frozenset().union(*several)
-    return together if len(together) <= MOST else frozenset(islice(dict.fromkeys(chain(*several)), MOST))
+    return together if len(together) <= MOST_NAMED else frozenset(islice(dict.fromkeys(chain(*several)), MOST_NAMED))
 
 
 def _first(texts: Iterable[str]) -> str:
@@ -40,7 +48,7 @@ def _states(several: Iterable[tuple[tuple[ValueId, bool], ...]]) -> tuple[tuple[
     smallest_first = sorted(several, key=len)
     for state, moved in chain(*smallest_first):
         found[state] = found.get(state, False) or moved
-    return tuple(islice(found.items(), MOST))
+    return tuple(islice(found.items(), MOST_NAMED))
 
 
 class Fact(NamedTuple):
@@ -74,8 +82,6 @@ class Fact(NamedTuple):
     """The largest element of each row is 0, or 1 behind an exponential."""
     top: ValueId | None = None
     """The value of whose rows it is the largest element."""
-    ones: float | None = None
-    """What it is if the input is all ones."""
 
     # -- origin --------------------------------------------------------------------------------------
     constant: Annotated[bool, all] = False
@@ -190,3 +196,169 @@ class Limits:
         integers = 2.0**11 if to is DType.FLOAT16 else 2.0**8
         narrow = to.tiny > DType.FLOAT.tiny
         return cls(to.max, to.tiny, to.smallest_subnormal / 2, integers, integers / 8, integers / 32, narrow)
+
+
+_READ = 1 << 16
+"""Elements of the largest constant that is read whole; of larger ones the magnitudes are known."""
+_RANGES: Mapping[DType, tuple[float, float]] = {
+    DType.BOOL: (0.0, 1.0),
+    DType.INT8: (-128.0, 127.0),
+    DType.UINT8: (0.0, 255.0),
+    DType.INT16: (-32768.0, 32767.0),
+    DType.UINT16: (0.0, 65535.0),
+    DType.FLOAT8E4M3FN: (-448.0, 448.0),
+    DType.FLOAT8E4M3FNUZ: (-240.0, 240.0),
+    DType.FLOAT8E5M2: (-57344.0, 57344.0),
+    DType.FLOAT8E5M2FNUZ: (-57344.0, 57344.0),
+}
+
+
+@dataclass
+class Known:
+    """Facts of values so far, for one low type: those of inputs and constants come by themselves."""
+
+    view: View
+    to: DType
+    limits: Limits
+    known: dict[ValueId, Fact] = field(default_factory=dict)
+    _origins: dict[ValueId, ValueId] = field(default_factory=dict)
+
+    def __getitem__(self, value: ValueId | None) -> Fact:
+        if value is None:
+            return NOTHING
+        fact = self.known.get(value)
+        if fact is None:
+            fact = self.known[value] = self.given(value)
+        return fact
+
+    def line(self, value: ValueId) -> frozenset[ValueId]:
+        """Return the value of which a value is a linear function."""
+        return self[value].line or frozenset((value,))
+
+    def origin(self, value: ValueId) -> ValueId:
+        """Return the value that a value is a copy of; itself if it is none."""
+        return self._origins.get(value, value)
+
+    def floats(self, value: ValueId | None) -> bool:
+        """True for a tensor of a floating type."""
+        return value is not None and self.view.holds_floats(value)
+
+    def given(self, value: ValueId) -> Fact:
+        """Return what is known of a value that no op makes."""
+        view, dtype = self.view, self.view.dtype(value)
+        if view.constant(value) is not None:
+            return fact_of_constant(self, value)
+        sources = [self[source] for source in self.outside.sources(value) if source not in self._looped]
+        if sources:
+            fact = joined(sources)
+            if value in self._carried:
+                states = ((value, False),) if dtype is DType.FLOAT else ()
+                fact = unbounded(fact)._replace(states=states, transform=False)
+            return fact._replace(number=None, constant=False)
+        public, integer = (
+            view.values[value].public,
+            dtype is not None and not (dtype.floating or "FLOAT8" in dtype.name),
+        )
+        low, high = range_of(dtype)
+        own = frozenset((value,))
+        if integer:
+            whole = max(abs(low), abs(high))
+            own = own if dtype is not DType.BOOL or public else frozenset()
+            return Fact(low, high, whole=whole, sources=own, transform=public)
+        if not public or dtype is not DType.FLOAT:
+            return Fact(low, high)
+        return Fact(sources=own, levels=own, transform=True, states=((value, False),))
+
+    @cached_property
+    def outside(self) -> Flow:
+        """The walk across the edges of bodies alone."""
+        return Flow.of(self.view, {})
+
+    @cached_property
+    def _carried(self) -> frozenset[ValueId]:
+        return frozenset(into for _, into in self.view.carried)
+
+    @cached_property
+    def _looped(self) -> frozenset[ValueId]:
+        return frozenset(out for out, _ in self.view.carried)
+
+
+def fact_of_constant(facts: Known, value: ValueId) -> Fact:
+    view = facts.view
+    array = view.array(value, _READ)
+    if array is None:
+        return _large_constant(facts, value)
+    if array.size == 0 or (array.dtype.kind not in "fiub" and "float" not in array.dtype.name):
+        return Fact(constant=True)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        numbers = array.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if finite.size == 0:
+        return Fact(constant=True)
+    low, high = float(finite.min()), float(finite.max())
+    fill = fills(facts.view, facts.to).get(value) if max(-low, high) >= facts.limits.most else None
+    fact = Fact(
+        low,
+        high,
+        constant=True,
+        number=low if low == high else None,
+        whole=max(abs(low), abs(high)) if bool((finite == np.round(finite)).all()) else None,
+        running=_is_running(numbers),
+        peak=high == 0 and low < 0,
+        fill=fill is not None and fill.selects,
+    )
+    return _counting(facts, value, fact)
+
+
+def _large_constant(facts: Known, value: ValueId) -> Fact:
+    """Return what is known of a constant that is too large to be read whole, unless it may be spelled a sum."""
+    if not facts.floats(value):
+        return Fact(constant=True, whole=INF)
+    fit, tensor = facts.view.fit(value, facts.to), facts.view.constant(value)
+    fact = Fact(-fit.absmax, fit.absmax, constant=True)
+    if 0 < fit.absmax == fit.absmin <= 1 and tensor is not None and len(tensor.dims) == 2:
+        array = facts.view.array(value)
+        fact = fact._replace(running=array is not None and _is_running(array))
+    return _counting(facts, value, fact)
+
+
+def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
+    """Return what is known of a constant of floats, with how far it counts."""
+    tensor = facts.view.constant(value)
+    reads = ((row_of(facts.view.ops[use.op].kind), use.slot) for use in facts.view.uses[value])
+    weight = all(row.way is Way.PRODUCT and slot in row.slots for row, slot in reads)
+    if tensor is None or not tensor.dims or weight:
+        return fact
+    far = fact.size > facts.limits.reach and tensor.dims[-1] >= LEAST
+    numbers = facts.view.array(value, MOST) if far or is_grid(facts.view, value) else None
+    if numbers is None or not (is_grid(facts.view, value) or counts_far(numbers, facts.to)):
+        return fact
+    best = np.where(numbers > -FILL, numbers, -np.inf).max(axis=-1)
+    return fact._replace(grid=fact.size, best=float(abs(best[np.isfinite(best)]).max(initial=0.0)))
+
+
+def leaves(facts: Known, low: float, high: float) -> str:
+    """Return why a value leaves the range; "" if that is not known."""
+    size = max(abs(low), abs(high))
+    return f"its values reach {size:g}" if facts.limits.most < size < INF else ""
+
+
+def range_of(dtype: DType | None) -> tuple[float, float]:
+    """Return the smallest and the largest number of a small type."""
+    return _RANGES.get(dtype, (-INF, INF)) if dtype is not None else (-INF, INF)
+
+
+def _is_running(numbers: Array) -> bool:
+    """True for a triangle of ones, or the number 1/n throughout a matrix with a side of n."""
+    if numbers.ndim != 2 or max(numbers.shape) < 3:
+        return False
+    first, last = numbers.flat[0], numbers.flat[-1]
+    if first == last and 0 < first < 1:
+        return any(np.float32(1 / n) == np.float32(first) for n in numbers.shape) and bool((numbers == first).all())
+    ones = np.tri(len(numbers), dtype=bool) if numbers.shape[0] == numbers.shape[1] else None
+    return ones is not None and bool((numbers == ones).all() or (numbers == ones.T).all())
+
+
+def unbounded(fact: Fact) -> Fact:
+    """Return what still holds of a value that a loop may change."""
+    return fact._replace(low=-INF, high=INF, whole=None, peak=False)

@@ -8,9 +8,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.backward import Needs
+from amp_rewrite.decide.needs.backward import Held, Needs
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.held import Held
 from amp_rewrite.decide.reasons import Pin, described
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType

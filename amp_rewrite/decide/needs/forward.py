@@ -7,9 +7,18 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from amp_rewrite.decide.needs.constants import Known, fact_of_constant, leaves, unbounded
 from amp_rewrite.decide.needs.elementwise import FREE, fact_of_function, fact_of_norm, fact_of_scaling
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Limits, joined
+from amp_rewrite.decide.needs.facts import (
+    INF,
+    NOTHING,
+    Fact,
+    Known,
+    Limits,
+    fact_of_constant,
+    joined,
+    leaves,
+    unbounded,
+)
 from amp_rewrite.decide.needs.sums import averages, fact_of_product, fact_of_reduction, fact_of_sum
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute

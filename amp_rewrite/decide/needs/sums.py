@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import cache, partial
 
-from amp_rewrite.decide.needs.constants import Known, range_of
 from amp_rewrite.decide.needs.elementwise import FREE, MODERATE, fact_of_scaling, run_of, steps_of
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, joined
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Known, joined, range_of
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
@@ -64,7 +63,6 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         negative=fact.negative,
         beyond=fact.beyond or _drowns(facts, read, varying, constants) or _outweighs(facts, op),
         small=(fact.small and (guard == INF or guard < facts.limits.tiny)) or _is_rest(facts, op, varying, constants),
-        ones=None,
         running=False,
     )
 
@@ -105,7 +103,6 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
         states=(),
         steps=0,
         run=0,
-        ones=None,
         averaged=True,
         running=False,
         guard=INF,
@@ -149,9 +146,6 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     varying = [f for f in (first, second) if not f.constant]
     fact = joined([f for f in read if not f.constant] or [NOTHING])
     weight = next((f for f in (second, first) if f.constant), None)
-    ones = None
-    if weight is not None and weight.number is not None and len(varying) == 1 and varying[0].ones is not None:
-        ones = varying[0].ones * abs(weight.number) * terms_of(facts, op)
     two = len(varying) == 2
     behind_layer = any(facts[v].learned and facts[v].depth for v in operands)
     wholes = [f.whole for f in read if f.whole is not None]
@@ -167,10 +161,8 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         nudged=fact.nudged,
         averaged=averages(facts, op),
         depth=fact.depth + (not few),
-        ones=ones,
         whole=INF if read and len(wholes) == len(read) else None,
         grows=two and all(f.size > MODERATE for f in varying),
-        beyond=f"for an input of ones, it is {ones:g}" if ones is not None and ones > facts.limits.most else "",
         small=_small_product(varying, weight),
         terms=_added_up(facts, op, read if op.kind == "Einsum" else [first, second]),
     )

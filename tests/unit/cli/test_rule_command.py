@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.commands.explain import described, records
-from amp_rewrite.decide.needs.rule import RULES, Rule
-from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS
+from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, RULES, Rule
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report

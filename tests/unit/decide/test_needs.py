@@ -11,7 +11,7 @@ from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_te
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide.needs.backward import Needs
-from amp_rewrite.decide.needs.facts import MOST
+from amp_rewrite.decide.needs.facts import MOST_NAMED
 from amp_rewrite.decide.needs.find import Hazards, find_hazards
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
@@ -132,9 +132,9 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
 
 
 def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
-    names = [f"s{i}" for i in range(3 * MOST)]
+    names = [f"s{i}" for i in range(3 * MOST_NAMED)]
     sums = [make_node("Add", [f"a{i}", name], [f"a{i + 1}"]) for i, name in enumerate(names)]
     view = view_of([make_node("Identity", ["x"], ["a0"]), *sums], f"a{len(names)}", "x", *names)
     fact = Facts.of(view, F16)[view.scopes[0].outputs[0]]
-    assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST
+    assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST_NAMED
     assert names[-1] in {view.value_name(state) for state, _ in fact.states}

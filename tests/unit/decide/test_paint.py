@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx.parser
 
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
+from amp_rewrite.decide.coloring.problem import Vertices, entries_of
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View

@@ -8,10 +8,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from amp_rewrite import Report, convert
-from amp_rewrite.decide.needs import rule as rules
-from amp_rewrite.decide.needs.rule import HEADINGS, RULES, Rule
-from amp_rewrite.decide.reasons import KINDS, REASONS, Strength
+from amp_rewrite import Report, convert, decide
+from amp_rewrite.decide.reasons import HEADINGS, KINDS, REASONS, RULES, Rule, Strength
 from support import objections
 from support.paths import ROOT
 
@@ -54,7 +52,7 @@ def test_a_rule_speaks_of_its_model_and_not_of_the_nearest_one(rule: Rule, case:
 
 
 def test_every_model_beside_the_rules_belongs_to_one() -> None:
-    held = {path.name for path in (Path(rules.__file__).parent / "models").iterdir()}
+    held = {path.name for path in (Path(decide.__file__).parent / "needs/models").iterdir()}
     assert held == {f"{case}.{end}.onnxtxt" for _, case in CASES for end in ("hit", "near")}
 
 

@@ -6,10 +6,10 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
+from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -54,20 +54,6 @@ def test_a_value_from_outside_a_loop_is_cast_outside() -> None:
     body = LOOP.replace("MatMul (a, w)", "MatMul (a, z)")
     result = raised(half(f"z = Neg (x)  {body}"), "op=MatMul").model
     assert told(result)[:2] == ["z = Neg(x)", "z_float32 = Cast<float32>(z)"]
-
-
-def test_a_sequence_is_raised_with_all_that_touches_it() -> None:
-    body = "s = SequenceConstruct (x, x)  p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
-    result = raised(half(body), "op=SequenceAt", "op=Exp")
-    assert told(result.model) == [
-        "x_float32 = Cast<float32>(x)",
-        "s = SequenceConstruct(x_float32, x_float32)",
-        "p = Constant()",
-        "a = SequenceAt(s, p)",
-        "y_float32 = Exp(a)",
-        "y = Cast<float16>(y_float32)",
-    ]
-    assert result.report.rows[0].because == "SequenceAt_2"
 
 
 def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:

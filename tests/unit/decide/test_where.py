@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.decide.cast_plan import plan_casts
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.cut import eliminate
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.may import May
-from amp_rewrite.decide.coloring.problem import PaintOptions, Problem
-from amp_rewrite.decide.coloring.vertices import Vertices, entries_of
+from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
 from amp_rewrite.decide.coloring.where import Labelling
+from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, UNKNOWN_SIZE, Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View
