@@ -109,7 +109,9 @@ lowest float32 and is not exact. `dataflow.exact` adds ops that are exact with s
 
 # -- magnitudes --------------------------------------------------------------------------------------
 
-BOUNDED = _ops(Trait.BOUNDED)
+BOUNDED = frozenset(
+    op for op, row in OPS.items() if row.way in (Way.FUNCTION, Way.NORM) and row.low >= -1 and row.high <= 1
+)
 """Ops whose results lie between -1 and 1."""
 POOLS = _ops(Trait.POOLS)
 """Ops that reduce windows or whole maps."""
@@ -139,7 +141,7 @@ RECURRENT = _ops(Trait.RECURRENT)
 """Recurrent cells."""
 TENSOR_CORE_STEP = 8
 """Terms that tensor cores sum at once."""
-HEAVY = _ops(Trait.HEAVY)
+HEAVY = frozenset(op for op, row in OPS.items() if row.way is Way.PRODUCT) - INTEGER
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 
 # -- shapes ------------------------------------------------------------------------------------------

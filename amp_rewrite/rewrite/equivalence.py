@@ -25,7 +25,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS, evaluate, evaluate_movement
+from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS, evaluate, evaluate_plain
 from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed
 from amp_rewrite.rewrite.replacement import outside
 
@@ -192,7 +192,7 @@ def run(
 
     `most`: elements of all that is computed for one feed.
     """
-    arrays = [array for feed in feeds if (array := evaluate_movement(nodes, result, feed, most)) is not None]
+    arrays = [array for feed in feeds if (array := evaluate_plain(nodes, result, feed, most)) is not None]
     return arrays if len(arrays) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets, most)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of nodes within a limit of elements: by onnx's reference, and of mere movement by numpy.
+"""Evaluation of nodes within a limit of elements: by numpy what transformers are made of, the rest by onnx's reference.
 
 Constants are computed while a model is converted, and a node of a few bytes can state a result of any size: a fill, a
 repetition, a padding. So the size of each result is inferred from the numbers at hand before it is computed.
@@ -20,6 +20,7 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
+from amp_rewrite.rewrite.reference import DOMAIN, computed
 
 Shape = tuple[int, ...]
 Attributes = Mapping[str, Any]
@@ -95,35 +96,58 @@ def _kernel(op: Any, weight: Shape = ()) -> int:
     return math.prod((*weight[:2], *(k * max(1, d) for k, d in zip(weight[2:], steps, strict=False))))
 
 
-# -- movement: to load onnx's reference for it would take longer than to look at most models -------------
+# -- by numpy: to load onnx's reference would take longer than to look at most models ----------------------
 
 
 # Errors of numpy for shapes and axes that do not fit, and of a table without an entry.
 _FAULTS = (ValueError, TypeError, IndexError, KeyError)
 
 
-def evaluate_movement(
+def evaluate_plain(
     nodes: Iterable[NodeProto], result: str, feed: Mapping[str, Array], most: int = MOST_ELEMENTS
 ) -> Array | None:
-    """Run nodes on a feed of their inputs; return `result`. None where one does more than move its input, would give
-    more than `most` elements together, or cannot be run: onnx's reference may tell why."""
+    """Run nodes on a feed of their inputs; return `result`.
+
+    None where the form of one is not in the tables, would give more than `most` elements together, or cannot be run:
+    onnx's reference may tell why.
+    """
     known = dict(feed)
     try:
-        for node in nodes:
-            row = _ROWS[node.op_type] if normal_domain(node.domain) == "" else None
-            if row is None or len(node.output) != 1:
-                return None
-            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            operands = [known[name] for name in node.input]
-            if node.op_type == "Concat" and sum(x.size for x in operands) > most:
-                return None
-            array = known[node.output[0]] = row(attributes, *operands)
-            most -= array.size
-            if most < 0:
-                return None
+        with np.errstate(all="ignore"):
+            for node in nodes:
+                made = _formula(node, known, most) if normal_domain(node.domain) else _plain(node, known, most)
+                most -= sum(array.size for array in made.values())
+                if most < 0:
+                    return None
+                known.update(made)
         return known[result]
     except _FAULTS:
         return None
+
+
+def _formula(node: NodeProto, known: Mapping[str, Array], most: int) -> Mapping[str, Array]:
+    if node.domain != DOMAIN or sum(known[name].size for name in node.input if name) > most:
+        raise KeyError(node.domain)
+    return computed(node, known)
+
+
+def _plain(node: NodeProto, known: Mapping[str, Array], most: int) -> Mapping[str, Array]:
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    operands = [known[name] for name in node.input]
+    if len(node.output) != 1 or _bound(node.op_type, operands) > most:
+        raise KeyError(node.op_type)
+    return {node.output[0]: _ROWS[node.op_type](attributes, *operands)}
+
+
+def _bound(op_type: str, operands: Sequence[Array]) -> int:
+    """Return the most elements of a result."""
+    shapes = [x.shape for x in operands]
+    if op_type == "Concat":
+        return sum(map(math.prod, shapes))
+    if op_type == "MatMul":
+        (*outer, rows, _), (*others, _, columns) = shapes
+        return math.prod((*np.broadcast_shapes(tuple(outer), tuple(others)), rows, columns))
+    return math.prod(np.broadcast_shapes(*shapes)) if op_type in BROADCASTS else 0
 
 
 def _reshape(attributes: Attributes, x: Array, shape: Array) -> Array:
@@ -149,15 +173,63 @@ def _integers(values: Array) -> tuple[int, ...]:
     return tuple(values.astype(np.int64).reshape(-1).tolist())
 
 
+def _last_axis(attributes: Attributes, default: int = 0) -> None:
+    if attributes.get("axis", default) != -1:
+        raise KeyError("axis")
+
+
+def _softmax(attributes: Attributes, x: Array) -> Array:
+    _last_axis(attributes)  # before opset 13, other axes are flattened
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def _layer_norm(attributes: Attributes, x: Array, scale: Array, bias: Array | float = 0.0) -> Array:
+    _last_axis(attributes, -1)
+    centered = x - x.mean(-1, keepdims=True)
+    normal = centered / np.sqrt(np.mean(centered**2, -1, keepdims=True) + attributes.get("epsilon", 1e-5))
+    return np.asarray(normal * scale + bias)
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[x.dtype])(x))
+
+
+def _gelu(attributes: Attributes, x: Array) -> Array:
+    if attributes.get("approximate", b"none") != b"none":
+        raise KeyError("approximate")
+    return np.asarray(x * (1 + _erf(x / math.sqrt(2))) / 2)
+
+
+def _reduced(attributes: Attributes, x: Array, *axes: Array) -> Array:
+    if (axis := _axes(attributes, *axes)) is None:
+        raise KeyError("axes")
+    return np.asarray(x.sum(axis, keepdims=bool(attributes.get("keepdims", 1))))
+
+
 _ROWS: Mapping[str, Callable[..., Array]] = {
+    "Add": lambda _, x, y: x + y,
+    "Cast": lambda attributes, x: x.astype(onnx.helper.tensor_dtype_to_np_dtype(attributes["to"])),
     "Concat": lambda attributes, *parts: np.concatenate(parts, axis=attributes["axis"]),
+    "Div": lambda _, x, y: x / y,
+    "Erf": lambda _, x: _erf(x),
     "Expand": lambda attributes, x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, _integers(shape))),
+    "Gelu": _gelu,
     "Identity": lambda attributes, x: x,
+    "IsNaN": lambda _, x: np.isnan(x),
+    "LayerNormalization": _layer_norm,
+    "MatMul": lambda _, x, y: x @ y,
+    "Mul": lambda _, x, y: x * y,
+    "ReduceSum": _reduced,
     "Reshape": _reshape,
     "Shape": lambda attributes, x: np.array(x.shape[attributes.get("start", 0) : attributes.get("end")], np.int64),
     "Slice": _slice,
+    "Softmax": _softmax,
     "Squeeze": lambda attributes, x, *axes: x.squeeze(_axes(attributes, *axes)),
+    "Sub": lambda _, x, y: x - y,
+    "Tanh": lambda _, x: np.tanh(x),
     "Transpose": lambda attributes, x: x.transpose(attributes.get("perm")),
     "Unsqueeze": lambda attributes, x, *axes: np.expand_dims(x, _axes(attributes, *axes)),
+    "Where": lambda _, chosen, x, y: np.asarray(np.where(chosen, x, y)),
 }
 """By op: the function of its attributes and its inputs."""

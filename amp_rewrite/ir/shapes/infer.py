@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from amp_rewrite.ir.attributes import ints_attribute
-from amp_rewrite.ir.op_classes import BROADCASTS, REDUCTIONS, SAME_SHAPE
+from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, MOST_AXES, AllDims, Dims, dims_of, shape_at
 from amp_rewrite.ir.shapes.reading import CONTENTS, Contents, InventedNames, Reading, held
-from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed, times
+from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, names_in, over, plus, product, renamed
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 
 
@@ -51,9 +51,8 @@ class _ShapeWalk:
 
     def follow(self, op: Op) -> None:
         dims, contents = [self.at(v) for v in op.inputs], [self.holds(v) for v in op.inputs]
-        for result in op.outputs if op.kind == "Split" else op.outputs[:1]:
-            if result is not None:
-                self.result(Reading(op, dims, contents, self.by_onnx(result), self.invented), result)
+        if (result := op.outputs[0]) is not None:
+            self.result(Reading(op, dims, contents, self.by_onnx(result), self.invented), result)
 
     def result(self, reading: Reading, result: ValueId) -> None:
         inferred = reading.inferred
@@ -128,26 +127,12 @@ def _unsqueezed(reading: Reading) -> Dims:
     return tuple(dims)
 
 
-def _reduced(reading: Reading) -> Dims:
-    x = reading.shape(0)
-    gone = {axis % len(x) for axis in reading.axes()}
-    if reading.op.kind != "Squeeze" and reading.stated("keepdims", 1):
-        return tuple(1 if i in gone else d for i, d in enumerate(x))
-    return tuple(d for i, d in enumerate(x) if i not in gone)
-
-
 def _concatenated(reading: Reading) -> Dims:
     shapes = [reading.shape(slot) for slot in range(len(reading.dims))]
     dims: list[Dim] = [next((d for d in column if d is not None), None) for column in zip(*shapes, strict=True)]
     axis = reading.stated("axis", 0) % len(dims)
     dims[axis] = reduce(plus, (x[axis] for x in shapes))
     return tuple(dims)
-
-
-def _split(reading: Reading) -> Dims:
-    x, inferred = reading.shape(0), reading.inferred
-    axis = reading.stated("axis", 0) % len(x)
-    return tuple((inferred[i] if inferred is not None else None) if i == axis else d for i, d in enumerate(x))
 
 
 def _sliced(reading: Reading) -> Dims | None:
@@ -188,50 +173,22 @@ def _gathered(reading: Reading) -> Dims:
     return (*x[:axis], *chosen, *x[axis + 1 :])
 
 
-def _looked_up(reading: Reading) -> Dims | None:
-    x, chosen = reading.shape(0), reading.shape(1)
-    if not chosen or not isinstance(chosen[-1], int) or reading.stated("batch_dims", 0):
-        return None
-    return (*chosen[:-1], *x[chosen[-1] :])
-
-
 def _counted(reading: Reading) -> Dims | None:
     (start,), (limit,), (step,) = (x if x is not None else (None,) for x in reading.contents)
     length = minus(limit, start)
     return (length,) if step == 1 and countable(length) else None
 
 
-def _convolved(reading: Reading) -> Dims | None:
-    """Dimensions of a convolution: the batch, the rows of its weight, and the rest by onnx."""
-    x, weight, inferred = reading.shape(0), reading.shape(1), reading.inferred
-    if inferred is None or len(inferred) != len(x):
-        return None
-    return (x[0], weight[0], *inferred[2:])
-
-
-def _attended(reading: Reading) -> Dims | None:
-    queries, values = reading.shape(0), reading.shape(2)
-    return (*queries[:3], values[3]) if len(queries) == 4 == len(values) else None
-
-
 RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
     **dict.fromkeys(SAME_SHAPE, lambda reading: reading.shape(0)),
     **dict.fromkeys(BROADCASTS, lambda reading: reading.broadcast(reading.dims)),
-    **dict.fromkeys(REDUCTIONS.keys() - {"CumSum"} | {"ReduceL2", "Squeeze"}, _reduced),
-    "Attention": _attended,
     "Concat": _concatenated,
-    "ConstantOfShape": lambda reading: reading.elements(0),
-    "Conv": _convolved,
     "Expand": lambda reading: reading.broadcast((reading.dims[0], reading.contents[1])),
     "Gather": _gathered,
-    "GatherElements": lambda reading: reading.shape(1),
-    "GatherND": _looked_up,
     "MatMul": _product,
     "Range": _counted,
     "Reshape": _reshaped,
     "Slice": _sliced,
-    "Split": _split,
-    "Tile": lambda reading: tuple(map(times, reading.shape(0), reading.elements(1))),
     "Transpose": _transposed,
     "Unsqueeze": _unsqueezed,
 }

@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, MOST_AXES, Dims
-from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, over, plus, product, times
+from amp_rewrite.ir.shapes.symbolic import Dim, countable, minus, over, plus, times
 from amp_rewrite.ir.view import Op, ValueId, View
 
 Contents = tuple[Dim, ...]
@@ -123,12 +123,6 @@ def _cast(reading: Reading) -> Contents | None:
     return reading.elements(0) if to in _INTEGERS and to is not DType.BOOL else None
 
 
-def _expanded(reading: Reading) -> Contents | None:
-    x, shape = reading.elements(0), reading.elements(1)
-    count = shape[0] if len(shape) == 1 else None
-    return x * count if len(x) == 1 and isinstance(count, int) and 0 <= count <= _LONGEST else None
-
-
 def _gathered(reading: Reading) -> Contents:
     x = reading.elements(0)
     return tuple(x[at] for at in reading.integers(1))
@@ -189,10 +183,8 @@ CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
     "ConstantOfShape": _filled,
     "Div": _elementwise(_quotient),
     "Equal": _elementwise(_equal),
-    "Expand": _expanded,
     "Gather": _gathered,
     "Mul": _elementwise(times),
-    "ReduceProd": lambda reading: (product(reading.elements(0)),),
     "Shape": lambda reading: reading.shape(0)[reading.stated("start", 0) : reading.stated("end", MOST_AXES)],
     "Slice": _sliced,
     "Sub": _elementwise(minus),
