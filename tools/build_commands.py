@@ -11,11 +11,11 @@ import click
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.group import COMMANDS, EXAMPLES
-from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION
+from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "commands.md"
 NAME = "amp-rewrite"
-ORDER = ("Options", PRECISION, DATA, OUTPUT, MANY, ADVANCED)
+ORDER = ("Options", PRECISION, DATA, OUTPUT)
 FEW = 10
 """Options that need headings."""
 HEAD = """# Commands and their options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION, Kind, Option
+from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.request import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
@@ -28,7 +28,7 @@ WORDS = {
 
 def page() -> str:
     """Return the text of the page."""
-    order = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
+    order = (PRECISION, DATA, OUTPUT)
     parts = [HEAD]
     options = sorted(OPTIONS.values(), key=lambda row: order.index(row.group))
     for group, rows in groupby(options, key=lambda row: row.group):

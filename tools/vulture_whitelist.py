@@ -1,8 +1,6 @@
 """Names that vulture takes for unused, each with its reason. Nothing runs this file; vulture reads it."""
 
 # Called by click.
-_.get_completion_args
-_.format_completion
 _.list_commands
 _.format_commands
 _.get_missing_message

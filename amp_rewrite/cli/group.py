@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from amp_rewrite.cli import terminal
-from amp_rewrite.cli.completion import COMPLETE, NAME, register
+from amp_rewrite.cli.completion import COMPLETE, NAME
 from amp_rewrite.errors import AmpRewriteError, advice, nearest
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
@@ -29,7 +29,7 @@ PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 GROUPS = {
     "Convert": {
-        "convert": "Convert MODEL and print a report with reasons.",
+        "convert": "Convert MODEL, a file or a folder, and print a report with reasons.",
         "calibrate": "Run MODEL on data and write the ranges of its values.",
         "emulate": "Write MODEL as float32 ops that round as half precision does.",
         "train-step": "Write one ONNX model that makes a training step of MODEL.",
@@ -114,7 +114,7 @@ class Program(click.Group):
             own = {item.value for item in options}
             return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in own)]
         named = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
-        return [*named, CompletionItem("*.onnx", type="glob")]
+        return named or [CompletionItem(incomplete, type="file")]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(ctx, formatter)
@@ -150,9 +150,7 @@ class Program(click.Group):
         hint = advice(first, [*COMMANDS, *_models_near(first)], "name a model or a command")
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
 
-    def main(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
-    ) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, print an error in one line, and exit."""
         if COMPLETE in os.environ:
             self._complete(os.environ[COMPLETE], extra)
@@ -160,15 +158,14 @@ class Program(click.Group):
 
     def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
         """Answer the request of a shell for completions, and exit; after an error there are none."""
-        register()
         try:
             sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))
         except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):
             sys.exit(USAGE)
 
     def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
-        extra.pop("standalone_mode", None)
-        terminal.ALIASES.clear()
+        for word in ("standalone_mode", "prog_name"):
+            extra.pop(word, None)
         _hold_streams()
         _print_anything()
         WIDTH.set(terminal.columns(sys.stdout))
@@ -214,7 +211,6 @@ def _of_runtime(error: ImportError) -> bool:
 
 
 def _fail(message: str) -> int:
-    message = terminal.spoken(message)
     line = plain(" ".join(message[:_LONGEST].split("\n")))
     terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
     return USAGE

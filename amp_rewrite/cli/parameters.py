@@ -6,8 +6,7 @@ The options themselves are fields of `settings/request.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,16 +19,15 @@ from amp_rewrite.cli.group import write_examples
 from amp_rewrite.errors import ConfigError, ModelError, advice, options_spelled
 from amp_rewrite.settings import request
 from amp_rewrite.settings.config_file import setting_of, settings
-from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, PRECISION, Kind, Option
+from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.request import KEYWORDS, OPTIONS, PAINTING, SETTINGS, Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE, FILE_OUT, MODEL, MODEL_OUT = files.FILE, files.FILE_OUT, files.MODEL, files.MODEL_OUT
-MODELS_OUT = files.MODELS_OUT
-_HEADINGS = (PRECISION, DATA, OUTPUT, MANY, ADVANCED)
+FILE, FILE_OUT, MODEL = files.FILE, files.FILE_OUT, files.MODEL
+_HEADINGS = (PRECISION, DATA, OUTPUT)
 _FEW = 9  # options that need no headings
-_LONG = 30  # characters of an option with its words that leave no room for its help
+_LONG = 14  # characters of a metavar that leave no room for help
 _COLUMN = 31  # characters of an option, at most, beside its words
 
 
@@ -46,42 +44,28 @@ class WordChoice(click.Choice[str]):
         return f"use one of {', '.join(self.choices)}"
 
 
-class _Fraction(click.types.FloatParamType):
-    """A number; an error for a percentage says how it is written."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        with suppress(ValueError):
-            if str(value).endswith("%"):
-                self.fail(f"{value!r} is not a number; write it as {float(str(value)[:-1]) / 100:g}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 class _Grouped(click.Option):
     """An option below a heading of its command's help."""
 
-    def __init__(self, *names: Any, heading: str = ADVANCED, choices: Any = (), **more: Any) -> None:
+    def __init__(self, *names: Any, heading: str = OUTPUT, **more: Any) -> None:
         super().__init__(*names, **more)
         self.heading = heading
-        self.choices = choices or _spelled_out(self.metavar or "")
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the two cells of the help; a long metavar gives way to NAME, and its words stand in the second."""
-        record = super().get_help_record(ctx)
-        kind = self.metavar or ""
-        if record is None or "|" not in kind or len(record[0]) < _LONG:
+        """Return the two cells of the help, with NAME for a long metavar, whose words the documentation lists."""
+        record, kind = super().get_help_record(ctx), self.metavar or ""
+        if record is None or "|" not in kind or len(kind) <= _LONG:
             return record
-        words, default, rest = record[1].partition("  [default")
-        return record[0].replace(kind, "NAME"), f"{words} One of {kind.replace('|', ', ')}.{default}{rest}"
+        return record[0].replace(kind, "NAME"), record[1]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return candidates for the value: choices, those in the metavar, patterns, or files."""
+        """Return candidates for the value: the words of the metavar, patterns, or files."""
         kind = self.metavar or ""
         if kind == "PATTERN":
             return patterns(incomplete)
-        items = _chosen(self.choices, ctx, incomplete)
-        if "FILE" in kind:
-            items.append(CompletionItem(incomplete, type="file"))
-        return items or super().shell_complete(ctx, incomplete)
+        items = [CompletionItem(word) for word in _spelled_out(kind) if word.startswith(incomplete)]
+        files = [CompletionItem(incomplete, type="file")] if "FILE" in kind else []
+        return items or files or super().shell_complete(ctx, incomplete)
 
 
 def _spelled_out(metavar: str) -> tuple[str, ...]:
@@ -90,28 +74,12 @@ def _spelled_out(metavar: str) -> tuple[str, ...]:
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
 
 
-def _chosen(choices: Any, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    """Return the choices with this start; `choices` is a collection, or a function of the context for one."""
-    known = choices(ctx) if callable(choices) else choices
-    return [CompletionItem(word) for word in known if word.startswith(incomplete)]
-
-
-def argument(name: str, *, choices: Any, **more: Any) -> Callable[[F], F]:
-    return click.argument(name, shell_complete=lambda ctx, _param, text: _chosen(choices, ctx, text), **more)
-
-
 class Command(click.Command):
     """A command with examples in its help, and many options below headings."""
 
     def invoke(self, ctx: click.Context) -> Any:
         own = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
         with options_spelled(own):
-            if any(files.is_stdout(path) for path in (ctx.params.get("output"), *ctx.params.get("out", ()))):
-                alone = "it has no file beside it"
-                reasons = {"as_json": "--json prints there, too", "external_data": alone, "shard_size": alone}
-                for name, words in reasons.items():
-                    if ctx.params.get(name):
-                        raise click.UsageError(f"the model goes to stdout, and {words}; name a file with -o", ctx)
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -120,7 +88,7 @@ class Command(click.Command):
         options = [param for param in known if not getattr(param, "borrowed", False)]
         rows: dict[str, list[tuple[str, str]]] = {}
         for option in options:
-            heading = getattr(option, "heading", ADVANCED) if len(options) > _FEW else "Options"
+            heading = getattr(option, "heading", OUTPUT) if len(options) > _FEW else "Options"
             record = option.get_help_record(ctx)
             if record is not None:
                 rows.setdefault(heading, []).append(record)
@@ -129,21 +97,21 @@ class Command(click.Command):
                 formatter.write_dl(rows[heading], col_max=_COLUMN)
 
 
-def option(names: str, metavar: str | None, words: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
+def option(names: str, metavar: str | None, words: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
     """Return the decorator of an option below a heading. `names`: as click takes them, separated by spaces."""
     return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=words, **more)
 
 
-def choice(names: str, words: Sequence[str], says: str, heading: str = ADVANCED, **more: Any) -> Callable[[F], F]:
+def choice(names: str, words: Sequence[str], says: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
     return option(names, "|".join(words), says, heading, type=WordChoice(words), **more)
 
 
 def form(*words: str, says: str) -> Callable[[F], F]:
     """Return the decorator of the option for the form of the output, by default text."""
-    return choice("--format form", words, f"Output format; {says}", OUTPUT, default="text", show_default=True)
+    return choice("--format form", words, says, OUTPUT, default="text", show_default=True)
 
 
-def flag(names: str, words: str, heading: str = ADVANCED) -> Callable[[F], F]:
+def flag(names: str, words: str, heading: str = OUTPUT) -> Callable[[F], F]:
     return option(names, None, words, heading, is_flag=True)
 
 
@@ -174,7 +142,7 @@ def borrowed(*options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
 
 def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
-    more: dict[str, Any] = {"type": {Kind.NUMBER: _Fraction(), Kind.WHOLE: click.INT}.get(row.kind)}
+    more: dict[str, Any] = {"type": {Kind.NUMBER: click.FLOAT, Kind.WHOLE: click.INT}.get(row.kind)}
     if row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
@@ -188,27 +156,26 @@ ROWS = {row.name: _of(row) for row in OPTIONS.values() if row.help}
 
 
 class _Keys(_Grouped):
-    """The option `--set KEY=VALUE`: it states the settings of `keys` as if each were an option."""
+    """The option `--set KEY=VALUE`: settings by name, each as if it were an option."""
 
     def __init__(self, *names: Any, keys: Sequence[str], **more: Any) -> None:
         super().__init__(*names, **more)
-        self.keys = {name: SETTINGS[name] for name in keys}
+        self.keys = keys
 
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """Put the settings into the parameters of the command."""
-        stated: dict[str, Any] = {name: () if row.kind is Kind.LIST else None for name, row in self.keys.items()}
+    def process_value(self, ctx: click.Context, value: Any) -> dict[str, Any]:
+        stated: dict[str, Any] = {}
         for word in super().process_value(ctx, value):
             key, equals, text = word.partition("=")
             if not equals:
                 raise click.UsageError(f"--set takes KEY=VALUE, and {word!r} has no value; write --set {key}=…", ctx)
             try:
+                typed: Any
                 row = self._row(key.strip(), text, ctx)
                 typed = row.check(row.of_word(text.strip(), f"--set {key}"), f"--set {key}")
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from error
-            stated[row.name] = stated[row.name] + typed if row.kind is Kind.LIST else typed
-        ctx.params.update(stated)
-        return value
+            stated[row.name] = stated.get(row.name, ()) + typed if row.kind is Kind.LIST else typed
+        return stated
 
     def _row(self, key: str, text: str, ctx: click.Context) -> Option:
         row = setting_of(key, "--set")
@@ -217,60 +184,40 @@ class _Keys(_Grouped):
         if any(f"--{row.key}" in param.opts for param in ctx.command.params):
             value = f" {text}" if row.kind is not Kind.SWITCH else ""
             raise ConfigError(f"--set {key}: this setting has an option of its own; write --{row.key}{value}")
-        legal = ", ".join(known.key for known in self.keys.values())
+        legal = ", ".join(SETTINGS[name].key for name in self.keys)
         raise ConfigError(f"--set {key}: {ctx.info_name} does not read this setting; it reads {legal}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return candidates: keys, and the values in a metavar."""
-        known = {row.key: row for row in self.keys.values()}
-        key, equals, _ = incomplete.partition("=")
-        if not equals:
-            return [CompletionItem(f"{name}=", type="open") for name in known if name.startswith(key)]
-        row = known.get(key)
-        switch = row is not None and row.kind is Kind.SWITCH
-        words = ("true", "false") if switch else _spelled_out(row.metavar if row else "")
-        return _chosen([f"{key}={word}" for word in words], ctx, incomplete)
+        known = [f"{SETTINGS[name].key}=" for name in self.keys]
+        return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
 def keys(*names: str) -> Callable[[F], F]:
     """Return the decorator of `--set` for settings by name."""
-    shown = ", ".join(SETTINGS[name].key for name in names)
-    return click.option(
-        "--set",
-        cls=_Keys,
-        keys=names,
-        metavar="KEY=VALUE",
-        help=f"A setting, as in amp.toml; repeatable. Keys: {shown}.",
-        heading=ADVANCED,
-        multiple=True,
-        expose_value=False,
-    )
+    words = "Another setting, by its key in amp.toml; repeatable."
+    return click.option("--set", "settings", cls=_Keys, keys=names, metavar="KEY=VALUE", help=words, multiple=True)
 
 
 model = click.argument("model", type=MODEL)
 PAIR = (click.argument("a", type=MODEL), click.argument("b", type=MODEL))
 """Two models or reports to compare."""
 config = option("--config", "FILE", "Settings in TOML.  [default: ./amp.toml]", type=FILE)
-as_json = flag("--json as_json", "Print JSON.", OUTPUT)
-verbose = flag("-v --verbose", "Print every op.", OUTPUT)
+as_json = flag("--json as_json", "Print JSON.")
+verbose = flag("-v --verbose", "Print every op.")
 
-report_file = option(
-    "--report report_file", "FILE", "Also write the report, as a .json file or an .html page.", OUTPUT, type=FILE_OUT
-)
-REPORT = (report_file, flag("--overwrite", "Replace an existing report.", OUTPUT))
+report_file = option("--report report_file", "FILE", "Also write the report: .json or .html.", type=FILE_OUT)
+REPORT = (report_file, flag("--overwrite", "Replace an existing report."))
 """Options of a command that writes nothing but a report."""
 
 
 def output(default: str, what: str = "model") -> Callable[[F], F]:
-    """Return the option for the output of a command, a model or another file."""
-    metavar, kind = ("OUT", MODEL_OUT) if what == "model" else ("FILE", FILE_OUT)
-    words = f"The {what} to write; - is stdout.  [default: {default}]"
-    return option("-o --output", metavar, words, OUTPUT, type=kind)
+    """Return the option for the file that a command writes."""
+    return option("-o --output", "FILE", f"The {what} to write.  [default: {default}]", type=FILE_OUT)
 
 
 def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     """Return the option to silence a command, `but` for some output."""
-    return flag("-q --quiet", f"Print only {but}.", OUTPUT)
+    return flag("-q --quiet", f"Print only {but}.")
 
 
 def _own(names: Iterable[str]) -> tuple[Callable[[Any], Any], ...]:
@@ -278,7 +225,7 @@ def _own(names: Iterable[str]) -> tuple[Callable[[Any], Any], ...]:
 
 
 def _keyed(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name not in ROWS)
+    return tuple(name for name in names if name not in ROWS and name in SETTINGS)
 
 
 STEP, STEP_KEYS = _own(PAINTING), _keyed(PAINTING)
@@ -287,40 +234,26 @@ STEP, STEP_KEYS = _own(PAINTING), _keyed(PAINTING)
 CONVERSION, CONVERSION_KEYS = _own(KEYWORDS), _keyed(KEYWORDS)
 """Options and keys of a conversion that decide its types."""
 
-BATCH = (
-    option(
-        "-j --jobs",
-        "N|HOST:PORT",
-        "Convert N at a time, in processes, or on the workers of a scheduler of Dask.  [default: 1]",
-        MANY,
-    ),
-    flag("--resume", "Keep finished results of an earlier run.", MANY),
-)
-BATCH_KEYS = tuple(name for name, row in SETTINGS.items() if row.group == MANY)
-"""Options and keys of a command that converts several models."""
-
-
 FEEDING = (
     ROWS["data"],
-    flag("--random", "Feed random numbers instead of data; the report says so.", DATA),
+    flag("--random", "Feed random numbers instead of data.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
 )
-FEEDING_KEYS = ("batches", "seed", "int_range", "allow_nonfinite")
+FEEDING_KEYS = ("int_range", "allow_nonfinite")
 """Options and keys for the input data of a model."""
 
 FEEDBACK = (ROWS["feedback"], ROWS["steps"])
 """Options for states between runs."""
 
-CRITERION = _own(request.CRITERION)
-CRITERION_KEYS = tuple(name for name in _keyed(request.CRITERION) if name in SETTINGS)
+CRITERION, CRITERION_KEYS = _own(request.CRITERION), _keyed(request.CRITERION)
 """Options and keys that say how near outputs must be."""
 
 MEASURING = (
     ROWS["data"],
+    *CRITERION,
+    ROWS["ranges"],
     ROWS["check"],
     option("--shape", "NAME=1,128", "The shape of an input in the random batch.", DATA, multiple=True),
-    ROWS["ranges"],
-    *CRITERION,
 )
 MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedback", "steps")
 """Options and keys of a conversion that data guides."""
@@ -330,9 +263,18 @@ def keywords(settings: Request) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in KEYWORDS}
 
 
+def stated(given: dict[str, Any]) -> Collection[str]:
+    """Return the names of the settings that the command line states."""
+    own = [name for name, value in given.items() if name in SETTINGS and value not in (None, ())]
+    return [*own, *given["settings"]]
+
+
 def in_force(given: dict[str, Any]) -> Request:
-    """Return the settings of one run, from the options given, the environment and a file."""
-    return settings(given, os.environ, config=given.pop("config", None))
+    """Take the settings out of all that was given; return those of the run, with environment and file."""
+    own = {name: given.pop(name) for name in SETTINGS if name in given} | given.pop("settings", {})
+    if given.get("random") and own.get("data"):
+        raise click.UsageError("--data and --random exclude each other; leave one out")
+    return settings(own, os.environ, config=given.pop("config", None))
 
 
 def check_target(output: Path, model: Path, settings: Request, *, asked: bool, lost: str) -> None:

@@ -57,20 +57,8 @@ def columns(stream: TextIO) -> int | None:
         return None
 
 
-ALIASES: dict[str, str] = {}
-"""Paths of temporary files, and what messages call them."""
-
-
-def spoken(text: str) -> str:
-    """Return a text with temporary files by their aliases."""
-    for path, alias in ALIASES.items():
-        text = text.replace(path, alias)
-    return text
-
-
 def show(text: str, *, commands: bool = False) -> None:
     """Print a result to stdout. `commands`: its lines may be commands of a CI runner."""
-    text = spoken(text)
     _write(text if commands else harmless(text), sys.stdout)
 
 
@@ -79,7 +67,7 @@ def talk(text: str, *, quiet: bool) -> None:
     if quiet:
         return
     try:
-        _write(harmless(plain(spoken(text))), sys.stderr)
+        _write(harmless(plain(text)), sys.stderr)
     except OSError:
         silence(sys.stderr)
 

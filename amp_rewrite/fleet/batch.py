@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,10 +14,9 @@ from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, spe
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.job import Job, key_of, run
 from amp_rewrite.fleet.outcome import FAILED, Outcome, Summary
-from amp_rewrite.fleet.processes import Lost, cores, in_processes, through
-from amp_rewrite.fleet.stores import copy, listed, local, name_of, real, url_of
-from amp_rewrite.fleet.tree import SAME, FileGlobs, Item, Listing, NamingRule, fields_of, find, placed
-from amp_rewrite.ir.names import as_names
+from amp_rewrite.fleet.processes import Processes, cores, through
+from amp_rewrite.fleet.stores import SUFFIX, copy, listed, name_of, real, url_of
+from amp_rewrite.fleet.tree import Item, Listing, find
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.keywords import checked, takes
@@ -33,18 +32,11 @@ def convert_many(
     sources: Sources,
     *,
     out: str | Path,
-    name: str = SAME,
-    include: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
     jobs: int | None = None,
     executor: Executor | None = None,
-    data: str | Path | None = None,
-    ranges: str | Path | None = None,
-    tolerance: float | None = None,
     overwrite: bool = False,
     resume: bool = False,
     external_data: bool | None = None,
-    shard_size: str | int | None = None,
     summary: str | Path | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Outcome]:
@@ -55,25 +47,17 @@ def convert_many(
     results that exist, results that would replace a source.
 
     Several jobs run in processes of their own, which share the cores; a script then needs `if __name__ == "__main__":`.
-    With `resume` and a summary, models that are done and have not changed since are not converted again. In `data` and
-    `ranges`, {stem} stands for the name of each model without .onnx, {folder} for its folder in the source. The summary
+    With `resume` and a summary, models that are done and have not changed since are not converted again. The summary
     gets one line for each outcome, also if the run is interrupted.
 
     Args:
         sources: a folder, a glob or a file, or several; globs know `**`. With fsspec also URLs, such as "hf://…".
         out: the folder to write to, or its URL.
-        name: the rule for names of results, such as "{stem}_fp16.onnx"; external data gets "_data" after it.
-        include: globs of files to take, by name or, with a "/", by path in the source.
-        exclude: globs of files to leave out.
         jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine.
         executor: any of `concurrent.futures`, or Dask's; it reads the sources and writes the results where it runs.
-        data: input data, as a path.
-        ranges: a file that `Ranges.save` wrote.
-        tolerance: verify each model on its data and repair it, as `repair` does.
         overwrite: replace existing files.
         resume: leave finished results of an earlier run alone.
         external_data: as `save` takes it.
-        shard_size: as `save` takes it.
         summary: the .jsonl file to write.
         **options: see docs/reference/options.md.
 
@@ -88,24 +72,17 @@ def convert_many(
 
     Example:
         >>> import amp_rewrite
-        >>> for outcome in amp_rewrite.convert_many(["model.onnx"], out="results", name="{stem}_fp16.onnx"):
+        >>> for outcome in amp_rewrite.convert_many(["model.onnx"], out="results"):
         ...     print(outcome.rc, outcome.target)
-        0 results/model_fp16.onnx
+        0 results/model.onnx
     """
     if jobs is not None and jobs < 1:
         raise PolicyError(f"{spelled('jobs', jobs)} is not a number of conversions; use 1 or more")
-    if tolerance is not None and data is None:
-        raise PolicyError(f"{spelled('tolerance')} compares outputs and needs {spelled('data')}")
-    criterion = {} if tolerance is None else {"tolerance": tolerance}
-    guidance = Guidance(os.fspath(data or ""), ranges=os.fspath(ranges or ""), criterion=criterion)
     asked = BatchSettings(
-        out=Path(local(out)),
-        name=name,
-        choice=FileGlobs(as_names(include), as_names(exclude)),
-        saving=SaveOptions(overwrite, external_data, shard_size),
+        out=Path(out),
+        saving=SaveOptions(overwrite, external_data),
         resume=resume,
-        guidance=guidance,
-        summary=None if summary is None else Path(local(summary)),
+        summary=None if summary is None else Path(summary),
     )
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     batch = Batch.of(named, asked, options)
@@ -114,11 +91,9 @@ def convert_many(
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Settings of a batch beside those of a conversion: `convert_many` takes the same words."""
+    """Settings of a batch beside those of a conversion. `guidance`: data for all models. `write`: not a dry run."""
 
     out: Path
-    name: str = SAME
-    choice: FileGlobs = field(default_factory=FileGlobs)
     saving: SaveOptions = field(default_factory=SaveOptions)
     resume: bool = False
     write: bool = True
@@ -148,20 +123,15 @@ class Batch:
         """Return the batch of some sources without writing a file; errors of the batch as a whole are raised now."""
         options = {**options, **{name: _absolute(options[name]) for name in ("lists", "target") if name in options}}
         request = Request.of(**options)
-        rule = NamingRule.of(asked.name, request.to)
         patterns = (*request.keep, *request.lower)
         for pattern in patterns:
             parse_pattern(pattern)
         strict = tuple(rule.text for rule in parse_io(request.io) if rule.strict)
-        for word, text in (("data", asked.guidance.data), ("ranges", asked.guidance.ranges)):
-            fields_of(text, word, ("stem", "folder"))
         words = list(sources)
         if not words:
             raise PolicyError("there is nothing to convert; name a folder, a glob or files")
-        listing = find(words, asked.choice, asked.out)
-        targets = _targets(listing, rule, asked.out)
-        listing.models = list(targets.values())
-        listing.data = {item.path: listing.data[item.path] for item in listing.models if item.path in listing.data}
+        listing = find(words, asked.out)
+        targets = _targets(listing, asked.out)
         copies = [(item.path, asked.out / item.relative) for item in listing.others]
         summary = Summary(asked.summary) if asked.summary else None
         stay = [asked.summary] if asked.summary else []
@@ -170,20 +140,24 @@ class Batch:
             summary.check(overwrite=asked.saving.overwrite, resume=asked.resume)
         _check_targets(targets, copies, listing, asked)
         known = summary.read() if summary is not None and asked.resume else {}
-        key, saving, named = key_of(request, options, asked.guidance), asked.saving, spelled_options()
+        data, ranges = (os.path.realpath(path) if path else "" for path in (asked.guidance.data, asked.guidance.ranges))
+        base = Job(
+            source=Path(),
+            target=Path(),
+            options=dict(options),
+            saving=asked.saving,
+            key=key_of(request, options, asked.guidance),
+            guidance=replace(asked.guidance, data=data, ranges=ranges),
+            write=asked.write,
+            named=spelled_options(),
+        )
         jobs = [
-            Job(
-                item.path,
-                target,
-                f"{target.name}_data",  # as optimum and transformers.js name weights
-                dict(options),
-                saving,
-                key,
-                _guidance(asked, item),
-                known.get(name_of(item.path)),
-                listing.data.get(item.path, ()) if url_of(item.path) else (),
-                asked.write,
-                named=named,
+            replace(
+                base,
+                source=item.path,
+                target=target,
+                known=known.get(name_of(item.path)),
+                files=listing.data.get(item.path, ()) if url_of(item.path) else (),
             )
             for target, item in targets.items()
         ]
@@ -219,18 +193,13 @@ class Batch:
         threads = max(1, cores() // jobs) if executor is None else 1
         folder = os.fspath(Path.cwd()) if executor is not None else ""
         planned = (replace(job, threads=threads, folder=folder) for job in self.jobs)
-        results: Generator[Outcome | Lost[Job], None, None]
-        if executor is not None:
-            results = through(planned, run, executor, jobs)
-        elif jobs > 1 and len(self.jobs) > 1:
-            results = in_processes(planned, run, min(jobs, len(self.jobs)))
-        else:
-            results = (run(job) for job in planned)
-        with closing(results):
-            for result in results:
-                yield _failed(result.job, result.reason) if isinstance(result, Lost) else result
-        for job in planned:
-            yield _failed(job, "the executor lost its processes")
+        jobs = min(jobs, len(self.jobs))
+        with Processes(jobs) if executor is None and jobs > 1 else nullcontext(executor) as pool:
+            if pool is None:
+                yield from map(run, planned)
+            else:
+                with closing(through(planned, run, pool, jobs, _failed)) as results:
+                    yield from results
 
     def _copied(self) -> Iterator[Outcome]:
         """Copy the other files; yield an outcome for each that fails."""
@@ -271,17 +240,11 @@ def _same(a: Path, b: Path) -> bool:
     return real(a) == real(b)
 
 
-def _targets(listing: Listing, rule: NamingRule, out: Path) -> dict[Path, Item]:
-    """Return the sources by target. In a folder converted into itself, results of an earlier run are not sources.
-
-    PolicyError if two models would get one name.
-    """
-    pairs = [(out / item.relative.with_name(rule.model(item.relative)), item) for item in listing.models]
-    made = {real(target): item for target, item in pairs if _same(target.parent, item.path.parent)}
+def _targets(listing: Listing, out: Path) -> dict[Path, Item]:
+    """Return the sources by target. PolicyError if two models would get one name."""
     targets: dict[Path, Item] = {}
-    for target, item in pairs:
-        if made.get(real(item.path), item) is not item:
-            continue
+    for item in listing.models:
+        target = out / item.relative.with_suffix(SUFFIX)
         if target in targets:
             both = f"{name_of(targets[target].path)} and {name_of(item.path)}"
             way = "leave one out, or convert them one by one"
@@ -296,7 +259,7 @@ def _check_targets(
     """Raise an error if a target is a source, is the copy of another file, or exists and must not be replaced."""
     read = {real(item.path) for item in (*listing.models, *listing.others)}
     read |= {file for files in listing.data.values() for file in files}
-    rule = f"name another folder, or name results otherwise, as in {spelled('name', '{stem}_fp16.onnx')}"
+    rule = "name another folder"
     for target, item in targets.items():
         if real(target) in read and not target.is_symlink():
             loses = "which is being read" if real(item.path) != real(target) else "itself"
@@ -317,12 +280,3 @@ def _check_targets(
             more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""
             ways = f"{spelled('resume', True)} goes on where a run stopped, {spelled('overwrite', True)} replaces all"
             raise ModelError(f"{there[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")
-
-
-def _guidance(asked: BatchSettings, item: Item) -> Guidance:
-    guidance = asked.guidance
-    if not guidance:
-        return guidance
-    data, ranges = (placed(text, item.path, item.relative) for text in (guidance.data, guidance.ranges))
-    whole = [str(Path(text).resolve()) if text else "" for text in (data, ranges)]  # workers may run elsewhere
-    return replace(guidance, data=whole[0], ranges=whole[1])

@@ -35,15 +35,14 @@ from amp_rewrite.version import VERSION
 class Job:
     """A model to convert, and how.
 
-    `data`: the name of its weights beside it, if they need a file. `options`: keywords of `convert`, which `key` stands
-    for. `guidance`: its own data. `known`: the outcome of an earlier run. `files`: the external data of a source in a
-    store. `write`: False for a dry run. `threads`: cores for this job. `named`: the options of the command line that
-    errors name. `folder`: the start of relative paths. `version`: that of the package that planned the job.
+    `options`: keywords of `convert`, which `key` stands for. `known`: the outcome of an earlier run. `files`: the
+    external data of a source in a store. `write`: False for a dry run. `threads`: cores for this job. `named`: the
+    options of the command line that errors name. `folder`: the start of relative paths. `version`: that of the package
+    that planned the job.
     """
 
     source: Path
     target: Path
-    data: str
     options: Mapping[str, Any]
     saving: SaveOptions
     key: str
@@ -178,7 +177,7 @@ def _write(job: Job, model: Model, target: Path, made: str) -> bool:
         raise ModelError(f"{target} exists, and is not what this conversion makes; {way}")
     saving = Saving.of(target, model.path, model.nbytes, job.saving)
     if saving.external and not saving.name:
-        saving = replace(saving, name=job.data)
+        saving = replace(saving, name=f"{job.target.name}_data")  # as optimum and transformers.js name weights
     try:
         saving.save(model.proto, None)
     except ModelError:

@@ -7,13 +7,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, resource_tracker
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from amp_rewrite.errors import MachineError
+from amp_rewrite.errors import AmpRewriteError, MachineError, one_line
 from amp_rewrite.files.disk import undo_all
 
 J = TypeVar("J")
@@ -21,126 +20,117 @@ R = TypeVar("R")
 
 _KILLED = "the process that converted it was killed, twice; it may need more memory than there is"
 _INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
+_MASKS = hasattr(signal, "pthread_sigmask")  # not on Windows
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
-@dataclass(frozen=True, slots=True)
-class Lost(Generic[J]):
-    """A job without a result. `killed`: its process is gone, or another one that ran beside it."""
-
-    job: J
-    reason: str
-    killed: bool = False
-
-
-def in_processes(jobs: Iterator[J], function: Callable[[J], R], count: int) -> Generator[R | Lost[J], None, None]:
-    """Yield the result of each job, from `count` processes of this machine.
-
-    Jobs that are in flight when a process dies are done again, one at a time: only the one that kills its process is
-    lost.
-    """
-    while True:
-        killed: list[J] = []
-        with _processes(count) as pool:
-            for result in through(jobs, function, pool, count):
-                if isinstance(result, Lost) and result.killed:
-                    killed.append(result.job)
-                else:
-                    yield result
-        if not killed:
-            return
-        for job in killed:
-            with _processes(1) as pool:
-                for result in through(iter([job]), function, pool, 1):
-                    yield Lost(job, _KILLED) if isinstance(result, Lost) and result.killed else result
-
-
 def through(
-    jobs: Iterator[J], function: Callable[[J], R], executor: Executor, limit: int
-) -> Generator[R | Lost[J], None, None]:
+    jobs: Iterator[J], function: Callable[[J], R], executor: Executor, limit: int, lost: Callable[[J, str], R]
+) -> Generator[R, None, None]:
     """Yield the result of each job as it comes; at most `limit` are in flight, so that results never pile up.
 
-    An executor that breaks gets no more jobs. Closing the iterator cancels those that have not begun.
+    `lost` makes the result of a job that the executor fails to do, from the reason. Closing the iterator cancels jobs
+    that have not begun.
     """
     flying: dict[Future[R], J] = {}
-    broken = False
     try:
         while True:
-            while not broken and len(flying) < limit and (job := next(jobs, None)) is not None:
-                flying[_submitted(executor, function, job)] = job
+            while len(flying) < limit and (job := next(jobs, None)) is not None:
+                try:
+                    flying[executor.submit(function, job)] = job
+                except BrokenExecutor as error:
+                    yield lost(job, _reason(error))
             if not flying:
                 return
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
             for future in done:
-                job, error = flying.pop(future), future.exception()
-                if error is None:
-                    yield future.result()
-                else:
-                    killed = isinstance(error, BrokenExecutor)
-                    broken = broken or killed
-                    yield Lost(job, f"{type(error).__name__}: {error}".rstrip(": "), killed)
+                job, cause = flying.pop(future), future.exception()
+                yield future.result() if cause is None else lost(job, _reason(cause))
     finally:
         for future in flying:
             future.cancel()
 
 
-def _submitted(executor: Executor, function: Callable[[J], R], job: J) -> Future[R]:
-    """Submit a job; an executor that is broken gives a future with that error.
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, AmpRewriteError) else f"{type(error).__name__}: {one_line(error)}"
 
-    A process that this starts begins with signals blocked, until `_watch` is ready for them.
+
+class Processes(ThreadPoolExecutor):
+    """An executor of `count` processes on this machine. Leaving its body by an error ends them in the middle of jobs.
+
+    Each thread has a process of its own, so one that dies costs no other job; its job is tried once more.
     """
-    resource_tracker.ensure_running()  # it unblocks signals once it has started
-    blocks = hasattr(signal, "pthread_sigmask")  # not on Windows
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS) if blocks else set()
-    try:
-        return executor.submit(function, job)
-    except BrokenExecutor as error:
-        future: Future[R] = Future()
-        future.set_exception(error)
-        return future
-    finally:
-        if blocks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-
-class _Pool(ProcessPoolExecutor):
-    """An executor that notices the death of each of its processes."""
+    def __init__(self, count: int) -> None:
+        super().__init__(count, initializer=_mask, initargs=("SIG_BLOCK",))
+        self._context = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
+        self._own = threading.local()
+        self._running: list[tuple[Any, connection.Connection]] = []
+        self._starting, self._ended = threading.Lock(), False
+        if _MASKS:
+            resource_tracker.ensure_running()  # it unblocks the signals of the thread that starts it
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        future = super().submit(fn, *args, **kwargs)
-        super().submit(int)  # Python wakes its watching thread before it starts a process: that thread may miss it
-        return future
+        return super().submit(self._done, fn, *args, **kwargs)
+
+    def _done(self, function: Callable[[J], R], job: J) -> R:
+        for _ in range(2):
+            _, pipe = self._process()
+            with suppress(EOFError, OSError):  # the process is gone
+                pipe.send((function, job))
+                result: R = pipe.recv()
+                return result
+            del self._own.process
+        raise MachineError(_KILLED)
+
+    def _process(self) -> tuple[Any, connection.Connection]:
+        """Return the process of this thread; it starts with signals blocked, as this thread has them."""
+        if not hasattr(self._own, "process"):
+            with self._starting:
+                if self._ended:
+                    raise MachineError("the run was interrupted")
+                here, there = self._context.Pipe()
+                process = self._context.Process(target=_serve, args=(there,), daemon=True)
+                process.start()
+                there.close()
+                self._own.process = process, here
+                self._running.append(self._own.process)
+        own: tuple[Any, connection.Connection] = self._own.process
+        return own
+
+    def __exit__(self, kind: Any, error: Any, lines: Any) -> None:
+        with self._starting:
+            self._ended = kind is not None
+            for process, _ in self._running if self._ended else ():
+                process.terminate()
+        self.shutdown(cancel_futures=True)
+        for process, pipe in self._running:
+            pipe.close()
+            process.join()
 
 
-@contextmanager
-def _processes(count: int) -> Iterator[Executor]:
-    """Yield an executor of processes, which end with the body; after an error, in the middle of jobs."""
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
-    reader, writer = context.Pipe(duplex=False)
-    pool = _Pool(count, context, _watch, (reader,))
-    finished = False
-    try:
-        yield pool
-        finished = True
-    finally:
-        if not finished:
-            writer.close()
-        pool.shutdown(cancel_futures=True)
-        writer.close()
-
-
-def _watch(pipe: connection.Connection) -> None:
-    """Let this process end by SIGTERM, or when the other end of a pipe is closed; Ctrl-C is the parent's."""
+def _serve(pipe: connection.Connection) -> None:
+    """Do the jobs that come through a pipe, until SIGTERM, or the end of the parent; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _end())
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    _mask("SIG_UNBLOCK")
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            function, job = pipe.recv()
+            pipe.send(function(job))
 
 
-def _end_with(pipe: connection.Connection) -> None:
-    connection.wait([pipe])
-    _end()
+def _mask(how: str) -> None:
+    if _MASKS:
+        signal.pthread_sigmask(getattr(signal, how), _SIGNALS)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        _end()
 
 
 def _end() -> None:

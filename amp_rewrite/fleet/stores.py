@@ -23,24 +23,15 @@ from amp_rewrite.files.disk import make_folder, open_regular, replacing, undoing
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}([^/].*)", re.DOTALL)
-_LOCAL = ("file", "local")
 _PIECE = 1 << 20  # bytes
 
 
 def url_of(place: str | os.PathLike[str]) -> str:
-    """Return the URL of a word or a path; empty for files of this machine, also for file:// ones."""
+    """Return the URL of a word or a path; empty for paths of this machine."""
     match = _URL.fullmatch(os.fspath(place))
-    if match is None or match[1].lower() in _LOCAL or os.path.lexists(place):
+    if match is None or os.path.lexists(place):
         return ""
     return f"{match[1]}://{match[2]}"
-
-
-def local(place: str | os.PathLike[str]) -> str:
-    """Return a word as it is, and a file:// URL as the path in it."""
-    match = _URL.fullmatch(os.fspath(place))
-    if match is None or match[1].lower() not in _LOCAL or os.path.lexists(place):
-        return os.fspath(place)
-    return f"/{match[2]}"
 
 
 def name_of(place: str | os.PathLike[str]) -> str:
@@ -178,52 +169,29 @@ def staged(source: Path, target: Path, files: tuple[str, ...]) -> Iterator[tuple
 
 
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
-    """Copy a file, also from or to a store; with `resume`, leave a copy that is there already alone.
+    """Copy a file, also from or to a store; with `resume`, leave an equal copy alone.
 
     In a store, a file of the same size counts as equal. ModelError if another file has the name, or if it cannot be
     copied.
     """
-    if not (url_of(source) or url_of(target)):
-        _copy_here(source, target, overwrite=overwrite, resume=resume)
-        return
-    known = size_of(target)
-    if known is not None and not overwrite:
-        if resume and known == size_of(source):
-            return
-        raise ModelError(f"{name_of(target)} exists; {_another_folder()}")
-    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        here = _fetched(source, Path(folder, "file"))
-        if url_of(target):
-            _put(here, target)
-        else:
-            _copy_here(here, target, overwrite=overwrite, resume=resume)
-
-
-def _copy_here(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
-    from amp_rewrite.files.tensors import stamp  # late: as above
-
-    make_folder(target)
-    if source.exists() and target.exists() and source.samefile(target):
-        return  # the tree is converted into itself
     try:
-        if os.path.lexists(target) and not overwrite:
-            if resume and target.is_file() and filecmp.cmp(source, target):
+        if not overwrite and (size_of(target) is not None if url_of(target) else os.path.lexists(target)):
+            if resume and _equal(source, target):
                 return
-            raise ModelError(
-                f"{target} exists{' and differs from ' + str(source) if resume else ''}; {_another_folder()}"
-            )
-        with open_regular(source, buffering=0) as file:
-            before = os.fstat(file.fileno())
-            with replacing(target) as out:
+            other = f" and differs from {name_of(source)}" if resume else ""
+            way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+            raise ModelError(f"{name_of(target)} exists{other}; {way}")
+        with staged(source, target, ()) as (here, there):
+            make_folder(there)
+            with open_regular(here, buffering=0) as file, replacing(there) as out:
                 shutil.copyfileobj(file, out, _PIECE)
-                out.flush()
-                if stamp(before) != stamp(os.fstat(file.fileno())):
-                    raise ModelError(f"{source} was written to while it was copied; run again")
-                if os.utime in os.supports_fd:
-                    os.utime(out.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
     except OSError as cause:
-        raise ModelError(f"cannot copy {source} to {target}: {cause.strerror or cause}") from cause
+        raise ModelError(
+            f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; allow it, or leave it out"
+        ) from cause
 
 
-def _another_folder() -> str:
-    return f"name another folder, or replace it with {spelled('overwrite', True)}"
+def _equal(source: Path, target: Path) -> bool:
+    if url_of(source) or url_of(target):
+        return size_of(source) == size_of(target)
+    return target.is_file() and filecmp.cmp(source, target, shallow=False)

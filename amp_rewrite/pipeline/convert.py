@@ -40,8 +40,8 @@ def convert(
     """Convert a float32 model to mixed precision; the report says why each op has its type.
 
     An op that would read or make a value outside the range of `to` stays float32 if `ranges` or `data` are given. A
-    model with nothing to lower comes back unchanged. The environment may set AMP_REWRITE_LEVEL, AMP_REWRITE_LISTS and
-    the list edits (AMP_REWRITE_DENYLIST_ADD …); an argument wins over them.
+    model with nothing to lower comes back unchanged. The environment may set AMP_REWRITE_LEVEL and AMP_REWRITE_LISTS;
+    an argument wins over them.
 
     Args:
         model: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.

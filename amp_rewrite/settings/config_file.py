@@ -15,7 +15,7 @@ from typing import Any
 from amp_rewrite.errors import ConfigError, advice, option_of
 from amp_rewrite.files.disk import read_regular
 from amp_rewrite.settings.option import Kind, Option
-from amp_rewrite.settings.request import SETTINGS, Request, from_environment
+from amp_rewrite.settings.request import CRITERION, SETTINGS, Request, from_environment
 
 
 def settings(
@@ -29,14 +29,19 @@ def settings(
     """
     file = config or find(folder)
     filed = from_file(file) if file else {}
-    merged: dict[str, Any] = dict(filed)
+    said = {key for key, value in given.items() if value not in (None, ())}
+    merged: dict[str, Any] = {
+        key: value for key, value in filed.items() if not any(key in group and said & group for group in _ALTERNATIVES)
+    }
     merged.update((key, value) for key, value in from_environment(environ).items() if key in SETTINGS)
-    for key, value in given.items():
-        if value not in (None, ()):
-            merged[key] = SETTINGS[key].check(value, option_of(key))
-    changed = [name for name, value in filed.items() if merged[name] is value and value != SETTINGS[name].default]
+    merged.update((key, SETTINGS[key].check(given[key], option_of(key))) for key in said)
+    changed = [name for name, value in filed.items() if merged.get(name) is value and value != SETTINGS[name].default]
     words = ", ".join(f"{SETTINGS[name].key} = {_spelled(merged[name], file)}" for name in changed) if file else ""
     return Request(**merged, config=f"{words}, from {_shown(file)}" if file and words else "")
+
+
+_ALTERNATIVES = ({"data", "ranges"}, CRITERION.keys())
+"""Options of which the command line replaces all of a file by stating one."""
 
 
 def _spelled(value: object, file: Path) -> str:

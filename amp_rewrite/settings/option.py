@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
 from amp_rewrite.ir.names import as_names
 
-PRECISION, DATA, OUTPUT, MANY, ADVANCED = "Precision", "Data and accuracy", "Output", "Several models", "Advanced"
+PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Headings of help and documentation, in their order."""
 
 

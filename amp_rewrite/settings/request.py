@@ -36,7 +36,7 @@ from amp_rewrite.settings.choices import (
     parse_opset,
     parse_shift,
 )
-from amp_rewrite.settings.option import ADVANCED, DATA, MANY, OUTPUT, ROW, Kind, Option, Stated, option
+from amp_rewrite.settings.option import DATA, OUTPUT, ROW, Kind, Option, Stated, option
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ class Painting(TypedDict, total=False):
     safety: SafetyName | Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None
-    gray_follows_allow: bool | None
 
 
 class Options(Painting, total=False):
@@ -126,7 +125,7 @@ class Request:
         'the type to lower to: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy such as'
         ' "mixed_float16"; in Python also a type of numpy, ml_dtypes, torch or onnx, such as `np.float16`',
         metavar="float16|bfloat16|POLICY",
-        help="The low type.  [default: float16]",
+        help="float16 or bfloat16.  [default: float16]",
         parse=low_type,
     )
     lists: tuple[ListSource, ...] = option(
@@ -151,9 +150,8 @@ class Request:
         ' default the installed one), "onnx", "tensorrt" (or "trt", "tensorrt:11.2"), "directml", "openvino", "coreml",'
         ' "qnn" or "webgpu"; see'
         " [targets](targets.md) (`Target`)",
-        group=ADVANCED,
         metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu",
-        help="Runtime of the result.  [default: ort-cuda]",
+        help="The runtime: ort-cuda, onnx, tensorrt, webgpu …",
         parse=Target.parse,
         stated=Stated.ALWAYS,
     )
@@ -168,7 +166,7 @@ class Request:
         (),
         "patterns of ops that stay float32, or are raised to it, such as `op=Softmax`",
         metavar="PATTERN",
-        help="Ops that stay float32, as in op=Softmax.",
+        help="Ops that stay float32: a name, or op=Softmax.",
     )
     lower: tuple[str, ...] = option(
         (),
@@ -182,7 +180,7 @@ class Request:
         " outputs that optimum, onnxruntime-genai and transformers.js name `past_key_values.0.key`, `present.0.key` and"
         ' alike), or globs such as "past_*=float16"; the last one that matches wins',
         metavar="keep|low|caches|GLOB=TYPE",
-        help="Types of inputs and outputs.",
+        help="Types of inputs and outputs: keep, low, caches.",
     )
     narrow: bool | None = option(
         None,
@@ -203,9 +201,8 @@ class Request:
         '"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
         ' "contrib" for that target, and "basic" for all others',
-        group=ADVANCED,
         metavar="auto|none|basic|contrib",
-        help="Fuse ops, also into onnxruntime's own.  [default: auto]",
+        help="Fusions: auto, none, basic or contrib.",
         parse=Fuse.parse,
         stated=Stated.UNUSUAL,
     )
@@ -214,7 +211,6 @@ class Request:
         'the opset of the result: "auto" for the one that the target serves best, "keep" for the model\'s own; by'
         " default its own from 13 on, and of an older model the first from 13 on at which the target has most kernels;"
         " see [the opset](../concepts/fusion.md#the-opset)",
-        group=ADVANCED,
         metavar="auto|keep|N",
         help="Opset of the result.  [default: 13 and up]",
         parse=parse_opset,
@@ -233,16 +229,9 @@ class Request:
         None,
         '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
         ' "propagate" leaves it (`Placement`); by default "mincut", and "propagate" without safety rules',
-        group=ADVANCED,
         metavar="mincut|propagate",
         parse=Placement.parse,
         stated=Stated.UNUSUAL,
-    )
-    gray_follows_allow: bool | None = option(
-        None,
-        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers those between two"
-        " allow ops alone, as it does for float16; by default the rule of the type",
-        group=ADVANCED,
     )
     external_data: bool | None = option(
         None,
@@ -267,12 +256,11 @@ class Request:
     )
     fail_on: tuple[str, ...] = option(
         (),
-        "differences for which `amp-rewrite diff` exits with 1; by default all. `float32` stands for ops that are"
-        " raised, or added in float32",
+        "differences for which `amp-rewrite diff` and `gate` exit with 1: lowered, raised, retyped, attribute, added,"
+        " removed, casts; by default all. `float32` stands for ops that are raised, or added in float32",
         group=OUTPUT,
         metavar="KIND,…",
-        help="Exit with 1 only for these: lowered, raised, retyped, attribute, added, removed, casts;"
-        " float32 stands for raised, and for added in float32.  [default: all]",
+        help="Differences that fail.  [default: all]",
         keyword=False,
         parse=_kinds,
     )
@@ -283,7 +271,7 @@ class Request:
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE",
-        help="Keep in float32 what does not fit by these ranges.",
+        help="Ranges that calibrate measured.",
         keyword=False,
     )
     headroom: float | None = option(
@@ -308,20 +296,13 @@ class Request:
         "without data or ranges, the command runs one random batch in float32 and in half, and keeps ops float32 where"
         " that shows the result wrong; in Python `convert(…, check=True)` does",
         group=DATA,
-        help="Without data, run one random batch in float32 and in half, and keep ops float32 where it shows the result"
-        " wrong.  [default: check]",
+        help="Without data, check on one random batch.",
         keyword=False,
     )
-    batches: int | None = option(
-        None,
-        "the number of random batches, by default 1; in Python an argument of `Feed.randomly`, as the next three",
-        group=DATA,
-        keyword=False,
-    )
-    seed: int | None = option(None, "the seed of random batches; by default 0", group=DATA, keyword=False)
     int_range: tuple[str, ...] = option(
         (),
-        "integers for an input of random batches, as in `ids=0,100` for 0 to 99; by default 0 and 1",
+        "integers for an input of random batches, as in `ids=0,100` for 0 to 99; by default 0 and 1; in Python an"
+        " argument of `Feed.randomly`",
         group=DATA,
         metavar="NAME=0,100",
         keyword=False,
@@ -334,7 +315,7 @@ class Request:
         " `verify`, `calibrate` and `repair`, as the next one",
         group=DATA,
         metavar="OUT=IN",
-        help="An output that is this input of the next run, as in hn=h or present.*=past.*; repeatable.",
+        help="An output that is an input of the next run; repeatable.",
         keyword=False,
     )
     steps: int | None = option(
@@ -343,15 +324,15 @@ class Request:
         " batches are the steps of one sequence",
         group=DATA,
         metavar="N",
-        help="With --feedback: run each batch N times in a row.  [default: batches are the steps of one sequence]",
+        help="With --feedback: runs on each batch in a row.",
         keyword=False,
     )
     tolerance: float | None = option(
         None,
-        "largest error, relative to the largest value of the output",
+        f"largest error, relative to the largest value of the output; to start with, {STARTS}",
         group=DATA,
         metavar="X",
-        help=f"Largest error, relative to each output's largest value; to start with, {STARTS}.",
+        help="Largest error, of each output's largest value.",
         keyword=False,
     )
     rtol: float | None = option(
@@ -367,11 +348,11 @@ class Request:
     )
     metric: str | None = option(
         None,
-        "a metric with its bound, as in `cosine=0.999`; in Python also a callable of reference and candidate, with"
-        " `at_least` or `at_most`",
+        "a metric with its bound: `cosine=0.999`, `psnr=40`, `snr=40`, `top1=0.99` or `scaled=0.01`; in Python also a"
+        " callable of reference and candidate, with `at_least` or `at_most`",
         group=DATA,
         metavar="NAME=X",
-        help="Instead: a metric with its bound: cosine=0.999, psnr=40, snr=40, top1=0.99 or scaled=0.01.",
+        help="Instead: cosine=0.999, psnr=40, snr=40, top1=0.99.",
         keyword=False,
     )
     at_least: float | None = option(None, "lower bound of a callable `metric`", keyword=False, setting=False)
@@ -382,20 +363,6 @@ class Request:
         group=DATA,
         metavar="N",
         keyword=False,
-    )
-    name: str | None = option(
-        None,
-        "names of results, as in `{stem}_fp16.onnx`, by default `{stem}.onnx`; in Python an argument of"
-        " `convert_many`, as the next two",
-        group=MANY,
-        metavar="RULE",
-        keyword=False,
-    )
-    include: tuple[str, ...] = option(
-        (), "files to take, by name or, with a /, by path", group=MANY, metavar="GLOB", keyword=False
-    )
-    exclude: tuple[str, ...] = option(
-        (), "files and folders to leave out, likewise", group=MANY, metavar="GLOB", keyword=False
     )
     config: str = ""
     progress: Progress | None = field(default=None, compare=False, repr=False)
@@ -432,10 +399,10 @@ class Request:
 
     @cached_property
     def op_lists(self) -> OpLists:
-        """Lists in force, with the edits of the environment. ListError if one is invalid."""
-        from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
+        """Lists in force. ListError if one is invalid."""
+        from amp_rewrite.settings.op_lists import load_lists  # late: help and settings need no lists
 
-        return load_lists(self.to, self.lists, environment_edits(os.environ))
+        return load_lists(self.to, self.lists)
 
     def tell(self, stage: str, done: int = 0, total: int = 1) -> None:
         """Report the begin of a stage of the work, or its progress."""

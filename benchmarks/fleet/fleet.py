@@ -40,7 +40,7 @@ SHIPPED = sorted(path for folder in ("tests", "examples") for path in (measure.R
 HERE = """
 import sys
 import amp_rewrite
-assert not any(o.rc for o in amp_rewrite.convert_many(sys.argv[2:], out=sys.argv[1], name="{stem}.onnx"))
+assert not any(o.rc for o in amp_rewrite.convert_many(sys.argv[2:], out=sys.argv[1]))
 """
 STORE = """
 import sys, fsspec, amp_rewrite

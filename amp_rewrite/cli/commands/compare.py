@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import DataOptions, stated_criterion
+from amp_rewrite.cli.data import Batches, criterion
 from amp_rewrite.cli.files import check_report, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.settings.option import DATA, OUTPUT
+from amp_rewrite.settings.option import DATA
 from amp_rewrite.settings.request import STARTS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @parameters.command(
     *parameters.PAIR,
     parameters.ROWS["fail_on"],
-    parameters.form("text", "json", "markdown", "github", says="github: annotations of a workflow."),
+    parameters.form("text", "json", "markdown", "github", says="Output; github: annotations of a workflow."),
     parameters.verbose,
     parameters.config,
     *parameters.REPORT,
@@ -52,14 +52,12 @@ def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, *
 # -- verify --------------------------------------------------------------------------------------------------
 
 
-_EMULATION = "Round as half precision does, in float32.  [default: where no CUDA provider opens]"
+_EMULATION = "Round as half precision does.  [default: without CUDA]"
 _RUNNING = (
-    parameters.option("--only", "OUTPUT", "Compare only this output; repeatable.", DATA, multiple=True),
+    option("--only", "OUTPUT", "Compare only this output; repeatable.", DATA, multiple=True),
     parameters.flag("--equal-nan", "Treat NaN on both sides as equal.", DATA),
-    parameters.option("--emulate/--no-emulate", None, _EMULATION, default=None),
-    parameters.option(
-        "--provider", "NAME", "Provider that must run both models.  [default: CUDA, CPU, or that of the model's target]"
-    ),
+    option("--emulate/--no-emulate", None, _EMULATION, DATA, default=None),
+    option("--provider", "NAME", "Provider that must run both models.", DATA),
 )
 
 
@@ -73,7 +71,7 @@ _RUNNING = (
     parameters.keys(*parameters.CRITERION_KEYS, *parameters.FEEDING_KEYS),
     parameters.as_json,
     parameters.quiet(),
-    parameters.flag("-v --verbose", "Print every batch.", OUTPUT),
+    parameters.flag("-v --verbose", "Print every batch."),
     *parameters.REPORT,
 )
 def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **given: Any) -> int:
@@ -82,17 +80,16 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance, or a
     --metric with its bound.
     """
-    settings = parameters.in_force({"config": given.pop("config")})
-    feeding = DataOptions.taken(given).completed(settings).needed()
-    criterion = stated_criterion(given) or stated_criterion(dict(vars(settings)))
-    if not criterion:
+    settings = parameters.in_force(given)
+    batches, bound = Batches.of(settings, given), criterion(settings)
+    if not bound:
         ways = "--tolerance X, or --metric NAME=X"
         raise click.UsageError(f"no criterion for the outputs; add {ways}; to start with, a tolerance of {STARTS}")
-    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
+    check_report(report_file, overwrite=settings.overwrite, read=(a, b))
     from amp_rewrite.evidence.verify import verify
 
-    given |= {"outputs": given.pop("only"), **criterion}
-    verdict = feeding.compared(verify, a, b, quiet=quiet, verbose=verbose, **given)
+    given |= {"outputs": given.pop("only"), **bound}
+    verdict = batches.compared(verify, a, b, quiet=quiet, **given)
     text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=_command(verdict, report_file))
     present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING
@@ -102,8 +99,7 @@ def _command(verdict: Verdict, report_file: Path | None) -> str:
     """Return the typed command with feedback of the apparent states of the model, or ""."""
     typed = click.get_current_context().find_root().obj
     more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
-    repeats = bool(verdict.states) and "-" not in typed
-    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more]) if repeats else ""
+    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more]) if verdict.states else ""
 
 
 # -- locate --------------------------------------------------------------------------------------------------
@@ -115,24 +111,32 @@ def _command(verdict: Verdict, report_file: Path | None) -> str:
     *parameters.FEEDBACK,
     parameters.config,
     parameters.keys(*parameters.FEEDING_KEYS),
-    parameters.option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
-    parameters.option("--tolerance", "X", "Also name the first op whose error is larger.", type=float),
+    option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
+    option("--tolerance", "X", "Also name the first op whose error is larger.", type=float),
     parameters.as_json,
     parameters.quiet(),
     *parameters.REPORT,
 )
 def locate(
-    a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **given: Any
+    a: Path,
+    b: Path,
+    top: int | None,
+    tolerance: float | None,
+    as_json: bool,
+    quiet: bool,
+    report_file: Path | None,
+    **given: Any,
 ) -> None:
     """Print where values of B depart from A, and the ops that add most.
 
     First comes the op where the error jumps, then the ops with the largest local errors.
     """
-    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
-    check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
+    settings = parameters.in_force(given)
+    batches = Batches.of(settings, given)
+    check_report(report_file, overwrite=settings.overwrite, read=(a, b))
     from amp_rewrite.evidence.locate import locate
 
-    located = feeding.compared(locate, a, b, quiet=quiet, **given)
+    located = batches.compared(locate, a, b, quiet=quiet, tolerance=tolerance)
     shown = {} if top is None else {"top": top}
     text = located.to_json(**shown) if as_json else located.text(**shown)
     present(located, text, report_file, as_json=as_json, quiet=quiet)
@@ -144,12 +148,12 @@ def locate(
 _COUNT = click.IntRange(min=1)
 _TIME = "Timing"
 _TIMING = (
-    option("--provider", "NAME", "Provider that must run all models.  [default: CUDA or CPU]", _TIME),
-    option("--rounds", "N", "Rounds; all models take turns in each.  [default: 20]", _TIME, type=_COUNT),
-    option("--runs", "N", "Runs of each model in a round.  [default: as many as 50 ms hold]", _TIME, type=_COUNT),
-    option("--warm-up warm", "N", "Runs before the first one that counts.  [default: 10]", _TIME, type=_COUNT),
-    option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", _TIME, type=_COUNT),
-    option("--memory/--no-memory", None, "Measure peak memory, each model in its own process.", _TIME, default=True),
+    option("--provider", "NAME", "Provider that must run all models.", _TIME),
+    option("--rounds", "N", "Rounds; all models take turns.  [default: 20]", _TIME, type=_COUNT),
+    option("--runs", "N", "Runs of a model in a round.  [default: 50 ms]", _TIME, type=_COUNT),
+    option("--warm-up warm", "N", "Runs that do not count.  [default: 10]", _TIME, type=_COUNT),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
+    option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
     option("--profile/--no-profile", None, "Measure the time of each op.", _TIME, default=True),
 )
 
@@ -169,17 +173,17 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
     All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
     GPU: on a CPU half precision is slower.
     """
-    feeding = DataOptions.taken(given).completed(parameters.in_force({"config": given.pop("config")})).needed()
-    benchmark = _benchmark(models, feeding, given, quiet=quiet)
+    batches = Batches.of(parameters.in_force(given), given, feedback=False)
+    benchmark = _benchmark(models, batches, given, quiet=quiet)
     if as_json or not quiet:
         terminal.show(benchmark.to_json() if as_json else benchmark.text())
 
 
-def _benchmark(models: tuple[Path, ...], feeding: DataOptions, given: dict[str, Any], *, quiet: bool) -> Benchmark:
+def _benchmark(models: tuple[Path, ...], batches: Batches, given: dict[str, Any], *, quiet: bool) -> Benchmark:
     from amp_rewrite.deploy.bench.bench import bench
     from amp_rewrite.files.model import Model
 
     asked = {word: value for word, value in given.items() if value is not None}
-    feed = feeding.feed(Model.load(models[0]), quiet=quiet)
+    feed = batches.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
-        return bench(models, feed, allow_nonfinite=bool(feeding.allow_nonfinite), progress=tell, **asked)
+        return bench(models, feed, allow_nonfinite=bool(batches.settings.allow_nonfinite), progress=tell, **asked)

@@ -13,7 +13,7 @@ import click
 
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.completion import ops as known_ops
-from amp_rewrite.cli.data import MeasuringOptions
+from amp_rewrite.cli.data import convert_guided, guidance
 from amp_rewrite.cli.files import MODEL
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import PatternError, advice
@@ -28,7 +28,12 @@ _TOPICS = ("lists", "rules")
 
 
 @parameters.command(
-    parameters.argument("words", metavar="[MODEL NODE... | WORD...]", nargs=-1, choices=lambda _ctx: _known()),
+    click.argument(
+        "words",
+        metavar="[MODEL NODE... | WORD...]",
+        nargs=-1,
+        shell_complete=lambda _ctx, _param, start: [word for word in _known() if word.startswith(start)],
+    ),
     *parameters.borrowed(
         *parameters.CONVERSION,
         *parameters.MEASURING,
@@ -48,7 +53,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     all of them. Without words, print a summary of the lists.
     """
     first = words[0] if words else ""
-    if first == "-" or Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
+    if Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
             raise click.UsageError(f"name an op of {first}, a type of ops or a pattern")
         _explain_ops(MODEL.convert(first, None, click.get_current_context()), words[1:], as_json, given)
@@ -64,7 +69,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
 def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> None:
     from amp_rewrite.reports.sources import is_report, report_in
 
-    measuring = MeasuringOptions.taken(given)
+    shapes, stated = given.pop("shape"), parameters.stated(given)
     settings = parameters.in_force(given)
     if is_report(model):
         from amp_rewrite.reports.explain import explained
@@ -74,7 +79,8 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
         from amp_rewrite.pipeline.explain import explain
 
         with terminal.stages(model.name, quiet=False) as tell:
-            converted, _ = measuring.completed(settings).converted(model, parameters.keywords(settings), tell)
+            guided = guidance(settings, shapes, stated)
+            converted, _ = convert_guided(model, settings, guided, tell, quiet=False)
         explanation = explain(converted, *names)
     terminal.show(explanation.to_json() if as_json else explanation.text())
 
@@ -82,7 +88,7 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
 def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
     from amp_rewrite.ir.schema import contrib_schemas
 
-    settings = parameters.in_force({name: given[name] for name in ("to", "lists", "level", "config")})
+    settings = parameters.in_force(given)
     lists = lists_in_force(settings)
     if not words:
         yield list_summary(lists, settings.to.spelling), list_rows(lists)

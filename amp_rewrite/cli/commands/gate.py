@@ -22,7 +22,6 @@ from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_l
 from amp_rewrite.files.targets import data_files
 from amp_rewrite.reports import reading
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
-from amp_rewrite.settings.option import OUTPUT
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta
@@ -81,13 +80,11 @@ class _GatedFile:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     parameters.ROWS["fail_on"],
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
-    parameters.flag("--accept", "Write what fails to FILE.accepted.json, so that it is accepted.", OUTPUT),
-    parameters.form("text", "github", says="github: annotations of a workflow."),
+    parameters.flag("--accept", "Write what fails to FILE.accepted.json, so that it is accepted."),
+    parameters.form("text", "github", says="Output; github: annotations of a workflow."),
+    parameters.option("--summary", "FILE", "Append the output as Markdown to a file.", type=parameters.FILE_OUT),
     parameters.option(
-        "--summary", "FILE", "Append the output as Markdown to a file.", OUTPUT, type=parameters.FILE_OUT
-    ),
-    parameters.option(
-        "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", OUTPUT, type=parameters.FILE_OUT
+        "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", type=parameters.FILE_OUT
     ),
     parameters.verbose,
     parameters.config,

@@ -12,7 +12,6 @@ from amp_rewrite.cli.files import check_report, is_page, write_file
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.option import OUTPUT
 from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     ),
     parameters.as_json,
     parameters.verbose,
-    option("-o --output", "FILE", "Also write it, as a .json file or an .html page.", OUTPUT, type=parameters.FILE_OUT),
-    parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
+    option("-o --output", "FILE", "Also write it, as a .json file or an .html page.", type=parameters.FILE_OUT),
+    parameters.flag("--overwrite", "Replace an existing output."),
 )
 def report(
     model: Path,
@@ -80,7 +79,7 @@ def report(
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
     option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of a half MODEL, else float16]"),
-    option("--target", "NAME", "Check the WebGPU provider instead of CUDA.", choices=("webgpu",)),
+    option("--target", "webgpu", "Check the WebGPU provider instead of CUDA."),
     parameters.flag("--open opens", "Only open MODEL, in a process of its own, and report the outcome."),
 )
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import DataOptions
+from amp_rewrite.cli.completion import COMPLETE, NAME, SHELLS
+from amp_rewrite.cli.data import Batches
 from amp_rewrite.cli.files import beside, check_report, write_report
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.reports.render import plain
-from amp_rewrite.settings.option import OUTPUT, PRECISION
+from amp_rewrite.settings.option import PRECISION
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _SHOWN = 20  # rows, beside a file with all
 _RUNNING = (
     option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
-    option("--threads", "N", "Threads for one op on a CPU.  [default: one per core]", type=int),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", type=int),
 )
 
 
@@ -37,8 +38,8 @@ _RUNNING = (
     *parameters.FEEDBACK,
     parameters.output("MODEL-stem.ranges.json", "file"),
     parameters.report_file,
-    parameters.flag("--overwrite", "Replace an existing output.", OUTPUT),
-    parameters.quiet("errors, and ranges that go to stdout"),
+    parameters.ROWS["overwrite"],
+    parameters.quiet("errors"),
     parameters.config,
     parameters.keys(*parameters.FEEDING_KEYS),
 )
@@ -48,29 +49,23 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
     The file holds the largest and smallest magnitude of each value, and the number of elements that do not fit the
     type. `amp-rewrite convert --ranges` reads it.
     """
-    settings = parameters.in_force({name: given.pop(name) for name in ("to", "config")})
-    quiet, overwrite = given.pop("quiet"), given.pop("overwrite")
-    feeding = DataOptions.taken(given).completed(settings).needed()
+    settings, quiet = parameters.in_force(given), given.pop("quiet")
+    batches, overwrite = Batches.of(settings, given), settings.overwrite
     output = output or beside(model, "ranges.json")
-    streamed = output == Path("-")
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.evidence.ranges import check_writable
     from amp_rewrite.files.model import Model
 
-    if not streamed:
-        check_writable(output, overwrite)  # before the work, not after it
+    check_writable(output, overwrite)  # before the work, not after it
     check_report(report_file, overwrite=overwrite, read=(model,))
     with terminal.progress(model.name, quiet=quiet) as progress:
         loaded = Model.load(model)
-        feed = feeding.feed(loaded, quiet=quiet)
+        feed = batches.feed(loaded, quiet=quiet)
         ranges = calibrate(loaded, feed, to=settings.to, progress=progress, **given)
-    if streamed:
-        terminal.show(ranges.to_json())
-    else:
-        ranges.save(output, overwrite=overwrite)
-        if not quiet:
-            terminal.show(ranges.text(top=_SHOWN))
-        terminal.talk(f"wrote {output}", quiet=quiet)
+    ranges.save(output, overwrite=overwrite)
+    if not quiet:
+        terminal.show(ranges.text(top=_SHOWN))
+    terminal.talk(f"wrote {output}", quiet=quiet)
     write_report(ranges, report_file, quiet=quiet)
 
 
@@ -122,14 +117,14 @@ _STEP = (
     option(
         "--loss",
         "VALUE|LOSS(A,B)",
-        "A value of the model, or cross_entropy, mean_squared_error … of one, as in cross_entropy(logits,label).",
+        "A value of the model, or as in cross_entropy(logits,label).",
         _TRAINING,
         required=True,
     ),
     option(
         "--optimizer",
         "NAME,KEY=NUMBER,…",
-        "sgd, rmsprop, adam, adamw or adagrad, as in adam,lr=0.001,clipnorm=1.",
+        "sgd, rmsprop, adam, adamw, adagrad; adam,lr=0.001.",
         _TRAINING,
         default="sgd",
         show_default=True,
@@ -137,13 +132,13 @@ _STEP = (
     option(
         "--loss-scale",
         "dynamic|none|NUMBER",
-        "Loss scale of the gradients.  [default: dynamic for mixed_float16, else none]",
+        "Factor on the loss.  [default: by the policy]",
         _TRAINING,
     ),
     option(
         "--policy",
         "mixed_float16|mixed_bfloat16|float32",
-        "Type of the arithmetic; parameters stay float32.  [default: mixed_float16]",
+        "Types, as mixed_bfloat16.  [default: mixed_float16]",
         _TRAINING,
     ),
     option("--parameters", "GLOB", "Initializers to train; repeatable.", _TRAINING, multiple=True),
@@ -151,7 +146,7 @@ _STEP = (
     option(
         "--micro-batches", "N", "Runs whose gradients make one step.", _TRAINING, type=int, default=1, show_default=True
     ),
-    parameters.flag("--training-mode", "Normalize by statistics of the batch, and apply dropout.", _TRAINING),
+    parameters.flag("--training-mode", "Statistics of the batch, and dropout.", _TRAINING),
     *parameters.borrowed(*parameters.STEP, parameters.config, parameters.keys(*parameters.STEP_KEYS, "external_data")),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
@@ -173,10 +168,11 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     from amp_rewrite.train.step.step_file import save_step
 
     output = output or beside(model, "step.onnx")
+    overwrite = bool(given["overwrite"])
     asked, settings = _asked(given)
     lost = "the model that the step was made from"
-    parameters.check_target(output, model, settings, asked=bool(given["overwrite"]), lost=lost)  # before the work
-    with terminal.progress(model.name, quiet=quiet, verbose=verbose) as progress:
+    parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work
+    with terminal.progress(model.name, quiet=quiet) as progress:
         step = training_step(model, **asked)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if not quiet:
@@ -192,7 +188,7 @@ def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
     from amp_rewrite.settings.request import PAINTING
 
     own = {name: given.pop(name) for name in _OWN}
-    said = {name: value for name, value in given.items() if value not in (None, ())}
+    said = parameters.stated(given)
     settings = parameters.in_force(given)
     asked = {name: value for name, value in own.items() if value not in (None, ())}
     asked.setdefault("policy", f"mixed_{settings.to.spelling}")
@@ -253,15 +249,15 @@ def _scale_in_words(scale: LossScale | None) -> str:
 # -- completion ----------------------------------------------------------------------------------------------
 
 
-_SHELLS = ("bash", "zsh", "fish")
-
-
-@parameters.command(click.argument("shell", metavar="|".join(_SHELLS), type=parameters.WordChoice(_SHELLS)))
+@parameters.command(click.argument("shell", metavar="|".join(SHELLS), type=parameters.WordChoice(SHELLS)))
 def completion(shell: str) -> None:
     """Print the script that completes commands, options, values and models in a shell.
 
-    Its first lines say how to install it.
+    Bash and zsh: eval "$(amp-rewrite completion bash)" in ~/.bashrc or ~/.zshrc. Fish: write it to
+    ~/.config/fish/completions/amp-rewrite.fish.
     """
-    from amp_rewrite.cli.completion import script
+    from click.shell_completion import get_completion_class
 
-    terminal.show(script(shell))
+    made = get_completion_class(shell)
+    assert made is not None
+    terminal.show(made(click.Command(NAME), {}, NAME, COMPLETE).source())

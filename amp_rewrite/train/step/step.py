@@ -195,7 +195,7 @@ def training_step(
         training_mode: train statistics and drop.
         seed: of Dropout and random ops; equal seeds give equal bits.
         folder: where the external data of a ModelProto lies.
-        **painting: lists, level, target, safety, keep, lower and gray_follows_allow of `convert`.
+        **painting: lists, level, target, safety, keep and lower of `convert`.
 
     Returns:
         The step, for a `Trainer`.

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from amp_rewrite import Outcome, convert_many
+from amp_rewrite import Outcome, convert, convert_many
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("optimum.onnxruntime", reason="needs optimum-onnx; make integrations sets it up")
@@ -146,8 +146,8 @@ def test_generate_gives_the_same_tokens(
     assert len(torch.unique(tokens[0])) > LENGTH // 2  # a sentence, not one word again and again
 
 
-def test_results_beside_the_source_load_by_their_names(tmp_path: Path) -> None:
+def test_a_result_beside_the_source_loads_by_its_name(tmp_path: Path) -> None:
     source = exported(bert, "text-classification", tmp_path)
-    done(convert_many(source, out=source, name="{stem}_fp16.onnx"))
+    convert(source / "model.onnx").save(source / "model_fp16.onnx")
     model = onnxruntime.ORTModelForSequenceClassification.from_pretrained(source, file_name="model_fp16.onnx")
     assert model(input_ids=sentences(), attention_mask=torch.ones_like(sentences())).logits.shape == (SENTENCES, 2)

@@ -41,13 +41,13 @@ def test_the_bar_of_a_batch_counts_models(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_folder_is_converted_with_a_line_for_each_model() -> None:
-    done = run("src", "-o", "out", "--set", "name={stem}_fp16.onnx", "--io", "caches")
+    done = run("src", "-o", "out", "--io", "caches")
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
-        "ok  out/model_fp16.onnx",
-        "ok  out/decoder/model_fp16.onnx",
-        "ok  out/decoder/plain_fp16.onnx",
+        "ok  out/model.onnx",
+        "ok  out/decoder/model.onnx",
+        "ok  out/decoder/plain.onnx",
     ]
     assert "2 of 2 compute ops lowered, 2 Casts" in lines[0] and "131.1 kB → 65.5 kB of weights" in lines[0]
     assert done.stderr == "3 models done, 2 other files copied\n"
@@ -70,8 +70,6 @@ def test_a_shard_size_cuts_the_weights_of_one_model_and_of_many(words: tuple[str
 def test_a_shard_size_that_is_none_is_told_before_the_work() -> None:
     done = run("src/model.onnx", "-o", "out.onnx", "--set", "shard-size=many")
     assert done.exit_code == 2 and "--set shard-size: 'many' is not a size of shards; write it as 5GB" in done.stderr
-    done = run("src/model.onnx", "-o", "-", "--set", "shard-size=5GB")
-    assert done.exit_code == 2 and "it has no file beside it" in done.stderr
 
 
 def test_json_and_the_report_have_the_same_lines() -> None:
@@ -117,15 +115,12 @@ def test_a_dry_run_writes_nothing() -> None:
         ),
         (("src", "-o", "out", "--report", "r.html"), "--report writes the report of one model; name a .jsonl file"),
         (("src", "-o", "out", "-j", "two"), "two is not a number of jobs at a time; use 1 or more, or HOST:PORT"),
-        (("src/model.onnx", "--set", "exclude=a"), "--set exclude is for several models"),
         (("src", "-o", "out", "-j", "0"), "0 is not a number of jobs at a time"),
         (("src/model.onnx", "-o", "m.onnx", "-j", "2"), "--jobs is for several models; name a folder, and -o FOLDER"),
         (("src/model.onnx", "--resume"), "--resume is for several models"),
-        (("src", "-o", "out", "--set", "name=x.onnx"), "--set name=x.onnx is not a rule for names"),
         (("src", "-o", "src"), "src/model.onnx would be written over src/model.onnx, itself"),
         (("src", "src/gone.onnx", "-o", "out"), "cannot read src/gone.onnx: No such file or directory"),
         (("nothing/*.onnx", "-o", "out"), "no file matches 'nothing/*.onnx'"),
-        (("src", "-o", "-"), "several models go to a folder"),
     ],
 )
 def test_what_a_batch_cannot_be_asked_is_one_line(words: tuple[str, ...], message: str) -> None:

@@ -156,8 +156,9 @@ def test_commands_that_feed_take_the_data_of_a_settings_file(model: str) -> None
     Path("amp.toml").write_text('data = "d.npz"\n')
     assert run(model, "-q").exit_code == 0
 
-    for words in (("calibrate", model, "-o", "-"), ("locate", model, "net.float16.onnx", "--json")):
-        assert '"origin": "d.npz"' in run(*words).stdout, words
+    assert run("calibrate", model, "-o", "r.json", "-q").exit_code == 0
+    assert '"origin": "d.npz"' in Path("r.json").read_text()
+    assert '"origin": "d.npz"' in run("locate", model, "net.float16.onnx", "--json").stdout
     judged = run("verify", model, "net.float16.onnx", "--set", "rtol=1", "--json")
     assert json.loads(judged.stdout)["data"] == {"origin": "d.npz", "random": False, "batches": 1}
 
@@ -202,7 +203,6 @@ def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) ->
             ("--ranges", "r.json", "--data", "d.npz"),
             "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair",
         ),
-        (("--set", "seed=1", "--data", "d.npz"), "--set seed describes random input; leave it out, or the data"),
         (
             ("--shape", "x=1,2", "--data", "d.npz"),
             "--shape describes random input; leave it out, or the data",

@@ -65,9 +65,7 @@ def test_the_next_command_keeps_all_options_and_names_a_second_file_as_output(mo
     assert command == f"next: amp-rewrite net.onnx {words}"
 
 
-def test_a_replaced_model_and_a_pipe_have_no_next_command(model: str) -> None:
-    piped = run(model, "-o", "-", *ONNX)
-    assert "checked on 1 random batch" in piped.stderr and "next: " not in piped.stderr
+def test_a_replaced_model_has_no_next_command(model: str) -> None:
     assert "next: " not in run(model, "-o", model, "--overwrite", *ONNX).stdout
 
 
@@ -92,8 +90,8 @@ def test_a_failed_repair_says_why(model: str) -> None:
 
 
 def test_random_inputs_are_weak_evidence(model: str) -> None:
-    words, command = closing(model, "--dry-run", "--set", "seed=3", "--shape=x=8,8")
-    assert words.startswith("checked on 1 random batch (seed 3, deviation 2): no gross fault, largest error 0.")
+    words, command = closing(model, "--dry-run", "--shape=x=8,8")
+    assert words.startswith("checked on 1 random batch (seed 0, deviation 2): no gross fault, largest error 0.")
     assert words.endswith("; not proof for your data")
     assert command == "next: amp-rewrite net.onnx --dry-run --target onnx --data batches.npz --tolerance 1e-2"
 

@@ -57,7 +57,7 @@ KEYS = "it reads external-data, shard-size"
         ),
         ("convert net.onnx --set safety=off", "--set safety: unknown value 'off' for safety; use one of default, none"),
         ("convert net.onnx --set headroom=much", "--set headroom: headroom is 'much'; write a number, as in 2"),
-        ("convert net.onnx --set seed=1.5", "--set seed: seed is '1.5'; write a whole number, as in 2"),
+        ("convert net.onnx --set steps=1.5", "--set steps: steps is '1.5'; write a whole number, as in 2"),
         ("convert net.onnx --set external-data=1", "--set external-data: external_data is '1'; write true or false"),
         ("emulate net.onnx --set safety=none", f"--set safety: emulate does not read this setting; {KEYS}"),
     ],

@@ -80,10 +80,3 @@ def test_a_link_in_a_circle_is_no_other_file(model: str, name: str, option: str)
     done = run(name, model, option, "circle.html")
     assert done.exit_code == 0, done.output
     assert Path("circle.html").read_text("utf-8").startswith("<!doctype html>")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
-def test_a_page_that_a_device_refuses_is_told_with_the_fate_of_the_model(model: str) -> None:
-    done = run("convert", model, "-o", "out.onnx", "--report", "/dev/full")
-    assert done.exit_code == 2
-    assert "cannot write /dev/full" in done.stderr and "out.onnx is written, the report is not" in done.stderr

@@ -27,7 +27,7 @@ COMMANDS = {
     "verify": ("verify", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
     "locate": ("locate", "full.onnx", "half.onnx", "--data", "large.npz", "--tolerance", "1e-2"),
     "diff": ("diff", "full.onnx", "half.onnx"),
-    "calibrate": ("calibrate", "full.onnx", "--data", "large.npz", "-o", "-"),
+    "calibrate": ("calibrate", "full.onnx", "--data", "large.npz", "-o", "r.json", "--overwrite"),
 }
 FIGURES = {
     "verify": {"outputs"},
@@ -85,13 +85,13 @@ def test_json_holds_what_is_drawn() -> None:
         elif name == "diff":
             assert data["changes"]["counts"] == json.loads(stdout)["counts"]
         else:
-            values = json.loads(stdout)["values"]
+            values = json.loads(Path("r.json").read_text())["values"]
             assert {row["value"]: row["absmax"] for row in data["ranges"]["values"]} == {
                 value: range_["absmax"] for value, range_ in values.items()
             }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["verify", "locate", "diff"])
 def test_a_page_that_exists_is_kept_unless_it_may_be_overwritten(name: str) -> None:
     Path("page.html").write_text("mine")
     code, stdout, stderr = outcome(*COMMANDS[name], "--report", "page.html")
@@ -114,7 +114,6 @@ def test_a_page_that_exists_is_kept_unless_it_may_be_overwritten(name: str) -> N
             "cannot write a report to folder.html: reports are known by their suffix; name a .json or .html file",
         ),
         ("model.html", "cannot write a report to model.html: it would replace what is read; name another file"),
-        ("-", "cannot write a report to -: reports are known by their suffix; name a .json or .html file"),
     ],
 )
 def test_a_page_never_replaces_what_is_read_or_lacks_its_suffix(file: str, said: str) -> None:
@@ -131,10 +130,9 @@ def test_a_report_in_a_json_file_is_what_json_prints() -> None:
     assert Path("report.json").read_text("utf-8") == stdout
 
 
-def test_quiet_still_writes_a_page_and_a_device_takes_one() -> None:
+def test_quiet_still_writes_a_page() -> None:
     assert outcome(*COMMANDS["locate"], "-q", "--report", "page.html") == (0, "", "")
     assert drawn().keys() == {"text"}
-    assert outcome(*COMMANDS["locate"], "-q", "--report", os.devnull) == (0, "", "")
 
 
 def test_the_tolerance_of_locate_names_an_op_and_is_checked() -> None:

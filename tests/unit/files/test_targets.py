@@ -13,7 +13,7 @@ from onnx import ModelProto, numpy_helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.targets import check_target, data_files_in, foreign_data, outdated
-from amp_rewrite.fleet.tree import FileGlobs, find
+from amp_rewrite.fleet.tree import find
 
 
 class Counting(io.BytesIO):
@@ -93,7 +93,7 @@ def test_models_as_text_are_read_and_not_written(suffix: str, kind: str | None, 
         (tmp_path / "other.onnx").write_bytes(b"")
         path.write_text("text")
         out = tmp_path / "out"
-        named, found = (find(given, FileGlobs(), out) for given in ([path, tmp_path / "other.onnx"], [tmp_path]))
+        named, found = (find(given, out) for given in ([path, tmp_path / "other.onnx"], [tmp_path]))
         assert [item.path.name for item in found.models] == ["other.onnx"]
         assert (path in [item.path for item in named.models]) is (suffix != ".json")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.fleet.processes import Lost, in_processes, through
+from amp_rewrite.fleet.processes import Processes, through
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -23,8 +23,6 @@ def work(job: tuple[str, int]) -> int:
     how, number = job
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "fails":
-        raise ValueError("no such thing")
     if how.startswith("dies once"):
         flag = Path(how.partition(":")[2])
         if not flag.exists():
@@ -33,56 +31,37 @@ def work(job: tuple[str, int]) -> int:
     return number
 
 
+def lost(job: tuple[str, int], reason: str) -> str:
+    return f"{job[1]}: {reason}"
+
+
 @posix
 def test_a_process_that_is_killed_costs_at_most_its_own_job(tmp_path: Path) -> None:
-    jobs = [("", 0), ("dies", 1), ("", 2), (f"dies once:{tmp_path / 'flag'}", 3), ("fails", 4), ("", 5)]
-    results = list(in_processes(iter(jobs), work, 2))
-    lost = {result.job[1]: result.reason for result in results if isinstance(result, Lost)}
-    assert sorted(result for result in results if isinstance(result, int)) == [0, 2, 3, 5]
-    assert lost.keys() == {1, 4}
-    assert "was killed, twice" in lost[1] and lost[4] == "ValueError: no such thing"
-
-
-def beside(job: tuple[Path, int]) -> str:
-    """Wait beside another job (0), or die in a process that began after that one (1); the second time, be done."""
-    folder, number = job
-    flag, other = folder / f"{number}", folder / f"{1 - number}"
-    if flag.exists():
-        return "done again"
-    flag.touch()
-    patience = time.monotonic() + 20
-    while time.monotonic() < patience and not (number and other.exists()):
-        time.sleep(0.05)
-    if number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "nobody noticed"
+    jobs = [("", 0), ("dies", 1), ("", 2), (f"dies once:{tmp_path / 'flag'}", 3), ("", 4)]
+    with Processes(2) as pool:
+        results = list(through(iter(jobs), work, pool, 2, lost))
+    assert sorted(map(str, results)) == [
+        "0",
+        "1: the process that converted it was killed, twice; it may need more memory than there is",
+        "2",
+        "3",
+        "4",
+    ]
 
 
 @posix
-def test_the_death_of_each_process_is_noticed_while_others_work(tmp_path: Path) -> None:
-    assert list(in_processes(iter([(tmp_path, 0), (tmp_path, 1)]), beside, 2)) == ["done again"] * 2
-
-
-def test_a_result_that_is_not_taken_holds_up_the_next_job() -> None:
-    begun: list[int] = []
-    with ThreadPoolExecutor(4) as threads:
-        results = through(iter(range(9)), begun.append, threads, 2)
-        next(results)
-        time.sleep(0.05)
-        assert len(begun) <= 2
-        assert len(list(results)) == 8
-
-
-@posix
-def test_an_executor_that_breaks_gets_no_more_jobs() -> None:
-    jobs = iter([("dies", 0), ("", 1), ("", 2)])
+def test_an_executor_that_breaks_or_fails_loses_jobs_with_the_reason() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        results = list(through(jobs, work, processes, 1))
-        assert [(result.job[1], result.killed) for result in results if isinstance(result, Lost)] == [(0, True)]
-        assert [job[1] for job in jobs] == [1, 2]
+        results = list(through(iter([("dies", 0), ("", 1)]), work, processes, 1, lost))
+    assert [str(result).partition(":")[0] for result in results] == ["0", "1"]
+    assert all("BrokenProcessPool: " in str(result) for result in results)
+    with ThreadPoolExecutor(1) as threads:
+        assert [*through(iter([0]), lambda _: 1 // 0, threads, 1, lambda _, reason: reason)] == [
+            "ZeroDivisionError: integer division or modulo by zero"
+        ]
 
 
-def test_what_has_not_begun_is_cancelled_at_the_end() -> None:
+def test_results_never_pile_up_and_what_has_not_begun_is_cancelled() -> None:
     begun: list[int] = []
 
     def slow(job: int) -> None:
@@ -90,8 +69,9 @@ def test_what_has_not_begun_is_cancelled_at_the_end() -> None:
         time.sleep(0.1)
 
     with ThreadPoolExecutor(1) as threads:
-        results = through(iter(range(8)), slow, threads, 4)
+        results = through(iter(range(8)), slow, threads, 4, lambda *_: None)
         next(results)
+        assert len(begun) <= 4
         results.close()
     assert len(begun) <= 2
 
@@ -100,7 +80,7 @@ WRITING = """
 import os, signal, sys, time
 from pathlib import Path
 from amp_rewrite.files.disk import replacing
-from amp_rewrite.fleet.processes import in_processes
+from amp_rewrite.fleet.processes import Processes, through
 
 def write(path):
     with replacing(Path(path)) as file:
@@ -110,7 +90,8 @@ def write(path):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    list(in_processes(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, 2))
+    with Processes(2) as pool:
+        list(through(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, pool, 2, print))
 """
 
 
@@ -127,7 +108,7 @@ def test_processes_undo_what_they_write_and_end_with_their_parent(tmp_path: Path
         if way == "a process":
             os.kill(processes[0], signal.SIGTERM)
             parent.stdout.readline()  # its job is done again
-            assert len(list((tmp_path / "out").iterdir())) == 1
+            assert len(list((tmp_path / "out").iterdir())) == 2
         parent.send_signal(signal.SIGKILL if way == "the parent, hard" else signal.SIGTERM)
         parent.wait(60)
     patience = time.monotonic() + 30 * (way == "the parent, hard")
