@@ -141,7 +141,7 @@ def asked(*words: str) -> list[str]:
 
 
 def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
-    assert asked("") == [*COMMANDS, ""]
+    assert asked("") == [*COMMANDS]
     assert {"--to", "--keep", "--version", "--set"} <= set(asked("-"))
 
 

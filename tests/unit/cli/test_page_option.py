@@ -32,7 +32,7 @@ COMMANDS = {
 FIGURES = {
     "verify": {"outputs"},
     "locate": {"text"},
-    "diff": {"graphs", "changes"},
+    "diff": {"graph", "changes"},
     "calibrate": {"ranges"},
 }
 
