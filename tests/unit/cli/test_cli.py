@@ -744,14 +744,14 @@ def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither(model:
         ours, theirs = os.openpty()
         command = [sys.executable, "-m", "amp_rewrite", model, "--overwrite", *words]
         environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-        done = subprocess.run(command, stdout=theirs, stderr=theirs, timeout=60, env=environ)
-        os.close(theirs)
-        text = b""
-        with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
-            while chunk := os.read(ours, 4096):
-                text += chunk
-        os.close(ours)
-        assert done.returncode == 0
+        with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environ) as process:
+            os.close(theirs)
+            text = b""
+            with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
+                while chunk := os.read(ours, 4096):  # it holds 4096 bytes: a process that nobody reads from waits
+                    text += chunk
+            os.close(ours)
+        assert process.returncode == 0
         return text
 
     assert b"\x1b[" in seen() and b"\xe2\x94\x81" in seen()
