@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes, float32_ops
@@ -131,7 +130,7 @@ which is the rounding error of the sum with x. With a large a, a·x would overfl
 def snakes(view: View) -> Mapping[OpId, OpId]:
     """Return the sines of snakes whose a and factor are constant and moderate, each with the op that squares it."""
     squares: dict[OpId, OpId] = {}
-    for sine in float32_ops(view, _SNAKES.after):
+    for sine in float32_ops(view, _SNAKES.anchors):
         match = _SNAKES.direct(view, sine)
         square = view.producer(match.values["square"]) if match is not None else None
         if match is not None and square is not None and _moderate(view, match):
@@ -187,12 +186,7 @@ _TABLE = (
     (_ClusterKind("gelu_erf", GELU_ERF), _ClusterKind("gelu_tanh", GELU_TANH)),
 )
 """The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
-_ANCHORS = tuple(frozenset(kind for row in rows for way in row.pattern.ways() for kind in way[0][0]) for rows in _TABLE)
-
-
-@cache
-def _search_for(rows: tuple[_ClusterKind, ...]) -> Search:
-    return Search.of(*(row.pattern for row in rows))
+_SEARCHES = tuple(Search.of(*(row.pattern for row in rows)) for rows in _TABLE)
 
 
 @once
@@ -203,11 +197,11 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     """
     taken: set[OpId] = set()
     result = []
-    for rows, anchors in zip(_TABLE, _ANCHORS, strict=True):
-        for anchor in view.of_kinds(anchors):
+    for rows, search in zip(_TABLE, _SEARCHES, strict=True):
+        for anchor in view.of_kinds(search.anchors):
             if anchor.id in taken or not computes(view, anchor, dtypes):
                 continue
-            cluster = next(_clusters_at(view, rows, _search_for(rows), anchor), None)
+            cluster = next(_clusters_at(view, rows, search, anchor), None)
             if cluster is not None and taken.isdisjoint(cluster.ops):
                 taken.update(cluster.ops)
                 result.append(cluster)

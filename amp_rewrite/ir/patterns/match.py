@@ -8,7 +8,7 @@ A match is closed: only the result of its last op is read outside, and all its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
@@ -217,39 +217,31 @@ def varying(view: View, value: ValueId) -> bool:
 # -- search ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Search:
-    """A search for patterns from their anchors: an automaton over the kinds of anchor, reader, reader's reader …
-
-    `lasts` are the numbers of the patterns that may end here.
-    """
+    """A search for patterns from their anchors, along the ways to their last ops."""
 
     patterns: Sequence[Pattern]
-    lasts: Sequence[int]
-    after: dict[str, Search]
+    ways: Sequence[tuple[int, Way]]
+    """The ways of all patterns, each with the number of its pattern."""
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Search:
-        ways = ((number, way) for number, pattern in enumerate(patterns) for way in pattern.ways())
-        return _search(patterns, frozenset(ways), {})
+        return cls(patterns, [(number, way) for number, pattern in enumerate(patterns) for way in pattern.ways()])
+
+    @property
+    def anchors(self) -> frozenset[str]:
+        """The kinds of ops at which a search starts."""
+        return frozenset(kind for _, way in self.ways for kind in way[0][0])
 
     def matches(self, view: View, anchor: Op, start: Match = Match()) -> Iterator[tuple[int, Match, Op]]:
         """Yield the number of a pattern, a match with this anchor, and its last op. The match may not be closed."""
-        for number, last_id in sorted(set(self._ends(view, anchor))):
+        for number, last_id in sorted(set(_ends(view, anchor, self.ways))):
             last = view.ops[last_id]
             value = last.outputs[0]
             for match in self.patterns[number].at(view, value, start) if value is not None else ():
                 if anchor.id in match.ops:
                     yield number, match, last
-
-    def _ends(self, view: View, at: Op) -> Iterator[tuple[int, OpId]]:
-        """Yield the numbers of patterns with ops where they may end. O(1)."""
-        follows = self.after.get(at.kind)
-        if follows is not None:
-            yield from ((number, at.id) for number in follows.lasts)
-            following = readers(view, at.outputs[0]) if follows.after else ()
-            for reader in following if len(following) <= _MOST_READERS else ():
-                yield from follows._ends(view, view.ops[reader])
 
     def direct(self, view: View, anchor: Op) -> Match | None:
         """Return the first closed match with this anchor, without looking through Casts and Identities."""
@@ -257,17 +249,13 @@ class Search:
         return next((match for _, match, last in matches if is_closed(view, match, last)), None)
 
 
-def _search(patterns: Sequence[Pattern], ways: frozenset[tuple[int, Way]], known: dict[object, Search]) -> Search:
-    """Return the search along ways of patterns, numbered. `known` are the searches by their ways."""
-    ways = frozenset((number, short) for number, way in ways for short in _shortened(way))
-    if ways not in known:
-        search = known[ways] = Search(patterns, sorted({number for number, way in ways if not way}), {})
-        after: dict[str, set[tuple[int, Way]]] = {}
-        for number, way in ways:
-            for kind in way[0][0] if way else ():
-                after.setdefault(kind, set()).add((number, way[1:]))
-        search.after.update((kind, _search(patterns, frozenset(rest), known)) for kind, rest in after.items())
-    return known[ways]
+def _ends(view: View, at: Op, ways: Iterable[tuple[int, Way]]) -> Iterator[tuple[int, OpId]]:
+    """Yield the numbers of patterns with ops where ways from an op end. O(ways)."""
+    left = {(number, rest[1:]) for number, way in ways for rest in _shortened(way) if rest and at.kind in rest[0][0]}
+    yield from ((number, at.id) for number, way in left if () in _shortened(way))
+    following = readers(view, at.outputs[0]) if any(way for _, way in left) else ()
+    for reader in following if len(following) <= _MOST_READERS else ():
+        yield from _ends(view, view.ops[reader], left)
 
 
 def _shortened(way: Way) -> Iterator[Way]:

@@ -320,7 +320,7 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
 def quick_gelus(site: OpIndex) -> Iterator[Proposal]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
-    for sigmoid in view.of_kinds(_QUICK_GELUS.after):
+    for sigmoid in view.of_kinds(_QUICK_GELUS.anchors):
         match = _QUICK_GELUS.direct(view, sigmoid)
         if match is None or not site.floats(match.ops):
             continue

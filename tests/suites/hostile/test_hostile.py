@@ -144,13 +144,6 @@ def test_an_opset_that_is_none_is_refused(cage: Cage, tmp_path: Path, opset: int
     assert attempt(cage, tmp_path, model).refused
 
 
-def test_no_opset_at_all_is_refused(cage: Cage, tmp_path: Path) -> None:
-    model = sound()
-    del model.opset_import[:]
-
-    assert attempt(cage, tmp_path, model).refused
-
-
 # -- graphs that are none ---------------------------------------------------------------------------------------
 
 

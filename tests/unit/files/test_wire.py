@@ -110,15 +110,6 @@ def test_what_is_no_protobuf_is_refused_with_the_place(content, fact):
         light(content)
 
 
-def test_bodies_nested_too_deep_are_refused():
-    content = b""
-    for _ in range(60):
-        for number in (6, 5, 1):
-            content = wire.head(number, len(content)) + content
-    with pytest.raises(ModelError, match="nested deeper than 100"):
-        light(wire.head(7, len(content)) + content, threshold=-1)
-
-
 def test_pieces_are_what_protobuf_would_write():
     model = small()
     found = wire.pieces(model, lambda tensor: [tensor.SerializeToString()])
