@@ -151,9 +151,9 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
 
-newest: $(DEV) ## run the same tests on another Python: make newest NEWEST=python3.14
+newest: $(DEV) ## run the same tests on another Python, with the newest onnxruntime for the CPU: make newest NEWEST=python3.14
 	$(BIN)/uv venv --quiet --clear --python $(NEWEST) .venv-newest
-	$(BIN)/uv pip install --quiet --python .venv-newest -e '.[dev,clients]'
+	AMP_REWRITE_RUNTIME=cpu $(BIN)/uv pip install --quiet --python .venv-newest -e '.[dev,clients]'
 	.venv-newest/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
 
 gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
