@@ -172,7 +172,7 @@ fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is i
 		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 
 clean: ## remove what these targets made, the environments included
-	rm -rf $(VENV) $(LOWEST_VENV) $(INTEGRATION_VENVS) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) .venv-newest $(INTEGRATION_VENVS) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
