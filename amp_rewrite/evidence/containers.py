@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.evidence.metric import Criterion, compare
 from amp_rewrite.files.casting import Array
-from amp_rewrite.reports.measurements import Difference
+from amp_rewrite.reports.evidence import Difference
 from amp_rewrite.runtime.runner import Given
 
 Maps = Sequence[Mapping[Any, Any]]

@@ -16,7 +16,7 @@ from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.view import OpId, ValueId
-from amp_rewrite.reports.measurements import OpErrors
+from amp_rewrite.reports.evidence import OpErrors
 from amp_rewrite.reports.render import count, share, table
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate

@@ -12,7 +12,7 @@ import numpy as np
 
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
-from amp_rewrite.reports.measurements import Difference
+from amp_rewrite.reports.evidence import Difference
 from amp_rewrite.settings.option import Kind, check_keyword
 from amp_rewrite.settings.request import CRITERION, STARTS, CriterionKeywords
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance, worse
-from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.evidence import Difference, OutputRow
 from amp_rewrite.reports.reading import line_by_line
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result

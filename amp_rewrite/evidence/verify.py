@@ -29,7 +29,7 @@ from amp_rewrite.evidence.metric import Criterion, criterion
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.reports.measurements import OutputRow
+from amp_rewrite.reports.evidence import OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port

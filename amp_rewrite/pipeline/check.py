@@ -25,8 +25,7 @@ from amp_rewrite.ir.view import OpId
 from amp_rewrite.pipeline.conversion import Converted, calibrated
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repair import BUDGET, Search, reference_of, with_evidence
-from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence
-from amp_rewrite.reports.measurements import OutputRow
+from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions

@@ -24,8 +24,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
-from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence
-from amp_rewrite.reports.measurements import TrialRow
+from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import HEADROOM, check_headroom

@@ -23,7 +23,7 @@ from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.reports.measurements import TrialRow
+from amp_rewrite.reports.evidence import TrialRow
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result

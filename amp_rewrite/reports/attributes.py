@@ -1,4 +1,4 @@
-"""Attributes that say how an op computes: what two ops of one kind must share to compute in the same precision.
+"""Attributes of rows: those two ops of one kind must share to compute in the same precision.
 
 Each attribute counts, except those that only place elements (`PLACING`): axes, shapes, windows, the order of
 dimensions. They say what is computed, and exporters spell them in many ways: axis 2 or -1, a stated or an implied

@@ -208,7 +208,6 @@ class Delta(Result):
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
-        """Yield kind, op, type of op, types and why of each difference."""
         for group in self._by_kind().values():
             yield from ((c.kind, c.title, c.op, c.types, c.why) for c in group)
         yield from ((f"cast {c.sign}", c.scope + c.value, "Cast", f"{c.before} → {c.after}", c.why) for c in self.casts)
@@ -225,7 +224,7 @@ def _fitting(lines: Sequence[str], room: int) -> list[str]:
 
 
 def _meant(change: Change, kinds: Collection[str]) -> bool:
-    """True if a change is of one of the kinds that a check fails on."""
+    """True if a check for these kinds fails on a change."""
     float32 = change.kind == "raised" or (change.kind == "added" and change.after == FLOAT32)
     return change.kind in kinds or (FLOAT32 in kinds and float32)
 

@@ -1,4 +1,4 @@
-"""Differences between two reports, on which continuous integration may fail."""
+"""Differences between two reports, for people and for continuous integration."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
 
 
 def _alike(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> int:
-    """Return the number of ops that read the same ops in both."""
     read = [[to_b.get(read, read) if read >= 0 else NO_ROW for read in a.reads[i]] for i in to_b]
     also = [[read if read >= 0 else NO_ROW for read in b.reads[j]] for j in to_b.values()]
     return sum(one == other for one, other in zip(read, also, strict=True))
@@ -90,7 +89,7 @@ _Move = tuple[str, str, str]
 
 
 def _changes(before: Row, after: Row) -> Iterator[Change]:
-    """Yield one change of each kind: the first that was found."""
+    """Yield the first change of each kind."""
     moves = [*_main_moves(before, after), *_slot_moves(before, after)]
     types = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
     former = before.path if before.path != after.path else ""
@@ -107,7 +106,7 @@ def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
 
 
 def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
-    """Yield the types of inputs and outputs that both ops have, where both are known.
+    """Yield the known types of the inputs and outputs of both ops.
 
     Of an operator that the standard does not define, also of those that only one has.
     """
@@ -120,7 +119,7 @@ def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
 
 
 def _ports(types: Collection[str]) -> list[bool]:
-    """Return which ports are there, without those left out at the end."""
+    """Return the presence of ports, without absent ones at the end."""
     there = [bool(dtype) for dtype in types]
     while there and not there[-1]:
         there.pop()
@@ -154,7 +153,6 @@ def _one_sided(kind: str, row: Row) -> Change:
 
 
 def _port_changes(a: Report, b: Report) -> Iterator[_Placed]:
-    """Yield the changes of the model's inputs and outputs."""
     first = len(b.rows)
     for what, mine, theirs in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
         pairs = paired(mine, theirs)
@@ -178,7 +176,6 @@ def _used(port: PortRow, what: str) -> bool:
 
 
 def _cast_changes(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> Iterator[tuple[CastChange, int | None]]:
-    """Yield the casts that one model has alone, each with its position among those of B."""
     mine = _casts(a, {i: ("both", j) for i, j in to_b.items()})
     theirs = _casts(b, {j: ("both", j) for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
@@ -212,7 +209,6 @@ def _casts(graph: RowGraph, identity: Mapping[int, Hashable]) -> dict[Hashable, 
 
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
-    """Return further differences; settings only where both reports are conversions."""
     settings = ("to", *STATED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
     values = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)

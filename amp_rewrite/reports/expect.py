@@ -149,7 +149,7 @@ class Expectation:
         return self._typed([(port.name, port.dtype) for port in chosen], noun)
 
     def _typed(self, items: Sequence[tuple[str, str]], noun: str) -> CheckedExpectation:
-        """Compare the types of all items, of which there must be some."""
+        """Compare the types of all items; without an item, the expectation fails."""
         if not items:
             chosen = f" matches {self.choice!r}" if self.choice is not None else " is there"
             return CheckedExpectation(self.text, False, f"no {noun}{chosen}")

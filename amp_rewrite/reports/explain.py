@@ -1,4 +1,4 @@
-"""Chains of reasons behind the types of ops, each back to the op that decides."""
+"""Chains of reasons behind the types of ops, each back to the op at its root."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One op, and the ops behind its type, the root last. `asked`: the name that led to it.
+    """One op, and the ops behind its type, the root last. `asked`: the name in the question.
 
     `alike` are the paths of other ops by that name whose types have the same reasons. `input`: the input of the model
     that was asked for, whose readers are explained; `rows` is empty if no op reads it. `shift`: the exponent k if the
@@ -40,7 +40,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Result):
-    """Chains of reasons, in the order of the names that were asked for.
+    """Chains of reasons, in the order of the names.
 
     Attributes:
         model: name of the model.
@@ -72,7 +72,6 @@ class Explanation(Result):
         return "\n".join(self._chains())
 
     def _chains(self) -> list[str]:
-        """Return the text of each chain. Each ends with a newline."""
         parts, inputs = [], set()
         for chain in self.chains:
             lines = []
@@ -142,7 +141,6 @@ def explained(
 
 
 def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:
-    """Yield a chain for each op by a name; one for all ops of a type that have the same reasons."""
     ops, port = _rows_of(report, name, makers)
     if port is not None and not ops:
         yield Chain(name, (), input=port)
@@ -156,7 +154,6 @@ def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Ma
 
 
 def _region(report: ReportData, exponent: int) -> str:
-    """Return words about the regions that are shifted by an exponent; none about what follows from another one."""
     regions = [row for row in report.shifts if row.exponent == exponent]
     largest = max(regions, key=lambda row: row.absmax, default=None)
     return "" if largest is None else f", since {largest.value!r} goes up to {largest.absmax:g}"
@@ -196,7 +193,7 @@ def _types(row: Row) -> str:
 
 
 def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
-    """Return the rows of a name, and the input of the model that it is; ops take precedence over values."""
+    """Return the rows of a name, and the input of the model by that name; ops take precedence over values."""
     rows = report.positions(name)
     if len(rows) > 1 and all(report.rows[i].name == name or report.rows[i].path == name for i in rows):
         paths = [report.rows[i].path for i in rows]

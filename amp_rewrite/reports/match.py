@@ -1,4 +1,4 @@
-"""Matching of two reports: a report as a graph of ops, and the pairs of ops that are the same in two of them.
+"""Matching of two reports: a report as a graph of ops, and the pairs of equal ops.
 
 Constants, copies and casts between floats are values here, not ops: conversions add and remove them. Neither do ops
 count from which no output is computed.
@@ -27,7 +27,6 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def _passed_over(row: Row) -> bool:
-    """True for a constant, a copy, a cast between floats and one to the type that it reads."""
     if row.op in ("Constant", "Identity"):
         return True
     if row.op not in CASTS or not row.inputs or not row.outputs:
@@ -37,13 +36,13 @@ def _passed_over(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class RowGraph:
-    """A report as a graph of the ops that count. Sources are rows, `NO_ROW`, or inputs as in `PortRow.after`."""
+    """A report as a graph of its ops. Sources are rows, `NO_ROW`, or inputs as in `PortRow.after`."""
 
     report: Report
 
     @cached_property
     def _sources(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
-        """By row the sources of its reads, and that of its result: of a row that is passed over, what it reads."""
+        """By row the sources of its reads, and that of its result: what a constant, copy or cast reads."""
         fed: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, port in enumerate(self.report.inputs):
             for at, place in zip(port.reads[::2], port.reads[1::2], strict=True):
@@ -72,7 +71,7 @@ class RowGraph:
 
     @cached_property
     def live(self) -> Sequence[int]:
-        """Rows of ops from which an output is computed; all ops of a report without outputs."""
+        """Rows of ops with an effect on an output; all ops of a report without outputs."""
         rows, reads = self.report.rows, self.reads
         alive = [not self.report.outputs] * len(rows)
         for port in self.report.outputs:

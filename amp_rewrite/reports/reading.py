@@ -74,7 +74,7 @@ def _no_constant(name: str) -> NoReturn:
 
 @cache
 def reader_of(hint: Any) -> Reader:
-    """Return the reader of values that a type hint names."""
+    """Return the reader of values of a type hint."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint in _WORDS:
         return lambda value: _plain(value, hint)
@@ -134,7 +134,7 @@ def record(
     needed: Collection[str] | None = None,
     make: Callable[..., Any] | None = None,
 ) -> Reader:
-    """Return the reader of an object as a record; what it does not know it leaves out.
+    """Return the reader of an object as a record; it leaves out unknown fields.
 
     Args:
         cls: a dataclass or a named tuple; a "_" at the end of a field's name keeps it apart from a word of Python.

@@ -80,7 +80,7 @@ def blocks(
 
 
 def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
-    """Return widths that fit: the widest columns shrink until the last one, which gets the rest, has its least."""
+    """Return widths within the room: the widest columns shrink until the last one has its least."""
     fitted, last = list(widths), min(widths[-1], max(_LEAST, room // 3))
     texts = [i for i in range(len(widths) - 1) if right[i : i + 1] != ">"]
     while texts and sum(fitted[:-1]) + last > room:
@@ -93,7 +93,7 @@ def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> list[str]:
-    """Return the lines of a row whose cells wrap between words; a longer word is cut."""
+    """Return the lines of a row, its cells wrapped between words; a longer word is cut."""
     parts = [
         [cell] if right[i : i + 1] == ">" else [cut(part, widths[i]) for part in wrap(cell, widths[i])]
         for i, cell in enumerate(row)
@@ -142,7 +142,7 @@ _HALF = "\0"
 
 
 def _start(text: str, columns: int) -> str:
-    """Return the beginning of a text that takes at most so many columns; no character behind it is looked at."""
+    """Return the beginning of a text within so many columns, without a look at the rest."""
     for at, character in enumerate(text):
         columns -= _columns(character)
         if columns < 0:

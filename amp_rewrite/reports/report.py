@@ -38,7 +38,7 @@ MAX_CHARACTERS = 256 * 2**20
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(Result, ReportData):
-    """A report that can be printed, stored and read again.
+    """Report of a conversion or of a model, to print, store and read again.
 
     Attributes:
         model: facts about the model and settings of the conversion.
@@ -146,7 +146,7 @@ def _dump(item: object) -> str:
 
 
 def _encode(item: Any) -> dict[str, object]:
-    """Return the fields that differ from their defaults, in their order; maps in the order of their keys.
+    """Return the fields other than their defaults, in their order; maps in the order of their keys.
 
     The settings of a header stand among its fields: those that every conversion states first, the others at the end.
     """
@@ -166,7 +166,7 @@ def _encode(item: Any) -> dict[str, object]:
 
 
 def _read(loaded: object) -> Report:
-    """Return a report whose rows and positions exist."""
+    """Return a report of existing rows and positions."""
     schema = loaded.get("schema") if isinstance(loaded, dict) else SCHEMA
     if schema != SCHEMA:
         newer = ", upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else ""
@@ -197,7 +197,6 @@ def _check_positions(report: Report) -> None:
 
 
 def _header(**fields: Any) -> Header:
-    """Return a header; the settings of a conversion stand among its fields in JSON."""
     texts = {name: fields.pop(name, None) for name in STATED}
     return Header(**fields, settings={name: text for name, text in texts.items() if text is not None})
 

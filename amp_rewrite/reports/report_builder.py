@@ -25,10 +25,9 @@ from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, counting, spell_type
-from amp_rewrite.reports.lineage import Lineage
-from amp_rewrite.reports.planned_types import PlannedTypes, retyped, spell
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.values import Lineage, PlannedTypes, retyped, spell
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
@@ -227,7 +226,6 @@ class _ReportBuilder:
             yield self._cast(cast.value, dtype, cast.to, reason=cast.reason, readers=readers, dead=unread)
 
     def _cast(self, value: ValueId, before: DType | None, to: DType | None, **facts: Any) -> CastRow:
-        """Return the row of a Cast; `facts`: its other fields."""
         source = self._lineage.source[value]
         made_by = self.view.producer(source)
         return CastRow(

@@ -17,7 +17,7 @@ _SHOWN = 20
 
 
 class Result:
-    """A result that people look at. A subclass gives its `text`, `to_json`, `brief` and `records`."""
+    """Base of results for people. A subclass gives its `text`, `to_json`, `brief` and `records`."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Result:
         return tuple(figure for figure in self.figures() if figure.notebook)
 
     def page(self) -> Page:
-        """Return the result as a page: its figures, or its text and records where it has none.
+        """Return the result as a page: its figures, or its text and records for a result without any.
 
         Example:
             >>> import amp_rewrite

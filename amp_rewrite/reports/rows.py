@@ -1,4 +1,4 @@
-"""Rows of a report: plain data about the model, its ops, casts and weights, and about what changed."""
+"""Rows of a report: plain data about the model, its ops, casts and weights, and about changes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class BakeRow:
 
 @dataclass(frozen=True, slots=True)
 class ShiftRow:
-    """A region of values that is computed times 2⁻ᵏ, or a value beyond the low type that is not.
+    """A region of values times 2⁻ᵏ, or a value beyond the low type without a shift.
 
     `value` is the largest of the region, `exponent` its k: 0 for one that is not shifted, and `why` says why.
     `evidence` is "data" or "option" (an exponent asked for without data). `values` counts the shifted values, `kept`
@@ -276,7 +276,7 @@ _TEXTS: dict[str, Callable[[Row], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One op that differs, or one input or output of the model, whose `op` is "graph input" or "graph output".
+    """A changed op, or a changed input or output of the model, whose `op` is "graph input" or "graph output".
 
     `name` is the one in B, or the one in A of an op that was removed; `was` is the name in A if that differs. `before`
     and `after` are element types, empty where the op is absent, or the values of an attribute. `variable` says of what:
@@ -296,7 +296,7 @@ class Change:
 
     @property
     def types(self) -> str:
-        """ "float32 → float16", or the one type that there is."""
+        """ "float32 → float16", or the only type."""
         return " → ".join(filter(None, (self.before, self.after)))
 
     @property
@@ -307,7 +307,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class CastChange:
-    """A cast that only one of the two has: `sign` is "+" for B, "-" for A."""
+    """A cast of one model alone: `sign` is "+" for B, "-" for A."""
 
     sign: str
     value: str
@@ -319,7 +319,7 @@ class CastChange:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Marked:
-    """Model B of a difference, and where its changes stand in it.
+    """Model B of a difference, and the places of its changes.
 
     `vertices` follow the changes: the number of the row, then those of the inputs and outputs; None for what was
     removed. `casts` follow the changes of casts: the position among the Casts of the report; None for one of A.

@@ -61,7 +61,7 @@ def _joined(parts: Iterable[_Part]) -> str:
 
 
 def _fitted(parts: Sequence[_Part], room: int) -> list[_Part]:
-    """Return parts that fit so many lines, with a blank one behind each: the longest tables lose their last lines."""
+    """Return parts within so many lines, a blank one behind each: the longest tables lose their last lines."""
     first, *rest = [list(part) for part in parts if part]
     while rest and sum(len(part) + 1 for part in (first, *rest)) > room:
         longest = max(rest, key=len)
@@ -79,7 +79,7 @@ _CUT = "  … (-v shows all)"
 
 
 def _head(report: ReportData) -> _Part:
-    """Return the model and the result: work, weights, Casts, what the file needs."""
+    """Return the model and the result: work, weights, Casts, the release for the file."""
     model, totals = report.model, report.totals
     facts = [("work", _work(report))]
     if totals.integer_ops:
@@ -100,7 +100,6 @@ def _head(report: ReportData) -> _Part:
 
 
 def _work(report: ReportData) -> str:
-    """Return the share of operations in a low type; of ops, where the operations of none are known."""
     totals = report.totals
     if not totals.compute_ops:
         return "no matrix product, convolution or the like: a low type gains little"
@@ -132,7 +131,6 @@ def shift_counts(shifts: Sequence[ShiftRow]) -> str:
 
 
 def _settings(report: ReportData) -> _Part:
-    """Return what the model and the conversion were set to."""
     model = report.model
     opsets = ", ".join(f"{domain} {version}" for domain, version in model.opsets.items())
     facts = [("model", f"IR {model.ir_version}, {plain(opsets)}")]
@@ -152,12 +150,12 @@ def _settings(report: ReportData) -> _Part:
 
 
 def _tables(report: ReportData) -> list[_Part]:
-    """Return the ops that stayed float32 and those that became it, by cause; of an inventory, those of each type."""
+    """Return the ops in float32 by cause: kept there, and raised; of an inventory, those of each type."""
     return [_stock(report)] if report.inventory else [_stayed(report), _raised(report)]
 
 
 def _stayed(report: ReportData) -> _Part:
-    """Return the ops that stayed float32, by rule, the most frequent first; without the model's own Casts."""
+    """Return the ops in float32 by rule, the most frequent first; without the model's own Casts."""
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
     high = [row for row in high if row.op not in _UNASKED]
     if not high:
@@ -242,7 +240,6 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list
 
 
 def _casts(report: ReportData) -> _Part:
-    """Return the inserted Casts by cause, the most frequent first."""
     totals = report.totals
     parts = [f"{count(totals.casts_to_low + totals.casts_to_float32, 'Cast')} added"]
     parts += [f"{totals.casts_folded} removed"] if totals.casts_folded else []
@@ -338,7 +335,7 @@ def _every_finding(report: ReportData) -> _Part:
 
 
 def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
-    """Return the evidence and the next step; nothing for an inventory, and where nothing was low or changed."""
+    """Return the evidence and the next step; nothing for an inventory, and for a result without changes."""
     if report.inventory or (report.evidence == UNCHECKED and not _affected(report)):
         return []
     evidence = report.evidence
@@ -370,7 +367,6 @@ def next_command(report: ReportData) -> str:
 
 
 def _affected(report: ReportData) -> bool:
-    """True if something is low or changed, so that its numbers may be others."""
     totals = report.totals
     changed = totals.casts_to_low + totals.casts_to_float32 + totals.casts_folded + totals.baked + totals.raised
     return bool(changed) or any(row.dtype in LOW for row in report.rows)

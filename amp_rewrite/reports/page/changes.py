@@ -1,4 +1,4 @@
-"""Figures of a difference: the ops that changed as a table, and the newer model as a graph with its changes."""
+"""Figures of a difference: the changed ops as a table, and the newer model as a graph."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def changes_figure(
 
 @gc_paused()
 def marked_graph(marked: Marked, changes: Sequence[Change], name: str) -> Figure:
-    """Return a model as a graph with its changes. `name`: that of the model."""
+    """Return the newer model as a graph with its changes. `name`: that of the model."""
     by_vertex: dict[int, list[Change]] = {}
     for change, vertex in zip(changes, marked.vertices, strict=True):
         if vertex is not None:

@@ -169,7 +169,7 @@ def _extent(axis: Axis, low: float, high: float) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A labelled row of a chart: what is drawn in it, and the number beside it."""
+    """A labelled row of a chart: its marks, and the number beside it."""
 
     label: str
     marks: Sequence[Element]

@@ -188,7 +188,6 @@ class _Graph:
         return columns
 
     def _rules(self) -> dict[str, object]:
-        """Return the words of the rules in the report, and whether they have a page."""
         rules: dict[str, object] = {}
         for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
             known = reasons.reason_of(rule)
@@ -235,7 +234,7 @@ class _Graph:
     # -- casts -------------------------------------------------------------------------------------
 
     def _casts(self) -> Iterator[dict[str, object]]:
-        """Yield the Casts in the result, each with the edges that it stands on: vertex and reader, in turn.
+        """Yield the Casts in the result, each with its edges: vertex and reader, in turn.
 
         A Cast that another one reads stands on none.
         """
@@ -264,7 +263,7 @@ class _Graph:
             }
 
     def _read(self, at: int, slot: int) -> tuple[str, ...]:
-        """Return the type in which a vertex reads a value; those of its results for what a body hands out."""
+        """Return the type of a value as a vertex reads it; those of its results for an output of a body."""
         if at >= self.first_output:
             return (self.report.outputs[at - self.first_output].dtype,)
         row = self.report.rows[at]
@@ -278,11 +277,9 @@ class _Graph:
 
 
 def _moved(cast: CastRow) -> int | None:
-    """Return the bytes that a Cast reads and writes; None where its size is unknown."""
     written, read = DTYPES[cast.to].nbytes(1), DTYPES[cast.from_].nbytes(1)
     return cast.size + cast.size * read // written if cast.size is not None and written else None
 
 
 def _passes(row: Row) -> bool:
-    """True for a Cast between floats: a value passes through it to its readers."""
     return row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING

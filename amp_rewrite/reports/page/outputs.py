@@ -1,4 +1,4 @@
-"""Figures of scores against what is allowed: of each output in a verdict, and of each trial of a repair."""
+"""Figure of scores against the tolerance: of each output in a verdict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.evidence import Difference, OutputRow
 from amp_rewrite.reports.page.chart import (
     Axis,
     Line,

@@ -23,7 +23,7 @@ _SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing on a page, and the numbers that it shows.
+    """A drawing on a page, and its numbers.
 
     `name` is its key in JSON and its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black
     and white, with a text for screen readers; `data` is everything that is drawn, as JSON. `notebook`: notebooks show
@@ -40,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A title, which names the model and what is shown, and figures in reading order."""
+    """A title of model and contents, and figures in reading order."""
 
     title: str
     figures: Sequence[Figure]

@@ -1,4 +1,4 @@
-"""Figure of ranges: the values with the least headroom, against the numbers that the low type holds."""
+"""Figure of ranges: the values with the least headroom, against the numbers of the low type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HEAD = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "f
 
 @dataclass(frozen=True, slots=True)
 class _DrawnRange:
-    """A value that is drawn: its place in depth, its name and its range."""
+    """A value in the chart: its place in depth, its name and its range."""
 
     place: int
     name: str

@@ -1,4 +1,4 @@
-"""The figures of a report: the verdict with what to do, counts, and the graph."""
+"""Figures of a report: the verdict with the next step, counts, and the graph."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ def _card(name: str, value: str, *more: Element | str, **attributes: str) -> Ele
 
 
 def _counts(report: ReportData, shapes: str) -> list[Element]:
-    """Return cards of work, Casts, weights and shifts."""
     totals, low = report.totals, " and ".join(low_types(report)) or report.model.to or "a low type"
     cards = [_share(f"compute ops in {low}", totals.compute_lowered, totals.compute_ops, "compute ops")]
     if totals.flops:

@@ -1,11 +1,11 @@
-"""Scopes: the tree of modules that folds a graph, and the layer and order of each part in its scope."""
+"""Scopes: the tree of modules behind the folds of a graph, and the place of each part in its scope."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from amp_rewrite.reports.render import cut
 from amp_rewrite.reports.rows import ReportData, Row
@@ -95,79 +95,50 @@ def _named(row: Row) -> Path:
 
 
 def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
-    """Return the tree of scopes. A scope of one part gives way to its part, and a large one is split into groups."""
-    whole = Tree()
-    known: dict[Path, int] = {(): ROOT}
-    for path in paths:
-        for depth in range(1, len(path) + 1):
-            if path[:depth] not in known:
-                known[path[:depth]] = whole.add(path[depth - 1], known[path[: depth - 1]])
-        whole.home.append(known[path])
-    return _grouped(_lean(whole, order), order, label)
+    """Return the tree of scopes.
 
-
-def _lean(tree: Tree, order: Sequence[int]) -> Tree:
-    """Return the tree without scopes that hold a single part, or none that is drawn."""
-    parts = tree.parts(order)
-    lean = Tree()
-    place = {ROOT: ROOT}
-    names = dict(enumerate(tree.names))
-    number = len(tree.home)
-    for scope in range(1, len(tree.names)):
-        above = tree.parents[scope]
-        inside = parts.get(scope, ())
-        if len(inside) > 1:
-            place[scope] = lean.add(names[scope], place[above])
-            continue
-        place[scope] = place[above]
-        if len(inside) == 1 and inside[0] >= number:
-            child = inside[0] - number
-            names[child] = f"{names[scope]}/{names[child]}"
-    lean.home = [place[home] for home in tree.home]
-    return lean
-
-
-def _grouped(tree: Tree, order: Sequence[int], label: Label) -> Tree:
-    """Return the tree with at most `MOST` parts in each scope; groups stand for parts that follow each other."""
-    parts = tree.parts(order)
-    if all(len(inside) <= MOST for inside in parts.values()):
-        return tree
-    number = len(tree.home)
-    split = Tree(home=[ROOT] * number)
-    place = {ROOT: ROOT}
-    waiting = [ROOT]
+    A scope of one part gives way to its part. One of more than `MOST` parts has groups instead, of parts that follow
+    each other.
+    """
+    tree = Tree(home=[ROOT] * len(paths))
+    waiting: list[tuple[int, int, Sequence[int]]] = [(ROOT, 0, order)]
     while waiting:
-        scope = waiting.pop()
-        level: list[tuple[int, Sequence[int]]] = [(place[scope], parts.get(scope, []))]
+        scope, depth, inside = waiting.pop()
+        named: dict[str | int, list[int]] = {}
+        for vertex in inside:
+            named.setdefault(paths[vertex][depth] if len(paths[vertex]) > depth else vertex, []).append(vertex)
+        level = [(scope, list(named.items()))]
         while level:
-            at, inside = level.pop()
-            if len(inside) > MOST:
-                level += [(split.add(_between(tree, chunk, label), at), chunk) for chunk in _chunks(inside)]
+            at, parts = level.pop()
+            if len(parts) > MOST:
+                level += [(tree.add(_between(chunk, label), at), chunk) for chunk in _chunks(parts)]
                 continue
-            for part in inside:
-                if part >= number:
-                    place[part - number] = split.add(tree.names[part - number], at)
-                    waiting.append(part - number)
+            for _, members in parts:
+                if len(members) == 1:
+                    tree.home[members[0]] = at
                 else:
-                    split.home[part] = at
-    drawn = set(order)
-    for vertex, home in enumerate(tree.home):
-        if vertex not in drawn:
-            split.home[vertex] = place[home]
-    return split
+                    own = [paths[vertex] for vertex in members]
+                    shared = sum(
+                        1 for _ in takewhile(lambda ends: ends[0] == ends[1], zip(min(own), max(own), strict=False))
+                    )
+                    waiting.append((tree.add("/".join(own[0][depth:shared]), at), shared, members))
+    return tree
 
 
-def _chunks(inside: Sequence[int]) -> list[Sequence[int]]:
+_Parts = list[tuple[str | int, list[int]]]
+"""Parts of a scope, each with its vertices: scopes by name, and vertices by number."""
+
+
+def _chunks(parts: _Parts) -> list[_Parts]:
     """Return consecutive groups of nearly equal size, at most half of `MOST` of them."""
-    groups = min(MOST // 2, -(-len(inside) // (MOST // 2)))
-    ends = [len(inside) * i // groups for i in range(groups + 1)]
-    return [inside[start:end] for start, end in pairwise(ends)]
+    groups = min(MOST // 2, -(-len(parts) // (MOST // 2)))
+    ends = [len(parts) * i // groups for i in range(groups + 1)]
+    return [parts[start:end] for start, end in pairwise(ends)]
 
 
-def _between(tree: Tree, chunk: Sequence[int], label: Label) -> str:
+def _between(chunk: _Parts, label: Label) -> str:
     """Return the name of a group: those of its first and last part, "Conv_12 to Relu_60"."""
-    number = len(tree.home)
-    ends = (label(part) if part < number else tree.names[part - number] for part in (chunk[0], chunk[-1]))
+    ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
     return " to ".join(cut(end, _LABEL) for end in ends)
 
 
@@ -189,7 +160,6 @@ def layers_of(tree: Tree, edges: Edges, order: Sequence[int]) -> list[int]:
 
 
 def _inner_edges(tree: Tree, edges: Edges, drawn: Collection[int]) -> dict[int, dict[Part, dict[Part, None]]]:
-    """Return for each scope the edges between its parts: each part with those that read it."""
     depth = [0] * len(tree.names)
     for scope in range(1, len(tree.names)):
         depth[scope] = depth[tree.parents[scope]] + 1
@@ -209,7 +179,7 @@ def _inner_edges(tree: Tree, edges: Edges, drawn: Collection[int]) -> dict[int, 
 
 
 def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple[int, int, int]:
-    """Return the innermost scope around two scopes, and its part that contains each; -1 if that is the scope itself."""
+    """Return the innermost scope around two scopes, and its part around each; -1 for the scope itself."""
     below_first = below_second = -1
     while first != second:
         if depth[first] >= depth[second]:
@@ -220,7 +190,7 @@ def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple
 
 
 def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[list[Part]]:
-    """Return the parts by layer. A part lies below those that it reads, and one that reads none above its readers."""
+    """Return the parts by layer: each below its sources, and a source without inputs above its readers."""
     ranked = _ranked(parts, readers)
     rank = {part: i for i, part in enumerate(ranked)}
     layer = dict.fromkeys(ranked, 0)
@@ -246,7 +216,7 @@ def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> l
 
 
 def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[Part]:
-    """Return the parts, each after those that it reads. Scopes that read each other stand in the given order."""
+    """Return the parts, each after its sources. Scopes on a circle stand in the given order."""
     waits = dict.fromkeys(parts, 0)
     for part in parts:
         for reader in readers.get(part, ()):

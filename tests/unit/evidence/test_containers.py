@@ -13,7 +13,7 @@ from amp_rewrite import convert, repair, verify
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.metric import MEASURES, MetricBound
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.reports.measurements import Difference
+from amp_rewrite.reports.evidence import Difference
 from support.paths import TESTS
 
 CLASSIFIER = TESTS / "models" / "sklearn" / "mlp.onnx"

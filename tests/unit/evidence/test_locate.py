@@ -18,7 +18,7 @@ from amp_rewrite.evidence.instrument import errors
 from amp_rewrite.evidence.instrument.errors import ErrorStats, SideBySide
 from amp_rewrite.evidence.locate import Located, locate
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import OpErrors
+from amp_rewrite.reports.evidence import OpErrors
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
 from support.paths import TESTS

@@ -10,7 +10,7 @@ import pytest
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.metric import MEASURES, MetricBound, Tolerance, compare, criterion
-from amp_rewrite.reports.measurements import Difference
+from amp_rewrite.reports.evidence import Difference
 
 ANY = Tolerance(rtol=1e9, atol=1e9)
 INF, NAN = np.float32(np.inf), np.float32(np.nan)

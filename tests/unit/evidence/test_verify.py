@@ -23,7 +23,7 @@ from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolera
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict, _worse
 from amp_rewrite.evidence.verify import Side, verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.evidence import Difference, OutputRow
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 
 X = {"x": np.float32([[1, 2, 3], [4, 5, -6]])}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from amp_rewrite import DType
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.delta import Delta
-from amp_rewrite.reports.measurements import Difference, OutputRow
+from amp_rewrite.reports.evidence import Difference, OutputRow
 from amp_rewrite.reports.page.markup import written
 from amp_rewrite.reports.page.outputs import CriterionLine, outputs_figure
 from amp_rewrite.reports.page.page import Figure, Page

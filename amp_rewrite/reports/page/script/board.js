@@ -105,7 +105,7 @@ class Board {
       button("fit", "Fit the graph", () => view.fit(true)));
     this.table = new OpsTable(view, () => (this.search.value.trim() ? this.hits : null));
     const pane = make("div", { role: "group", "aria-label": "Graph" }, view.keys, make("div", { class: "stage" }, view.frame, view.details.box));
-    this.host.replaceChildren(toolbar, pane, this.said, this.table.box, castTable(view, (c) => this.showCast(c)));
+    this.host.replaceChildren(toolbar, pane, this.said, this.table.box);
   }
 }
 

@@ -37,10 +37,3 @@ function cut(text, most) {
   for (const c of text) { if ((room -= wide(c)) < 0) break; kept += c; }
   return `${kept}…`;
 }
-
-/** Return a table in a box that scrolls. */
-function tableOf(name, head, rows, more) {
-  const heads = head.map((title) => make("th", { scope: "col" }, title));
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name },
-    make("table", { class: "table" }, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)), more);
-}

@@ -140,25 +140,18 @@ class GraphModel {
     for (let s = this.ops.scope[v]; s > 0; s = this.scopes.parent[s]) if (!this.open.has(s)) { this.open.add(s); changed = true; }
     return changed;
   }
-  /** Unfold while the drawing stays small: small scopes first, and equal ones beside each other together.
-   * `wanted` says which scopes; at least eight parts are shown where there are as many. */
+  /** Unfold the wanted scopes while the drawing stays small, the smallest first; at least eight parts are shown. */
   unfoldUpTo(most, wanted = () => true) {
-    const { number } = this, within = (p) => this.parts[p - number];
-    let shown = 0, closed = [];
-    const add = (parts) => { shown += parts.length; closed.push(...parts.filter((p) => p >= number && wanted(p - number))); };
-    const waiting = [number];
-    while (waiting.length) { // what is open now
-      const inside = within(waiting.pop());
-      waiting.push(...inside.filter((p) => this.isOpen(p)));
-      add(inside.filter((p) => !this.isOpen(p)));
-    }
+    const { number } = this, size = (p) => this.parts[p - number].length;
+    const shown = [number];
+    for (let i = 0; i < shown.length; i++) if (this.isOpen(shown[i])) shown.push(...this.parts[shown[i] - number]);
+    let closed = shown.filter((p) => p >= number && !this.isOpen(p) && wanted(p - number)), drawn = shown.length;
     while (closed.length) {
-      const least = closed.reduce((a, b) => (within(b).length < within(a).length ? b : a));
-      const alike = closed.filter((p) => this.scopeOf(p) === this.scopeOf(least) && within(p).length === within(least).length);
-      const more = alike.reduce((n, p) => n + within(p).length, 0);
-      if (shown > 8 && shown + more > most) break;
-      closed = closed.filter((p) => !alike.includes(p));
-      for (const p of alike) { this.open.add(p - number); add(within(p)); }
+      const least = closed.reduce((a, b) => (size(b) < size(a) ? b : a));
+      if (drawn > 8 && drawn + size(least) > most) break;
+      this.open.add(least - number);
+      drawn += size(least);
+      closed = closed.filter((p) => p !== least).concat(this.parts[least - number].filter((p) => p >= number && wanted(p - number)));
     }
   }
   /** Fold all scopes, or unfold them from outside up to so many parts; return true if that opens all. */

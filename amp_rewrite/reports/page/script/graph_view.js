@@ -143,8 +143,8 @@ class GraphView {
   }
   back() { if (this.nodes.has(this.current)) this.nodes.get(this.current).focus({ preventScroll: true }); }
   /** Fold or unfold a scope, which stays where it is. */
-  turn(s, opened) {
-    const { M, view } = this, here = this.active, box = this.layout.boxes.get(M.number + s);
+  toggle(s) {
+    const { M, view } = this, here = this.active, opened = !M.open.has(s), box = this.layout.boxes.get(M.number + s);
     const at = box ? { x: box.x * view.k + view.x, y: box.y * view.k + view.y } : null;
     if (opened) M.open.add(s); else M.open.delete(s);
     this.draw();
@@ -152,10 +152,6 @@ class GraphView {
     if (at && now) { view.x += at.x - (now.x * view.k + view.x); view.y += at.y - (now.y * view.k + view.y); }
     this.show();
     if (this.nodes.has(M.number + s)) this.focus(M.number + s, !here);
-  }
-  toggle(s) {
-    const opened = !this.M.open.has(s);
-    this.turn(s, opened);
     this.details.say(`${opened ? "unfolded" : "folded"} ${this.M.scopes.name[s]}`);
   }
   act(p) { if (p >= this.M.number) this.toggle(p - this.M.number); else this.details.showOp(p); }
@@ -214,18 +210,9 @@ class GraphView {
     canvas.addEventListener("pointermove", (event) => {
       const before = fingers.get(event.pointerId);
       if (!before) return;
-      const [one, two] = [...fingers.values()];
-      if (two) {
-        const other = one === before ? two : one;
-        const was = Math.hypot(before.clientX - other.clientX, before.clientY - other.clientY);
-        const is = Math.hypot(event.clientX - other.clientX, event.clientY - other.clientY);
-        const box = canvas.getBoundingClientRect();
-        if (was) this.zoom(is / was, (event.clientX + other.clientX) / 2 - box.left, (event.clientY + other.clientY) / 2 - box.top);
-      } else {
-        this.view.x += event.clientX - before.clientX;
-        this.view.y += event.clientY - before.clientY;
-        this.show();
-      }
+      this.view.x += event.clientX - before.clientX;
+      this.view.y += event.clientY - before.clientY;
+      this.show();
       moved += Math.abs(event.clientX - before.clientX) + Math.abs(event.clientY - before.clientY);
       if (moved > 4 && !canvas.hasPointerCapture(event.pointerId)) canvas.setPointerCapture(event.pointerId);
       fingers.set(event.pointerId, event);

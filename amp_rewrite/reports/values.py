@@ -1,8 +1,8 @@
-"""Types of ops and values once a plan is carried out, or as they are."""
+"""Values of a model in a report: their types once a plan is carried out, and the rows behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,10 +10,11 @@ from typing import NamedTuple
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import made_variable, read_variable
+from amp_rewrite.ir.dataflow import casts_floats, keeps_type, read_variable
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import Signature, ValueType
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.reports.rows import NO_ROW
 
 _Types = tuple[ValueType | None, ...]
 _Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
@@ -30,7 +31,7 @@ class RowTypes(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedTypes:
-    """Types in a view that a coloring and a plan change; those of the model itself without them."""
+    """Types in a view after a coloring and a plan; those of the model itself without them."""
 
     view: View
     coloring: Coloring | None
@@ -50,7 +51,6 @@ class PlannedTypes:
 
     @cached_property
     def _looks(self) -> dict[_Alike, RowTypes]:
-        """Types of rows, shared: most ops of a model are like many others."""
         return {}
 
     @cached_property
@@ -74,7 +74,6 @@ class PlannedTypes:
         )
 
     def _painted(self, variable: tuple[OpId, str] | None) -> DType | None:
-        """Return the type that the painter gave a variable; None for one that it left alone."""
         return self.coloring.dtype(*variable) if self.coloring is not None and variable is not None else None
 
     def _variables(
@@ -94,18 +93,14 @@ class PlannedTypes:
         value = op.inputs[slot]
         if value is None:
             return None
-        if self.plan and op.kind == "Cast":
+        if op.kind == "Cast":
             return self.made[value]
         return retyped(self.view.types[value], self._painted(read_variable(op, slot)))
 
     def written(self, op: Op, slot: int) -> ValueType | None:
         """Return the type of a result as the op writes it."""
         value = op.outputs[slot]
-        if value is None:
-            return None
-        if self.plan:
-            return self.made[value]
-        return retyped(self.view.types[value], self._painted(made_variable(self.view, value)))
+        return None if value is None else self.made[value]
 
     @cached_property
     def _baked(self) -> Mapping[ValueId, DType]:
@@ -136,3 +131,89 @@ def _main_dtype(
     if chosen is not None:
         return chosen.spelling
     return str(written) if written is not None else "unknown"
+
+
+# -- ways ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Lineage of the values of a view, by id. `identities`: Casts to replace by copies. O(nodes) each."""
+
+    view: View
+    identities: Collection[OpId] = frozenset()
+
+    @cached_property
+    def casts(self) -> frozenset[OpId]:
+        """Casts of the model between floats."""
+        return frozenset(op.id for op in self.casting if casts_floats(self.view, op))
+
+    @cached_property
+    def source(self) -> Sequence[ValueId]:
+        """Value behind each value, through copies and Casts between floats; mostly the value itself."""
+        source = [value.id for value in self.view.values]
+        for op in self.casting:
+            read, result = op.inputs[0], op.outputs[0]
+            if (op.id in self.casts or keeps_type(self.view, op)) and read is not None and result is not None:
+                source[result] = source[read]
+        return source
+
+    @cached_property
+    def rows(self) -> Sequence[int]:
+        """Row of each value's op; NO_ROW for inputs and weights."""
+        constants = {op.id for op in self.view.ops if op.kind == "Constant"}
+        producers = [self.view.values[source].producer for source in self.source]
+        return [NO_ROW if producer is None or producer in constants else producer for producer in producers]
+
+    @cached_property
+    def inputs(self) -> Sequence[ValueId]:
+        """Inputs of the model, without those with an initializer as default."""
+        return [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
+
+    def reads_of(self, sources: Collection[ValueId]) -> Mapping[ValueId, Sequence[int]]:
+        """Return the readers of these values, also behind Casts: op and position in its reads, in turn, in order."""
+        behind = [op.outputs[0] for op in self.casting if op.outputs[0] is not None]
+        reads: dict[ValueId, list[tuple[OpId, int]]] = {source: [] for source in sources}
+        for value in dict.fromkeys((*sources, *behind)):
+            if (source := self.source[value]) in reads:
+                reads[source] += [(use.op, use.slot) for use in self.view.uses[value]]
+                reads[source] += self._handed_out.get(value, ()) if value in self.view.yielded else ()
+        return {source: [number for place in sorted(places) for number in place] for source, places in reads.items()}
+
+    @cached_property
+    def _handed_out(self) -> Mapping[ValueId, Sequence[tuple[OpId, int]]]:
+        """Positions of values among the reads of an op with bodies, for the outputs of these."""
+        places: dict[ValueId, list[tuple[OpId, int]]] = {}
+        for op in self.view.ops:
+            given = (value for body in op.bodies for value in self.view.scopes[body].outputs)
+            for place, value in enumerate(given, len(op.inputs)):
+                places.setdefault(value, []).append((op.id, place))
+        return places
+
+    @cached_property
+    def dead(self) -> frozenset[OpId]:
+        """Ops without effect on the model's outputs. O(values)."""
+        unread = (self.view.producer(ValueId(v)) for v, uses in enumerate(self.view.uses) if not uses)
+        waiting = [op for op in unread if op is not None]
+        dead: set[OpId] = set()
+        while waiting:
+            op = waiting.pop()
+            if op.id not in dead and all(v is None or self._unread(v, dead) for v in op.outputs):
+                dead.add(op.id)
+                reads = [*op.inputs, *(v for body in op.bodies for v in self.view.scopes[body].outputs)]
+                waiting += [producer for v in reads if (producer := self.view.producer(v)) is not None]
+        return frozenset(dead)
+
+    def _unread(self, value: ValueId, dead: Collection[OpId]) -> bool:
+        """True if dead ops alone read a value, and only outputs of their bodies hand it out."""
+        if any(use.op not in dead for use in self.view.uses[value]):
+            return False
+        if value not in self.view.yielded:
+            return True
+        public = value in self.view.scopes[MAIN].outputs
+        return not public and all(owner in dead for owner, _ in self._handed_out.get(value, ()))
+
+    @cached_property
+    def casting(self) -> Sequence[Op]:
+        """Casts of the model, without those made copies by the plan."""
+        return [op for op in self.view.ops if op.kind in CASTS and op.id not in self.identities]
