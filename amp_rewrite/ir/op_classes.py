@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from amp_rewrite.ir.ops import OPS, Trait, Way
+from amp_rewrite.ir.ops import OPS, Need, Trait, Way
 
 Slots = Mapping[str, Sequence[int]]
 """Inputs by op."""
@@ -122,13 +122,11 @@ SQUEEZES = _ops(Trait.SQUEEZES)
 SOFTMAXES = _ops(Trait.SOFTMAX)
 """Softmax, its logarithm, and onnxruntime's softmax of a sum."""
 
-LONG_SUMS = frozenset(
-    ("CumSum", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSum", "ReduceSumSquare")
-)
+LONG_SUMS = _ops(Trait.LONG_SUM)
 """Sums along axes."""
-GROWS = LONG_SUMS | frozenset(("CumProd", "Exp", "Pow", "ReduceProd"))
+GROWS = _ops(Trait.GROWS)
 """Ops whose results can outgrow what they read."""
-CHOOSES = COMPARISONS | frozenset(("ArgMax", "ArgMin", "TopK"))
+CHOOSES = COMPARISONS | {op for op, row in OPS.items() if Need.ORDER in dict(row.needs).values()}
 """Ops whose results say which number is larger."""
 
 # -- products ----------------------------------------------------------------------------------------

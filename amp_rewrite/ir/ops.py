@@ -76,6 +76,8 @@ class Trait(Flag):
     SUMS = auto()
     SCALES = auto()
     SQUARES = auto()
+    LONG_SUM = auto()
+    GROWS = auto()
     MAGNIFIES = auto()
     ROUNDS = auto()
     COMPARES = auto()
@@ -200,7 +202,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Mul", Way.SCALE, ALL, T.CARRIES | T.BROADCASTS | T.SCALES | T.SQUARES | T.IEEE),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, (0, 1), T.DEQUANTIZES),
     **_rows("Mod", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS, keeps=_LEVELS),
-    **_rows("Pow", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS | T.SQUARES, passes=_MAGNITUDE),
+    **_rows("Pow", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS | T.SQUARES | T.GROWS, passes=_MAGNITUDE),
     **_rows("Acos Acosh", Way.FUNCTION, needs=((0, Need.DIGITS),), passes=_ROOT),
     **_rows("Atanh", Way.FUNCTION, needs=((0, Need.RATIO),), passes=_ROOT),
     **_rows("Asinh Atan Celu Mish Swish", Way.FUNCTION),
@@ -261,17 +263,26 @@ OPS: Mapping[str, OpRow] = {
         keeps=("small", "squares"),
     ),
     **_rows("Log", Way.FUNCTION, (0,), _MAPPED | T.MAGNIFIES, needs=((0, Need.RATIO),), passes=_ROOT),
-    **_rows("Exp", Way.FUNCTION, (0,), _MAPPED | T.SQUEEZES, low=0.0, small=True, keeps=("peak",)),
+    **_rows("Exp", Way.FUNCTION, (0,), _MAPPED | T.SQUEEZES | T.GROWS, low=0.0, small=True, keeps=("peak",)),
     **_rows("Softplus", Way.FUNCTION, (0,), _MAPPED | T.SQUEEZES, low=0.0, small=True),
     **_rows("Elu Gelu HardSwish LeakyRelu Selu", Way.FUNCTION, (0,), T.SAME_SHAPE),
-    **_rows("CumProd", Way.REDUCE, bends=True),
+    **_rows("CumProd", Way.REDUCE, (0,), T.GROWS, bends=True),
     **_rows("DFT", Way.REDUCE, shapes=(1, 2)),
     **_rows("STFT", Way.REDUCE, shapes=(1, 3)),
     **_rows("AveragePool GlobalAveragePool", Way.REDUCE, (0,), T.POOLS),
-    **_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare", Way.REDUCE, shapes=(1,), bends=True),
-    **_rows("ReduceMax ReduceMin ReduceProd", Way.REDUCE, (0,), T.CARRIES, shapes=(1,), bends=True),
-    **_rows("ReduceMean ReduceSum", Way.REDUCE, (0,), T.CARRIES, shapes=(1,)),
-    **_rows("CumSum", Way.REDUCE, (0,), _MAPPED, shapes=(1,)),
+    **_rows(
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare",
+        Way.REDUCE,
+        (0,),
+        T.LONG_SUM | T.GROWS,
+        shapes=(1,),
+        bends=True,
+    ),
+    **_rows("ReduceMax ReduceMin", Way.REDUCE, (0,), T.CARRIES, shapes=(1,), bends=True),
+    **_rows("ReduceProd", Way.REDUCE, (0,), T.CARRIES | T.GROWS, shapes=(1,), bends=True),
+    **_rows("ReduceMean", Way.REDUCE, (0,), T.CARRIES, shapes=(1,)),
+    **_rows("ReduceSum", Way.REDUCE, (0,), T.CARRIES | T.LONG_SUM | T.GROWS, shapes=(1,)),
+    **_rows("CumSum", Way.REDUCE, (0,), _MAPPED | T.LONG_SUM | T.GROWS, shapes=(1,)),
     **_rows(
         "LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization "
         "com.microsoft::SkipLayerNormalization com.microsoft::SkipSimplifiedLayerNormalization",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx.parser
 import pytest
 from onnx import NodeProto, TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
@@ -18,6 +19,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
+from support.held import held
 
 F16 = DType.FLOAT16
 BYTES = make_tensor("", TensorProto.INT8, [2], [1, 2])
@@ -138,3 +140,33 @@ def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
     fact = Facts.of(view, F16)[view.scopes[0].outputs[0]]
     assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST_NAMED
     assert names[-1] in {view.value_name(state) for state, _ in fact.states}
+
+
+def parsed_view(text: str) -> View:
+    return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')))
+
+
+def test_an_op_with_several_needs_has_one_pin() -> None:
+    text = """g (int64[1] n, float[N] x) => (float[K] y, bool[1] z) <float seven = {7}> {
+        f = Cast <to = 1> (n)
+        d = Div (f, seven)
+        r = Floor (d)
+        i = Cast <to = 7> (r)
+        y = Expand (x, i)
+        z = Equal (f, seven)
+    }"""
+    view = parsed_view(text)
+    assert held(view) == dict.fromkeys("fdriz", "whole_number")
+    assert len(find_hazards(view, DType.FLOAT16).pins) == 5
+
+
+def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:
+    text = """g (int64[N] n, float[N] x) => (float[N] y, bool[N] z) <float seven = {7}, float eps = {1e-6}> {
+        a = Add (x, eps)
+        f = Cast <to = 1> (n)
+        z = Equal (f, seven)
+        y = Sqrt (a)
+    }"""
+    first, second = (find_hazards(parsed_view(text), DType.FLOAT16) for _ in range(2))
+    assert first == second
+    assert [pin.op for pin in first.pins] == sorted(pin.op for pin in first.pins)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
 
-from amp_rewrite.errors import ListError, PolicyError
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
-from support import cases, corpus, objections
+from support import cases, corpus
 from support.counting import lowered_ops
 
 TENSORFLOW = {"lists": ["tensorflow"], "safety": "none", "target": "onnx"}
@@ -113,15 +110,6 @@ def test_the_rule_does_not_fire_on_its_twin(rule: str) -> None:
     assert rule not in MUST_NOT[rule].rules()
 
 
-@pytest.mark.parametrize("rule", FIRES)
-def test_a_model_with_the_rule_is_sound(rule: str) -> None:
-    result = FIRES[rule].converted()
-    assert objections.of_checker(result.model) == []
-    assert objections.of_casts(result.model) == []
-    if FIRES[rule].options.get("to") != "bfloat16":
-        assert objections.of_loading(result.model) == []
-
-
 def test_every_rule_has_a_graph_and_a_twin() -> None:
     assert list(FIRES) == list(MUST_NOT)
     named = {rule for graph in FIRES.values() for rule in graph.rules()}
@@ -157,11 +145,6 @@ def test_a_kept_op_still_conducts_deny_paint(kept: list[str]) -> None:
     graph = Graph("a=MatMul(x,x);d=Exp(a);t=Tanh(d);q=Sqrt(t);b=MatMul(q,q)", "q", {"keep": kept})
     assert graph.rules() == {"deny_forward"}
     assert Graph(graph.text, "t", graph.options).rules() == {"keep" if kept else "deny_forward"}
-
-
-def test_a_kept_deny_op_still_spreads_its_paint() -> None:
-    text = "a=MatMul(x,x);d=Exp(a);t=Tanh(d);b=MatMul(t,t)"
-    assert Graph(text, "t", {"keep": ["d"]}).rules() == {"deny_forward"}
 
 
 def test_an_unlisted_op_spreads_nothing() -> None:
@@ -235,26 +218,6 @@ def test_nothing_to_lower_gives_the_same_bytes() -> None:
     assert result.model.SerializeToString() == model.SerializeToString()
 
 
-def test_an_op_on_two_lists_and_an_unknown_level_are_errors() -> None:
-    model = cases.build("a=MatMul(x,x)", ["a"])
-    with pytest.raises(ListError, match=r"Exp"):
-        convert(model, lists=[{"allow": ["Exp"], "deny": ["Exp"]}])
-    with pytest.raises(PolicyError, match="quick"):
-        convert(model, level="quick")
-
-
 def test_quantized_nodes_stay_between_lowered_ones() -> None:
     result = convert(corpus.text_model("qdq19"), **TENSORFLOW)
     assert lowered_ops(result.view, result.coloring) == ("first", "second")
-
-
-def test_a_product_beyond_the_largest_half_becomes_infinite_where_half_is_honest() -> None:
-    """1024 squared: float32 holds it, float16 does not. onnx's own evaluator rounds as the type says."""
-    text = "m=Mul(x,k);a=MatMul(m,m);r=Reshape(a,s)"
-    model = cases.build(text, ["r"], shapes={"x": [1, 1]}, constants={"k": 1024.0, "s": [1]})
-    feeds = {"x": np.ones((1, 1), np.float32)}
-    with np.errstate(over="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        lowered = ReferenceEvaluator(convert(model, **TENSORFLOW).model).run(None, feeds)
-    assert [float(y[0]) for y in ReferenceEvaluator(model).run(None, feeds)] == [2.0**20]
-    assert [float(y[0]) for y in lowered] == [np.inf]

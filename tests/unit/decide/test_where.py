@@ -14,6 +14,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
@@ -29,10 +30,13 @@ from amp_rewrite.decide.coloring.where import Labelling
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, UNKNOWN_SIZE, Sizes
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.request import Request
 from support import cases, stub
 from support.drafts import painted
@@ -135,23 +139,6 @@ def sizes_of(model: ModelProto) -> Any:
     return Sizes(View.of(amp_rewrite.Model.load(model)))
 
 
-@pytest.mark.parametrize(
-    ("text", "shapes", "flops"),
-    [
-        ("y=MatMul(x,w)", {"x": (2, 3, 5), "w": (5, 7)}, 2 * 2 * 3 * 7 * 5),
-        ("y=Gemm(x,w)", {"x": (3, 5), "w": (5, 7)}, 2 * 3 * 7 * 5),
-        ("y=Gemm[transA=1](x,w)", {"x": (5, 3), "w": (5, 7)}, 2 * 3 * 7 * 5),
-        ("y=Conv(x,w)", {"x": (1, 4, 8, 8), "w": (6, 4, 3, 3)}, 2 * 6 * 6 * 6 * 4 * 3 * 3),
-        ("y=Relu(x)", {"x": (2, 3)}, 0),
-    ],
-)
-def test_products_count_two_operations_for_each_product(
-    text: str, shapes: Mapping[str, tuple[int, ...]], flops: int
-) -> None:
-    found = sizes_of(cases.build(text, ("y",), shapes=shapes))
-    assert found.flops(found.view.ops[0]) == flops
-
-
 def test_what_is_not_known_counts_as_stated() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[n, 3] x) => (float y)'
@@ -214,17 +201,6 @@ def test_a_comparison_is_low_only_between_low_values() -> None:
             constants=given,
         )
         assert ("g" in lowered(placed(model))) is low
-
-
-def test_one_cast_serves_all_that_read_a_value() -> None:
-    text = "a=MatMul(x,x);d=Exp(a);e=Exp(a);f=Exp(a);b=MatMul(a,a)"
-    result = placed(cases.build(text, ["d", "e", "f", "b"]))
-    assert sum(n.op_type == "Cast" and n.input[0] == "a" for n in result.model.graph.node) == 1
-
-
-def test_weights_take_no_cast() -> None:
-    model = cases.build("m=MatMul(x,w)", ("m",), shapes={"x": (8, 8)}, constants={"w": np.ones((8, 4096))})
-    assert {cast.value for cast in placed(model).report.casts} == {"x", "m"}
 
 
 def casts(draft: Draft, coloring: Coloring) -> int:
@@ -419,3 +395,15 @@ def test_an_op_without_a_kernel_for_half_runs_on_the_host_behind_copies(cuda_stu
     nothing = {"lost": Counter(), "on the host": [], "of unknown type": [], "copies": 0}
     assert worse(float32, gated) == nothing
     assert worse(float32, forced) == {**nothing, "on the host": ["GridSample sample"], "copies": 2}
+
+
+LISTS = load_lists(DType.FLOAT16)
+
+
+def test_a_vertex_reads_each_other_once() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[4,4] x) => (float[4,4] y) {
+        h = MatMul (x, x)  a = Mul (h, h)  y = Max (a, h, a, h) }"""
+    view = View.of(Model.load(onnx.parser.parse_model(text)))
+    entries = entries_of(view, LISTS.at_level(Level.DEFAULT))
+    vertices = Vertices.build(view, entries, Gate(Target.ONNX, DType.FLOAT16))
+    assert sorted(vertices.graph.edges) == [(0, 1), (0, 2), (1, 2)]
