@@ -7,7 +7,7 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from onnx import TensorProto
@@ -15,7 +15,7 @@ from onnx import TensorProto
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.versions import FIRST_FUSED
-from amp_rewrite.ir.view import OpId, ValueId, View
+from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
 from amp_rewrite.rewrite.attention.layout import OperandSource
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, forms, sites
@@ -66,7 +66,8 @@ class _AttentionWriter(Surroundings):
         return super().constant(stem, np.ascontiguousarray(values))
 
     def written(self) -> WrittenAttention:
-        site, result = self.site, self.site.last.node.output[0]
+        site, last = self.site, self.site.form.last
+        result = last.node.output[0]
         queries = self._operand(site.queries, "queries")
         keys = self._operand(site.keys, "keys")
         values = self._operand(site.values, "values")
@@ -77,48 +78,22 @@ class _AttentionWriter(Surroundings):
         reads = [queries, keys, values, *([mask] if mask is not None else [])]
         attended = self._ended(result, seeing if zeroed else None)
         attributes = {"scale": site.form.scale, **({"is_causal": 1} if site.causal else {})}
-        node = fused_node("Attention", site.last, reads, [attended], attributes)
-        ended = site.form.ops if site.end is None else (*site.form.ops, site.end.id)
-        ops = _with_freed(site.view, ended, (*site.queries.ops, *site.keys.ops, *site.values.ops))
-        return WrittenAttention(KIND, ops, site.last.id, node, **self.parts(), shown=self.shown)
+        node = fused_node("Attention", last, reads, [attended], attributes)
+        ops = _with_freed(site.view, site.form.ops, (*site.keys.ops, *site.values.ops))
+        return WrittenAttention(KIND, ops, last.id, node, **self.parts(), shown=self.shown)
 
     def _operand(self, source: OperandSource, words: str) -> str:
         name = self.view.value_name(source.value)
-        name = self._split(name) if source.heads else name
         if source.perm == (0, 1, 2, 3):
             return name
-        return self.before("Transpose", (name,), f"{self.site.last.node.output[0]}_{words}", perm=source.perm)
-
-    def _split(self, name: str) -> str:
-        heads = self.site.heads
-        if heads == 1:
-            return self.before("Unsqueeze", (name, self.constant(f"{name}_head_axis", np.array([1]))), f"{name}_head")
-        outer = self.constant(f"{name}_{heads}_heads", np.array([-1, heads]))
-        inner = self.before("Shape", (name,), f"{name}_inner", start=1)
-        shape = self.before("Concat", (outer, inner), f"{name}_{heads}_heads_shape", axis=0)
-        return self.before("Reshape", (name, shape), f"{name}_{heads}_heads_split")
+        return self.before("Transpose", (name,), f"{self.site.form.last.node.output[0]}_{words}", perm=source.perm)
 
     def _ended(self, result: str, seeing: str | None) -> str:
-        site, steps = self.site, list[Callable[[str, str], None]]()
-        if seeing is not None:
-            steps.append(lambda x, y: self.after("Where", (seeing, x, self._zero(seeing)), y))
-        if site.form.turned:
-            steps.append(lambda x, y: self.after("Transpose", (x,), y, perm=(0, 1, 3, 2)))
-        if site.heads and site.end is None:
-            steps.append(self._join)
-        names = [self.name(f"{result}_{words}") for words in ("attended", "seen", "turned")[: len(steps)]] + [result]
-        for step, x, y in zip(steps, names, names[1:], strict=False):
-            step(x, y)
-        return names[0]
-
-    def _join(self, source: str, result: str) -> None:
-        if self.site.heads == 1:
-            self.after("Squeeze", (source, self.constant(f"{result}_head_axis", np.array([1]))), result)
-            return
-        inner, shape = self.name(f"{result}_inner"), self.name(f"{result}_joined_shape")
-        self.after("Shape", (source,), inner, start=2)
-        self.after("Concat", (self.constant(f"{result}_outer", np.array([-1])), inner), shape, axis=0)
-        self.after("Reshape", (source, shape), result)
+        if seeing is None:
+            return result
+        attended = self.name(f"{result}_attended")
+        self.after("Where", (seeing, attended, self._zero(seeing)), result)
+        return attended
 
     def _zero(self, stem: str) -> str:
         return self.constant(f"{stem}_zero", np.zeros((), np.float32))
@@ -128,7 +103,7 @@ class _AttentionWriter(Surroundings):
     def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
         form, seeing = self.site.form, None
         mask = None
-        for bias in (self._laid(bias) for bias in form.biases):
+        for bias in (self.view.value_name(bias) for bias in form.biases):
             mask = bias if mask is None else self.before("Add", (mask, bias), f"{mask}_{bias}")
         if self.site.hides:
             shown, seeing = self._shown()
@@ -136,10 +111,6 @@ class _AttentionWriter(Surroundings):
         if mask is not None and self.site.narrow:
             mask = self._widened(mask, queries, keys)
         return mask, seeing
-
-    def _laid(self, value: ValueId) -> str:
-        name = self.view.value_name(value)
-        return self._split(name) if value in self.site.split else name
 
     def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
         """Return a bias with a number far below any score where a key is not shown; 0 in rows that show none."""
@@ -153,7 +124,7 @@ class _AttentionWriter(Surroundings):
         """Return a bool that shows some key in each row; and, if the model's may show none, the rows where it does."""
         hiding = self.site.form.hiding
         assert hiding is not None
-        stem = self._laid(hiding.value)
+        stem = self.view.value_name(hiding.value)
         if hiding.shown is not None and not (hiding.shows and self.site.boolean):
             shown = self.shown = self.constant(f"{stem}_shown", hiding.shown)
         elif hiding.counts:
@@ -175,7 +146,7 @@ class _AttentionWriter(Surroundings):
     def _widened(self, mask: str, queries: str, keys: str) -> str:
         """Return a mask that states every query and every key; one for all attentions of these known lengths."""
         lengths = self.site.lengths
-        stem = f"{self.site.last.node.output[0]}_mask" if None in lengths else f"{mask}_{lengths[0]}_{lengths[1]}"
+        stem = f"{self.site.form.last.node.output[0]}_mask" if None in lengths else f"{mask}_{lengths[0]}_{lengths[1]}"
         stated = [
             self.before("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
             for read, words in ((queries, "queries"), (keys, "keys"))

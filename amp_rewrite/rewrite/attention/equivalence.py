@@ -31,26 +31,20 @@ Trial = tuple[Arrays, Arrays, Array]
 def mismatch_of(site: FusibleAttention, written: WrittenAttention) -> str | None:
     """Return how the written nodes differ from the ops; None if both agree."""
 
-    def split(array: Array) -> Array:
-        return array if site.end is None else array.reshape(-1, site.heads, *array.shape[1:])
-
     sources = site.queries, site.keys, site.values
     names = [site.view.value_name(source.value) for source in sources]
     square = site.causal or len(set(names)) < len(names)
-    heads = site.heads // site.keys.groups or _HEADS
     sizes = AttentionSizes(
-        (heads * site.keys.groups, heads), KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES
+        (_HEADS * site.keys.groups, _HEADS), KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES
     )
 
     def feeds(*drawn: Array) -> Feeds:
         read = {name: _lie(source, x) for name, source, x in zip(names, sources, drawn, strict=True)}
         q, k, v = (_stand(source, read[name]) for name, source in zip(names, sources, strict=True))
         turned, weighed = (np.repeat(x, site.keys.groups, axis=1) for x in (k.swapaxes(-1, -2), v))
-        weighed = weighed.swapaxes(-1, -2) if site.form.turned else weighed
-        fed = [merged(x) if site.heads else x for x in (q, turned, weighed)]
-        return fed, read, (q, turned, v)
+        return (q, turned, weighed), read, (q, turned, v)
 
-    return compared(site, written, sizes, feeds, split)
+    return compared(site, written, sizes, feeds, lambda array: array)
 
 
 class AttentionSizes(NamedTuple):
@@ -120,28 +114,16 @@ def _trials(
         scores = (*standing[0].shape[:3], standing[1].shape[3])
         masks, shown = _masks(site, rng, scores)
         after = {**constants, **read, **masks, **({written.shown: shown} if written.shown is not None else {})}
-        before = {**dict(zip(names, fed, strict=True)), **masks, **_shapes(site, scores)}
+        before = {**dict(zip(names, fed, strict=True)), **masks}
         yield before, after, _magnitude(site, *standing)
 
 
 def _lie(source: OperandSource, x: Array) -> Array:
-    laid = x.transpose(np.argsort(source.perm))
-    return merged(laid) if source.heads else laid
+    return x.transpose(np.argsort(source.perm))
 
 
 def _stand(source: OperandSource, x: Array) -> Array:
-    parted = x.reshape(-1, source.heads, *x.shape[1:]) if source.heads else x
-    return parted.transpose(source.perm)
-
-
-def merged(x: Array) -> Array:
-    """Return four axes as three, batch and heads as one."""
-    return x.reshape(-1, *x.shape[2:])
-
-
-def _shapes(site: FusibleAttention, scores: tuple[int, ...]) -> Arrays:
-    ends = (site.form.parting, scores), (site.form.joining, (scores[0] * scores[1], *scores[2:]))
-    return {op.node.input[1]: np.array(shape) for op, shape in ends if op is not None}
+    return x.transpose(source.perm)
 
 
 def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:
@@ -154,18 +136,16 @@ def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, 
         elif site.hides:
             shown = _random_mask(site, rng, scores)
         hiding = form.hiding
-        whole = merged(np.broadcast_to(shown, scores)) if hiding.value in site.split else shown
         if hiding.nothing is not None:
             fed[view.value_name(hiding.nothing)] = np.zeros(())
-        seen = rng.standard_normal(whole.shape) if hiding.counts else 0.0
+        seen = rng.standard_normal(shown.shape) if hiding.counts else 0.0
         fed[view.value_name(hiding.value)] = (
-            whole == hiding.shows if site.boolean else np.where(whole, seen, hiding.fill)
+            shown == hiding.shows if site.boolean else np.where(shown, seen, hiding.fill)
         )
     for bias in form.biases:
         if form.hiding is not None and bias == form.hiding.value:
             continue
-        drawn = rng.standard_normal(scores if bias in site.split else scores[-2:])
-        fed[view.value_name(bias)] = merged(drawn) if bias in site.split else drawn
+        fed[view.value_name(bias)] = rng.standard_normal(scores[-2:])
     return fed, shown
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims, shape_at
-from amp_rewrite.ir.shapes.symbolic import names_in, over, renamed
+from amp_rewrite.ir.shapes.symbolic import names_in, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind, permutation
 
@@ -29,26 +29,17 @@ RANK = 4
 class OperandSource:
     """A value of four axes from which an operand is made by moving: transpose it by `perm`, repeat each head `groups`
     times. `ops` are what moves it.
-
-    `heads`: the value has three axes, the first of which counts so many heads of each batch; 0 where it has four.
     """
 
     value: ValueId
     perm: tuple[int, ...] = (0, 1, 2, 3)
     groups: int = 1
     ops: tuple[OpId, ...] = ()
-    heads: int = 0
 
     def dims(self, view: View, dims: AllDims) -> Dims:
         """Return the four axes of the operand without repeated heads, as far as known; () if its rank is not."""
         known = dims_at(view, dims, self.value)
-        parted = split(known, self.heads) if self.heads else known
-        return tuple(parted[axis] for axis in self.perm) if len(parted) == RANK else ()
-
-
-def split(dims: Dims, heads: int) -> Dims:
-    """Return three dimensions as four, the first as batch and heads; () for another rank."""
-    return (over(dims[0], heads), heads, *dims[1:]) if len(dims) == RANK - 1 else ()
+        return tuple(known[axis] for axis in self.perm) if len(known) == RANK else ()
 
 
 def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
@@ -56,33 +47,21 @@ def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
     return shape_at(dims, view, value) or ()
 
 
-def source(view: View, dims: AllDims, value: ValueId, heads: int) -> OperandSource:
-    """Return the source of an operand; of three axes, the four axes that it was made of."""
-    for entry, ops, move in _sources(view, dims, value, heads) if heads else ():
-        if move == _Move((0, 1, 2, 3)) and len(dims_at(view, dims, entry)) == RANK:
-            return OperandSource(entry, ops=ops)
-    return OperandSource(value, heads=heads)
-
-
-def keys_source(view: View, dims: AllDims, transposed: ValueId, heads: int) -> OperandSource:
+def keys_source(view: View, dims: AllDims, transposed: ValueId) -> OperandSource:
     """Return the source of keys whose last axis counts them; by default themselves, transposed."""
-    best = OperandSource(transposed, (0, 1, 3, 2), heads=heads)
-    for entry, ops, move in _sources(view, dims, transposed, heads):
+    for entry, ops, move in _sources(view, dims, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == _Move(tuple(perm[axis] for axis in (0, 1, 3, 2))):
-                if len(dims_at(view, dims, entry)) == RANK:
-                    return OperandSource(entry, perm, 1, ops)
-                best = OperandSource(entry, perm, 1, ops, heads) if best.value == transposed else best
-    return best
+                return OperandSource(entry, perm, 1, ops)
+    return OperandSource(transposed, (0, 1, 3, 2))
 
 
 def ungrouped(view: View, dims: AllDims, source: OperandSource) -> OperandSource:
     """Return the source of keys or values before their heads are repeated for those of the queries; else the source."""
     if source.perm not in ((0, 1, 2, 3), (0, 1, 3, 2)):
         return source
-    for entry, ops, move in _sources(view, dims, source.value, source.heads):
-        fits = move is not None and move.perm == source.perm and len(dims_at(view, dims, entry)) == RANK
-        if move is not None and move.groups > 1 and fits:
+    for entry, ops, move in _sources(view, dims, source.value):
+        if move is not None and move.groups > 1 and move.perm == source.perm:
             return OperandSource(entry, groups=move.groups, ops=(*ops, *source.ops))
     return source
 
@@ -95,24 +74,19 @@ class _Move:
     groups: int = 1
 
 
-def _sources(
-    view: View, dims: AllDims, value: ValueId, heads: int
-) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
-    """Yield the values of four axes behind moves, nearest first, with the moves and their effect.
-
-    With `heads` also those of three, the first split in batch and heads.
-    """
+def _sources(view: View, dims: AllDims, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
+    """Yield the values of four axes behind moves, nearest first, with the moves and their effect."""
     moves = list[Op]()
     for op, entry in moves_behind(view, value):
         moves.insert(0, op)
         known = dims_at(view, dims, entry)
-        if len(known) == RANK or (heads and len(known) == RANK - 1):
+        if len(known) == RANK:
             steps = tuple((each.kind, permutation(each), dims_at(view, dims, each.outputs[0])) for each in moves)
-            move = _carried(known, steps, heads)
+            move = _carried(known, steps)
             if move is None and (ops := ops_behind(view, value, (entry,))) is not None:
                 x = _marked(known, _sizes((known,)))
                 result = computed(view, ops, value, {view.value_name(entry): x}) if x is not None else None
-                move = _move_of(x, result, heads)
+                move = _move_of(x, result)
             yield entry, tuple(each.id for each in moves), move
 
 
@@ -121,7 +95,7 @@ _Step = tuple[str, tuple[int, ...], Dims]
 
 
 @cache
-def _carried(entry: Dims, steps: tuple[_Step, ...], heads: int) -> _Move | None:
+def _carried(entry: Dims, steps: tuple[_Step, ...]) -> _Move | None:
     """Return the effect of moves on an entry, by the dimensions of their results; None if these are not known.
 
     If they are, it does not matter what a shape is computed from. Layers are alike, so each is seen once.
@@ -133,12 +107,11 @@ def _carried(entry: Dims, steps: tuple[_Step, ...], heads: int) -> _Move | None:
         if moved is None or shape is None:
             return None
         moved = _moved(kind, perm, moved, shape)
-    return _move_of(x, moved, heads)
+    return _move_of(x, moved)
 
 
-def _move_of(entry: Array | None, moved: Array | None, heads: int) -> _Move | None:
-    x, result = (_split(array, heads) for array in (entry, moved))
-    if x is None or result is None:
+def _move_of(x: Array | None, result: Array | None) -> _Move | None:
+    if x is None or result is None or x.ndim != RANK or result.ndim != RANK:
         return None
     for perm in permutations(range(RANK)):
         turned = x.transpose(perm)
@@ -148,12 +121,6 @@ def _move_of(entry: Array | None, moved: Array | None, heads: int) -> _Move | No
         if rest == 0 and np.array_equal(result, np.repeat(turned, groups, axis=1) if groups > 1 else turned):
             return _Move(perm, groups)
     return None
-
-
-def _split(array: Array | None, heads: int) -> Array | None:
-    if array is not None and array.ndim == RANK - 1 and heads and array.shape[0] % heads == 0:
-        return array.reshape(-1, heads, *array.shape[1:])
-    return array if array is not None and array.ndim == RANK else None
 
 
 def _sizes(ends: Sequence[Dims]) -> dict[str, int] | None:

@@ -15,7 +15,7 @@ from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.dataflow import number, only_reader
+from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.shapes.symbolic import times
@@ -26,8 +26,6 @@ from amp_rewrite.rewrite.attention.layout import (
     broadcasts,
     dims_at,
     keys_source,
-    source,
-    split,
     ungrouped,
 )
 from amp_rewrite.rewrite.attention.recognize import AttentionForm, form_of
@@ -42,9 +40,6 @@ class FusibleAttention:
     `causal`: a query sees the keys up to its own, and that is all that its mask says. `hides`: it has a mask to read,
     of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may see no key. `narrow`: mask or bias
     do not state every query and key.
-
-    `heads`: its products have three axes, the first of which counts so many heads of each batch; 0 where they have
-    four. `split` are mask and biases to be split likewise. `end`: what splits the result, and alone reads it.
     """
 
     view: View
@@ -58,9 +53,6 @@ class FusibleAttention:
     causal: bool = False
     empty: bool = False
     narrow: bool = False
-    heads: int = 0
-    split: frozenset[ValueId] = frozenset()
-    end: Op | None = None
 
     @property
     def infinite(self) -> bool:
@@ -71,11 +63,6 @@ class FusibleAttention:
     def boolean(self) -> bool:
         """True if its mask is a bool."""
         return self.form.hiding is not None and self.view.dtype(self.form.hiding.value) is DType.BOOL
-
-    @property
-    def last(self) -> Op:
-        """The op whose name and result the operator takes."""
-        return self.form.last if self.end is None else self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +94,11 @@ def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
 
 def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
-    heads = _heads(view, form, dims)
-    if isinstance(heads, str):
-        return heads
-    queries, keys = source(view, dims, form.queries, heads), keys_source(view, dims, form.keys, heads)
-    values = (keys_source if form.turned else source)(view, dims, form.values, heads)
+    axis = attribute(form.softmax.node, "axis")
+    if axis is not None and axis.i not in (-1, RANK - 1):
+        return "its softmax is not over the last axis"
+    queries, values = OperandSource(form.queries), OperandSource(form.values)
+    keys = keys_source(view, dims, form.keys)
     shared = ungrouped(view, dims, keys), ungrouped(view, dims, values)
     if shared[0].groups == shared[1].groups:
         keys, values = shared
@@ -119,33 +106,7 @@ def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> Fusibl
     fault = _misfit(q, k, v, keys.groups)
     if fault:
         return fault
-    end = _parted(view, form, dims, (*q[:3], v[3])) if heads else None
-    return _masked(FusibleAttention(view, form, queries, keys, values, (q[2], k[2]), heads=heads, end=end), dims, q, to)
-
-
-def _heads(view: View, form: AttentionForm, dims: AllDims) -> int | str:
-    rank = len(dims_at(view, dims, form.queries))
-    parting, joining = form.parting, form.joining
-    axis = attribute(form.softmax.node, "axis")
-    if axis is not None and axis.i not in (-1, (rank if parting is None else RANK) - 1):
-        return "its softmax is not over the last axis"
-    if parting is None:
-        return 1 if rank == RANK - 1 else 0
-    if rank != RANK - 1 or joining is None:
-        return "its scores are reshaped or transposed on the way"
-    ends = (parting.inputs[0], parting.outputs[0], joining.outputs[0])
-    scores, parted, joined = (dims_at(view, dims, value) for value in ends)
-    heads = parted[1] if len(parted) == RANK else None
-    if isinstance(heads, int) and heads and None not in scores and joined == scores and split(scores, heads) == parted:
-        return heads
-    return "batch and heads of its scores are not known to be split and put together again"
-
-
-def _parted(view: View, form: AttentionForm, dims: AllDims, whole: Dims) -> Op | None:
-    reader = only_reader(view, form.last.outputs[0], "Reshape")
-    if reader is None or form.turned or None in whole:
-        return None
-    return reader if dims_at(view, dims, reader.outputs[0]) == whole else None
+    return _masked(FusibleAttention(view, form, queries, keys, values, (q[2], k[2])), dims, q, to)
 
 
 def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
@@ -176,30 +137,21 @@ def _masked(site: FusibleAttention, dims: AllDims, queries: Dims, to: DType) -> 
         counted = form.hiding is not None and form.hiding.counts and bias == form.hiding.value
         if not counted and (fault := _unbounded(view, bias, to)):
             return fault
-    laid = {value: _laid(site, dims, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
+    laid = {value: _stated(site, dims, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
     for shape in laid.values():
         if not 1 <= len(shape) <= RANK:
             return "the rank of its mask is not known"
         if not (broadcasts(shape[:-1], queries[:-1]) or _settled(view, dims, form, queries)):
             return "its mask is not known to have the batch, heads and length of its queries, or one"
-    apart = frozenset(value for value, shape in laid.items() if len(shape) > len(_stated(site, dims, value)))
-    if form.hiding is not None and form.hiding.value in apart and shown is not None:
-        return "its mask is constant, and of three axes"
     stated = [shown.shape if shown is not None else laid[hiding.value]] if site.hides and hiding else []
     stated += [laid[bias] for bias in biases]
     whole = not stated or _whole(stated, site.lengths)
-    return replace(site, mask=stated[0] if stated else (), narrow=not whole, split=apart)
+    return replace(site, mask=stated[0] if stated else (), narrow=not whole)
 
 
 def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
     held = numbers(site.view, value)
     return held.shape if held is not None else dims_at(site.view, dims, value)
-
-
-def _laid(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
-    stated = _stated(site, dims, value)
-    merged = site.heads and (site.form.parting is None or value in site.form.merged)
-    return split(stated, site.heads) if merged and len(stated) == RANK - 1 and stated[0] != 1 else stated
 
 
 def _settled(view: View, dims: AllDims, form: AttentionForm, queries: Dims) -> bool:

@@ -16,7 +16,6 @@ from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader, orde
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.masks import ScoreMask, added, hides, selected
-from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.replacement import only_float32
 
 _DEPTH = 8  # ops between a product and its softmax
@@ -27,9 +26,7 @@ class AttentionForm:
     """One attention, written out. `ops`: from the first scaling to the last product, in order; `beside` them those that
     make what is added to the scores of mask and bias, and that other attentions may read, too.
 
-    `keys` are transposed: their last axis counts keys. `zeroed`: a softmax that is NaN becomes 0. `turned`: the values
-    are transposed, too, and the result is. `parting` splits the first axis of the scores in batch and heads, `joining`
-    puts those of the weights together again; `merged` are mask and biases that are applied before the one.
+    `keys` are transposed: their last axis counts keys. `zeroed`: a softmax that is NaN becomes 0.
     """
 
     softmax: Op
@@ -37,16 +34,12 @@ class AttentionForm:
     ops: Sequence[OpId]
     values: ValueId
     zeroed: bool
-    turned: bool
-    joining: Op | None
     queries: ValueId = field(init=False)
     keys: ValueId = field(init=False)
     scale: float = 1.0
     hiding: ScoreMask | None = None
     biases: list[ValueId] = field(default_factory=list)
     beside: list[OpId] = field(default_factory=list)
-    parting: Op | None = None
-    merged: list[ValueId] = field(default_factory=list)
 
 
 def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
@@ -59,8 +52,6 @@ def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
     fault = reading.take(path)
     if fault:
         return fault
-    if (form.parting is None) != (form.joining is None):
-        return "its scores are reshaped or transposed, and not back"
     product = path[-1][0]
     form.queries, form.keys = (reading.unscaled(product, slot) for slot in (0, 1))
     if int_attribute(softmax.node, "axis", -1) not in (-1, 2, 3):
@@ -70,7 +61,7 @@ def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
 
 
 def _weighted(view: View, softmax: Op) -> AttentionForm | None:
-    """Return the ops after the softmax: its product with values, and ops between that copy, move or make 0 of NaN."""
+    """Return the ops after the softmax: its product with values, and ops between that copy or make 0 of NaN."""
     weights, between = _uncopied(view, softmax.outputs[0])
     if weights is None:
         return None
@@ -82,19 +73,12 @@ def _weighted(view: View, softmax: Op) -> AttentionForm | None:
             return None
         weights, copies = _uncopied(view, choice.outputs[0])
         between = [*between, test, choice, *copies]
-    move = only_reader(view, weights, "Reshape", "Transpose", captured=True, yielded=True)
-    turned = move is not None and move.kind == "Transpose"
-    if move is not None:
-        if turned and permutation(move) not in ((0, 2, 1), (0, 1, 3, 2)):
-            return None
-        between, weights = [*between, move], move.outputs[0]
     products = [op for op in view.readers(weights) if op.kind == "MatMul"] if weights is not None else []
-    at = int(turned)
-    values = products[0].inputs[1 - at] if len(products) == 1 and products[0].inputs[at] == weights else None
+    values = products[0].inputs[1] if len(products) == 1 and products[0].inputs[0] == weights else None
     if values is None or values == weights:
         return None
     ops = [softmax.id, *(op.id for op in between), products[0].id]
-    return AttentionForm(softmax, products[0], ops, values, zeroed, turned, None if turned else move)
+    return AttentionForm(softmax, products[0], ops, values, zeroed)
 
 
 def _uncopied(view: View, value: ValueId | None) -> tuple[ValueId | None, Sequence[Op]]:
@@ -139,7 +123,6 @@ _SCORES = {
     "Where": (1, 2),
     "Cast": (0,),
     "Identity": (0,),
-    "Reshape": (0,),
     "Tanh": (0,),
 }
 
@@ -159,11 +142,7 @@ class _Reading:
                 return (
                     "its scores are capped by Tanh, and releases of the runtime differ in whether the mask comes first"
                 )
-            if op.kind == "Reshape":
-                if self.form.parting is not None:
-                    return "its scores are laid out anew twice"
-                self.form.parting = op
-            elif op.kind in SCALINGS:
+            if op.kind in SCALINGS:
                 self._scale(op, slot)
             elif op.kind in ("Add", "Where"):
                 fault = self._mask(op, slot)
@@ -219,14 +198,12 @@ class _Reading:
         if value is None or value in form.biases:
             return "a bias is added to its scores twice"
         form.biases.append(value)
-        form.merged += [value] if form.parting is not None else []
         return None
 
     def _hide(self, hiding: ScoreMask) -> str | None:
         if self.form.hiding is not None:
             return "two masks hide its scores"
         self.form.hiding = hiding
-        self.form.merged += [hiding.value] if self.form.parting is not None else []
         return None
 
 

@@ -70,8 +70,6 @@ def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
 
 def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replacement | str:
     form = site.form
-    if site.heads or form.turned:
-        return "its products have three axes" if site.heads else "its result is transposed"
     queries, values = (dims_at(site.view, dims, value) for value in (form.queries, form.values))
     sizes = [shape[axis] if shape else None for shape, axis in ((queries, 1), (queries, 3), (values, 3))]
     heads, width, depth = (size if isinstance(size, int) else 0 for size in sizes)

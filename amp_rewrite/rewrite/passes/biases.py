@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto
-from onnx.numpy_helper import from_array
+from onnx.numpy_helper import from_array, to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -171,6 +171,45 @@ class _Projection:
     @property
     def last(self) -> Op:
         return self.product if self.total is None else self.total.add
+
+
+def part_biases(view: View, context: Context) -> Iterator[Outcome]:
+    """Add to each of queries, keys and values its part of a bias that is added before a Split parts them. O(attentions)
+
+    So that those of keys and values can go.
+    """
+    for op in view.of_kinds((f"{DOMAIN}::MultiHeadAttention",)):
+        split = view.producer(op.inputs[0], "Split")
+        total = _Sum.before(view, split.inputs[0], split) if split is not None else None
+        if split is None or total is None or split.outputs != op.inputs[:3] or not only_float32(view, (split.id,)):
+            continue
+        shapes, bias = [context.shape(view, value) for value in split.outputs], view.array(total.bias)
+        widths = [shape[-1] if shape and len(shape) == _TOKEN_AXES else None for shape in shapes]
+        sizes = [width for width in widths if width is not None]
+        last = int_attribute(split.node, "axis", 0) in (-1, _TOKEN_AXES - 1)
+        if last and len(sizes) == len(widths) and bias is not None and sum(sizes) == bias.size:
+            yield judged("bias", split.id, _parted(view, split, total, bias.reshape(-1), sizes))
+
+
+def _parted(view: View, split: Op, total: _Sum, bias: Array, sizes: Sequence[int]) -> Replacement | str:
+    around, node = Surroundings(view, split), clone(split.node)
+    node.input[0] = view.value_name(total.source)
+    for slot, part in enumerate(np.split(bias, np.cumsum(sizes)[:-1])):
+        result = split.node.output[slot]
+        node.output[slot] = around.name(f"{result}_unbiased")
+        around.after("Add", (node.output[slot], around.constant(f"{result}_bias", part)), result)
+    ops = (total.add.id, split.id)
+    feed = {node.input[0]: np.random.default_rng(0).standard_normal((_BATCH, _TOKENS, bias.size))}
+    after = {**feed, **{tensor.name: to_array(tensor).astype(np.float64) for tensor in around.weights}}
+    after.update((view.value_name(v), held) for v in split.operands[1:] if (held := view.array(v)) is not None)
+    for result in split.node.output:
+        before = runs_of(view, ops, result, [feed])
+        magnitude = np.abs(before[0]).max() if not isinstance(before, str) else 0
+        why = mismatch(before, run([node, *around.behind], result, [after], view.opsets), [np.array(magnitude)])
+        if why is not None:
+            return why
+    said = (Finding("bias", split.name, "the bias before a Split is added to each of its parts"),)
+    return Replacement("bias", ops, split.id, node, **around.parts(), findings=said)
 
 
 def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:

@@ -27,7 +27,13 @@ from amp_rewrite.rewrite.const_eval import fold_constants
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib, fuse_rotations
 from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
 from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
-from amp_rewrite.rewrite.passes.biases import move_attention_biases, split_biases, spread_gemms, widen_biases
+from amp_rewrite.rewrite.passes.biases import (
+    move_attention_biases,
+    part_biases,
+    split_biases,
+    spread_gemms,
+    widen_biases,
+)
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.rewrite.passes.spell_out import (
@@ -200,6 +206,7 @@ _CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
     _ROUNDS[0],
     (*_ROUNDS[1], spread_gemms, spell_patches, fuse_rotations),
     (fuse_attentions, *_ROUNDS[2]),
+    (part_biases,),
     (move_attention_biases,),
     (fuse_contrib,),
     (widen_biases, align_products),

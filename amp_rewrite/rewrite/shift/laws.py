@@ -39,17 +39,13 @@ y0 = x0, alpha = - 2x0 : LRN
 y0 = x0, alpha = x0 : ThresholdedRelu
 y0 = x0, lambd = x0, bias = x0 : Shrink
 y0 = x1 + x0      : Mul MatMul
-y0 = x2 + x0      : STFT com.microsoft::MatMulBnb4
-y0 = x1 + x0 + alpha : com.microsoft::FusedMatMul com.microsoft::TransposeMatMul
+y0 = x2 + x0      : STFT
+y0 = x1 + x0 + alpha : com.microsoft::FusedMatMul
 y0 = x*+          : Einsum
 y0 = x1 + x0, y0 = x2 : Conv ConvTranspose
 y0 = x1 + x0 + alpha, y0 = x2 + beta : Gemm
 y0 = x1 + x0, y0 = x3 : DeformConv
 y0 = x0 + x2, y0 = x5 : com.microsoft::MatMulNBits
-y0 = x0 + x2, y0 = x4 : com.microsoft::DynamicQuantizeMatMul
-y0 = x2 + x3, y0 = x6 : com.microsoft::MatMulIntegerToFloat
-x2 = - x0, x6 = - x0, y0 = x4, y0 = x5 : com.microsoft::MoE
-x3 = - x0, x9 = - x0, y0 = x6, y0 = x7 : com.microsoft::QMoE
 y0 = - x0         : Reciprocal
 2y0 = x0          : Sqrt
 y0 = 2x0          : ReduceSumSquare
@@ -57,8 +53,6 @@ y0 = x1, y0 = x2, y1 = x0, y2 = - x0, epsilon = 2x0 : LayerNormalization Simplif
 y0 = x1, y0 = x2, epsilon = 2x0 : RMSNormalization InstanceNormalization GroupNormalization
 x1 = x0, x4 = x0, y3 = x0, y1 = x0, y2 = - x0, epsilon = 2x0, y0 = x2, y0 = x3 : com.microsoft::SkipLayerNormalization
 x1 = x0, x3 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
-x3 = x2, x4 = x2, y2 = x2, y0 = x5, y0 = x6, epsilon = 2x2 : com.microsoft::EmbedLayerNormalization
-y0 = x0 + x1, x2 = y0, x4 = y0, y1 = y0, scale = - 2y0 : com.microsoft::Attention
 ?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsInf IsNaN NonZero
 x0 = x1           : Equal Greater GreaterOrEqual Less LessOrEqual QuantizeLinear com.microsoft::QuantizeLinear
 y0 = x1           : DequantizeLinear com.microsoft::DequantizeLinear
@@ -129,15 +123,12 @@ def attribute_value(op: Op, name: str, shape: Callable[[int], Shape | None]) -> 
 
 def _head_width(op: Op, shape: Callable[[int], Shape | None]) -> int | None:
     """Return the width of an attention's heads as its own attributes and shapes state it; None if they do not."""
-    whole = op.kind == "com.microsoft::Attention"  # its weights hold the columns of queries, keys and values
-    dims, heads = shape(int(whole)), int_attribute(op.node, "num_heads", int_attribute(op.node, "q_num_heads", 0))
-    if dims is None or dims[-1] is None or attribute(op.node, "qkv_hidden_sizes") is not None:
+    dims, heads = shape(0), int_attribute(op.node, "num_heads", int_attribute(op.node, "q_num_heads", 0))
+    if dims is None or dims[-1] is None:
         return None
     if len(dims) > 3:
         return dims[-1]
-    if whole:
-        heads *= 3
-    elif not _has(op, 1):
+    if not _has(op, 1):
         heads = heads + 2 * kept if (kept := int_attribute(op.node, "kv_num_heads", 0)) else 0
     return dims[-1] // heads if heads and dims[-1] % heads == 0 else None
 
@@ -258,7 +249,7 @@ def _shows_scores(op: Op) -> bool:
     return len(op.outputs) > 3 and op.outputs[3] is not None
 
 
-_SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3), "DecoderMaskedMultiHeadAttention": (5, 10)}
+_SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
 """The inputs of attentions that hold the keys of a cache, with the values behind them, and a bias."""
 
 
@@ -288,12 +279,6 @@ def _grouped(view: View, op: Op) -> str:
     return ", ".join([*laws, f"scale = - x0 - {key}", f"x3 = {key}", f"y1 = {key}"])
 
 
-def _fused(view: View, op: Op) -> str:
-    if text_attribute(op.node, "activation") not in ("", "Relu", "LeakyRelu"):
-        return ""
-    return _rows()["Gemm" if op.op_type == "FusedGemm" else "Conv"] + (", y0 = x3" if op.op_type == "FusedConv" else "")
-
-
 _SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
     "Attention": _attention,
     "BatchNormalization": _batch_norm,
@@ -307,9 +292,6 @@ _SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
     "Upsample": _resize,
-    "com.microsoft::DecoderMaskedMultiHeadAttention": _attention,
-    "com.microsoft::FusedConv": _fused,
-    "com.microsoft::FusedGemm": _fused,
     "com.microsoft::GroupQueryAttention": _grouped,
     "com.microsoft::MultiHeadAttention": _attention,
 }

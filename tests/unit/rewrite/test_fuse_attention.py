@@ -103,3 +103,12 @@ def test_a_fusion_says_what_became_what_and_leaves_nothing_behind() -> None:
     assert sorted(t.name for t in made.graph.initializer) == sorted(["some", *unused(model)])
     parts = "the_t, the_s, the_z, the_m, the_p, the_y"
     assert told == [("fused", "the_y", f"attention: one Attention in place of {parts}")]
+
+
+@pytest.mark.parametrize("copy", ["Identity", "Cast <to = 1>"])
+def test_copies_between_the_softmax_and_its_products_go_along(copy: str) -> None:
+    body = f"t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  z = {copy} (s)  m = Mul (z, half)  "
+    model = model_of(body + f"g = Softmax (m)  h = {copy} (g)  p = {copy} (h)  y = MatMul (p, v)")
+    made, _ = standard(model)
+    assert kinds(made) == ["Attention"]
+    agree(model, made)

@@ -118,12 +118,7 @@ def test_the_runtime_keeps_it_one_node_on_cuda(tmp_path: Path) -> None:
     assert "Attention" not in twin["ops"] and twin["nodes"] > 30
 
 
-TURNED = "t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  m = Mul (s, half)  p = Softmax (m)  "
-FLAT = {"inputs": "float[4,3,4] q, float[4,5,4] k, float[4,5,6] v", "output": "float[4,3,6] y"}
-COLUMNS = {"inputs": "float[4,3,4] q, float[4,5,4] k, float[4,6,5] v", "output": "float[4,6,3] y"}
 FORMS = {
-    "three axes": model_of(TURNED + "y = MatMul (p, v)", **FLAT),
-    "values on the left": model_of(TURNED + "r = Transpose <perm = [0, 2, 1]> (p)  y = MatMul (v, r)", **COLUMNS),
     "multiplied": model_of(SCORES + INVERTED + WEIGHTS, ", int64[2,1,1,5] ids"),
     "tested": model_of(SCORES + TESTED + WEIGHTS, ", int64[2,1,1,5] ids"),
     "chosen": model_of(SCORES + "a = Where (mask, bias, fill)  m = Add (z, a)  " + WEIGHTS, MASK),
@@ -169,7 +164,7 @@ FUSED_AT_23 = {
     "llama_ts16": 2,
     "t5_dynamo18": 6,
     "t5_ts14": 6,
-    "unet_dynamo21": 1,
+    "unet_dynamo21": 0,  # its products have three axes
     "unet_ts15": 0,  # it computes its scale from a shape
     "vit_dynamo22": 2,
     "vit_ts17": 2,

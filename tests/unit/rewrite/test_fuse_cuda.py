@@ -115,6 +115,26 @@ def test_a_bias_stays_where_others_see_it(text: str, outputs: str, kept: str) ->
     assert found & biases == set(kept.split())
 
 
+JOINED = "m=MatMul(x,w3);b=Add(m,b3);q0,k0,v0=Split[axis=2](b,parts);"
+JOINED += "".join(f"{x}s=Reshape({x}0,heads);{x}=Transpose[perm=0 2 1 3]({x}s);" for x in "qkv")
+WIDE = {"w3": RNG.standard_normal((8, 24)).astype(np.float32), "b3": RNG.standard_normal(24).astype(np.float32)}
+
+
+def test_of_a_bias_before_a_split_that_of_queries_stays() -> None:
+    result = after(model(JOINED + UNMASKED + REST, parts=np.array([8, 8, 8]), **WIDE))
+    biases = {t.name: list(t.dims) for t in result.graph.initializer if "bias" in t.name}
+    assert biases == {"q0_bias": [8], "y_bias_wide": [1, 1, 8]}
+
+
+@pytest.mark.parametrize(
+    ("text", "outputs"),
+    [(JOINED + UNMASKED + REST + ";e=Relu(b)", "y e"), (JOINED.replace("q0,k0", "k0,q0") + UNMASKED + REST, "y")],
+)
+def test_a_bias_before_another_split_stays(text: str, outputs: str) -> None:
+    result = after(model(text, outputs, shapes={"e": (2, 5, 24)}, parts=np.array([8, 8, 8]), **WIDE))
+    assert any(name.startswith("b3") for n in result.graph.node if n.op_type == "Add" for name in n.input)
+
+
 def test_one_number_is_not_a_bias_of_each_feature() -> None:
     result = after(model(HEADS + UNMASKED + REST, bv=np.full(1, 0.5, np.float32)))
     assert "bv_wide" in {name for n in result.graph.node for name in n.input}
