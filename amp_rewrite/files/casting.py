@@ -123,7 +123,7 @@ def _cast_whole(values: Array, to: DType) -> Array:
 
 
 def _rounded_to_odd(values: Array) -> Array:
-    """Cast float64 to float32 by rounding to odd, so that a second rounding to at most 22 bits equals a single one.
+    """Cast float64 to float32 by rounding to odd: a second rounding to at most 22 bits equals a single one.
 
     Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
     odd, IEEE Transactions on Computers 57(4), 2008.
@@ -215,7 +215,7 @@ def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
 
 @cache
 def thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
-    """Return the least size that rounds to infinity, the largest to zero, the bound of subnormals (ties to even)."""
+    """Return the least size rounded to infinity, the largest to zero, the bound of subnormals (ties to even)."""
     half = to.smallest_subnormal / 2
     last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values
     with np.errstate(all="ignore"):

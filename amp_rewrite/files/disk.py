@@ -46,7 +46,7 @@ _undoing: list[ExitStack] = []
 
 @contextmanager
 def undoing() -> Iterator[ExitStack]:
-    """Yield a stack of callbacks that undo what is written, unless the body takes them off it."""
+    """Yield a stack of callbacks to undo writes, unless the body takes them off it."""
     with ExitStack() as undo:
         _undoing.append(undo)
         try:
@@ -56,7 +56,7 @@ def undoing() -> Iterator[ExitStack]:
 
 
 def undo_all() -> None:
-    """Undo what this process is writing, which is about to end."""
+    """Undo the unfinished writes of this process, at its end."""
     for undo in reversed(_undoing):
         undo.close()
 
@@ -84,7 +84,7 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """Return the status of a regular file; None if it is missing, or a link, which is replaced itself."""
+    """Return the status of a regular file; None if it is missing, or a link."""
     with suppress(OSError):
         status = target.lstat()
         return status if stat.S_ISREG(status.st_mode) else None
@@ -92,7 +92,7 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the scratch files in the folder whose process was killed."""
+    """Remove the scratch files of killed processes in a folder."""
     for path in folder.glob(_PATTERN):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime < _YOUNG:
@@ -121,7 +121,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces the one at `path` once all of it is on disk; OSError if that fails."""
+    """Open a file in replacement of the one at `path` once all of it is on disk; OSError on failure."""
     sweep(path.parent)
     with undoing() as undo:
         temporary, file = scratch(path, undo)
@@ -132,13 +132,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically and keep its permissions; OSError if that fails."""
+    """Replace the content of a file atomically and keep its permissions; OSError on failure."""
     with replacing(path) as file:
         file.write(content)
 
 
 def sync(descriptor: int) -> None:
-    """Flush a file to disk, if its file system supports that; OSError if a write fails."""
+    """Flush a file to disk, if its file system supports it; OSError if a write fails."""
     try:
         os.fsync(descriptor)
     except OSError as error:

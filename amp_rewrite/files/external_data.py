@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Folder:
-    """Folder that may contain a model's external data. `also`: that of the file to which the model's path is a link."""
+    """Folder for a model's external data. `also`: the folder of the file behind a linked model path."""
 
     def __init__(self, folder: Path, also: Path | None = None) -> None:
         self.path = folder

@@ -57,7 +57,7 @@ def fingerprint(model: Model) -> Fingerprint:
 
 
 def digest(model: Model) -> str:
-    """Return a sha256 in hexadecimal of what the file of a model says, wherever its weights are. O(nodes + tensors).
+    """Return a sha256 in hexadecimal of the content of a model's file, wherever its weights are. O(nodes + tensors).
 
     Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
     digest that its file will have. Weights above 64 KiB are sampled as there.

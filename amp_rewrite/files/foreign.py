@@ -17,7 +17,7 @@ _TORCH_PICKLE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A format that is not ONNX: how its files begin, what they are, and how to get an ONNX model.
+    """A format other than ONNX: the start of its files, words for them, and the way to an ONNX model.
 
     `{file}` in `remedy` stands for the path in a shell, `{folder}` for its folder, `{text}` for the path in Python.
     """
@@ -89,7 +89,7 @@ FORMATS = (
 
 
 def foreign(path: Path) -> str | None:
-    """Return the format of a file that is not an ONNX model, and how to convert it, in words; None for unknown formats.
+    """Return the format of a file other than ONNX, and how to convert it, in words; None for unknown formats.
 
     Of folders, those that hold a SavedModel are known.
     """

@@ -49,7 +49,7 @@ class DataFile:
 
 
 class Layout:
-    """Data files, filled in the order in which tensors are placed. Tied tensors share bytes.
+    """Data files, filled in the order of placement. Tied tensors share bytes.
 
     `shard`: the bytes from which another file begins, or None for one file.
     """
@@ -126,7 +126,7 @@ def _movable(tensor: TensorProto) -> bool:
 
 
 def located(body: list[wire.Piece], names: list[str]) -> list[wire.Piece]:
-    """Return a model file whose tensors name their data files; `names` has them by number."""
+    """Return a model file with the names of data files in its tensors; `names` has them by number."""
     # other streamed pieces are already in memory (strings, typed fields of packed types)
     pieces = (piece if isinstance(piece, bytes) else b"".join(map(bytes, piece.chunks())) for piece in body)
     light = ModelProto.FromString(b"".join(pieces))

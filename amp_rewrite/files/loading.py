@@ -1,4 +1,4 @@
-"""Reading models: from files, whose heavy tensors stay there, from text, and from what is in memory."""
+"""Reading models: from files, without their heavy tensors, from text, and from memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def of_path(path: Path, folder: Path | None) -> ModelProto:
-    """Return the proto of a file, whose heavy tensors are stubs. ModelError if it is not a model."""
+    """Return the proto of a file, with stubs for heavy tensors. ModelError if it is not a model."""
     own: dict[str, Source] = {}
     try:
         if path.is_dir():
@@ -70,7 +70,7 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
 
 
 def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> ModelProto:
-    """Return the proto of bytes, an open file, a ModelProto or a program, the sources of whose tensors go to `own`.
+    """Return the proto of bytes, an open file, a ModelProto or a program; sources of its tensors go to `own`.
 
     ModelError if it is none of these.
     """

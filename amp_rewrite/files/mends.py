@@ -1,4 +1,4 @@
-"""Defects of a model that runtimes overlook: mended as the model is loaded, where they have one meaning."""
+"""Defects of a model overlooked by runtimes: mended as the model is loaded, if they have one meaning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Edit = Callable[[ModelProto], None]
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """A defect of a model, and the edit of it or of a copy; None where the model stays as it is."""
+    """A defect of a model, and the edit of it or of a copy; None to leave the model as it is."""
 
     subject: str
     message: str
@@ -32,7 +32,7 @@ class Mend:
 
 
 def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
-    """Return a model without the defects that have one meaning, and findings about them. O(nodes + tensors).
+    """Return a model without its defects of one meaning, and findings about them. O(nodes + tensors).
 
     `ours`: the model may be changed; without that, one with defects is copied. ModelError for tensors of one name with
     different values.
@@ -60,7 +60,7 @@ def _call(graph: GraphProto, name: str) -> None:
 
 
 def _old_ir(proto: ModelProto) -> Iterator[Mend]:
-    """Yield the mend of a model of IR version 3 whose initializers are not inputs, as onnxruntime saves old models."""
+    """Yield the mend of a model of IR version 3 with free initializers, as onnxruntime saves old models."""
     if proto.ir_version >= _FREE_INITIALIZERS or not proto.opset_import:
         return
     listed = {formal.name for formal in proto.graph.input}
@@ -72,7 +72,7 @@ def _old_ir(proto: ModelProto) -> Iterator[Mend]:
 
 
 def _of_free_initializers(proto: ModelProto) -> None:
-    """Raise the IR version, in which an initializer that is an input as well could be fed."""
+    """Raise the IR version; initializers listed as inputs stay constant."""
     proto.ir_version = _FREE_INITIALIZERS
     held = {tensor.name for tensor in proto.graph.initializer}
     refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in held])
@@ -164,7 +164,7 @@ def _with_import(domain: str, version: int) -> Callable[[_Holder], None]:
 
 
 def _only_version(domain: str, op_types: set[str]) -> int | None:
-    """Return an opset in which operators have the only meaning that onnx knows: 1 in a domain unknown to onnx."""
+    """Return an opset with the only meaning of operators known to onnx: 1 in a domain unknown to onnx."""
     newest = 1
     for op_type in op_types:
         try:
@@ -186,7 +186,7 @@ def _known_at_first(op_type: str, domain: str) -> bool:
 
 
 def _declarations(proto: ModelProto) -> Iterator[Mend]:
-    """Yield mends of declarations that contradict those of inputs, and notes on ends without a type or a shape."""
+    """Yield mends of declarations in conflict with those of inputs, and notes on ends without a type or a shape."""
     stated = {formal.name: formal for formal in proto.graph.input}
     wrong = {v.name for v in proto.graph.value_info if v.name in stated and v.type != stated[v.name].type}
     if wrong:
@@ -201,7 +201,7 @@ def _declarations(proto: ModelProto) -> Iterator[Mend]:
 
 
 def bare(formal: ValueInfoProto) -> bool:
-    """True for an end of a model without a type, or of a tensor without a shape, which may be of any rank."""
+    """True for an end of a model without a type, or of a tensor without a shape, of any rank."""
     kind = formal.type.WhichOneof("value")
     return kind is None or (kind == "tensor_type" and not formal.type.tensor_type.HasField("shape"))
 

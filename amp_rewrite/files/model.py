@@ -1,4 +1,4 @@
-"""A model: its proto, and where the bytes of its tensors live. The only door to ONNX files."""
+"""A model: its proto, and the places of its tensors' bytes. The only door to ONNX files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from amp_rewrite.files.tensors import Source, Sources, is_stub
 
 
 class HoldsModel(Protocol):
-    """A result with a model in it, such as that of `convert` and of `repair`."""
+    """A result with a model in it, as of `convert` and of `repair`."""
 
     @property
     def result(self) -> Model:
@@ -51,10 +51,10 @@ class IrModel(Protocol):
 
 
 class Readable(Protocol):
-    """A file that is open to read bytes, such as one of fsspec."""
+    """A file open to read bytes, such as one of fsspec."""
 
     def read(self) -> bytes:
-        """Return all that is left."""
+        """Return the rest."""
 
 
 _Bytes: TypeAlias = "bytes | bytearray | memoryview | Readable"
@@ -64,7 +64,7 @@ ModelSource: TypeAlias = "str | os.PathLike[str] | _Bytes | ModelProto | Model |
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Model:
-    """A model proto, read only and maybe shared, whose heavy tensors may be *stubs* (see `tensors`), and its path.
+    """A model proto, read only and maybe shared, perhaps with *stubs* for heavy tensors (see `tensors`), and its path.
 
     It keeps alive the tensors of a program to which its stubs refer.
 
@@ -93,7 +93,7 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model and return it; return a Model as is, also that of a result of `convert` or `repair`.
+        """Load a model and return it; return a Model as is, also the one in a result of `convert` or `repair`.
 
         From a path or a program, tensors above 16 KiB become stubs instead of being read; text formats are recognized
         by suffix (.onnxtxt, .textproto, .json).

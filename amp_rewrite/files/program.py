@@ -1,4 +1,4 @@
-"""Programs of torch and onnx_ir: their protos, whose tensors stay where they are until they are read."""
+"""Programs of torch and onnx_ir: their protos, with tensors left in place until they are read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _TensorStore:
                 attributes[name] = onnx_ir.AttrTensors(name, list(map(self._tensor, a.value)), doc_string=a.doc_string)
 
     def _tensor(self, tensor: Any) -> Any:
-        """Return a tensor with the facts of the given one, whose values are elsewhere, or a copy of a small one."""
+        """Return a tensor with the facts of the given one and values elsewhere, or a copy of a small one."""
         import onnx_ir
 
         kind = DType.of(tensor.dtype.value)

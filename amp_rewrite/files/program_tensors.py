@@ -1,4 +1,4 @@
-"""Tensors of a program in memory, which give their bytes on demand: the sources of stubs that are not in a file."""
+"""Tensors of a program in memory, with bytes on demand: the sources of stubs outside of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAMPLED = 1 << 12  # bytes of a tensor that show a change
 
 
 class ProgramTensor:
-    """A tensor of onnx_ir, which may share its memory with torch or compute its values when asked.
+    """A tensor of onnx_ir. It may share its memory with torch or compute its values when asked.
 
     It lives as long as a `Model` with a stub of it, and is found by `key`, which cannot collide with the stamp of a
     file. Its values must not change meanwhile: `values` compares a sample of them with that of the first time.

@@ -19,7 +19,7 @@ def clone(message: M) -> M:
 
 
 def refill(message: Message, name: str, items: Iterable[Message]) -> None:
-    """Replace the messages of a repeated field. `items` may be messages of that field itself."""
+    """Replace the messages of a repeated field. `items` may be messages of the field itself."""
     kept = list(items)
     field = getattr(message, name)
     del field[:]

@@ -64,7 +64,7 @@ BODIED = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 
 def _stand_in(model: ModelProto) -> None:
-    """Replace ops whose inference crashes onnx by ops with the same types and shapes."""
+    """Replace ops fatal to onnx's inference by ops with the same types and shapes."""
     holders: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
     while holders:
         for node in holders.pop().node:
@@ -79,7 +79,7 @@ def _stand_in(model: ModelProto) -> None:
 
 
 def _without_bare_ends(model: ModelProto) -> None:
-    """Drop outputs without a type or a shape, which the checker demands; make such inputs results of a Reshape."""
+    """Drop outputs without a type or a shape, refused by the checker; make such inputs results of a Reshape."""
     graph = model.graph
     if any(map(bare, graph.output)):
         refill(graph, "output", [formal for formal in graph.output if not bare(formal)])

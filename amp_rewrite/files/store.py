@@ -70,7 +70,7 @@ class Saving:
 
     @classmethod
     def of(cls, path: Path, read: Path | None, nbytes: int, asked: SaveOptions) -> Saving:
-        """Return how a model of `nbytes` is written. ModelError or PolicyError for names that weights cannot have."""
+        """Return how a model of `nbytes` is written. ModelError or PolicyError for impossible names of weights."""
         shard = None if asked.shard_size is None else shard_bytes(asked.shard_size)
         name = asked.external_data if isinstance(asked.external_data, str) else ""
         if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
@@ -99,7 +99,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """A save in progress. `kept`: files that the model is read from; `undo` removes incomplete files."""
+    """A save in progress. `kept`: files read by the model; `undo` removes incomplete files."""
 
     saving: Saving
     kept: Collection[str]
@@ -153,7 +153,7 @@ class _Writing:
                 old.unlink()
 
     def _make_room(self, targets: Sequence[Path]) -> None:
-        """Remove the model that is replaced. ModelError if other files have the names of data files."""
+        """Remove the replaced model. ModelError if other files have the names of data files."""
         path = self.saving.path
         for named in targets:
             if not os.path.lexists(named):
@@ -174,14 +174,14 @@ def _body(proto: ModelProto, sources: Sources, layout: Layout | None) -> list[wi
 
 
 class Writable(Protocol):
-    """A file that is open to write bytes."""
+    """A file open to write bytes."""
 
     def write(self, content: bytes | memoryview, /) -> object:
         """Write all of it."""
 
 
 def stream(proto: ModelProto, file: Writable, progress: Progress | None) -> None:
-    """Write a model with its weights to an open file. ModelError if that fails; what is written then is not a model."""
+    """Write a model with its weights to an open file. ModelError on failure; the file is not a model then."""
     try:
         with Sources() as sources:
             body = _body(proto, sources, None)
@@ -205,7 +205,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
-    """Files that the model at `read` still needs, if it is not the replaced one."""
+    """Files still needed by the model at `read`, unless it is the replaced one."""
     if read is not None and replaces(path, read):
         return frozenset()
     return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))

@@ -1,4 +1,4 @@
-"""Places of models: where one may be written, and the data files of those that are there."""
+"""Places of models: targets to write, and the data files of those present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.files.loading import format_of
 
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
-    """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model whose data files stay."""
+    """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model with data files to keep."""
     if "\0" in str(path):
         raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
     if format_of(path) is not None:
@@ -44,7 +44,7 @@ def replaces(path: Path, file: Path) -> bool:
 
 
 def outdated(path: Path, kept: Collection[str]) -> list[Path]:
-    """Data files that become unused when the model at `path` is replaced.
+    """Data files left unused by a replacement of the model at `path`.
 
     They were written by `save`, and no link to the model, no other model in the folder and no entry of `kept` refers to
     them.
@@ -65,7 +65,7 @@ def models_beside(path: Path) -> list[Path]:
 
 
 def foreign_data(path: Path) -> list[Path]:
-    """Return data files of the model at `path` that `save` did not write; other models may read them."""
+    """Return data files of the model at `path` not written by `save`; other models may read them."""
     return [file for file in data_files(path) if not _own(path).fullmatch(file.name) and file.is_file()]
 
 
@@ -74,7 +74,7 @@ def _own(path: Path) -> re.Pattern[str]:
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the data files that the model at `path` names; none for a file that is not a model."""
+    """Return the data files named by the model at `path`; none for other files."""
     try:
         with open_regular(path) as file:
             return data_files_in(file, os.fstat(file.fileno()).st_size, path)
@@ -83,7 +83,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:
-    """Return the data files that a model names, of which `path` is the place; none for a file that is not a model."""
+    """Return the data files named by a model at `path`; none for other files."""
     names: set[str] = set()
     try:
         light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))

@@ -63,7 +63,7 @@ class Source:
 
 
 def stamp(status: os.stat_result) -> str:
-    """Return a text that changes when a file is replaced or written to."""
+    """Return a text for the state of a file: another once it is replaced or written to."""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
@@ -73,7 +73,7 @@ def is_stub(tensor: onnx.TensorProto) -> bool:
 
 
 def source(tensor: onnx.TensorProto) -> Source:
-    """Return the source of a stub. ModelError for external data that `Model.load` did not resolve."""
+    """Return the source of a stub. ModelError for external data not resolved by `Model.load`."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         return Source(
@@ -211,7 +211,7 @@ class Sources:
                 self._files.popitem()[1].close()
 
     def confirm(self) -> None:
-        """Raise ModelError if a file was written to since the model was loaded, so that bytes read may be mixed."""
+        """Raise ModelError if a file was written to since the model was loaded: bytes read may be mixed."""
         for (path, state), file in self._files.items():
             _check_state(path, state, file)
 
@@ -313,7 +313,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
 
 
 def in_memory(tensor: onnx.TensorProto) -> Array:
-    """Return the values of a tensor that is not a stub. ModelError if they do not fit its dims and type."""
+    """Return the values of a tensor other than a stub. ModelError if they do not fit its dims and type."""
     try:
         values: Array = to_array(tensor)
     except (ValueError, TypeError, KeyError) as cause:

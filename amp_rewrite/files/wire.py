@@ -18,7 +18,7 @@ from amp_rewrite.errors import ModelError
 
 
 class NotOnnxError(ModelError):
-    """Bytes that are not an ONNX model: another format, or one that is truncated."""
+    """Bytes other than an ONNX model: another format, or a truncated one."""
 
 
 # Paths to tensors: {message: {field number: (field, message of the field)}}. Sparse tensors are separate
@@ -61,7 +61,7 @@ _DEEPEST = 100  # protobuf's own parser stops at this depth too
 
 @dataclass(frozen=True, slots=True)
 class StreamedPiece:
-    """A piece of a file whose `nbytes` bytes are computed when it is written."""
+    """A piece of a file of `nbytes` bytes, computed when it is written."""
 
     nbytes: int
     chunks: Callable[[], Iterable[bytes | memoryview]]

@@ -1,4 +1,4 @@
-"""Attributes that nodes state."""
+"""Attributes of nodes."""
 
 from __future__ import annotations
 

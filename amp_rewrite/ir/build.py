@@ -47,7 +47,7 @@ class Index:
 
 
 class UnsortedError(ModelError):
-    """A node that reads a value which nothing before it produces."""
+    """A node before the producer of its input."""
 
 
 def build(proto: ModelProto) -> Index:
@@ -65,7 +65,7 @@ def build(proto: ModelProto) -> Index:
 
 
 def check_imports(proto: ModelProto) -> None:
-    """Raise ModelError for opset imports or names of local functions that onnx does not accept."""
+    """Raise ModelError for opset imports or names of local functions beyond what onnx accepts."""
     for function in proto.functions:
         _refuse_bytes((function.domain, function.name), "the domain or name of a function")
     holders = (("the model", proto), *((f"function {f.name!r}", f) for f in proto.functions))
@@ -81,7 +81,7 @@ def check_imports(proto: ModelProto) -> None:
 
 
 def _refuse_untyped(formal: ValueInfoProto) -> None:
-    """Raise ModelError for a model input without a known type, which onnx's checker accepts but not its inference."""
+    """Raise ModelError for a model input without a known type: onnx's checker accepts it, its inference does not."""
     kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
     if kind == "tensor_type" and code and DType.of(code) is None:
         raise ModelError(f"input {formal.name!r} has the unknown element type {code}; a newer amp-rewrite may know it")
@@ -90,7 +90,7 @@ def _refuse_untyped(formal: ValueInfoProto) -> None:
 
 
 def _refuse_bytes(texts: Iterable[str], what: str) -> None:
-    """Raise ModelError for text that is not UTF-8, which protobuf returns as bytes."""
+    """Raise ModelError for text not in UTF-8, returned by protobuf as bytes."""
     for text in texts:
         if isinstance(text, bytes):
             raise ModelError(f"{what} is not UTF-8: {text[:80]!r}; the file is damaged, export it again")
@@ -166,7 +166,7 @@ class _Build:
         return scope.id
 
     def _inputs(self, graph: GraphProto, frame: _Frame, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
-        """Define formal inputs and initializers; return the inputs that a caller may feed, in order."""
+        """Define formal inputs and initializers; return the inputs open to a caller, in order."""
         constants = {t.name: t for t in graph.initializer}
         may_override = frame.main and self.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
         inputs = []
@@ -268,7 +268,7 @@ class _Build:
         return fault
 
     def _scale_fault(self, read: Sequence[ValueId | None]) -> str | None:
-        """Return the fault of a constant scale from which onnx infers a size below 0, and may crash."""
+        """Return the fault of a constant scale: onnx infers a size below 0 from it, and may crash."""
         tensors = [self.values[value].tensor for value in read if value is not None]
         held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in in_memory(t).ravel()]
         wrong = next((scale for scale in held if not 0 < scale <= _LARGEST_SCALE), None)

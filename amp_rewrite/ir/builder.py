@@ -1,4 +1,4 @@
-"""Nodes under construction: fresh names, equal nodes written once, and forms that differ between opsets."""
+"""Nodes under construction: fresh names, equal nodes written once, and the forms of each opset."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto,
 
 
 def new_branch(nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
-    """Return a branch of an If, which reads the values around it."""
+    """Return a branch of an If. It reads the values around it."""
     return onnx.helper.make_graph(nodes, results[0], [], [ValueInfoProto(name=result) for result in results])
 
 
@@ -85,7 +85,7 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 
 
 class Surroundings:
-    """Nodes before and after a replaced op, and the constants that they read.
+    """Nodes before and after a replaced op, and their constants.
 
     A stem gives the same name in all replacements, so that their equal nodes become one. `typed`: the names of nodes
     before the op end with their type.
@@ -98,7 +98,7 @@ class Surroundings:
         self.weights: list[TensorProto] = []
 
     def name(self, stem: str) -> str:
-        """Return a name that is not in the model."""
+        """Return a new name for the model."""
         return unused(stem + self._suffix, self._names)
 
     def constant(self, stem: str, values: Array) -> str:
@@ -214,7 +214,7 @@ class NodeBuilder:
         return result
 
     def name(self, source: str, result: str) -> None:
-        """Append an Identity with this result: a free name, or the name of a value whose node was left out."""
+        """Append an Identity with this result: a free name, or the name of a value without a node."""
         self.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
 
     def constant(self, values: Array) -> str:
@@ -234,7 +234,7 @@ class NodeBuilder:
     # -- forms that differ between opsets ----------------------------------------------------------------
 
     def requires(self, opset: int, what: str) -> None:
-        """Raise `error` if the model's opset is lower than `what` needs."""
+        """Raise `error` if the model's opset is too low for a form, described in words."""
         if self.opset < opset:
             raise self.error(
                 f"{what} needs ai.onnx opset {opset}, and the model imports {self.opset}; raise it with"
@@ -255,7 +255,7 @@ class NodeBuilder:
         return self._listing(op_type, x, "axes", axes, first, results=1, **attributes)[0]
 
     def reshape(self, x: str, shape: Sequence[int] | str) -> str:
-        """Reshape to dims, or to those that a value holds. A 0 stands for a dim of 0, from opset 14 on."""
+        """Reshape to dims, or to those in a value. A 0 stands for a dim of 0, from opset 14 on."""
         if isinstance(shape, str):
             return self.op("Reshape", x, shape, allowzero=1 if self.opset >= FIRST_ALLOWZERO else None)
         zeros = 0 in shape
@@ -272,13 +272,13 @@ class NodeBuilder:
         return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
 
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
-        """Split into parts of these sizes, which a value may hold; return the parts."""
+        """Split into parts of these sizes, stated or in a value; return the parts."""
         return self._listing("Split", x, "split", sizes, results=results, axis=axis)
 
     def _listing(
         self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any
     ) -> tuple[str, ...]:
-        """Append an op with a list, or a value that holds one: an attribute before opset `first`, then an input."""
+        """Append an op with a list, or a value of one: an attribute before opset `first`, then an input."""
         if isinstance(listed, str):
             self.requires(first, f"{op_type} with computed {name}")
             return self.ops(op_type, x, listed, **others)
@@ -292,6 +292,6 @@ class NodeBuilder:
         return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
-        """Return a tensor filled with one value, of the shape that `shape` holds."""
+        """Return a tensor filled with one value, of the shape in `shape`."""
         filling: TensorProto = from_array(np.array([value], dtype.numpy))
         return self.op("ConstantOfShape", shape, value=filling)

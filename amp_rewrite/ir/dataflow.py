@@ -1,4 +1,4 @@
-"""Dataflow between ops: the steps along the graph that analyses share, and walks in bulk.
+"""Dataflow between ops: the shared steps along the graph, and walks in bulk.
 
 The steps: the only reader of a value, the number in a constant, the source of a value behind copies and casts. The
 walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and across the edges of bodies, along the
@@ -37,7 +37,7 @@ def exposed(view: View, value: ValueId) -> bool:
 
 
 def fed(view: View, value: ValueId) -> bool:
-    """True if a value comes from outside its graph: an input, or an initializer that a caller may override."""
+    """True if a value comes from outside its graph: an input, or an initializer open to override."""
     return view.values[value].role is Role.INPUT or view.values[value].overridable
 
 
@@ -90,7 +90,7 @@ _LOSS = 2.0**-8
 
 
 def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType, *, by: float = OUTWEIGHS) -> bool:
-    """True if the norm of a constant bias is more than `by` times that of the constant weights."""
+    """True if the norm of a constant bias is more than `by` times the norm of the constant weights."""
     if bias is None or weight is None or view.constant(bias) is None or view.constant(weight) is None:
         return False
     added, factors = view.fit(bias, to), view.fit(weight, to)
@@ -110,7 +110,7 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
 
 
 def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
-    """Return the norm of a constant, or of what rounding changes in it. Read in parts."""
+    """Return the norm of a constant, or of its change by rounding. Read in parts."""
     tensor, squares = view.constant(value), 0.0
     for chunk in view.model.chunks(tensor) if tensor is not None else ():
         exact = chunk.astype(np.float64)
@@ -129,7 +129,7 @@ def read_variable(op: Op, slot: int) -> tuple[OpId, str] | None:
 
 
 def made_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
-    """Return the op that makes a value and its type variable; None as for `read_variable`, or without an op."""
+    """Return the producer of a value and its type variable; None as for `read_variable`, or without a producer."""
     op = view.producer(value)
     if op is None or op.signature is None or op.bodies:
         return None
@@ -149,13 +149,13 @@ def behind(view: View, value: ValueId | None, step: Step, most: int | None = Non
 
 
 def trail(view: View, value: ValueId | None, step: Step, most: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops that `behind` yields and the last input; the value itself without ops."""
+    """Return the ops from `behind` and the last input; the value itself without ops."""
     passed = list(behind(view, value, step, most))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
 def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
-    """Return the last input that `behind` yields; the value itself without one."""
+    """Return the last input from `behind`; the value itself without one."""
     source = value
     for _, read in behind(view, value, step, most):
         source = read
@@ -236,11 +236,11 @@ class Flow:
         return cls(view, slots, *_edges(view))
 
     def through(self, op: Op) -> Sequence[int]:
-        """Return the inputs that the op's result is computed from; none for an op that stops the walk."""
+        """Return the inputs behind the op's result; none for an op at the end of the walk."""
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
-        """Yield the values that a value is computed from, one step up."""
+        """Yield the sources of a value, one step up."""
         made_by = self.view.producer(value)
         if made_by is not None:
             for slot in self.through(made_by):
@@ -252,7 +252,7 @@ class Flow:
         yield from self._origins.get(value, ())
 
     def results(self, value: ValueId) -> Iterator[ValueId]:
-        """Yield the values that are computed from a value, one step down."""
+        """Yield the values computed from a value, one step down."""
         for use in self.view.uses[value]:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):
@@ -262,17 +262,17 @@ class Flow:
     def back(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
-        """Return all values that the starts are computed from, and the starts, with the cause of the nearest start."""
+        """Return the starts and all their sources, each with the cause of the nearest start."""
         return reach(starts, self.sources, enter)
 
     def forth(
         self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
     ) -> dict[ValueId, Cause]:
-        """Return all values that are computed from a start, and the starts, with the cause of the nearest start."""
+        """Return the starts and all values computed from them, each with the cause of the nearest start."""
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
-        """Return the ops that read some of the values, without those that the walk passes."""
+        """Return the readers of some values at which the walk ends."""
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]
 
 
@@ -282,12 +282,12 @@ def float32(view: View) -> Callable[[ValueId], bool]:
 
 
 def computes_float32(view: View, op: Op) -> bool:
-    """True if an op has a float32 type variable, so that a pin on it has an effect."""
+    """True if an op has a float32 type variable: a pin on it has an effect."""
     return DType.FLOAT in [v.type.dtype for v in view.variables[op.id] if v.type is not None]
 
 
 def float32_ops(view: View, kinds: Container[str]) -> Iterator[Op]:
-    """Yield the ops of some kinds that compute in float32, in order."""
+    """Yield the float32 ops of some kinds, in order."""
     return (op for op in view.of_kinds(kinds) if computes_float32(view, op))
 
 
@@ -309,7 +309,7 @@ def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
 def reach(
     starts: Mapping[Node, Cause], near: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool] = lambda _: True
 ) -> dict[Node, Cause]:
-    """Return what is reached from the starts by steps to `near`, breadth first, with the cause of the nearest start.
+    """Return all nodes in reach of the starts by steps to `near`, breadth first, each with the cause of its start.
 
     `enter`: True for a node, of the starts too, that the walk may enter.
     """

@@ -1,4 +1,4 @@
-"""Walks over the nodes of a graph and its bodies, new names for their values, and the nodes that results need."""
+"""Walks over the nodes of a graph and its bodies, new names for their values, and the nodes behind results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    """Yield the names that nodes and their bodies read, which may include a body's own."""
+    """Yield the names read by nodes and their bodies, perhaps a body's own among them."""
     for node in nodes:
         yield from filter(None, node.input)
         for _, body in bodies(node):
@@ -30,7 +30,7 @@ def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
 
 
 def in_order(proto: ModelProto) -> ModelProto | None:
-    """Return a copy of a model with every node behind those that it depends on; None if no order does that.
+    """Return a copy of a model with its nodes in topological order; None if there is none.
 
     Nodes keep their order as far as possible. O(nodes · log nodes).
     """
@@ -59,7 +59,7 @@ def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto] | None:
 
 
 def _names_needed(node: NodeProto) -> set[str]:
-    """Return the names that a node reads, and those that its bodies read and do not define."""
+    """Return the names read by a node, and by its bodies from outside."""
     read = set(filter(None, node.input))
     for _, body in bodies(node):
         inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
@@ -70,7 +70,7 @@ def _names_needed(node: NodeProto) -> set[str]:
 
 
 def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
-    """Return the nodes that these results depend on, in order."""
+    """Return the nodes behind these results, in order."""
     read = set(results)
     kept: list[NodeProto] = []
     for node in reversed(nodes):
@@ -81,7 +81,7 @@ def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto
 
 
 def rename(graph: GraphProto, new: Callable[[str], str]) -> None:
-    """Rename the values in a graph and its bodies, in place. `new` gives each name that is not empty its new name."""
+    """Rename the values in a graph and its bodies, in place. `new` gives each name but "" its new name."""
     for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         named.name = new(named.name)
     for sparse in graph.sparse_initializer:
@@ -91,7 +91,7 @@ def rename(graph: GraphProto, new: Callable[[str], str]) -> None:
 
 
 def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    """Return a copy of a node whose inputs and outputs have new names, where `names` has some."""
+    """Return a copy of a node with new names for those of its inputs and outputs in `names`."""
     copy = clone(node)
     for own in (copy.input, copy.output):
         own[:] = [names.get(name, name) for name in own]
@@ -99,7 +99,7 @@ def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def rename_node(node: NodeProto, new: Callable[[str], str]) -> None:
-    """Rename the values that a node and its bodies read and make, in place, as `rename` does."""
+    """Rename the values of a node and its bodies, in place, as `rename` does."""
     for names in (node.input, node.output):
         names[:] = [name and new(name) for name in names]
     for _, body in bodies(node):

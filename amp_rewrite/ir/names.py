@@ -1,4 +1,4 @@
-"""New names: derived from the names of what they replace, and different from all names in the model."""
+"""New names: derived from the replaced ones, and different from all names in the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 
 def normal_domain(domain: str) -> str:
-    """Return a domain, with "" for ai.onnx, which has both spellings."""
+    """Return a domain, with "" for both spellings of ai.onnx."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -16,7 +16,7 @@ def as_names(names: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def unused(name: str, taken: Container[str]) -> str:
-    """Return the name with the fewest "_" behind it that is not taken."""
+    """Return the first free name: this one, or with the fewest "_" behind it."""
     while name in taken:
         name += "_"
     return name
@@ -30,14 +30,14 @@ def claimed(name: str, taken: set[str]) -> str:
 
 
 def unused_prefix(prefix: str, taken: Iterable[str]) -> str:
-    """Return the prefix with the fewest "_" behind it with which no name begins."""
+    """Return the prefix of no name: this one, or with the fewest "_" behind it."""
     while any(name.startswith(prefix) for name in taken):
         prefix += "_"
     return prefix
 
 
 def numbered(name: str, taken: set[str]) -> str:
-    """Return the first of `name`, `name_2`, `name_3` … that is not taken, and take it."""
+    """Return the first free one of `name`, `name_2`, `name_3` …, and take it."""
     free, number = name, 1
     while free in taken:
         number += 1

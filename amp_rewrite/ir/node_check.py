@@ -32,7 +32,7 @@ class NodeCheck:
 
 @cache
 def node_check(domain: str, op_type: str, since: int) -> NodeCheck:
-    """Return the checks of a schema version; only of the inputs for an operator that only the runtime knows."""
+    """Return the checks of a schema version; for an operator of the runtime alone, those of the inputs."""
     schema = onnx_schema(domain, op_type, since)
     if schema is None:
         row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
@@ -125,7 +125,7 @@ _TYPE_CODES = frozenset(onnx.TensorProto.DataType.values())
 
 
 def _undeclared(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
-    """Return a violation of a rule that stands only in the description of a schema."""
+    """Return a violation of a rule in the description of a schema."""
     if op_type == "Constant":
         return None if stated else "holds no value; export it again"
     if op_type == "Transpose":

@@ -55,12 +55,12 @@ class Op(NamedTuple):
 
     @property
     def operands(self) -> tuple[ValueId, ...]:
-        """The inputs without those that are omitted."""
+        """The inputs but the omitted ones."""
         return tuple([value for value in self.inputs if value is not None])
 
     @property
     def results(self) -> tuple[ValueId, ...]:
-        """The outputs without those that are omitted."""
+        """The outputs but the omitted ones."""
         return tuple([value for value in self.outputs if value is not None])
 
     @property
@@ -102,7 +102,7 @@ class Scope:
 
 
 class TypeVariable(NamedTuple):
-    """A type variable of one op: the ports that share it, and their type."""
+    """A type variable of one op: its ports, and their type."""
 
     op: OpId
     name: str

@@ -1,4 +1,4 @@
-"""The table of ops: what the pass knows of each operator beyond its schema.
+"""The table of ops: facts about each operator beyond its schema.
 
 Painting, facts and needs, placement, shapes and the shift of ranges read it. Teaching the pass a new operator is one
 row here and one entry in `lists/`. An op without a row belongs to no class; `op_classes` has the sets of ops by trait.
@@ -35,7 +35,7 @@ class Way(Enum):
 
 
 class Need(Enum):
-    """What a reader asks of a value, beyond what the low type may keep."""
+    """The demand of a reader on a value, beyond the low type."""
 
     EXACT = "the exact number"
     SIDE = "on which side of another number it is"
@@ -143,7 +143,7 @@ class OpRow:
 
     @property
     def passed(self) -> frozenset[Need]:
-        """The needs that the inputs in `slots` have if the result has them."""
+        """The needs of a result handed on to the inputs in `slots`."""
         return PASSED.get(self.way, frozenset()) if self.passes is None else self.passes | _ALWAYS
 
 

@@ -1,4 +1,4 @@
-"""Operator schemas: type variables, legal types, and attributes that state a type."""
+"""Operator schemas: type variables, legal types, and attributes for types."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _spell(container: str, dtype: DType | None) -> str:
 
 
 def parse_type(spelling: str) -> ValueType:
-    """Return the type that a schema spells like this."""
+    """Return the type of a schema's spelling."""
     container = "optional(seq)" if spelling.startswith("optional(seq(") else spelling.split("(", 1)[0]
     return _BY_SPELLING.get(spelling) or ValueType(container, None)
 
@@ -70,7 +70,7 @@ _BY_SPELLING = {
 
 
 def type_of_proto(proto: onnx.TypeProto) -> ValueType | None:
-    """Return the type that a TypeProto states; None for an empty one."""
+    """Return the type in a TypeProto; None for an empty one."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return ValueType(TENSOR, DType.of(proto.tensor_type.elem_type)) if proto.tensor_type.elem_type else None
@@ -94,7 +94,7 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A formal input or output. `variable` is its type, or the variable that this type is linked with."""
+    """A formal input or output. `variable` is its type, or the variable linked with this type."""
 
     name: str
     type: str
@@ -162,7 +162,7 @@ def _variable(params: tuple[Param, ...], slot: int) -> str | None:
 
 
 def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return onnx's schema in force at an opset version of a domain; None for an operator that onnx does not know."""
+    """Return onnx's schema in force at an opset version of a domain; None for an operator unknown to onnx."""
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -195,7 +195,7 @@ def _contrib_signature(domain: str, op_type: str) -> Signature | None:
 
 
 def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator of ai.onnx that onnx's checker refuses and runtimes may open.
+    """True for an operator of ai.onnx refused by onnx's checker, but perhaps not by runtimes.
 
     It is unknown to onnx at this opset, or deprecated there with a function that runtimes still compute.
     """
@@ -206,7 +206,7 @@ def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
 
 
 def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator that onnxruntime registers in ai.onnx, and that onnx does not know at this opset.
+    """True for an operator of ai.onnx known to onnxruntime, and not to onnx at this opset.
 
     Its optimizers write them: LayerNormalization below opset 17, SimplifiedLayerNormalization at any.
     """
@@ -299,7 +299,7 @@ def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto
 
 
 def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
-    """Return the element type of an output that no input binds, by an attribute or the operator's own rule.
+    """Return the element type of an output bound by no input: by an attribute or the operator's own rule.
 
     None if the schema's type constraint must decide.
     """
@@ -344,7 +344,7 @@ def _optional(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | No
 
 
 def _labels(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
-    """Return the type of labels in ai.onnx.ml, which is part of the name of the attribute that lists them."""
+    """Return the type of labels in ai.onnx.ml, a part of the name of their attribute."""
     names = {a.name for a in node.attribute}
     tensor = attribute(node, "values_tensor")
     if tensor is not None:

@@ -45,7 +45,7 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
 
 @lru_cache(maxsize=_REMEMBERED)
 def _bound_result(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> ValueType | None:
-    """Return the type of an output that follows from the schema and the inputs' types alone; else None."""
+    """Return the type of an output by the schema and the inputs' types alone; else None."""
     formal = signature.output(slot)
     if formal is None:
         return None
@@ -75,7 +75,7 @@ def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
 
 
 def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
-    """Return the type of each variable that the op's inputs bind. ModelError if two inputs disagree."""
+    """Return the type of each variable bound by the op's inputs. ModelError if two inputs disagree."""
     if op.signature is None:
         return {}
     binding = _binding(op.signature, _input_types(op, types))
@@ -85,7 +85,7 @@ def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
 
 
 def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
-    """Yield inputs of unknown types, as results of unknown ops are, with the types that an op can read alone."""
+    """Yield inputs of unknown type, such as results of unknown ops, with the only type readable by an op."""
     for slot, value in enumerate(op.inputs if op.signature is not None else ()):
         if value is not None and types[value] is None and op.signature is not None:
             formal, variable = op.signature.input(slot), op.signature.input_variable(slot)
@@ -97,7 +97,7 @@ def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
-    """Return the type of each variable that inputs of these types bind; an error message if they cannot."""
+    """Return the type of each variable bound by inputs of these types; an error message if they cannot."""
     binding: dict[str, ValueType] = {}
     first: dict[str, int] = {}
     for slot, actual in enumerate(inputs):
@@ -137,7 +137,7 @@ def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> 
 
 
 def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterator[tuple[ValueId, ValueId]]:
-    """Yield (body output, body input) of each state that a Loop or Scan carries to its next iteration."""
+    """Yield (body output, body input) of each state carried to the next iteration of a Loop or Scan."""
     if node.op_type == "Loop" and not domain:
         yield from zip(body.outputs[1:], body.inputs[2:], strict=False)
     elif node.op_type == "Scan" and not domain:

@@ -1,4 +1,4 @@
-"""Facts about ai.onnx opsets and IR versions: the version from which on something holds.
+"""Facts about ai.onnx opsets and IR versions: the first version of each.
 
 `files` precedes this wing and names its own: `files.loading.FIRST_IR_WITH_OPSET_IMPORTS`, and the opset of sparse
 Constants in `files.skeleton`. All other facts are in the kernel tables and in onnx's schemas.

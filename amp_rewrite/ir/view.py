@@ -111,7 +111,7 @@ class View(Index):
         return dtype is not None and dtype.floating
 
     def owners(self, op: OpId) -> Iterator[OpId]:
-        """Yield the ops with the bodies that an op is in, the nearest first."""
+        """Yield the ops with the bodies around an op, the nearest first."""
         owner = self.scopes[self.ops[op].scope].owner
         while owner is not None:
             yield owner
@@ -133,11 +133,11 @@ class View(Index):
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:
-        """Yield the ops that read a value, once per use."""
+        """Yield the readers of a value, once per use."""
         return (self.ops[use.op] for use in self.uses[value])
 
     def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
-        """Return the op that produces a value; None for inputs and initializers, and for an op of other kinds."""
+        """Return the producer of a value; None for inputs and initializers, and for an op of other kinds."""
         made_by = self.values[value].producer if value is not None else None
         if made_by is None:
             return None
@@ -177,7 +177,7 @@ class View(Index):
 
     @once
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """Return how a constant's values fit into a low type, read once; Fit() for a value that is not constant."""
+        """Return how a constant's values fit into a low type, read once; Fit() for other values."""
         tensor = self.constant(value)
         return self.model.fit(tensor, to) if tensor is not None else Fit()
 
@@ -191,7 +191,7 @@ class View(Index):
 
     @cached_property
     def yielded(self) -> frozenset[ValueId]:
-        """The values that are an output of their scope."""
+        """The outputs of all scopes."""
         return frozenset(v for scope in self.scopes for v in scope.outputs)
 
     @cached_property
@@ -226,7 +226,7 @@ class View(Index):
         return next((t for t in types if t is not None and t.container == TENSOR), types[0] if types else None)
 
     def forget(self) -> None:
-        """Drop the graph and the results of analyses that ran once, for their memory; they are made again if asked."""
+        """Drop the graph and the results of analyses run `once`, for their memory; they are made again if asked."""
         self._known.clear()
         for name in ("flow", "graph"):
             self.__dict__.pop(name, None)
@@ -261,18 +261,18 @@ class View(Index):
 
     @cached_property
     def flow(self) -> nx.MultiDiGraph[OpId]:
-        """The `graph` without carried edges, which is acyclic."""
+        """The `graph` without carried edges: acyclic."""
         graph = self.graph
         if not self.carried:
             return graph
         return nx.subgraph_view(graph, filter_edge=lambda *edge: "carried" not in graph.edges[edge])
 
     def after(self, starts: Iterable[OpId]) -> set[OpId]:
-        """Return some ops and all that depend on them."""
+        """Return some ops and all their dependents."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow, list(starts))))
 
     def before(self, ends: Iterable[OpId]) -> set[OpId]:
-        """Return some ops and all that they depend on."""
+        """Return some ops and all their dependencies."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow.reverse(copy=False), list(ends))))
 
 

@@ -1,1 +1,1 @@
-"""Computations that exporters write out op by op, as tables of op patterns."""
+"""Computations written out op by op by exporters, as tables of op patterns."""

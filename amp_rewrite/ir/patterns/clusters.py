@@ -1,4 +1,4 @@
-"""Clusters: a normalization, softmax or activation that the exporter wrote out op by op."""
+"""Clusters: normalizations, softmaxes and activations written out op by op."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
 
 def _two(view: View, value: ValueId) -> bool:
-    """True for 2, and for an exponent that is not constant, which onnxruntime does not check."""
+    """True for 2, and for an exponent computed at run time: onnxruntime does not check it."""
     array = view.array(value)
     return array is None or bool((array == 2).all())
 
@@ -128,7 +128,7 @@ which is the rounding error of the sum with x. With a large a, a·x would overfl
 
 @once
 def snakes(view: View) -> Mapping[OpId, OpId]:
-    """Return the sines of snakes whose a and factor are constant and moderate, each with the op that squares it."""
+    """Return the sines of snakes with a constant and moderate a and factor, each with the op of its square."""
     squares: dict[OpId, OpId] = {}
     for sine in float32_ops(view, _SNAKES.anchors):
         match = _SNAKES.direct(view, sine)
@@ -149,7 +149,7 @@ def _moderate(view: View, match: Match) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Ops of one computation ("layer_normalization", "softmax" …), which must share one color.
+    """Ops of one computation ("layer_normalization", "softmax" …), of one color.
 
     `entry` is the value that is normalized or activated, before any Cast at the start of the cluster.
     `tail` are the scale Mul and bias Add at the end of a normalization, Casts between them included; `ops` contains
@@ -191,7 +191,7 @@ _SEARCHES = tuple(Search.of(*(row.pattern for row in rows)) for rows in _TABLE)
 
 @once
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
-    """Return the clusters of a model that compute in these types, by their first ops; no op is in two of them.
+    """Return the clusters of a model in these types, by their first ops; no op is in two of them.
 
     O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
     """

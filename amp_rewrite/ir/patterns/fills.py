@@ -1,4 +1,4 @@
-"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and where their numbers go.
+"""Fills: constants with extreme values, such as the −3.4e38 of an attention mask, and their way through the model.
 
 A fill ends where its number no longer matters: in a softmax, an index, a comparison with a near number. Up to there it
 may be any number far from all others. An op that adds to it, multiplies it by an unknown number, shows it, or compares
@@ -61,7 +61,7 @@ class Fill:
 
     @property
     def selects(self) -> bool:
-        """True for one number that no quantity of a network reaches: it is there to win or lose comparisons."""
+        """True for one number beyond all quantities of a network: it is there to win or lose comparisons."""
         return self.level is not None and (self.level < 0 or self.level >= _SENTINEL)
 
 
@@ -122,7 +122,7 @@ _LEAST, _MOST = 2.0**-6, 2.0**6
 
 
 def bounded(level: float, to: DType) -> float:
-    """Return the size of the number that stands for a fill in a low type: sums of a few and small multiples fit."""
+    """Return the size of a fill's stand-in in a low type: sums of a few and small multiples fit."""
     return min(abs(level), to.max / 4)
 
 
@@ -151,7 +151,7 @@ class _Held:
 
 @dataclass(slots=True)
 class FillReach:
-    """The values that hold a fill of this `level`, and its readers.
+    """The values with a fill of this `level`, and its readers.
 
     `exact`: ops that need its number, each with what they do. `shown`: a value outside of ops that holds it. `itself`:
     ops that read the constant before it is put anywhere, as the bound of a Clip. `compared`: an op that compares it
@@ -169,12 +169,12 @@ class FillReach:
 
     @property
     def most(self) -> float:
-        """The most that arithmetic multiplies the fill by."""
+        """The largest factor of arithmetic on the fill."""
         return max((held.most for held in self.held.values()), default=1.0)
 
     @property
     def farthest(self) -> float:
-        """The size of the largest number that the fill becomes."""
+        """The size of the largest number made of the fill."""
         return abs(self.level) * self.most
 
     @property
@@ -189,20 +189,20 @@ class FillReach:
 
     @property
     def carriers(self) -> Collection[OpId]:
-        """The ops that hold the fill together with other numbers."""
+        """The ops with the fill among other numbers."""
         held = (self.view.values[value].producer for value, held in self.held.items() if not held.pure)
         return {op for op in held if op is not None}
 
 
 @once
 def far_reaches(view: View, to: DType) -> Collection[FillReach]:
-    """Return the reach of each fill that leaves the type, as it is or multiplied, or is compared and rounded."""
+    """Return the reach of each fill beyond the type, as it is or multiplied, and of each compared and rounded one."""
     reaches = [reach_of(view, to, view.uses[value], level) for value, level in far_fills(view, to).items()]
     return [reach for reach in reaches if reach.farthest > to.max or reach.compared is not None]
 
 
 def held_fills(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, str]]:
-    """Yield the ops that hold a fill whose number matters or leaves the type, each with an op that needs it and why."""
+    """Yield the ops with a fill of importance or beyond the type, each with an op in need of its number and why."""
     for reach in far_reaches(view, to):
         if reach.ends and reach.most <= 1:
             continue  # the largest number of the type stands for it
@@ -217,7 +217,7 @@ def held_fills(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, str]]
 
 
 def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> FillReach:
-    """Return where a fill goes from these uses of it. O(values reached + their uses)."""
+    """Return the way of a fill from these uses of it. O(values reached + their uses)."""
     reach = FillReach(view, to, level)
     start = _Held(sign=1 if level > 0 else -1)
     edges = Flow.of(view, {})
@@ -248,7 +248,7 @@ def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> Fill
 
 
 def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
-    """Return the constants whose number may be put in some places of a value, and matters when it is far, by value.
+    """Return the constants put in some places of a value with a number of importance when it is far, by value.
 
     Those that a product may bring out of the type, and those that the type rounds and a comparison reads.
     """
@@ -264,7 +264,7 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
 
 
 def _step(reach: FillReach, use: Use, held: _Held) -> Iterator[tuple[ValueId, _Held]]:
-    """Yield the results of an op that hold a fill which it reads; note an op that needs its number."""
+    """Yield the results with a fill from an input of an op; note the op if it needs the number."""
     view, op = reach.view, reach.view.ops[use.op]
     kind = op.kind
     if op.bodies or use.slot in ATTENTION_MASKS.get(kind, ()) or (kind in COMPARISONS and not held.pure):
@@ -313,7 +313,7 @@ def _outbid(reach: FillReach, op: Op, held: _Held) -> bool:
 
 
 def _factor(view: View, op: Op, slot: int) -> float | None:
-    """Return the number that an op multiplies an operand by."""
+    """Return the factor of an op on an operand."""
     if op.kind not in SCALINGS or (op.kind == "Div" and slot == 1):
         return None
     size = number(view, op.inputs[1 - slot])
@@ -321,13 +321,13 @@ def _factor(view: View, op: Op, slot: int) -> float | None:
 
 
 def _below_maximum(view: View, op: Op) -> bool:
-    """True for a value less its maximum, as in a softmax that is written out: a fill less a fill is 0."""
+    """True for a value less its maximum, as in a written-out softmax: a fill less a fill is 0."""
     maximum = view.producer(op.inputs[1], "ReduceMax") if op.kind == "Sub" else None
     return maximum is not None and maximum.inputs[0] == op.inputs[0]
 
 
 def _compare(reach: FillReach) -> None:
-    """Note the comparisons of a fill with a number that is as far, or with another value that holds it."""
+    """Note the comparisons of a fill with a number as far, or with another value of it."""
     view = reach.view
     readers = {use.op for value, held in reach.held.items() if not held.pure for use in view.uses[value]}
     for op in (view.ops[op_id] for op_id in sorted(readers) if view.ops[op_id].kind in COMPARISONS):

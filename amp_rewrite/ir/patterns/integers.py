@@ -1,4 +1,4 @@
-"""Ops that runtimes run on integers, between DequantizeLinear and QuantizeLinear."""
+"""Ops on integers in runtimes, between DequantizeLinear and QuantizeLinear."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WEIGHTED = LAYERS | PRODUCTS
 
 
 def integer_ops(view: View) -> Mapping[OpId, OpId]:
-    """Return the ops that runtimes run on integers, and the copies between them and their quantizers.
+    """Return the ops on integers, and the copies between them and their quantizers.
 
     Each has the op that it serves: itself, or the op at the end of the copies.
     """
@@ -37,7 +37,7 @@ def integer_ops(view: View) -> Mapping[OpId, OpId]:
 
 
 def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:
-    """True if all float32 numbers that an op computes with are dequantized ones, or constants beside those."""
+    """True if all float32 operands of an op are dequantized, or constants beside those."""
     read = [v for v in op.inputs if v is not None and view.dtype(v) is DType.FLOAT]
     varying = read[:2] if op.kind in _WEIGHTED else [v for v in read if view.constant(v) is None]
     return bool(varying) and all(v in decoded for v in varying)

@@ -53,7 +53,7 @@ class Pattern:
     __slots__ = ()
 
     def at(self, view: View, value: ValueId, match: Match) -> Iterator[Match]:
-        """Extend a match by the ops that compute this value, in every way that fits."""
+        """Extend a match by the ops behind this value, in every fitting way."""
         raise NotImplementedError
 
     def ways(self) -> Iterator[Way]:
@@ -63,7 +63,7 @@ class Pattern:
 
 @dataclass(slots=True, eq=False, repr=False)
 class AnyValue(Pattern):
-    """Any value that passes a test and does not match `unless`.
+    """Any value, but for a test and for matches of `unless`.
 
     `read`: capture the value as it is read, not the one behind Casts. `casts`: these Casts belong to the match.
     """
@@ -85,7 +85,7 @@ class AnyValue(Pattern):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ops(Pattern):
-    """An op of one of these kinds whose first operands match. With `once`, its result has a single reader."""
+    """An op of one of these kinds with matching first operands. With `once`, its result has a single reader."""
 
     kinds: tuple[str, ...]
     of: tuple[Pattern, ...]
@@ -231,7 +231,7 @@ class Search:
 
     @property
     def anchors(self) -> frozenset[str]:
-        """The kinds of ops at which a search starts."""
+        """The kinds of ops at the start of a search."""
         return frozenset(kind for _, way in self.ways for kind in way[0][0])
 
     def matches(self, view: View, anchor: Op, start: Match = Match()) -> Iterator[tuple[int, Match, Op]]:
@@ -250,7 +250,7 @@ class Search:
 
 
 def _ends(view: View, at: Op, ways: Iterable[tuple[int, Way]]) -> Iterator[tuple[int, OpId]]:
-    """Yield the numbers of patterns with ops where ways from an op end. O(ways)."""
+    """Yield the numbers of patterns with the ends of their ways from an op. O(ways)."""
     left = {(number, rest[1:]) for number, way in ways for rest in _shortened(way) if rest and at.kind in rest[0][0]}
     yield from ((number, at.id) for number, way in left if () in _shortened(way))
     following = readers(view, at.outputs[0]) if any(way for _, way in left) else ()
@@ -266,7 +266,7 @@ def _shortened(way: Way) -> Iterator[Way]:
 
 
 def with_entry_casts(view: View, match: Match) -> Match:
-    """Add the Casts of a match's entry that only the match reads.
+    """Add the Casts of a match's entry read by the match alone.
 
     A Cast of the entry with other readers stays outside; its result is then the entry.
     """
@@ -290,7 +290,7 @@ def is_closed(view: View, match: Match, last: Op) -> bool:
 
 
 def readers(view: View, value: ValueId | None) -> list[OpId]:
-    """Return the ops that read a value, each once, Casts looked through."""
+    """Return the readers of a value, each once, Casts looked through."""
     ops: dict[OpId, None] = {}
     pending = [value]
     while pending:

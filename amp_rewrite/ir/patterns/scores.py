@@ -1,4 +1,4 @@
-"""Constants that count in equal steps, and rows of scores before a softmax, to which such constants are added.
+"""Constants of equal steps, and rows of scores before a softmax with such constants added to them.
 
 A softmax does not see a number that is subtracted from its whole row. A bias that is near 0 at the best key that each
 row shows is therefore as safe as a mask, however far it falls off: what is far down has no weight. Whether it is so is
@@ -31,7 +31,7 @@ _LOOK = 64
 
 
 def is_grid(view: View, value: ValueId) -> bool:
-    """True for a constant that counts: its 16 or more values fill most of a row with equal steps."""
+    """True for a counting constant: its 16 or more values fill most of a row with equal steps."""
     tensor = view.constant(value)
     if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
         return False
@@ -66,7 +66,7 @@ Numbers = Callable[[ValueId], Array | None]
 
 
 def counts_far(numbers: Array, to: DType) -> bool:
-    """True for numbers whose rows count in equal steps and reach far beyond the scores."""
+    """True for numbers with rows of equal steps, far beyond the scores."""
     if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > FAR[to]).any()):
         return False
     rows = numbers.reshape(-1, numbers.shape[-1])
@@ -75,7 +75,7 @@ def counts_far(numbers: Array, to: DType) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreTerm:
-    """Known numbers that a sum adds to scores in a slot. `alone`: only the softmax depends on the sum."""
+    """Known numbers added to scores in a slot of a sum. `alone`: only the softmax depends on the sum."""
 
     op: Op
     slot: int
@@ -85,7 +85,7 @@ class ScoreTerm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRow:
-    """Scores from a product to a softmax over their last axis; all that is done to them between is known.
+    """Scores from a product to a softmax over their last axis, with known ops between.
 
     `terms`: what is added. `shown`: True where no Where puts a fill instead.
     """
@@ -94,7 +94,7 @@ class ScoredRow:
     shown: Array
 
     def total(self) -> tuple[Array, Array] | None:
-        """Return the sum of all terms, and True where it is not a fill; None if that is large or a row shows no key."""
+        """Return the sum of all terms, and a mask without fills; None if large or if a row shows no key."""
         arrays = [term.numbers for term in self.terms]
         shape = np.broadcast_shapes(self.shown.shape, *(array.shape for array in arrays))
         if math.prod(shape) > MOST or not shape:
@@ -104,12 +104,12 @@ class ScoredRow:
         return (total, shown) if bool(shown.any(axis=-1).all()) else None
 
     def peaks(self) -> Array | None:
-        """Return the largest number added to a key that is shown, for each row; None if it is not known."""
+        """Return the largest number added to a shown key, for each row; None if not known."""
         held = self.total()
         return None if held is None else np.where(held[1], held[0], -np.inf).max(axis=-1, keepdims=True)
 
     def near(self, to: DType) -> bool:
-        """True if what is added is small at the best key that each row shows."""
+        """True if the terms are small at the best key shown in each row."""
         peaks = self.peaks()
         return peaks is not None and float(abs(peaks).max()) <= FAR[to]
 
@@ -126,7 +126,7 @@ def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
 
 
 def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
-    """Return the known facts about the scores that a softmax reads; None if an unknown op changes them."""
+    """Return the known facts about the scores of a softmax; None if an unknown op changes them."""
     terms: list[ScoreTerm] = []
     shown, exclusive, reader = np.ones((), bool), True, softmax
     value = softmax.inputs[0]
@@ -150,7 +150,7 @@ def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
 
 
 def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[ScoreTerm, ValueId] | None:
-    """Return the term of a sum and the scores that it is added to."""
+    """Return the term of a sum and its scores."""
     for slot, value in enumerate(op.inputs):
         other = op.inputs[1 - slot]
         held = numbers(value) if value is not None else None
@@ -160,7 +160,7 @@ def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[Score
 
 
 def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | None:
-    """Return the condition under which a Where keeps scores, and the scores."""
+    """Return the condition of a Where for keeping scores, and the scores."""
     condition = numbers(op.inputs[0]) if op.inputs[0] is not None else None
     for slot in (1, 2):
         scores, fill = op.inputs[slot], number(view, op.inputs[3 - slot], axes=1)

@@ -1,1 +1,1 @@
-"""Shapes: numbers, and names that stand for the same size wherever they occur."""
+"""Shapes: numbers, and names for sizes, the same wherever they occur."""

@@ -1,4 +1,4 @@
-"""Dimensions of values, followed through the shape computations of exporters, where onnx's inference invents a name.
+"""Dimensions of values, followed through the shape computations of exporters beyond onnx's inference.
 
 Equal names are equal sizes. No input is taken to be empty: on an empty one, a model gives nothing.
 """
@@ -18,7 +18,7 @@ from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 
 
 def known_dims(view: View) -> AllDims:
-    """Return the dimensions of each value whose rank is known, by scope and name. O(nodes)."""
+    """Return the dimensions of each value of known rank, by scope and name. O(nodes)."""
     return _ShapeWalk(view, dims_of(view)).dims()
 
 
@@ -66,7 +66,7 @@ class _ShapeWalk:
             self.contents[result] = contents
 
     def learn(self, followed: Dims, inferred: Dims) -> None:
-        """Note the names that the model states for sizes known by another name."""
+        """Note the model's names for sizes known by another name."""
         for mine, other in zip(followed, inferred, strict=False):
             if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
                 self.same.setdefault(other, mine)

@@ -70,7 +70,7 @@ def shape_of(view: View, value: ValueId | None) -> Shape | None:
 
 @once
 def _declarations(view: View) -> Mapping[tuple[ScopeId, str], ValueInfoProto]:
-    """Return what a model states of each value after inference, without its nodes; most shapes are never asked for."""
+    """Return a model's declaration of each value after inference; most shapes are never asked for."""
     formals, kept = list(_formals(view, _inferred(view, False))), GraphProto()
     kept.value_info.extend([formal for _, formal in formals])
     declared: dict[tuple[ScopeId, str], ValueInfoProto] = {}
@@ -87,12 +87,12 @@ def _formals(view: View, graph: GraphProto) -> Iterator[tuple[ScopeId, ValueInfo
 
 
 def fixed(dims: Dims) -> Shape:
-    """Return dimensions with None for each that is not a number."""
+    """Return dimensions with None in place of names."""
     return tuple([d if isinstance(d, int) else None for d in dims])
 
 
 def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId | None) -> S | None:
-    """Return what is known of the shape of a value; None if its rank is not."""
+    """Return the known shape of a value; None if its rank is not known."""
     return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
@@ -102,7 +102,7 @@ def dims_of(view: View) -> AllDims:
 
 
 def _long_range(view: View, op: Op) -> bool:
-    """True for a constant Range so long that onnx should not compute it, as its inference of values would."""
+    """True for a constant Range too long for onnx's inference of values."""
     start, limit, delta = (number(view, value) for value in (*op.inputs, None, None, None)[:3])
     if start is None or limit is None or not delta:
         return False
@@ -134,7 +134,7 @@ def _inferred(view: View, through_values: bool) -> GraphProto:
 
 
 def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
-    """Return the dimensions that a declaration states; None if it states no rank, or one that no value can have."""
+    """Return the dimensions in a declaration; None without a rank, and for an impossible one."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None

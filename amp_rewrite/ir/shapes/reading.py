@@ -63,7 +63,7 @@ class Reading:
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:
-        """Return the contents of an input that are all numbers; raise Unknown for others."""
+        """Return the contents of an input of numbers; raise Unknown for others."""
         contents = self.elements(slot)
         numbers = tuple(d for d in contents if isinstance(d, int))
         if len(numbers) < len(contents):
@@ -71,12 +71,12 @@ class Reading:
         return numbers
 
     def axes(self) -> tuple[int, ...]:
-        """Return the axes that an attribute or an input states; raise Unknown if they are not known."""
+        """Return the axes in an attribute or an input; raise Unknown if they are not known."""
         stated = attribute(self.op.node, "axes")
         return tuple(stated.ints) if stated is not None else self.integers(1)
 
     def widest(self, a: Dim, b: Dim) -> Dim:
-        """Return the size that two broadcast to: they are equal, or one is 1."""
+        """Return the broadcast size of two: they are equal, or one is 1."""
         if a is None or b is None:
             return a if b == 1 else b if a == 1 else next((d for d in (a, b) if isinstance(d, int) and d > 1), None)
         if a in (b, 1) or self.invented.fits(a, b):
@@ -86,7 +86,7 @@ class Reading:
         return b if isinstance(b, int) else self.invented.name(" or ".join(sorted((str(a), str(b)))))
 
     def broadcast(self, shapes: Sequence[Dims | None]) -> Dims | None:
-        """Return the dimensions that several shapes broadcast to; None if one is not known."""
+        """Return the broadcast dimensions of several shapes; None if one is not known."""
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
@@ -159,7 +159,7 @@ def _elementwise(rule: Callable[..., Dim]) -> Callable[[Reading], Contents]:
 
 
 def _equal(a: Dim, b: Dim) -> Dim:
-    """Compare sizes, which are at least 0: a negative number differs from all."""
+    """Compare sizes, all of them at least 0: a negative number differs from all."""
     if a is None or b is None:
         return None
     if (isinstance(a, int) and isinstance(b, int)) or a == b:
@@ -169,7 +169,7 @@ def _equal(a: Dim, b: Dim) -> Dim:
 
 
 def _quotient(a: Dim, b: Dim) -> Dim:
-    """Divide towards zero, as integers do; that is downwards for what is at least 0."""
+    """Divide towards zero, as integers do: downwards from 0 on."""
     if isinstance(a, int) and isinstance(b, int) and a >= 0 and b > 0:
         return a // b
     return over(a, b)

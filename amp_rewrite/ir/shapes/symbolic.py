@@ -1,4 +1,4 @@
-"""Computed sizes: sums of products of names and numbers, in one form, so that equal sizes compare equal."""
+"""Computed sizes: sums of products of names and numbers, in one form: equal sizes compare equal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def times(a: Dim, b: Dim) -> Dim:
 
 
 def minus(a: Dim, b: Dim) -> Dim:
-    """Return a − b, which may be less than 0; None if either is unknown."""
+    """Return a − b, perhaps less than 0; None if either is unknown."""
     return plus(a, times(b, -1))
 
 
