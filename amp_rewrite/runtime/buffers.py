@@ -1,4 +1,4 @@
-"""Values on a device: OrtValues, inputs and outputs that are bound once, and state in double buffers."""
+"""Values on a device: OrtValues, bound inputs and outputs, and state in double buffers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _nbytes(value: Any) -> int:
 
 
 def to_array(ort: Any, value: Any) -> Array:
-    """Return the values of a tensor OrtValue on any device; bfloat16 is that of ml_dtypes."""
+    """Return the values of a tensor OrtValue on any device, bfloat16 as in ml_dtypes."""
     strange = _STRANGE_BY_CODE.get(value.element_type())
     if strange is None:
         array: Array = value.numpy()
@@ -106,7 +106,7 @@ _NUMBERS = count(1)
 
 
 def graph_number(ort: Any, number: int) -> Any:
-    """Return the options of a run that records or replays the CUDA graph of this number; -1: none."""
+    """Return the options of a run to record or replay the CUDA graph of this number; -1: none."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     return options
@@ -187,7 +187,7 @@ class Binding:
             return dict(zip(self.outputs, self._bound.get_outputs(), strict=True))
 
     def arrays(self) -> dict[str, Array]:
-        """Run once; return copies of the results as numpy arrays, bfloat16 as that of ml_dtypes."""
+        """Run once; return copies of the results as numpy arrays, bfloat16 as in ml_dtypes."""
         return {name: np.array(to_array(self._ort, value)) for name, value in self.run().items()}
 
 
@@ -278,7 +278,7 @@ class DoubleBuffer:
             _fill(self._ort, self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
-        """Return the values of a tensor; on a CPU without a copy, valid until a run writes to that side."""
+        """Return the values of a tensor; on a CPU without a copy, valid until a run writes to this side."""
         return to_array(self._ort, self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Models on which a release of a runtime crashes or miscomputes, although they are valid, and the workarounds.
+"""Faults of runtimes on valid models: crashes and wrong numbers by release, and the workarounds.
 
 A row of `_tables/faults.json` names releases, a provider and the workaround: optimizers to leave out and options of the
 provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Here is the
@@ -63,7 +63,7 @@ class RuntimeFault:
     source: str
 
     def holds(self, release: str, providers: Sequence[str]) -> bool:
-        """True if a release of onnxruntime has the fault with these providers, of which the first runs the model."""
+        """True if a release of onnxruntime has the fault with these providers, the first of them at work."""
         return self.runtime == ONNXRUNTIME and self._has(release) and self.provider in (None, providers[0])
 
     def affects(self, aim: RuntimeTarget) -> bool:
@@ -120,7 +120,7 @@ _SEEN_THROUGH = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"
 
 
 def turned(view: View, made: Made) -> Iterator[Op]:
-    """Yield the Transposes that onnxruntime swaps with a Cast before a product, and then does not fuse with it.
+    """Yield Transposes before a product, swapped by onnxruntime with a Cast and then not fused.
 
     It leaves the graph half rewritten. They move the first axis inwards (`_inwards`), and a product reads them by a
     Cast: one of the model, or one that the CPU provider adds because it has no float16 product. The other operand has
@@ -184,7 +184,7 @@ def _keeps_shape(view: View, op: Op) -> bool:
 
 
 def _biased_layers(view: View, made: Made) -> Iterator[Op]:
-    """Yield layers between quantizers with float16 scales whose bias is a constant in floats."""
+    """Yield layers between quantizers with float16 scales and a constant bias in floats."""
     for op in _low(view, made, *LAYERS):
         biased = len(op.inputs) > 2 and view.constant(op.inputs[2]) is not None
         if biased and all(view.producer(value, *DEQUANTIZES) is not None for value in op.inputs[:2]):
@@ -223,7 +223,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalizatio
 
 
 def _summed_norms(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 norms of a sum, which onnxruntime fuses with it, and such fused norms."""
+    """Yield float16 norms of a sum, fused by onnxruntime or already in the model."""
     for op in _low(view, made, *_NORMS, *_SKIP_NORMS):
         maker = view.producer(op.inputs[0])
         if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
@@ -239,7 +239,7 @@ def _transposed(view: View, made: Made) -> Iterator[Op]:
 
 
 def _long_transposed(view: View, made: Made) -> Iterator[Op]:
-    """Yield float16 ConvTranspose with a spatial dimension beyond 2048, or one that is not fixed."""
+    """Yield float16 ConvTranspose with a spatial dimension beyond 2048 or not fixed."""
     for op in _transposed(view, made):
         shape = shape_of(view, op.outputs[0])
         if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
@@ -269,7 +269,7 @@ def low_convolutions(view: View, made: Made) -> Iterator[Op]:
 
 
 def float32_products(view: View, made: Made) -> Iterator[Op]:
-    """Yield products, convolutions, recurrent cells and attention in float32, which TF32 would shorten."""
+    """Yield products, convolutions, recurrent cells and attention in float32, shortened by TF32."""
     return (op for op in view.of_kinds(HEAVY) if any(made(value) is DType.FLOAT for value in op.results))
 
 
@@ -334,7 +334,7 @@ def told(
 
 
 def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
-    """Yield the ops that a release computes wrongly in the low type, and the fault. O(nodes)."""
+    """Yield ops with wrong numbers in the low type by a release, and the fault. O(nodes)."""
 
     def made(value: ValueId) -> DType | None:
         dtype = view.dtype(value)
@@ -347,7 +347,7 @@ def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, Runt
 
 
 def present(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[RuntimeFault]:
-    """Return the faults with a way round that a model with ops of these kinds meets, before it is opened.
+    """Return the faults with a way round of a model with ops of these kinds, before it is opened.
 
     A model that this package cannot read, or that calls functions, is taken to have each fault whose ops it has.
     """

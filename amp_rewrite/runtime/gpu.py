@@ -90,7 +90,7 @@ def _gpu(library: Any, index: int) -> Gpu:
 
 
 def _asked(function: Any, *arguments: Any) -> int:
-    """Return the number that a driver function writes to its first argument; 0 if it fails."""
+    """Return the number from a driver function, by its first argument; 0 if it fails."""
     number = ctypes.c_int()
     return number.value if function(ctypes.byref(number), *arguments) == 0 else 0
 
@@ -125,7 +125,7 @@ def _fast(to: DType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library that onnxruntime's CUDA provider uses.
+    """A shared library of onnxruntime's CUDA provider.
 
     `requirement`: its pip requirement. `beside`: its folder below site-packages. `needed`: the provider does not load
     without it; other libraries are opened on first use. `where`: "system" if the loader has it, "pip", or None.
@@ -186,7 +186,7 @@ def loads(name: str, load: Loader = ctypes.CDLL) -> bool:
 
 
 def pip_line(missing: Iterable[Library]) -> str:
-    """Return the pip command that installs missing libraries."""
+    """Return the pip command for missing libraries."""
     return "python -m pip install " + " ".join(dict.fromkeys(f"'{library.requirement}'" for library in missing))
 
 

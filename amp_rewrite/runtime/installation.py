@@ -1,4 +1,4 @@
-"""The installed onnxruntime: the packages that own its folder, faults seen without importing it, and the import.
+"""The installed onnxruntime: packages of its folder, faults seen without importing it, and the import.
 
 onnxruntime is one module in many packages (onnxruntime, onnxruntime-gpu, one for each vendor). pip knows of no conflict
 between them: a second one overwrites the files of the first, and removing one takes away files of the other.
@@ -27,7 +27,7 @@ _LIBRARY = re.compile(r"\.(so(\.[\d.]+)?|pyd|dll|dylib)$")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that owns the module's folder.
+    """A package of the module's folder.
 
     `lost`: files that it installed and that are missing. `init`: its `__init__.py`; None if the package does not say.
     """
@@ -43,14 +43,14 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class InstallationFault:
-    """A fault of the installation, and the command that fixes it."""
+    """A fault of the installation, and the command to fix it."""
 
     fact: str
     remedy: str
 
 
 def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """Return all installed packages that own the module's folder, those with CUDA first, then by name.
+    """Return all installed packages of the module's folder, those with CUDA first, then by name.
 
     `folders`: where packages are looked for; None: where Python looks for modules.
     """
@@ -72,7 +72,7 @@ def _package(distribution: metadata.Distribution, name: str, record: str) -> Pac
 
 
 def faults(installed: Sequence[Package], origin: str | None) -> Iterator[InstallationFault]:
-    """Yield the faults of packages whose module Python finds at `origin`, the worst first."""
+    """Yield the faults of packages, the worst first; `origin`: the module in use."""
     names = list(dict.fromkeys(package.name for package in installed))
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))
@@ -104,7 +104,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def module_origin() -> str | None:
-    """Return the file of the module that an import finds, or its folder without an `__init__.py`; None without any."""
+    """Return the file of the module in use, or its folder without an `__init__.py`; None without any."""
     try:
         spec = find_spec(_MODULE)
     except (ImportError, ValueError):  # a module that a program made itself
@@ -129,14 +129,14 @@ def installation_faults() -> tuple[InstallationFault, ...]:
 
 
 def install(package: str, *, again: bool = False) -> str:
-    """Return the command that installs a package, with the tool that this environment has; `again`: over itself."""
+    """Return the command to install a package, with the tool of this environment; `again`: over itself."""
     tool = "python -m pip install" if find_spec("pip") else "uv pip install"
     quoted = f"'{package}'" if re.search(r"[<>~! ]", package) else package
     return f"{tool}{' --force-reinstall --no-deps' if again else ''} {quoted}"
 
 
 def uninstall(*names: str) -> str:
-    """Return the command that removes packages without a question."""
+    """Return the command to remove packages without a question."""
     return f"{'python -m pip uninstall -y' if find_spec('pip') else 'uv pip uninstall'} {' '.join(names)}"
 
 

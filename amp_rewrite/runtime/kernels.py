@@ -1,4 +1,4 @@
-"""Kernel tables of execution providers, the releases that they serve, and documented limits of other runtimes."""
+"""Kernel tables of execution providers, their releases, and documented limits of other runtimes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Registration:
     types: Mapping[str, frozenset[str]]
 
     def serves(self, version: int) -> bool:
-        """True if the kernel serves nodes whose schema has this since_version."""
+        """True if the kernel serves nodes of this since_version."""
         return version == self.since or (self.last is not None and self.since <= version <= self.last)
 
     def admits(self, types: Mapping[str, str]) -> bool:
@@ -77,7 +77,7 @@ class Kernels:
         return f"no {self.provider} kernel for {name} with {spelled}"
 
     def contrib_refusal(self, op_type: str, inputs: int, outputs: int, attributes: Collection[str]) -> str | None:
-        """Return why this release cannot open a node of com.microsoft; None if it can, or if that is unknown."""
+        """Return why this release cannot open a node of com.microsoft; None if it can, or if unknown."""
         if self.contrib is None:
             return None
         if op_type not in self.contrib:
@@ -103,12 +103,12 @@ def load_kernels(release: str = "") -> Kernels:
 
 @functools.cache
 def load_webgpu_kernels() -> Kernels:
-    """Load the kernel table of the WebGPU provider, of which `python -m suites.webgpu table` probes each row."""
+    """Load the kernel table of the WebGPU provider, probed row by row with `python -m suites.webgpu table`."""
     return kernels_of(stored("webgpu_kernels"), "webgpu")
 
 
 def releases() -> tuple[str, ...]:
-    """Return the releases of onnxruntime-gpu that have a table, oldest first."""
+    """Return the releases of onnxruntime-gpu with a table, oldest first."""
     return tuple(
         sorted((_release(stored("cuda_kernels")["runtime"]), *stored("cuda_history")["releases"]), key=release_number)
     )
@@ -151,7 +151,7 @@ def _row(release: str) -> Mapping[str, Any]:
 
 
 def patched(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a table with the changes to an older release; entries that it lacks are null in a change."""
+    """Return a table with the changes to an older release; missing entries are null in a change."""
     parts = {}
     for part in ("kernels", "aliases", "contrib"):
         merged = {**table[part], **change.get(part, {})}
@@ -178,7 +178,7 @@ def release_number(release: str) -> tuple[int, ...]:
 
 
 def known_release(release: str) -> str:
-    """Return the release whose table serves a release: "1.22" is its newest patch, "" the newest of all.
+    """Return the release of the table for a release: "1.22" is its newest patch, "" the newest of all.
 
     A release between two tables gets the older one, and one that is newer than all the newest: it gains no kernel that
     is not known. PolicyError for one that is older than the oldest table, and for text that is not a release.

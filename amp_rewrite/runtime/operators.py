@@ -1,4 +1,4 @@
-"""Releases and providers that run a node right."""
+"""Releases and providers for a node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DTyp
 
 
 def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:
-    """Return the oldest release from which on each, up to that of `kernels`, runs onnxruntime's own operators right.
+    """Return the oldest release for onnxruntime's own operators; each later one, up to `kernels`, runs them right, too.
 
     None for a model without such operators. O(nodes), and O(kinds of nodes) for each release.
     """

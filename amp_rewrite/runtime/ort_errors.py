@@ -102,7 +102,7 @@ def _text(cause: Exception) -> str:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """onnxruntime's own exceptions, which share no base class below Exception, and those of its Python side."""
+    """onnxruntime's own exceptions, without a common base class below Exception, and those of its Python side."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     own = (e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))

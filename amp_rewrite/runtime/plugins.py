@@ -45,7 +45,7 @@ def _plugin(package: str) -> Plugin:
 
 @cache
 def registered(ort: Any) -> tuple[Plugin, ...]:
-    """Register the libraries of all plugins, and return them with what onnxruntime objects to."""
+    """Register the libraries of all plugins, and return them with onnxruntime's objections."""
     if not hasattr(ort, "register_execution_provider_library"):
         told = f"onnxruntime {ort.__version__} takes no provider libraries; install 1.23 or newer"
         return tuple(Plugin(p.package, p.release, p.library, p.providers, p.failure or told) for p in plugins())
@@ -66,14 +66,14 @@ def _registered(ort: Any, plugin: Plugin) -> Plugin:
 
 
 def devices(ort: Any, provider: str) -> Sequence[Any]:
-    """Return the devices that a registered library offers for a provider; none for providers of onnxruntime itself."""
+    """Return the devices of a provider in a registered library; none for providers of onnxruntime itself."""
     if not hasattr(ort, "get_ep_devices"):
         return ()
     return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
 
 
 def device_of(offered: Sequence[Any], options: dict[str, str]) -> Any:
-    """Return the device that the option `device_id` numbers, and take that out; PolicyError for a wrong number."""
+    """Return the device by the option `device_id`, and take the option out; PolicyError for a wrong number."""
     number = options.pop("device_id", "0")
     if not number.isdecimal() or int(number) >= len(offered):
         raise PolicyError(f"device {number} of {offered[0].ep_name} does not exist; it has {len(offered)}, from 0 on")
@@ -81,14 +81,14 @@ def device_of(offered: Sequence[Any], options: dict[str, str]) -> Any:
 
 
 def described(device: Any) -> str:
-    """Return a device in words: its kind, its vendor, and the name that its library tells."""
+    """Return a device in words: vendor, kind and name."""
     kind = str(device.device.type).rpartition(".")[2]
     name = dict(device.device.metadata).get("Description", "")
     return " ".join(filter(None, (device.device.vendor, kind, name)))
 
 
 def refusals(ort: Any, provider: str) -> Iterator[str]:
-    """Yield why plugins that have a provider cannot be used."""
+    """Yield why plugins with a provider cannot be used."""
     for plugin in registered(ort):
         if plugin.failure and (provider in plugin.providers or not plugin.providers):
             yield f"{plugin.package} {plugin.release}: {plugin.failure}"
@@ -105,7 +105,7 @@ Assignment = Mapping[str, Mapping[str, int]]
 
 
 def absence(ort: Any) -> str | None:
-    """Return the reason why the provider has no device here, and what to do; None if it has one."""
+    """Return the reason why the provider has no device here, and the remedy; None if it has one."""
     registered(ort)
     if devices(ort, WEBGPU):
         return None
@@ -117,7 +117,7 @@ def absence(ort: Any) -> str | None:
 
 
 def names_on(session: Any, provider: str) -> frozenset[str]:
-    """Return the names of the nodes that onnxruntime gave to a provider."""
+    """Return the names of a provider's nodes."""
     parts = session.get_provider_graph_assignment_info()
     return frozenset(node.name for part in parts if part.ep_name == provider for node in part.get_nodes())
 

@@ -51,7 +51,7 @@ class Port:
         )
 
     def without_extra(self, array: Array) -> Array:
-        """Return the array without the axis of size 1 that it has beyond the shape."""
+        """Return the array without an axis of size 1 beyond the shape."""
         axis = self.extra
         if axis is None or self.shape is None or array.ndim != len(self.shape) + 1 or array.shape[axis] != 1:
             return array
@@ -84,12 +84,12 @@ def _port(formal: ValueInfoProto, required: bool) -> Port:
 
 
 def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
-    """Return 0 for an empty dimension; the name or None for a free one, which some exporters write as -1."""
+    """Return 0 for an empty dimension; the name or None for a free one, also written as -1."""
     return 0 if dim.HasField("dim_value") and dim.dim_value == 0 else dim.dim_param or None
 
 
 def reduced(model: Model, names: Sequence[str]) -> Model:
-    """Return the model with only these outputs and the nodes that they need."""
+    """Return the model with only these outputs and their nodes."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
     proto = clone(model.proto)
@@ -99,7 +99,7 @@ def reduced(model: Model, names: Sequence[str]) -> Model:
 
 
 def written_to(graph: GraphProto) -> frozenset[str]:
-    """Inputs that onnxruntime may write into: a BatchNormalization in training mode updates its statistics in place."""
+    """Inputs at risk of being written into: a BatchNormalization in training mode updates its statistics in place."""
     names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
     for node in reversed(graph.node):
         if node.op_type == "Identity" and node.output[0] in names:  # the optimizer removes it
@@ -108,7 +108,7 @@ def written_to(graph: GraphProto) -> frozenset[str]:
 
 
 def check_names(kind: str, names: Sequence[str] | Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Raise ModelError for a name that the model does not have, with the nearest known name."""
+    """Raise ModelError for an unknown name, with the nearest known one."""
     for name in names:
         if name not in known:
             hint = advice(name, known, f"it has {', '.join(map(repr, known)) or 'none'}")
@@ -121,7 +121,7 @@ _LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is 
 
 @contextmanager
 def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
-    """Yield the model for onnxruntime, a message that refers to the files of weights or a path, and session entries."""
+    """Yield the model for onnxruntime, a message with references to files of weights or a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
     in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
     if in_memory <= _LARGEST_MESSAGE and not any(map(is_pending, heavy)):

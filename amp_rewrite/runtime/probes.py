@@ -1,4 +1,4 @@
-"""Questions to the NVIDIA driver and to onnxruntime that may crash the process, each asked in another one."""
+"""Risky questions to the NVIDIA driver and to onnxruntime, each asked in another process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HOME = str(Path(__file__).parents[2])
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """Return the command line of a program that can import this package; -P: and nothing from the current folder."""
+    """Return the command line of a program able to import this package; -P: and nothing from the current folder."""
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]
 
 
@@ -81,7 +81,7 @@ _DRIVER_SECONDS = 60.0  # for one that starts a driver, which may have to initia
 
 
 def machine_asked() -> Hardware:
-    """Query the GPUs of this machine in another process; a driver that crashes or hangs counts as missing."""
+    """Query the GPUs of this machine in another process; a crash or a hang counts as a missing driver."""
     answer = _answer("gpu", "hardware", "the NVIDIA driver", _DRIVER_SECONDS)
     failure = answer.get("failure", "the NVIDIA driver gave an answer that cannot be read")
     try:
@@ -93,17 +93,17 @@ def machine_asked() -> Hardware:
 
 
 def asked() -> Asked:
-    """Query onnxruntime about itself in another process, which may crash."""
+    """Query onnxruntime about itself in another process."""
     return _answer("probes", "probe")
 
 
 def webgpu_asked() -> Asked:
-    """Ask the WebGPU provider in a process of its own; `{"failure": …}` if that fails."""
+    """Ask the WebGPU provider in a process of its own; `{"failure": …}` if it fails."""
     return _answer("probes", "probe_webgpu", "the WebGPU provider")
 
 
 def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
-    """Open a model file in another process, without the optimizers in `skip`; return how that fails, None if it opens.
+    """Open a model file in another process, without the optimizers in `skip`; return the failure, None if it opens.
 
     The failure is a signal that ended the process, or onnxruntime's objection.
     """
@@ -120,7 +120,7 @@ def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
 
 
 def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: float = _SECONDS) -> Asked:
-    """Return the result of a function of `runtime` in a process of its own; `{"failure": …}` if that fails."""
+    """Return the result of a function of `runtime` in a process of its own; `{"failure": …}` if it fails."""
     program = (
         f"import json, sys; from dataclasses import asdict; from amp_rewrite.runtime.{module} import {function};"
         f" sys.stdout.write(json.dumps({function}(), default=asdict))"

@@ -1,4 +1,4 @@
-"""Options of onnxruntime's CUDA provider that follow from a model: TF32, and channels last for convolutions.
+"""Options of onnxruntime's CUDA provider by model: TF32, and channels last for convolutions.
 
 Without TF32 onnxruntime gives convolutions no tensor cores, those in a low type neither (`untensored_convolution` in
 `faults.py`). With channels last and a fused bias, convolutional networks spare the changes of layout around each
@@ -43,7 +43,7 @@ class CudaOptions:
 
     @property
     def line(self) -> str:
-        """Return the Python of a session with all of the options; "" where the defaults of onnxruntime are these."""
+        """Return the Python of a session with all of the options; "" for the defaults of onnxruntime."""
         if not self.channels_last:
             return ""
         options = ", ".join(f'"{name}": {value}' for name, value in CHANNELS_LAST.items())
@@ -51,7 +51,7 @@ class CudaOptions:
 
 
 def cuda_options(model: Model) -> CudaOptions:
-    """Return the options for a model. O(nodes); cautious ones for a model with functions, or one that is not valid."""
+    """Return the options for a model. O(nodes); cautious ones for functions and for an invalid model."""
     try:
         view = View.of(model)
     except ModelError:

@@ -178,7 +178,7 @@ class Runner:
         return True
 
     def _unrecorded(self) -> Any:
-        """Return the options of a run that is not part of a CUDA graph; None for a session without graphs."""
+        """Return the options of a run outside of CUDA graphs; None for a session without graphs."""
         return graph_number(installed_onnxruntime(), -1) if self._records else None
 
     @property
@@ -205,7 +205,7 @@ class Runner:
         return dict(zip(names, results, strict=True))
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
-        """Run through OrtValues, which support bfloat16, unlike onnxruntime's numpy arrays."""
+        """Run through OrtValues: unlike onnxruntime's numpy arrays, they support bfloat16."""
         ort = installed_onnxruntime()
         for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
             if port.container != TENSOR and (port.name in fed or port.name in names):
@@ -293,7 +293,7 @@ def small_model(dtype: str = "float") -> ModelProto:
 
 @cache
 def cuda_opens() -> bool:
-    """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
+    """True if a model can be opened on CUDA here; a build with CUDA is no guarantee."""
     try:
         return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
@@ -302,7 +302,7 @@ def cuda_opens() -> bool:
 
 @cache
 def webgpu_opens() -> bool:
-    """True if a float16 model can be opened on a WebGPU device here, of which onnxruntime's plugin must know."""
+    """True if a float16 model can be opened on a WebGPU device here, by onnxruntime's plugin."""
     return webgpu_absence() is None
 
 
@@ -332,7 +332,7 @@ def offered_device(provider: str) -> str:
 
 
 def cuda_release() -> int | None:
-    """Return the CUDA release that this onnxruntime is built for (13); None for a build without CUDA."""
+    """Return the CUDA release of this onnxruntime (13); None for a build without CUDA."""
     ort = installed_onnxruntime()
     major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
     return int(major) if major.isdecimal() else None

@@ -1,1 +1,1 @@
-"""Benchmarks: latency, throughput, memory, and the ops that became slower."""
+"""Benchmarks: latency, throughput, memory, and slower ops."""

@@ -1,4 +1,4 @@
-"""Benchmark of models side by side: latency, memory, and ops that became slower."""
+"""Benchmark of models side by side: latency, memory, and slower ops."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bench(
     allow_nonfinite: bool = False,
     progress: Tell | None = None,
 ) -> Benchmark:
-    """Return how long models take on the first batch of `data`, their peak memory, and the ops that got slower.
+    """Measure latency and peak memory of models on the first batch of `data`, and the time of slower ops.
 
     Latency is that of single runs: `warm` of each model first, then `rounds` in which all take turns, with `runs` of
     each, once with inputs and outputs that stay on the device, once with copies. On CUDA a float32 baseline runs twice,
@@ -146,7 +146,7 @@ class Candidate:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of its provider beside those that the model decides."""
+        """Options of its provider beside those of the model."""
         return {"use_tf32": "1"} if self.tf32 and self.provider == CUDA else {}
 
     def opened(self) -> Runner:
@@ -166,7 +166,7 @@ class Candidate:
 
 
 def candidates(models: Sequence[object], data: object, conditions: Conditions, folder: Path) -> list[Candidate]:
-    """Return the models, and the first one again with TF32 where that may make a difference.
+    """Return the models, and a float32 baseline on CUDA again with TF32.
 
     `folder`: for models that are not files. FeedError and ModelError name the model.
     """
@@ -249,7 +249,7 @@ def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[OpChanges, ...]:
 
 
 def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
-    """Yield notes on a model: NaN or infinity, for which a speed is meaningless, and tensor cores that are not used."""
+    """Yield notes on a model: NaN or infinity in its results, and unused tensor cores."""
     arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
     arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
     bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)

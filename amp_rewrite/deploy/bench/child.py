@@ -33,7 +33,7 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def device_name(provider: str) -> str:
-    """Return the GPU and its driver, or the processor and the cores that this process may use."""
+    """Return the GPU and its driver, or the processor and the cores of this process."""
     if offered := offered_device(provider):
         return f"{offered} ({provider})"
     machine = hardware() if provider == CUDA else None
@@ -62,7 +62,7 @@ class GpuMemory:
         self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), gpu)
 
     def used(self) -> int:
-        """Return the bytes in use now, the peak of a runtime that never frees. Raise OSError if the driver refuses."""
+        """Return the bytes in use now: of a runtime without frees, the peak. Raise OSError if the driver refuses."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._ask("cuCtxPushCurrent_v2", self._context)
         self._ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -110,7 +110,7 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class OpChange:
-    """An op before and after; None on a side without an op of that name and type."""
+    """An op before and after; None on a side without it."""
 
     before: OpTime | None
     after: OpTime | None
@@ -220,7 +220,7 @@ def _ending(code: int, stderr: str) -> str:
 
 
 def outcome_of(job: BenchJob, folder: Path) -> JobResult:
-    """Do a job; a model that does not run gives an outcome with a fault."""
+    """Do a job; a failure is an outcome with a fault."""
     try:
         return _profiled(job, folder) if job.profile else _weighed(job)
     except (AmpRewriteError, OSError) as error:

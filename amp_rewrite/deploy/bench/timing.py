@@ -94,12 +94,12 @@ def _fill(seconds: Seconds, call: Callable[[], object], clock: Callable[[], floa
 
 
 def runs_per_round(latencies: Sequence[float]) -> int:
-    """Return the runs for a round of some length, for calls that take this many seconds."""
+    """Return the number of runs in a round, by the seconds of each call."""
     return min(max(round(_ROUND / max(max(latencies), 1e-9)), 1), MOST_RUNS)
 
 
 def warm_up(call: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run that often, at least once, to fill caches and choose algorithms; return the seconds of the fastest run."""
+    """Run several times, at least once, to fill caches and choose algorithms; return the seconds of the fastest run."""
     seconds = np.empty(max(times, 1))
     _fill(seconds, call, clock)
     return float(seconds.min())

@@ -1,1 +1,1 @@
-"""The doctor: what keeps a machine or a model from fast half precision, and the remedy for each."""
+"""The doctor: obstacles to fast half precision in a machine or a model, and the remedy for each."""

@@ -1,4 +1,4 @@
-"""Checks of the doctor: data, text and JSON; and what keeps ops of a converted model from tensor cores or from the GPU.
+"""Checks of the doctor: data, text and JSON; and ops of a converted model off tensor cores or off the GPU.
 
 Everything derives from shapes, types and tables, not from measurement.
 """
@@ -53,7 +53,7 @@ class Checkup(Result):
 
     @property
     def brief(self) -> str:
-        """Number of findings; without any, that of pieces of advice."""
+        """Number of findings; without any, number of pieces of advice."""
         findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
         if findings:
             return count(findings, "finding")
@@ -92,7 +92,7 @@ Dimensions = tuple[tuple[str, int | None], ...]
 
 
 def aligned_dimensions(view: View, op: Op) -> Dimensions:
-    """Return the dimensions to align for tensor cores, of an op that computes a matrix product."""
+    """Return the dimensions of a matrix product to align for tensor cores."""
     dimensions = _DIMENSIONS.get(op.kind)
     weight = shape_of(view, op.inputs[1]) if dimensions and len(op.inputs) > 1 else None
     return dimensions(op, weight) if dimensions and weight is not None else ()
@@ -107,7 +107,7 @@ def _gemm(op: Op, weight: Shape) -> Dimensions:
 
 
 def _conv(op: Op, weight: Shape) -> Dimensions:
-    """Return the dimensions of a convolution; none if depthwise, which does not run on tensor cores."""
+    """Return the dimensions of a convolution; none if depthwise, off tensor cores."""
     return (("in", weight[1]), ("out", weight[0])) if len(weight) > 2 and weight[1] != 1 else ()
 
 
@@ -119,7 +119,7 @@ _DIMENSIONS = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "ConvTranspose":
 
 
 def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
-    """Return the names of low products with a fixed dimension that is not a multiple of 8, in order. O(nodes).
+    """Return the names of low products with a fixed dimension off multiples of 8, in order. O(nodes).
 
     Keys are the kind of op, the dimension and its size.
     """
@@ -132,7 +132,7 @@ def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
 
 
 def better_size(size: int) -> int:
-    """Return the next size that tensor cores run well: a power of two below 256, else a multiple of 8."""
+    """Return the next good size for tensor cores: a power of two below 256, else a multiple of 8."""
     power = 1 << max(size - 1, ALIGNED - 1).bit_length()
     return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED
 
@@ -162,7 +162,7 @@ def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[st
 
 
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
-    """Return the nearest opset to move to at which the op has a kernel, the older of two; None for other domains."""
+    """Return the nearest opset with a kernel of the op, the older of two; None for other domains."""
     known = range(OLDEST_MOVED, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
     for other in sorted(known, key=lambda other: abs(other - opset)):
         schema = signature("", op.op_type, other)

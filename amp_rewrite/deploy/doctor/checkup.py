@@ -39,7 +39,7 @@ def doctor(
     to: LowType | None = None,
     target: TargetName | Target | None = None,
 ) -> Checkup:
-    """Check what keeps half precision from being fast on this machine, and in a model if given.
+    """Find obstacles to fast half precision on this machine, and in a model if given.
 
     With a model, and without a GPU here, what this machine lacks is advice, not a finding. The driver and onnxruntime
     are queried in processes of their own, because they may crash.
@@ -79,7 +79,7 @@ def doctor(
 
 
 def opening(model: Path) -> Checkup:
-    """Open a model file unchanged, in separate processes: on the CPU, and on CUDA if that opens here.
+    """Open a model file unchanged, in separate processes: on the CPU, and on CUDA if CUDA opens here.
 
     A finding names the signal that ends the process, or onnxruntime's objection, and the optimizers without which it
     opens. ModelError for a path that is not a file.

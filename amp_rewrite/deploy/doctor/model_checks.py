@@ -41,7 +41,7 @@ from amp_rewrite.settings.request import Request
 
 
 def model_checks(source: Model, to: DType | None, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
-    """Check a model as it is converted to a type; one that is half already as it is, with what a conversion would do.
+    """Check a model as it is converted to a type; a half model as it is, and what a conversion would change.
 
     `to`: None for the model's own low type, or float16. `target`: CUDA or WebGPU.
     """
@@ -119,7 +119,7 @@ def _padded(size: int) -> str:
 
 
 def installed_kernels() -> Kernels:
-    """Return the kernel table that serves the installed onnxruntime; the newest where none does."""
+    """Return the kernel table of the installed onnxruntime; the newest if it has none."""
     for package in packages():
         with suppress(PolicyError):
             return load_kernels(known_release(package.version))
@@ -141,7 +141,7 @@ _BY_CHOICE = {reasons.FOLDED, reasons.NO_GAIN, reasons.QUANTIZED, reasons.CLUSTE
 
 
 def half_type(source: Model) -> DType | None:
-    """Return the low type that most compute ops of a model have, if any has one; without compute ops, most ops."""
+    """Return the low type of most compute ops of a model, if any; without compute ops, of most ops."""
     view = View.of(source)
     for ops in (view.of_kinds(HEAVY), view.ops):
         found = Counter(dtype for op in ops for dtype in view.low_types if computes(view, op, (dtype,)))
@@ -153,7 +153,7 @@ def half_type(source: Model) -> DType | None:
 
 
 def type_of(source: Model) -> Check:
-    """Return the types that a model really has, of ops and of weights."""
+    """Return the real types of a model, of ops and of weights."""
     view = inventory_view(source)
     report = report_of(view)
     rows = [report.rows[at] for at in RowGraph(report).live]
@@ -172,7 +172,7 @@ def type_of(source: Model) -> Check:
 
 
 def kept_by_conversion(source: Model, low: DType, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
-    """Yield a check per reason for which a conversion of the float32 model keeps ops that are low here."""
+    """Yield a check per reason to keep ops in float32 in a conversion of the float32 model, though low here."""
     view = View.of(source)
     lowered = {name: op for op in view.ops if computes(view, op, (low,)) for name in op.node.output}
     draft = Draft.of(source, Request.of(to=low, target=target.value), widen=True)

@@ -1,1 +1,1 @@
-"""Sessions that convert a model as they load it, their cache, and process-wide settings."""
+"""Sessions with conversion on loading, their cache, and process-wide settings."""

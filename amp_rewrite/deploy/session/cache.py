@@ -150,7 +150,7 @@ class Cache:
         return self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
 
     def _remove(self, entry: Path) -> None:
-        """Rename an entry, then delete it, so that no process reads part of it."""
+        """Rename an entry, then delete it: no process reads part of it."""
         gone = self._scratch()
         with suppress(OSError):
             entry.rename(gone)

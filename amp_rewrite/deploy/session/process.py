@@ -1,4 +1,4 @@
-"""Process-wide settings: the precision policy, and the switch that makes new sessions convert their models.
+"""Process-wide settings: the precision policy, and the switch for conversion in new sessions.
 
 This is the only global state of the package; `session` reads it. Errors, warnings and the order of effects are those
 of TensorFlow 2.1 to 2.3: `enable_mixed_precision_graph_rewrite` (`train.keras`) and the policy exclude each other.
@@ -47,7 +47,7 @@ def global_policy() -> Policy:
 
 
 def set_policy(policy: str | Policy | None) -> None:
-    """Set the policy of the process. The first one that computes in float16 warns if no GPU computes faster in it.
+    """Set the policy of the process. The first one in float16 warns if no GPU computes faster in it.
 
     Args:
         policy: a name or a Policy; None resets it.
@@ -107,12 +107,12 @@ def policy_scope(policy: str | Policy | None) -> Iterator[None]:
 
 
 def policy_of_sessions() -> Policy:
-    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else that of the process."""
+    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else the policy of the process."""
     return Policy("mixed_float16") if state.rewriting else global_policy()
 
 
 def policy_of_steps() -> Policy:
-    """Return the default policy of training steps: that of sessions once a process has chosen one, else mixed_float16.
+    """Return the default policy of training steps: mixed_float16, or that of sessions once a process has chosen one.
 
     Enabling or disabling the graph rewrite, and `set_policy`, are such choices.
     """

@@ -1,4 +1,4 @@
-"""`Session`: a model that is converted on loading. Every fallback gives a warning."""
+"""`Session`: a model, converted on loading. Every fallback gives a warning."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The opened provider, which runs every op that it has a kernel for."""
+        """The opened provider: it runs every op with a kernel of its own."""
         return self._runner.provider
 
     @property
@@ -380,7 +380,7 @@ def _spelled(name: str, value: object) -> str:
 
 
 def _opened(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open the model; without TensorRT, for the reason that is returned, if its libraries are missing."""
+    """Open the model; without TensorRT, and with a reason, if its libraries are missing."""
     try:
         return Runner.open(model, opening), ""
     except ModelError as cause:

@@ -121,9 +121,6 @@ def test_warming_up_runs_at_least_once_and_tells_the_fastest() -> None:
     assert warm_up(clock.taking(7), 0, clock) == 7.0
 
 
-# -- sizes of batches --------------------------------------------------------------------------------
-
-
 # -- memory ------------------------------------------------------------------------------------------
 
 

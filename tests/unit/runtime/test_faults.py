@@ -132,13 +132,6 @@ def test_a_model_that_lives_is_left_alone(case: str, tmp_path: Path) -> None:
     assert avoided(half(UNMET[case])) == []
 
 
-@DEADLY
-def test_a_model_that_dies_opens_in_the_way_round(tmp_path: Path) -> None:
-    path = saved(half(DYING), tmp_path)
-    assert opened(path, CPU) == "onnxruntime ends the process (SIGSEGV)"
-    assert opened(path, CPU, ROWS["transposed_product"].skip) is None
-
-
 def test_a_cast_before_the_product_keeps_cuda_from_opening_it() -> None:
     cast = Row((1, 0, 2), between="Cast").model(HALF)
     assert avoided(cast, (CUDA, CPU)) == list(ROWS["cast_transpose"].skip)

@@ -1,4 +1,4 @@
-"""None"""
+"""Kernel tables: what a registration serves, what the shipped tables say, and limits of other runtimes."""
 
 from __future__ import annotations
 

@@ -18,15 +18,6 @@ NEWER = "install a newer onnxruntime, or bring the model to an older opset with 
         ("/onnxruntime_src/core/graph.cc:12 Status(int) const it ends", f"it ends; {LOOK}"),
         ("x" * 400, f"{'x' * 400}; {LOOK}"),
         ("x" * 401, f"{'x' * 400} …; {LOOK}"),
-        (
-            "error: my.own:Fast(-1) is not a registered function/op",
-            "it knows no op 'Fast' of the domain 'my.own'; give the model a local function of that name, or put ops"
-            " that it knows in its place",
-        ),
-        ("No Op registered for Nag with domain_version of 20", "it knows no op 'Nag' in opset 20; check the spelling"),
-        ("No opset import for domain 'near'", "the model uses the domain 'near', and imports no opset of it; add it"),
-        ("two nodes with same node name (twin)", "two of its nodes are named 'twin'; give each a name of its own"),
-        ("Duplicate definition of name (y)", "two of its nodes make 'y'; rename what one of them makes"),
         ("Could not find an implementation for Sin", "Could not find an implementation for Sin; emulate(model) runs"),
         (
             "official support for domain ai.onnx is till opset 26",

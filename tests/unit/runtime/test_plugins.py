@@ -227,9 +227,5 @@ def test_a_missing_device_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     reason = absence(None)
     assert reason is not None and words in reason
-
-
-def test_a_device_leaves_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webgpu, "registered", lambda ort: ())
     monkeypatch.setattr(webgpu, "devices", lambda ort, provider: ("device",))
     assert absence(None) is None

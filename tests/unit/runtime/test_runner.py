@@ -28,31 +28,12 @@ def parsed(graph: str, opset: int = 20, ir: int = 10) -> Model:
     return Model.load(onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> {graph}'))
 
 
-def heavy(*, twice: str = "", in_body: bool = False) -> onnx.ModelProto:
-    """y = x @ w with a w of 64 KiB that the tests know; `in_body`: it is an initializer of a branch."""
-    weight = numpy_helper.from_array(WEIGHT, "w")
-    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+def heavy() -> onnx.ModelProto:
+    """y = x @ w with a w of 64 KiB that the tests know."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 128]) for name in "xy")
-    if in_body:
-        branch = helper.make_graph([product], "b", [], [y], [weight])
-        zero = helper.make_graph([helper.make_node("Neg", ["x"], ["n"])], "c", [], [_named(y, "n")])
-        node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=zero)
-        graph = helper.make_graph([node], "g", [x, helper.make_tensor_value_info("c", TensorProto.BOOL, [])], [y])
-    elif twice:
-        other = numpy_helper.from_array(WEIGHT.T.copy(), twice)
-        again = helper.make_node("MatMul", ["h", twice], ["y"])
-        product.output[0] = "h"
-        graph = helper.make_graph([product, again], "g", [x], [y], [weight, other])
-    else:
-        graph = helper.make_graph([product], "g", [x], [y], [weight])
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([product], "g", [x], [y], [numpy_helper.from_array(WEIGHT, "w")])
     return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
-
-
-def _named(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    other = onnx.ValueInfoProto()
-    other.CopyFrom(value)
-    other.name = name
-    return other
 
 
 WEIGHT = np.random.default_rng(5).standard_normal((128, 128)).astype(np.float32)
