@@ -116,12 +116,6 @@ def absence(ort: Any) -> str | None:
     )
 
 
-def names_on(session: Any, provider: str) -> frozenset[str]:
-    """Return the names of a provider's nodes."""
-    parts = session.get_provider_graph_assignment_info()
-    return frozenset(node.name for part in parts if part.ep_name == provider for node in part.get_nodes())
-
-
 def assignment(session: Any) -> Assignment:
     """Return the numbers of nodes by provider and kind of op, as onnxruntime cut the graph. Without those that it
     inserts."""

@@ -46,7 +46,6 @@ from amp_rewrite.runtime.plugins import (
     described,
     device_of,
     devices,
-    names_on,
     refusals,
     registered,
 )
@@ -273,10 +272,6 @@ class Runner:
     def assignment(self) -> Assignment:
         """Return the numbers of nodes by provider and kind of op, for a model opened on the WebGPU provider."""
         return assignment(self.inner)
-
-    def on_cpu(self) -> frozenset[str]:
-        """Return the names of the nodes on the CPU, for a model opened on the WebGPU provider."""
-        return names_on(self.inner, CPU)
 
     def end_profile(self) -> Path:
         """End profiling and return onnxruntime's profile, for a model opened with `profile`."""

@@ -35,8 +35,11 @@ def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: 
         providers = tuple(dict.fromkeys((provider, CPU)))
         options = SessionOptions(providers=providers, optimized=optimized)
         runner = Runner.open(Model(onnx.load_from_string(data)), options)
-        asked = provider == WEBGPU
-        reply: Reply = {"assignment": runner.assignment(), "on_cpu": runner.on_cpu()} if asked else {}
+        reply: Reply = {}
+        if provider == WEBGPU:
+            parts = runner.inner.get_provider_graph_assignment_info()
+            on_cpu = {node.name for part in parts if part.ep_name == CPU for node in part.get_nodes()}
+            reply = {"assignment": runner.assignment(), "on_cpu": on_cpu}
         if feeds is not None:
             reply["outputs"] = runner.run(feeds)
         return reply
