@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.deploy.bench.child import JobResult, apart, changes, device_name
+from amp_rewrite.deploy.bench.child import JobResult, OpTime, apart, changes, device_name
 from amp_rewrite.deploy.bench.result import BenchEntry, Benchmark, OpChanges
 from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
 from amp_rewrite.dtypes import DType
@@ -32,8 +32,6 @@ Tell = Callable[[str, int, int], None]
 _Calls = dict[str, Callable[[], object]]
 
 _MOST = 10**7  # runs of a model: a day of those that take 10 ms
-# In a process that measures memory, the arena grows by the requested size, not by powers of two.
-_WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}
 
 
 @checked
@@ -67,7 +65,7 @@ def bench(
         runs: of each model in a round; None: as many as take 50 ms.
         warm: runs of each model that are not measured.
         memory: measure the peak, each in a process of its own.
-        profile: measure the time of each op, in one more process each.
+        profile: measure the time of each op there, too.
         threads: for one op; 0: one per core.
         allow_nonfinite: accept NaN and infinity in the data.
         progress: called as `progress(stage, done, total)`.
@@ -98,11 +96,15 @@ def bench(
         entries, per_round = _timed(pairs, often, tell)
         notes = [note for pair in pairs for note in _remarks(*pair)]
         del pairs  # the measurements below need the device for themselves
-        for number, side in enumerate(sides if memory else ()):
-            outcome = side.weighed()
+        profiles: dict[str, tuple[OpTime, ...]] = {}
+        for number, side in enumerate(sides if memory or profile else ()):
+            timed = profile and len(models) > 1 and not side.tf32
+            outcome = side.measured(memory=memory, profile=timed)
             entries[number] = replace(entries[number], memory=outcome.memory, fault=outcome.fault)
-            tell("memory", number + 1, len(sides))
-        changed = _changed(sides, tell) if profile else ()
+            profiles |= {side.name: outcome.ops} if outcome.ops else {}
+            tell("memory and ops", number + 1, len(sides))
+        before = profiles.pop(first.name, ())
+        changed = tuple(OpChanges(name, changes(before, ops)) for name, ops in profiles.items() if before)
     feed = conditions.feed(data, first.model)
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
     return Benchmark(
@@ -153,16 +155,10 @@ class Candidate:
         """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
         return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
 
-    def weighed(self) -> JobResult:
-        """Measure its memory, in a process of its own."""
-        return self._apart(options={**self.options, **_WEIGHED.get(self.provider, {})})
-
-    def profiled(self) -> JobResult:
-        """Measure the time of each op, in a process of its own."""
-        return self._apart(options=self.options, profile=True)
-
-    def _apart(self, **more: object) -> JobResult:
-        return apart(self.file, self.batch, self.provider, threads=self.threads, **more)
+    def measured(self, *, memory: bool, profile: bool) -> JobResult:
+        """Measure its memory and the time of each op, in a process of its own."""
+        said = {"threads": self.threads, "options": self.options, "memory": memory, "profile": profile}
+        return apart(self.file, self.batch, self.provider, **said) if memory or profile else JobResult()
 
 
 def candidates(models: Sequence[object], data: object, conditions: Conditions, folder: Path) -> list[Candidate]:
@@ -236,18 +232,6 @@ def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, tell:
     return entries, runs
 
 
-def _changed(sides: Sequence[Candidate], tell: Tell) -> tuple[OpChanges, ...]:
-    others = [c for c in sides if c.number]
-    profiles = []
-    for done, candidate in enumerate((sides[0], *others) if others else (), 1):
-        outcome = candidate.profiled()
-        if outcome.fault:
-            raise ModelError(f"{candidate.name} runs, and its profile fails: {outcome.fault}; leave the profile out")
-        profiles.append(outcome.ops)
-        tell("profile", done, len(others) + 1)
-    return tuple(OpChanges(c.name, changes(profiles[0], ops)) for c, ops in zip(others, profiles[1:], strict=False))
-
-
 def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
     """Yield notes on a model: NaN or infinity in its results, and unused tensor cores."""
     arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
@@ -261,7 +245,7 @@ def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
 
 
 def _notes(entries: Sequence[BenchEntry], provider: str, random: bool, profiled: bool) -> Iterator[str]:
-    yield from (f"the memory of {entry.name} is not known: {entry.fault}" for entry in entries if entry.fault)
+    yield from (f"memory and ops of {entry.name} were not measured: {entry.fault}" for entry in entries if entry.fault)
     if provider == CPU and any(entry.types for entry in entries):
         yield "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts"
     if provider == CUDA:

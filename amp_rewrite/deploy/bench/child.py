@@ -168,16 +168,19 @@ def changes(before: Sequence[OpTime], after: Sequence[OpTime]) -> tuple[OpChange
 _SKIPPED, _RUNS = 3, 10  # runs of a profile
 # Kernels run asynchronously; with blocking launches the time of an op includes its kernel.
 _BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
+# Where memory is measured, the arena grows by the requested size, not by powers of two.
+_WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kSameAsRequested"}}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """A model file, a batch in a .npz file, how to open the model, and whether to time its ops."""
+    """A model file, a batch in a .npz file, how to open the model, and whether to measure memory and ops."""
 
     model: str
     batch: str
     provider: str
     options: Mapping[str, str] = field(default_factory=dict)
+    memory: bool = True
     profile: bool = False
     threads: int = 0
 
@@ -187,7 +190,7 @@ class JobResult:
     """Result of a job.
 
     `memory`: bytes in use beyond those before the model was opened, None if unknown; `ops`: a profile; `fault`: the
-    reason if there is neither.
+    reason if something is missing.
     """
 
     memory: int | None = None
@@ -222,32 +225,35 @@ def _ending(code: int, stderr: str) -> str:
 def outcome_of(job: BenchJob, folder: Path) -> JobResult:
     """Do a job; a failure is an outcome with a fault."""
     try:
-        return _profiled(job, folder) if job.profile else _weighed(job)
+        memory = _weighed(job) if job.memory else None
+        ops = _profiled(job, folder) if job.profile else ()
     except (AmpRewriteError, OSError) as error:
         return JobResult(fault=one_line(error))
+    unknown = job.memory and memory is None
+    return JobResult(memory, ops, "this system does not tell how much is in use" if unknown else "")
 
 
-def _weighed(job: BenchJob) -> JobResult:
+def _weighed(job: BenchJob) -> int | None:
     gpu = GpuMemory() if job.provider == CUDA else None
     batch = _batch(job)
     has_provider(job.provider)  # loads the runtime's library, which does not belong to the model
     before = gpu.used() if gpu else resident()
-    runner = _opened(job)  # held until the end, because a session frees its arena on the GPU with itself
+    # held until the end, because a session frees its arena on the GPU with itself
+    runner = _opened(job, _WEIGHED.get(job.provider, {}))
     _run(runner, batch, 2)  # the second run shows whether memory is used again
     after = gpu.used() if gpu else resident(peak=True)
-    return (
-        JobResult(max(after - before, 0)) if after else JobResult(fault="this system does not tell how much is in use")
-    )
+    return max(after - before, 0) if after else None
 
 
-def _profiled(job: BenchJob, folder: Path) -> JobResult:
+def _profiled(job: BenchJob, folder: Path) -> tuple[OpTime, ...]:
     runner = _opened(job, profile=str(folder / "profile"))
     _run(runner, _batch(job), _SKIPPED + _RUNS)
-    return JobResult(ops=read_profile(runner.end_profile(), skip=_SKIPPED))
+    return read_profile(runner.end_profile(), skip=_SKIPPED)
 
 
-def _opened(job: BenchJob, profile: str | None = None) -> Runner:
-    return Runner.open(Model.load(job.model), session_on(job.provider, job.threads, job.options, profile))
+def _opened(job: BenchJob, more: Mapping[str, str] = {}, profile: str | None = None) -> Runner:
+    options = {**job.options, **more}
+    return Runner.open(Model.load(job.model), session_on(job.provider, job.threads, options, profile))
 
 
 def _run(runner: Runner, batch: Batch, times: int) -> None:

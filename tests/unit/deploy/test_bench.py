@@ -287,7 +287,7 @@ def test_models_side_by_side_give_an_entry_each_with_all_that_was_asked_for() ->
         "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts",
     )
     stages = [stage for stage, done, total in seen if done == total]
-    assert stages == ["latency", "latency with copies", "profile"]
+    assert stages == ["latency", "latency with copies", "memory and ops"]
 
 
 def _small(**more: Any) -> Benchmark:
@@ -459,7 +459,7 @@ def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, mo
     in_use = {False: 1000, True: 1500}
     monkeypatch.setattr(child, "resident", lambda peak=False: in_use[peak])
     monkeypatch.setattr(child, "GpuMemory", OfGpu)
-    monkeypatch.setattr(child, "_opened", lambda job: None)
+    monkeypatch.setattr(child, "_opened", lambda *_: None)
     monkeypatch.setattr(child, "_batch", lambda job: {})
     runs = list[int]()
     monkeypatch.setattr(child, "_run", lambda runner, batch, times: runs.append(times))
