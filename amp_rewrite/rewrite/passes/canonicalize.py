@@ -35,7 +35,7 @@ from amp_rewrite.rewrite.passes.biases import (
     widen_biases,
 )
 from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
-from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
+from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions, inlined
 from amp_rewrite.rewrite.passes.spell_out import (
     GROUP_NORM,
     SPELLED_ATTENTION,
@@ -117,7 +117,8 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     low = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
     if not request.lower and not any(request.op_lists.entries_of(op.domain, op.op_type) for op in low):
         low, others = [], []
-    wide = [op for op in view.ops if request.narrow and computes(view, op, (DType.DOUBLE,))]
+    whole = View.of(inlined(view.model)) if request.narrow and view.model.proto.functions else view
+    wide = [op for op in whole.ops if request.narrow and computes(whole, op, (DType.DOUBLE,))]
     if not low and not wide:
         return view, ()
     from amp_rewrite.rewrite.emulate import in_float32  # late: few models are half already

@@ -134,6 +134,33 @@ def test_float64_is_narrowed_on_request(to: str) -> None:
     assert verdict.ok
 
 
+BODIES = {
+    "a branch": "h = MatMul (x, w) y = If (c) <then_branch = t () => (double[4,16] a) {"
+    " k = Constant <value = double {0.3}> () a = Mul (h, k) }, else_branch = e () => (double[4,16] b) {"
+    " b = MatMul (h, w) }>",
+    "a loop": "n = Constant <value = int64 {3}> () y = Loop (n, c, x) <body = b (int64 i, bool go, double[4,16] s)"
+    " => (bool more, double[4,16] r) { more = Identity (go) m = MatMul (s, w) r = Tanh (m) }>",
+    "a function": "h = l.f (x, w) y = l.f (h, w)",
+    "a Cast like another value": "f = Cast <to=1> (x) h = CastLike (f, w) y = MatMul (h, w)",
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_float64_is_narrowed_in_bodies_too(body: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "l": 1]> g (double[4,16] x, bool c) => (double[4,16] y)'
+        f" {{ {BODIES[body]} }}"
+        '<domain: "l", opset_import: ["": 17]> f (a, b) => (o) {'
+        " k = Constant <value = double {0.3}> () m = MatMul (a, b) o = Mul (m, k) }"
+    )
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 16)) / 4, "w")
+    )
+    converted = amp_rewrite.convert(model, narrow=True)
+    assert converted.report.totals.compute_lowered == converted.report.totals.compute_ops > 0
+    assert amp_rewrite.verify(model, converted.model, Feed.randomly(Model.load(model)), tolerance=1e-2).ok
+
+
 def test_narrowing_leaves_a_float32_model_as_it_is() -> None:
     model = onnx.parser.parse_model(FLOAT64.replace("double", "float").replace("to=11", "to=1"))
     for name, values in (("w", np.eye(16, dtype=np.float32)), ("top", np.float32(1))):
