@@ -87,8 +87,6 @@ def calibrate(
     for part, known in zip(parts, measured, strict=True):
         for value in part.taps.constants:
             known[value] = Range().merge(part.view.fit(value, low)).times(runs)
-        for copy, of in part.taps.copies.items():
-            known[copy] = known[of] if of in known else values[key(part.view, of)]
         values |= _by_key(part.view, known)
     identity = fingerprint(source)
     return Ranges(

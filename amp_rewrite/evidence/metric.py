@@ -118,13 +118,6 @@ class MetricBound:
 Criterion = Tolerance | MetricBound
 
 
-def worse(criterion: Criterion, first: float, second: float) -> bool:
-    """True if the first score is worse than the second; NaN is worst."""
-    if math.isnan(first) or math.isnan(second):
-        return math.isnan(first) and not math.isnan(second)
-    return first < second if criterion.higher else first > second
-
-
 def cosine(a: Array, b: Array) -> float:
     """Return sum ab / sqrt(sum a^2 sum b^2); 1 if both are zero everywhere, 0 if one is."""
     a, b = _scaled_down(a, b)

@@ -47,7 +47,7 @@ class Range(Fit):
 class Ranges(Result):
     """Ranges of one model's values for the low type `to`, rounded to nearest even.
 
-    A copy (Reshape, Transpose …) has the range of its source. Constants count once per batch.
+    Constants count once per batch.
 
     Attributes:
         to: "float16" or "bfloat16".

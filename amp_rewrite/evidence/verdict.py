@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance, worse
+from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance
 from amp_rewrite.reports.evidence import Difference, OutputRow
 from amp_rewrite.reports.reading import line_by_line
 from amp_rewrite.reports.render import count, table
@@ -132,11 +132,8 @@ class Verdict(Result):
     @property
     def worst(self) -> tuple[OutputRow, ...]:
         """Return the worst row of each output: by score, unless something else decided."""
-        worst: dict[str, OutputRow] = {}
-        for row in self.rows:
-            if row.output not in worst or _worse(self.criterion, row.difference, worst[row.output].difference):
-                worst[row.output] = row
-        return tuple(worst.values())
+        rows = [[row for row in self.rows if row.output == output] for output in self.outputs]
+        return tuple(max(found, key=lambda row: _badness(self.criterion, row.difference)) for found in rows)
 
     def _worst_cells(self, row: OutputRow) -> tuple[str, ...]:
         parts = len({other.part for other in self.rows if other.output == row.output})
@@ -244,15 +241,12 @@ def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
     return line_by_line({name: _json(value) for name, value in head.items()}, encoded)
 
 
-def _worse(by: Criterion, first: Difference, second: Difference) -> bool:
-    if (first.score is None) != (second.score is None):
-        unscored = first if first.score is None else second
-        return (unscored is first) != unscored.ok  # equal by nature is best, refused is worst
-    if first.score is None or second.score is None:
-        return second.ok and not first.ok
-    if first.ok != second.ok:
-        return second.ok
-    return worse(by, first.score, second.score)
+def _badness(by: Criterion, found: Difference) -> tuple[int, bool, float]:
+    """Return the place of a difference in an order from best to worst: equal by nature, by score, refused."""
+    if found.score is None:
+        return (0 if found.ok else 2), False, 0.0
+    score = math.inf if math.isnan(found.score) else -found.score if by.higher else found.score
+    return 1, not found.ok, score
 
 
 _HEAD = ("output", "batch", "max abs", "max rel", "scaled", "score", "at", "reference", "candidate", "")

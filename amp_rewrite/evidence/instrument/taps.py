@@ -22,26 +22,20 @@ from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import NodeBuilder, declared, new_node
 from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused_prefix
-from amp_rewrite.ir.op_classes import PERMUTES
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
-
-# Ops whose result has the same magnitudes as their first input, equally often.
-_COPIES = PERMUTES | {"Abs", "Neg"}
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
     """Values of a model by how they are measured.
 
-    `taps`: measured values, in topological order. `copies`: values with the magnitudes of another one of the same
-    graph, which is measured or a constant. `constants`: known values. `untapped`: by key, the reason why a floating
-    value is not measured.
+    `taps`: measured values, in topological order. `constants`: known values. `untapped`: by key, the reason why a
+    floating value is not measured.
     """
 
     taps: tuple[ValueId, ...]
-    copies: Mapping[ValueId, ValueId]
     constants: tuple[ValueId, ...]
     untapped: Mapping[str, str]
 
@@ -49,11 +43,10 @@ class Taps:
     def of(cls, view: View, known: Container[str] = ()) -> Taps:
         """Return the taps of a model: every floating tensor in every graph that can return its rows.
 
-        `known`: keys of values to leave out; the source of a copy may be one.
+        `known`: keys of values to leave out.
         """
         closed = _closed(view)
         taps: list[ValueId] = []
-        copies: dict[ValueId, ValueId] = {}
         constants: list[ValueId] = []
         untapped: dict[str, str] = {}
         for value in view.values:
@@ -66,11 +59,9 @@ class Taps:
                 untapped[key(view, value.id)] = reason
             elif view.constant(value.id) is not None:
                 constants.append(value.id)
-            elif (source := _copied(view, value.id)) is not None:
-                copies[value.id] = copies.get(source, source)
             else:
                 taps.append(value.id)
-        return cls(tuple(taps), copies, tuple(constants), untapped)
+        return cls(tuple(taps), tuple(constants), untapped)
 
 
 def _unfit(type_: ValueType | None) -> str:
@@ -89,15 +80,6 @@ def _closed(view: View) -> dict[ScopeId, str]:
             since = f"-{owner.signature.since}" if owner.signature else ""
             closed[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {owner.kind}{since}"
     return closed
-
-
-def _copied(view: View, value: ValueId) -> ValueId | None:
-    op = view.producer(value)
-    if op is None or op.domain or op.op_type not in _COPIES or op.inputs[0] is None:
-        return None
-    source = view.values[op.inputs[0]]
-    same = source.scope == op.scope and view.types[source.id] == view.types[value]
-    return source.id if same else None
 
 
 class Tapped(NamedTuple):

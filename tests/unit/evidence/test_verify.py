@@ -20,7 +20,7 @@ from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance
-from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict, _worse
+from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict, _badness
 from amp_rewrite.evidence.verify import Side, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.evidence import Difference, OutputRow
@@ -414,6 +414,8 @@ def test_differences_have_one_order_from_best_to_worst(criterion: Criterion, sco
         *(Difference(1, i < 2, "", score=score) for i, score in enumerate(scores)),
         Difference(1, False, "refused"),
     ]
-    for i, first in enumerate(order):
-        assert [_worse(criterion, first, other) for other in order] == [i > j for j in range(len(order))]
-    assert _worse(criterion, Difference(1, False, "", score=scores[0]), Difference(1, True, "", score=scores[1]))
+    places = [_badness(criterion, difference) for difference in order]
+    assert places == sorted(places) and len(set(places)) == len(places)
+    assert _badness(criterion, Difference(1, False, "", score=scores[0])) > _badness(
+        criterion, Difference(1, True, "", score=scores[1])
+    )
