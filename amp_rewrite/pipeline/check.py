@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, FeedError, ModelError
-from amp_rewrite.evidence.conditions import casting_in_graph, drawing
+from amp_rewrite.evidence.conditions import Conditions, casting_in_graph, drawing
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.guard import guard
 from amp_rewrite.evidence.metric import MEASURES, MetricBound
@@ -87,11 +87,12 @@ def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId
     progress = draft.request.progress
     ranges = calibrated(draft, feed, progress=partial(draft.request.tell, "calibrate"))
     guarded = guard(draft.view, draft.paint, ranges, saturate=draft.hazards.saturate)
-    repaired = Search(draft, feed, _BY, ranges, guarded, BUDGET, progress, outputs, CPU).repaired()
+    repaired = Search(draft, feed, _BY, ranges, guarded, BUDGET, progress, outputs, _EMULATED).repaired()
     ops = (*(pin.op for pin in guarded.pins), *(op for region in repaired.regions for op in region.ops))
     return [op for op in ops if op not in draft.lower]
 
 
+_EMULATED = Conditions(provider=CPU, emulate=True)
 _BY = MetricBound(MEASURES["scaled"], WRONG)
 
 

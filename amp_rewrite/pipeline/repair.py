@@ -144,8 +144,8 @@ def with_evidence(converted: Converted, evidence: Evidence) -> Converted:
 class Search:
     """One search by a criterion, on a draft that is guarded already.
 
-    A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `provider`: where both
-    models run, as for `verify`.
+    A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `conditions`: those of
+    each verdict.
     """
 
     draft: Draft
@@ -156,7 +156,7 @@ class Search:
     budget: int
     progress: Progress | None
     outputs: tuple[str, ...] = ()
-    provider: str | None = None
+    conditions: Conditions = field(default_factory=Conditions)
     regions: Sequence[Region] = ()
     verdicts: dict[frozenset[int], Verdict] = field(default_factory=dict)
     trail: list[TrialRow] = field(default_factory=list)
@@ -176,7 +176,7 @@ class Search:
         return Side.of(reference_of(self.draft), model_name(self.draft), self._conditions(), keeps=True, valid=True)
 
     def _conditions(self, stage: str = "") -> Conditions:
-        return Conditions(provider=self.provider, progress=_stage(self.progress, stage) if stage else None)
+        return replace(self.conditions, progress=_stage(self.progress, stage) if stage else None)
 
     def _by_error(self, plain: Converted) -> list[Region]:
         whole = self.reference.model if self.draft.view.low_types else self.draft.view.model

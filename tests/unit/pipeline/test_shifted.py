@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from onnx import ModelProto, TensorProto, helper
 
 import amp_rewrite
 from amp_rewrite.evidence.calibrate import calibrate
-from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.evidence.ranges import Range, Ranges
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shift import shift_draft
+from amp_rewrite.pipeline.shift import DATA, _scaled, _words, region_rows, shift_draft
+from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.settings.request import Request
 from support import cases
 from support.hard_models import halved
@@ -214,3 +216,44 @@ def test_explain_says_which_ops_are_shifted_and_why() -> None:
     assert chain["shift"] == region.exponent
     unmoved = next(row.name for row in converted.report.rows if row.op == "MatMul" and row.name != maker.name)
     assert "shifted" not in amp_rewrite.explain(converted, unmoved).text()
+
+
+# -- words and ranges ----------------------------------------------------------------------
+
+ROOMS = "the largest goes from 131072 to 16384 (headroom 0.5, then 4)"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            ShiftRow("v", 3, DATA, 2, 131072.0, 0.5, 4.0, (), ("y",)),
+            f"2 values times 2^-3, by data; {ROOMS}; ends at y",
+        ),
+        (
+            ShiftRow("v", 3, DATA, 1, 131072.0, 0.5, 4.0, ("k", "l"), ()),
+            f"1 value times 2^-3, by data; {ROOMS}; 2 values too small for it, k, l; no op needs it undone",
+        ),
+        (ShiftRow("v", 4, "option", 1, 0.0, 0.0, 0.0), "1 value times 2^-4, as asked for; no op needs it undone"),
+    ],
+)
+def test_a_region_is_told_with_its_extent_headroom_and_ends(row: ShiftRow, words: str) -> None:
+    assert _words(row) == words
+
+
+def test_a_row_counts_the_values_that_are_shifted_and_names_the_others() -> None:
+    view: Any = SimpleNamespace(value_name=lambda value: "abc"[value], ops={7: SimpleNamespace(name="end")})
+    region = SimpleNamespace(values=(0, 1, 2), largest=1, absmax=131008.0, exponent=2)
+    muls = {7: [SimpleNamespace(value=0, exponent=0)]}
+    shift: Any = SimpleNamespace(
+        plan=SimpleNamespace(regions=[region], exponents={0: 2, 1: 2}), emitted=SimpleNamespace(muls=muls)
+    )
+    assert [*region_rows(view, shift, DATA)] == [ShiftRow("b", 2, DATA, 2, 131008.0, 0.5, 2.0, ("c",), ("end",))]
+
+
+def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_does() -> None:
+    known = Range(count=100, absmax=2.0**17, absmin=1.0, overflow=3, flushed=2, subnormal=20)
+    assert _scaled(known, 1).overflow == 3
+    small = _scaled(known, 3)
+    assert (small.absmax, small.absmin, small.overflow) == (2.0**14, 0.125, 0)
+    assert (small.flushed, small.subnormal) == (16, 100)
