@@ -1,4 +1,4 @@
-"""Conditions of a measurement: keywords that commands share, and the models as they are opened for one."""
+"""Conditions of a measurement: shared keywords, and the models as opened for one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from amp_rewrite.settings.choices import Target, target_of
 
 @dataclass(frozen=True, slots=True)
 class RunMode:
-    """The way in which a model runs: the provider that must open, and low ops emulated or unchanged."""
+    """Provider of a model, which must open, and low ops emulated or unchanged."""
 
     provider: str
     emulates: bool
@@ -39,7 +39,7 @@ class RunMode:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions under which models run on data.
+    """Conditions for runs of models on data.
 
     `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
     `progress(done, total)` counts runs. `feedback` and
@@ -57,12 +57,12 @@ class Conditions:
 
     @property
     def chosen_provider(self) -> str:
-        """Return the provider that must open."""
+        """Name of the provider to open."""
         return (CUDA if cuda_opens() else CPU) if self.provider is None else self.provider
 
     @property
     def emulates(self) -> bool:
-        """True if low-precision ops run as float32 ops that round.
+        """True if low-precision ops run as rounding float32 ops.
 
         By default without CUDA, unless the caller names a provider that computes in low types itself.
         """
@@ -71,7 +71,7 @@ class Conditions:
         return self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens()
 
     def way(self, model: Model) -> RunMode:
-        """Return the way in which a model runs: on WebGPU if it was converted for that and this machine has a device.
+        """Return how a model runs: on WebGPU if it was converted for a device like the one here.
 
         Without the device it is emulated as on CUDA, which errs less than sums in float16.
         """
@@ -94,7 +94,7 @@ class Conditions:
 def session_on(
     provider: str, threads: int = 0, options: Mapping[str, str] | None = None, profile: str | None = None
 ) -> SessionOptions:
-    """Return the options of a session on a provider, with options of that provider."""
+    """Return the options of a session on a provider, with its own options."""
     providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
     return SessionOptions(
         providers=providers, provider_options=own, channels_last=True, threads=threads, profile=profile
@@ -102,7 +102,7 @@ def session_on(
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:
-    """Raise ModelError, naming the model, if it is invalid, which its emulation might hide.
+    """Raise ModelError, naming the model, if it is invalid; its emulation might hide that.
 
     It must open on the provider, and its outputs must have the types that they declare. A kernel may be missing, since
     the emulation stands for it.
@@ -217,7 +217,7 @@ def casting_in_graph(model: Model) -> Model:
 
 
 def _tables(graph: GraphProto) -> dict[str, list[NodeProto]]:
-    """Return the values that only Gather looks up, by name, with those nodes."""
+    """Return the tables of Gather without other readers, by name, with those nodes."""
     gathers: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         if (node.domain, node.op_type) == ("", "Gather"):
@@ -228,7 +228,7 @@ def _tables(graph: GraphProto) -> dict[str, list[NodeProto]]:
 
 
 def opening(model: Model) -> Model:
-    """Return the model in the form that opens with the least work.
+    """Return the model in the form to open with the least work.
 
     Pending casts become Cast nodes, which onnxruntime folds: their results are held in memory, while otherwise the
     whole model is written to a temporary folder. This applies to models below a quarter of the machine's memory, since

@@ -30,7 +30,7 @@ JUMP = 10.0
 
 @dataclass(frozen=True, repr=False)
 class Located(Result):
-    """Compared ops in topological order, and the first at which the error jumps.
+    """Compared ops in topological order, and the first jump of the error.
 
     Attributes:
         reference: name of the reference.
@@ -58,13 +58,13 @@ class Located(Result):
 
     @property
     def first_beyond(self) -> OpErrors | None:
-        """First op whose output is off by more than the tolerance, or is not finite; None without a tolerance."""
+        """First op off by more than the tolerance, or not finite; None without a tolerance."""
         limit = self.tolerance
         return None if limit is None else next((row for row in self.rows if not row.accumulated <= limit), None)
 
     @property
     def brief(self) -> str:
-        """Both models, and the op where the error first jumps."""
+        """Both models, and the op of the first jump."""
         where = f"the error first jumps at {self.first_jump.op}" if self.first_jump else _CALM
         return f"{self.candidate} against {self.reference}: {where}"
 

@@ -19,7 +19,7 @@ from amp_rewrite.settings.request import CRITERION, STARTS, CriterionKeywords
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Per element: |a - b| <= atol + rtol |a|, as numpy.allclose has it, where `a` is the reference.
+    """Per element: |a - b| <= atol + rtol |a|, as numpy.allclose has it; `a` is the reference.
 
     Its score is the largest |a - b| / (atol + rtol |a|); 1 or less passes.
     """
@@ -92,7 +92,7 @@ class MetricBound:
         return f"{self.measure.name} of {score:.6g}"
 
     def judged(self, score: float) -> str:
-        """Return a score beside the limit, in as many digits as tell on which side of it the score is."""
+        """Return a score beside the limit, in enough digits to tell its side."""
         first = 6 if math.isfinite(self.measure.span[1]) else 3
         texts = (f"{score:.{digits}g}" for digits in range(first, 18))
         text = next((text for text in texts if self.passes(float(text)) == self.passes(score)), str(score))
@@ -151,7 +151,7 @@ def _decibel(signal: float, noise: float) -> float:
 
 
 def top1(a: Array, b: Array) -> float:
-    """Return the share of rows along the last axis whose largest element (the first among equals) is at one position.
+    """Return the share of rows along the last axis with the largest element (the first among equals) at one position.
 
     Raise PolicyError for arrays of rank 0 or with a last axis of one element.
     """

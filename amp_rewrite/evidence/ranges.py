@@ -33,13 +33,13 @@ class Range(Fit):
     """The `Fit` of all elements of a value over all batches; count 0 if no element was computed."""
 
     def times(self, batches: int) -> Range:
-        """Return the range of the same values seen that many times."""
+        """Return the range of the same values, seen `batches` times."""
         return Range(
             **{f.name: getattr(self, f.name) * (1 if f.name.startswith("abs") else batches) for f in fields(self)}
         )
 
     def headroom(self, to: DType) -> float:
-        """Return the factor by which the value can grow before it overflows the type; infinity for zeros."""
+        """Return the factor of growth up to the type's largest number; infinity for zeros."""
         return to.max / self.absmax if self.absmax else math.inf
 
 
@@ -124,7 +124,7 @@ class Ranges(Result):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
-        """Return the ranges in what `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises:
             EvidenceError: the text is invalid; names the field.

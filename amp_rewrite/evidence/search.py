@@ -22,7 +22,7 @@ class BudgetSpent(Exception):
 
 @dataclass
 class _Tests:
-    """Cache of tests, each run once; `best` is the smallest set that passed."""
+    """Cache of tests, each run once; `best` is the smallest passing set."""
 
     enough: Enough
     answers: dict[frozenset[int], bool] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class _Tests:
 
 
 def minimal_set(suspects: int, enough: Enough) -> tuple[int, ...] | None:
-    """Return a minimal set of the suspects 0, 1 … (sorted) that is `enough`; None if no tested set is.
+    """Return a minimal set of the suspects 0, 1 … (sorted), by the test `enough`; None if no tested set passes.
 
     On BudgetSpent it is the smallest set so far, which need not be minimal. The search assumes that holding back more
     never makes the test fail; where that is wrong, the set still passes, and each of its suspects is needed. It takes
@@ -69,7 +69,7 @@ def _shortest(ask: _Tests, everyone: tuple[int, ...]) -> int:
 
 
 def _needed(ask: _Tests, held: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the suspects that are needed besides the held ones, if all of them together are enough."""
+    """Return the suspects needed besides the held ones, if all of them together are enough."""
     if ask(held) or not suspects:
         return ()
     if len(suspects) == 1:

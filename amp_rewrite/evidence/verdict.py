@@ -105,7 +105,7 @@ class Verdict(Result):
         return map(_encoded, self.rows)
 
     def figures(self) -> Sequence[Figure]:
-        """Return the scores of the outputs, against what is allowed."""
+        """Return the scores of the outputs, against the limit."""
         from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
 
         return (outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next)),)
@@ -146,13 +146,13 @@ class Verdict(Result):
 
     @property
     def score(self) -> float | None:
-        """Return the worst score of an output in a batch; None where none was scored."""
+        """Worst score of an output in a batch; None without a score."""
         scores = [row.difference.score for row in self.rows if row.difference.score is not None]
         return (min(scores) if self.criterion.higher else max(scores)) if scores else None
 
     @property
     def reached(self) -> str:
-        """Return the tolerance that a failed candidate keeps, if errors alone fail; "" for other criteria."""
+        """Tolerance of a failed candidate to pass with, if errors alone fail; "" for other criteria."""
         by, largest = self.criterion, self.largest
         failed = [row.difference.score for row in self.rows if not row.difference.ok]
         if not isinstance(by, Tolerance) and by.measure != MEASURES["scaled"]:
@@ -207,7 +207,7 @@ class Verdict(Result):
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """Return the options of the command line that feed the states back."""
+        """Options of the command line to feed the states back."""
         words = [word for text in self.states for word in ("--feedback", text)]
         return (*words, "--steps", str(_STEPS)) if words and self.fed.batches == 1 else tuple(words)
 

@@ -108,7 +108,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A criterion, the outputs that it judges (all by default), and True if NaN on both sides passes.
+    """A criterion, its outputs (all by default), and True if NaN on both sides passes.
 
     `to_failure`: stop after the first batch that fails.
     """
@@ -120,7 +120,7 @@ class Comparison:
 
 
 def verdict_of(a: object, b: object, data: object, comparison: Comparison, conditions: Conditions) -> Verdict:
-    """Return the verdict of `verify` for arguments that are folded into objects. A model may be a `Side`, open."""
+    """Return the verdict of `verify` for arguments in objects. A model may be a `Side`, open."""
     names = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
     reference, candidate = (
         model if isinstance(model, Side) else Side.of(model, name, conditions)
@@ -188,7 +188,7 @@ class Side:
         return cls(ModelRun(name, how), model, runner, tuple(notes), {} if keeps else None)
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str] = ()) -> Mapping[str, Given]:
-        """Return the outputs for a batch of that number, in the types of the model's inputs; all if they are kept."""
+        """Return the outputs for the batch of a number, cast to the model's inputs; all if they are kept."""
         if self.kept is None:
             return self.runner.run(_fed(self, batch), outputs or None)
         if number in self.kept:
@@ -291,7 +291,7 @@ def _caveats(
 
 
 def _unfed(states: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
-    """Yield a note on states that were not fed back; `words` are those of the option."""
+    """Yield a note on states not fed back; `words` are those of the option."""
     for out, into in list(states.items())[:1]:
         fed = " ".join([spelled("feedback", words[0]), *(["…"] if words[1:] else [])])
         more = f", and so on for {len(states)} states" if len(states) > 1 else ""

@@ -1,4 +1,4 @@
-"""The check of a conversion without data: one random batch in float32 and in half, and the repair of what it shows.
+"""The check of a conversion without data: one random batch in float32 and in half, and the repair.
 
 Nothing here depends on a clock or on the number of cores, so that the same request gives the same file everywhere.
 """
@@ -51,7 +51,7 @@ Convert = Callable[[Request], tuple[Draft, Converted]]
 
 
 def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
-    """Return the conversion with its evidence; with ops kept float32 where the batch shows it wrong.
+    """Return the conversion with its evidence; with ops kept float32 if the batch shows it wrong.
 
     `batch`: the data, or keywords of `Feed.randomly`.
     """
@@ -106,7 +106,7 @@ class _Reference:
 
     @classmethod
     def of(cls, draft: Draft, batch: Feed | Mapping[str, Any]) -> _Reference:
-        """Run the reference. AmpRewriteError, saying why, for a model that is not checked."""
+        """Run the reference. AmpRewriteError, saying why, for an unfit model."""
         require("the check of a conversion")
         source = draft.source
         if source.nbytes > MOST_WEIGHTS:

@@ -140,7 +140,7 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
 def calibrated(
     draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> Ranges:
-    """Calibrate a draft: return ranges of all values that it paints, under the fingerprint of its source."""
+    """Calibrate a draft: return ranges of all its values, under the fingerprint of its source."""
     from amp_rewrite.evidence.calibrate import calibrate  # late: only conversions with data pay for it
     from amp_rewrite.files.fingerprint import fingerprint
 
@@ -156,7 +156,7 @@ def model_name(draft: Draft) -> str:
 
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, shifted if that is asked for, and the pins and findings of ranges; none without ranges."""
+    """Return the draft, shifted on request, and the pins and findings of ranges; none without ranges."""
     if not is_shifted(draft.request, ranges):
         return draft, _guarded(draft, ranges, headroom)
     from amp_rewrite.pipeline.shift import chosen  # late: few shift
@@ -243,7 +243,7 @@ def _report(
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:
-    """Return the model with metadata entries about its conversion: settings, and patterns of what stays float32."""
+    """Return the model with metadata entries about its conversion: settings, and patterns to keep."""
     lists = f"lists={request.op_lists.name}@{request.op_lists.fingerprint[:12]}"
     settings = (f"{key}={value}" for key, value in request.settings.items())
     words = (f"version={VERSION}", f"to={request.to.spelling}", lists, *settings, *more)

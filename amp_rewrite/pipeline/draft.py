@@ -1,4 +1,4 @@
-"""The draft: the part of a conversion that does not depend on data. Painting it again with other pins is cheap."""
+"""The draft: the part of a conversion before any data. Painting it again with other pins is cheap."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Draft:
         widen: bool = False,
         grouped: bool = True,
     ) -> Draft:
-        """Return the draft of a model in a form that `Model.load` takes. O(nodes + uses); reads each constant once.
+        """Return the draft of a model, as `Model.load` takes it. O(nodes + uses); reads each constant once.
 
         `widen`: decide about low values of the model as if they were float32. `grouped`: as for `Context`; what would
         not become low is drafted without.
@@ -108,7 +108,7 @@ class Draft:
         )
 
     def on(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
-        """Return the draft on a rewritten view. `results`: names of the results of ops that are written anew."""
+        """Return the draft on a rewritten view. `results`: names of the results of rewritten ops."""
         hazards, io = _resolved(view, self.request, rescale=self.rescale)
         return replace(
             self,
@@ -134,7 +134,7 @@ class Draft:
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
-        """The groups of ops that compute one thing together, with or without safety rules."""
+        """Groups of ops of one computation, with or without safety rules."""
         return clusters(self.view)
 
     @cached_property
@@ -142,7 +142,7 @@ class Draft:
         return self._painted(())
 
     def paint_options(self, pins: Sequence[Pin] = ()) -> PaintOptions:
-        """Return what limits a coloring: the options of the request, patterns, pins and clusters."""
+        """Return the limits of a coloring: the options of the request, patterns, pins and clusters."""
         request = self.request
         return PaintOptions(
             level=request.level,
@@ -174,7 +174,7 @@ def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, 
 
 
 def _worse(moved: Draft, kept: Draft) -> str | None:
-    """Return why the draft at a newer opset is worse than that at the model's own; None if it is not, "" if no better.
+    """Return why the draft at a newer opset is worse than at the model's own; None if it is not, "" if no better.
 
     What lowers nothing is no better: such a model stays as it is.
     """

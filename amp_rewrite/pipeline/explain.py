@@ -19,7 +19,7 @@ from amp_rewrite.settings.request import KEYWORDS, Options
 
 @takes(KEYWORDS)
 def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
-    """Return the reasons for the types of ops in a conversion, each chain of them back to the op that decides.
+    """Return the reasons for the types of ops in a conversion, each chain back to the deciding op.
 
     Args:
         model: the result of `convert` or `repair`, a report or its file; or a model, which is then converted.

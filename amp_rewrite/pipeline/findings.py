@@ -1,4 +1,4 @@
-"""Findings about a conversion as a whole: how little became low, and what the target does not run."""
+"""Findings about a conversion as a whole: how little became low, and limits of the target."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REMEDIES = {
 
 
 def in_float64(view: View, coloring: Coloring) -> Iterator[Finding]:
-    """Yield a finding if products and convolutions compute in float64, which no list lowers. O(nodes)."""
+    """Yield a finding if products and convolutions compute in float64; no list lowers them. O(nodes)."""
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
     if wide:
@@ -103,7 +103,7 @@ def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
 
 
 def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
-    """Return findings about op types that opset, kernels or an unknown type keep from a low type."""
+    """Return findings about op types kept from a low type by opset, kernels or an unknown type."""
     notes: dict[tuple[str, str], str] = {}
     for op in view.ops:
         paint = coloring.of(op.id) if op.signature is not None else None
@@ -113,13 +113,13 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
 
 
 def channels_last(view: View, made: Made, target: Target) -> tuple[Finding, ...]:
-    """Return the finding about options with which a session on CUDA runs a convolutional model faster."""
+    """Return the finding about options for a faster session of a convolutional model on CUDA."""
     line = cuda_options_of(view, made).line if target.family is Target.ORT_CUDA else ""
     return (Finding("channels_last", "CUDA", line),) if line else ()
 
 
 def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple[Finding, ...]:
-    """Return findings about operators and versions that the target's runtime does not open.
+    """Return findings about operators and versions beyond the target's runtime.
 
     `tried`: there is no opset that serves the model better.
     """
@@ -127,7 +127,7 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple
 
 
 def refuse_unknown(view: View, target: Target) -> None:
-    """Raise ModelError for an operator of ai.onnx that onnx does not know; TensorRT may have a plugin of its name."""
+    """Raise ModelError for an operator of ai.onnx unknown to onnx; TensorRT may have a plugin of its name."""
     unknown = [] if target.family is Target.TENSORRT else list(_unknown(view))
     if unknown:
         op = unknown[0]
@@ -144,7 +144,7 @@ def _plugins(view: View) -> Iterator[Finding]:
 
 
 def _unknown(view: View) -> Iterator[Op]:
-    """Yield the first op of each operator of ai.onnx that has no schema."""
+    """Yield the first op of each operator of ai.onnx without a schema."""
     firsts = (ops[0] for ops in view.by_kind.values())
     return (op for op in firsts if not op.domain and op.signature is None and not _local(view, op))
 
@@ -154,20 +154,20 @@ def _local(view: View, op: Op) -> bool:
 
 
 def oldest_for(view: View, target: Target, to: DType) -> str | None:
-    """Return the oldest release of onnxruntime that runs the model right; None if it has no operators of its own."""
+    """Return the oldest release of onnxruntime to run the model right; None if it has no operators of its own."""
     kernels = target.kernels if target.family is Target.ORT_CUDA else None
     return None if kernels is None else oldest_release(view, kernels, to)
 
 
 def needs_release(view: View, oldest: str, to: DType) -> Finding:
-    """Return the finding about operators that onnxruntime alone has, from a release on."""
+    """Return the finding about onnxruntime's own operators, from a release on."""
     where = "CUDA and on the CPU" if to is DType.FLOAT16 else "CUDA"  # no CPU kernels in bfloat16
     note = f"{', '.join(own_operators(view))}: the file runs with onnxruntime {oldest} or later, on {where}"
     return Finding("needs_release", f"onnxruntime {oldest}", note)
 
 
 def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
-    """Return findings about operators of ai.onnx that onnxruntime alone knows, for other targets than onnxruntime."""
+    """Return findings about operators of onnxruntime alone in ai.onnx, for other targets."""
     if target.family in (Target.ORT_CUDA, Target.WEBGPU):
         return ()
     opset = view.opset

@@ -1,4 +1,4 @@
-"""Guidance: the data that guide a conversion, as plain data, and the conversion that they guide."""
+"""Guidance: the data for a conversion, as plain data, and the guided conversion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """Data that guide a conversion: as `convert` and `repair` take them, but as paths instead of loaded data.
+    """Data for a conversion: as `convert` and `repair` take them, but as paths instead of loaded data.
 
     `check`: without data or ranges, the keywords of `Feed.randomly` for a check; None: no check. `criterion`: without
     one ranges guard.
@@ -48,7 +48,7 @@ class Guidance:
         feed: Feed | None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> tuple[Converted, Repaired | None]:
-        """Convert a model, guarded by the ranges; with a feed, guard or repair it by that."""
+        """Convert a model, guarded by the ranges; guard or repair it by a feed."""
         from amp_rewrite.pipeline.convert import convert
 
         stated = {"ranges": self.ranges or None, "headroom": self.headroom}

@@ -1,4 +1,4 @@
-"""Repair: pin the fewest ops to float32 with which a conversion is near enough to its float32 reference."""
+"""Repair: pin the fewest ops to float32 for a conversion near enough to its float32 reference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def repair(
     progress: Progress | None = None,
     **options: Unpack[OptionsAndCriterion],
 ) -> Repaired:
-    """Convert a model so that its outputs on `data` are near enough to float32, with few ops pinned to float32.
+    """Convert a model, with few ops pinned to float32, to outputs near enough to float32 on `data`.
 
     Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
     or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is a
@@ -142,7 +142,7 @@ def with_evidence(converted: Converted, evidence: Evidence) -> Converted:
 
 @dataclass
 class Search:
-    """One search by a criterion, on a draft that is guarded already.
+    """One search by a criterion, on a guarded draft.
 
     A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `conditions`: those of
     each verdict.

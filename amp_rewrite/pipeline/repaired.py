@@ -1,4 +1,4 @@
-"""The regions that a repair may pin, and its result: the conversion with its pins, the trials, and the verdict."""
+"""Regions of a repair, and its result: the conversion with its pins, the trials, and the verdict."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Region:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pins that hold the region in float32, or bring it back there."""
+        """Pins of the region to float32."""
         return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 
 def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
-    """Return the regions in the order of the model: low ops that round, each with its cluster. `errors`: by op name.
+    """Return the regions in the order of the model: rounding low ops, each with its cluster. `errors`: by op name.
 
     Ops that only move values get their color from their neighbours, and ops that the user lowered stay low.
     O(nodes + uses).
@@ -85,14 +85,14 @@ def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) ->
 
 
 def painted(draft: Draft, pins: Sequence[Pin], held: Iterable[Region]) -> Coloring:
-    """Return the coloring with regions pinned beside other pins; ops that only move their low results follow them."""
+    """Return the coloring with regions pinned beside other pins; ops merely moving their results follow."""
     own = tuple(pin for region in held for pin in region.pins)
     moved = carried(draft.view, own) if draft.view.low_types else ()
     return draft.paint((*pins, *own, *moved))
 
 
 def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
-    """Key to sort by: larger errors by powers of two, then ops that gain less by a low type, then larger errors."""
+    """Key to sort by: larger errors by powers of two, then ops of less gain, then larger errors."""
     power = math.frexp(region.error)[1] if math.isfinite(region.error) and region.error else -math.inf
     power = math.inf if math.isinf(region.error) else power
     return -power, region.root, -region.error, region.ops
@@ -178,7 +178,7 @@ class Repaired(Result):
 
     @property
     def chosen(self) -> TrialRow | None:
-        """The conversion that was made, in the form of a trial; None without a tolerance."""
+        """The conversion in the form of a trial; None without a tolerance."""
         made, floats = self.verdict, self.converted.coloring.float32_ops
         if made is None:
             return None

@@ -1,4 +1,4 @@
-"""Range shifting of a draft: regions that overflow are computed times 2⁻ᵏ before the guard looks."""
+"""Range shifting of a draft: overflowing regions are computed times 2⁻ᵏ before the guard looks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from amp_rewrite.settings.list_entry import Color
 
 @dataclass(frozen=True)
 class ShiftOutcome:
-    """A draft that was shifted, or left as it is with notes about why.
+    """A shifted draft, or an unshifted one with notes about why.
 
     `plain`: the draft without the shift, with the notes. `ranges`: those of the shifted values, where there are ranges.
     `shift`: None if nothing is shifted.
@@ -43,7 +43,7 @@ Guard = Callable[[Draft, Ranges | None], Guarded]
 
 
 def chosen(draft: Draft, ranges: Ranges | None, headroom: float, guarded: Guard) -> tuple[Draft, Guarded]:
-    """Return the draft, shifted by the exponent that is asked for, with its guard.
+    """Return the draft, shifted by the requested exponent, with its guard.
 
     `auto` shifts it only if that lowers more products, or as many, and no other fused norms, with fewer ops and Casts.
     """
@@ -70,7 +70,7 @@ def _compute_lowered(coloring: Coloring) -> int:
 
 
 def _fused_norms(view: View, coloring: Coloring) -> int:
-    """Return the number of low norms that add first: a mean magnifies how such a sum of large values is rounded."""
+    """Return the number of low norms with a sum first: a mean magnifies the rounding of large values."""
     return sum(view.ops[op].kind in SKIP_NORMS for op in {op for op, _ in coloring.low})
 
 
@@ -79,7 +79,7 @@ def _nodes(draft: Draft, coloring: Coloring) -> int:
 
 
 def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOutcome:
-    """Return the draft with regions that overflow shifted, and ranges of its values; both as they are without any.
+    """Return the draft with overflowing regions shifted, and ranges of its values.
 
     Without ranges, only an exponent shifts: residual streams. Raise what `guard` raises.
     """
@@ -92,7 +92,7 @@ def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOu
 
 
 def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
-    """Return the draft with regions shifted that overflow by ranges."""
+    """Return the draft with regions shifted, chosen by ranges."""
     want = _want(draft, headroom)
     beyond = overflowing(draft.view, draft.paint(), ranges, want.to, headroom, draft.hazards.saturate)
     if not beyond or refusal(draft.view):
@@ -152,7 +152,7 @@ def _unshifted(value: str, absmax: float, evidence: str, values: int, why: str) 
 
 
 def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
-    """Return the draft with rows and findings of values beyond the type that are not shifted."""
+    """Return the draft with rows and findings of unshifted values beyond the type."""
     notes = (
         Finding(UNSHIFTED, row.value, f"goes up to {row.absmax:g}; {row.why}: float32 as without a shift")
         for row in rows
@@ -226,7 +226,7 @@ def region_rows(view: View, shift: Shift, evidence: str) -> Iterator[ShiftRow]:
 def shift_findings(
     view: View, shift: Shift, seen: Mapping[ValueId, Fit], rows: Sequence[ShiftRow]
 ) -> Iterator[Finding]:
-    """Yield a finding for each region, for constants that are not copied, and for numbers that float32 loses."""
+    """Yield a finding for each region, for shared constants, and for numbers lost in float32."""
     for row in rows:
         yield Finding(SHIFTED, row.value, _words(row))
     for constant in shift.emitted.copied:

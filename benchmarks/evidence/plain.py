@@ -1,11 +1,11 @@
 """Results of the plain command, `amp-rewrite model.onnx`, on models that are hard and on those of the GPU measurement.
 
-    python benchmarks/run.py plain [--only NAME …]    # writes results and docs/evidence/plain.md
+    python benchmarks/run.py plain CACHE [--only NAME …]    # writes results and docs/evidence/plain.md
 
 The hard models are those of tests/support/hard_models.py, judged on the data that break them. Of the GPU models those
-of at most 600 MB are grown from benchmarks/gpu/skeletons; of the others a small export in tests/models stands for the
-architecture. Their weights and data are random. Half precision is emulated. Rows that are not measured keep their
-numbers.
+of at most 600 MB are exported by `zoo` into CACHE, or grown from benchmarks/gpu/skeletons; of the others a small export
+stands for the architecture. Their weights and data are random. Half precision is emulated. Rows that are not measured
+keep their numbers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,27 @@ from benchmarks.shared import measure
 PAGE = measure.ROOT / "docs" / "evidence" / "plain.md"
 SKELETONS = measure.ROOT / "benchmarks" / "gpu" / "skeletons"
 EXPORTS = measure.ROOT / "tests" / "models"
-FULL = ("bert_base", "gpt2", "gpt2_step", "resnet50", "vit_base", "whisper", "dense")
+EXPORTED = {
+    "bert_base": "bert_base",
+    "resnet50": "resnet50",
+    "vit_base": "vit_base",
+    "gpt2": "gpt2",
+    "whisper": "whisper_small_encoder",
+}
+"""Models that the zoo exports, with its names."""
 SMALL = {"bert_large": "bert_dynamo20", "llama": "llama_dynamo21", "unet": "unet_dynamo21"}
+"""Models of more weights than are checked quickly, with exports in tests/models of their architecture."""
+TINY = {"gpt2_step": "gpt2_step_tiny"}
+"""Models that `gpu_models` builds small."""
+GPU = (*EXPORTED, "dense", *SMALL, *TINY)
 NEAR = 1e-2
 INTRO = f"""# What the plain command makes
 
 `amp-rewrite model.onnx`, without options, on [models that break in half precision](hard_models.md), with the data that
 break them, and on the models that were [measured on a GPU](gpu.md), on random data. *Right*: no error above {NEAR:g} of
 the largest value of its output, with half precision [emulated](../concepts/emulation.md). *Kept*: ops that the check on
-a random batch keeps in float32. `python benchmarks/run.py plain` writes this page. [Trained models](trained.md) are
-asked what their packages ask them, by the same command.
+a random batch keeps in float32. `python benchmarks/run.py plain CACHE` writes this page. [Trained models](trained.md)
+are asked what their packages ask them, by the same command.
 """
 
 
@@ -78,6 +89,26 @@ def grown(name: str, folder: str) -> str:
     return str(target / f"{name}.float32.onnx")
 
 
+def tiny(name: str, folder: str) -> tuple[str, str]:
+    """Build a small model of the GPU measurement and its batch; return their paths."""
+    import numpy as np
+
+    from benchmarks.gpu import gpu_models
+
+    source, target = gpu_models.source(TINY[name]), Path(folder) / f"{name}.onnx"
+    source.write(target)
+    np.savez(target.with_suffix(".npz"), **source.inputs)
+    return str(target), str(target.with_suffix(".npz"))
+
+
+def exported(name: str, cache: str) -> tuple[str, str]:
+    """Export a model of the zoo; return its path and its batch."""
+    from benchmarks.shared import zoo
+
+    path = zoo.export(EXPORTED[name], Path(cache))
+    return str(path), str(path.with_suffix(".npz"))
+
+
 def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
     """Judge a conversion, on data or, without any, on a random batch of another seed than the check's."""
     import amp_rewrite
@@ -103,12 +134,16 @@ def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
     )
 
 
-def measured(group: str, name: str) -> Row:
+def measured(group: str, name: str, cache: str) -> Row:
     """Convert a model by the command, in a process of its own, and judge the result in another one."""
     with tempfile.TemporaryDirectory() as folder:
         data = ""
         if group == "hard":
             source, data = measure.apart(hard, name, folder)
+        elif name in EXPORTED:
+            source, data = measure.apart(exported, name, cache)
+        elif name in TINY:
+            source, data = measure.apart(tiny, name, folder)
         elif name in SMALL:
             source = str(EXPORTS / f"{SMALL[name]}.onnx")
         else:
@@ -127,7 +162,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def cells(row: dict[str, Any]) -> Iterator[str]:
-    name, small = row["model"], SMALL.get(row["model"])
+    name, small = row["model"], {**SMALL, **TINY}.get(row["model"])
     yield f"`{name}`, small: `{small}`" if small else f"`{name}`"
     yield f"{row['megabytes']:.3g}"
     yield "yes" if row["right"] else "**no**"
@@ -139,23 +174,28 @@ def cells(row: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache", type=Path)
     parser.add_argument("--only", nargs="+", metavar="NAME")
     given = parser.parse_args()
     from dataclasses import asdict
 
     from support.hard_models import HARD
 
-    names = [*(("hard", name) for name in HARD), *(("gpu", name) for name in (*FULL, *SMALL))]
+    names = [*(("hard", name) for name in HARD), *(("gpu", name) for name in GPU)]
     stored = measure.RESULTS / "plain.json"
     known = {row["model"]: row for row in json.loads(stored.read_text("utf-8"))["rows"]} if stored.exists() else {}
     for group, name in names:
         if given.only is None or name in given.only:
-            known[name] = asdict(measured(group, name))
+            known[name] = asdict(measured(group, name, str(given.cache)))
             print(known[name], flush=True)
-    rows = [known[name] for _, name in names if name in known]
+            write([known[name] for _, name in names if name in known])
+
+
+def write(rows: list[dict[str, Any]]) -> None:
     about = measure.machine(("onnx", "numpy", "onnxruntime-gpu"))
     measure.write("plain", about, rows, table(rows))
-    PAGE.write_text("\n".join([INTRO, *table(rows)]) + "\n", encoding="utf-8")
+    where = f"{about['date']}, {about['cpu']}, {about['cores']} cores, {about['system']}."
+    PAGE.write_text("\n".join([INTRO, where, "", *table(rows)]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

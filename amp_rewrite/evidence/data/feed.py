@@ -63,7 +63,7 @@ class Feed:
     feedback: Feedback | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each batch by input name, arrays in the input's type. Raise FeedError for one that does not fit."""
+        """Yield each batch by input name, arrays in the input's type. Raise FeedError for an unfit one."""
         number = -1
         for number, raw in enumerate(self._source()):
             batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
@@ -81,7 +81,7 @@ class Feed:
         return self._counted * (self.feedback.steps or 1 if self.feedback else 1)
 
     def place(self, run: int) -> tuple[int, int | None]:
-        """Return the number of a run's batch, and that of its step on the batch, if each batch has several."""
+        """Return the number of a run's batch, and of its step on it if each batch has several."""
         return (run, None) if self.feedback is None else self.feedback.place(run)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Feedback: outputs of a model that are inputs of its next run, as the states of a streaming model are."""
+"""Feedback: outputs of a model as inputs of its next run, such as the states of a streaming model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 8  # names in an error
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Pairs of an output and the input that takes it in the next run.
+    """Pairs of an output and its input in the next run.
 
     `steps`: each batch starts a sequence of so many runs on it; None: all batches are the steps of one sequence.
     `ports`: the inputs of the model.
@@ -34,7 +34,7 @@ class Feedback:
 
     @classmethod
     def of(cls, words: Sequence[str] | str, steps: int | None, model: Model) -> Feedback | None:
-        """Return the feedback that words such as "hn=h" or "present.*=past.*" state; None without any.
+        """Parse words such as "hn=h" or "present.*=past.*"; None without any.
 
         FeedError for words that do not fit the model, and for steps without feedback or below 1.
         """
@@ -72,11 +72,11 @@ class Feedback:
 
     @property
     def states(self) -> frozenset[str]:
-        """The inputs that take outputs."""
+        """Fed-back inputs."""
         return frozenset(into for _, into in self.pairs)
 
     def place(self, run: int) -> tuple[int, int | None]:
-        """Return the number of a run's batch, and that of its step on the batch, if each batch has several."""
+        """Return the number of a run's batch, and of its step on it if each batch has several."""
         return (run, None) if self.steps is None else divmod(run, self.steps)
 
     def begins(self, run: int) -> bool:
@@ -84,7 +84,7 @@ class Feedback:
         return run == 0 if self.steps is None else run % self.steps == 0
 
     def runs(self, number: int, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the batch for each run on it, with zeros for missing states where a sequence begins.
+        """Yield the batch for each run on it, with zeros for missing states at the start of a sequence.
 
         FeedError for a state of unknown shape.
         """
@@ -94,7 +94,7 @@ class Feedback:
             yield batch
 
     def _zeros(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return zeros for required states that a batch leaves out; free dimensions are those of its arrays."""
+        """Return zeros for required states not in a batch; free dimensions are those of its arrays."""
         sizes: dict[int | str | None, int] = {}
         for name, array in batch.items():
             sizes |= dict(zip(self.ports[name].shape or (), getattr(array, "shape", ()), strict=False))
@@ -140,7 +140,7 @@ def _cores(name: str, words: re.Pattern[str]) -> set[str]:
 
 
 def words_of(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the fewest words for the option: one with a * for pairs whose names end alike. `outputs`: of the model."""
+    """Return the fewest words for the option: one with a * for pairs of like ends. `outputs`: of the model."""
     words: dict[str, None] = {}
     for out, into in pairs.items():
         shared = len([*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(out), reversed(into), strict=False))])
@@ -167,7 +167,7 @@ def expanded(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def fits(out: Port, into: Port) -> bool:
-    """True if an output may be an input: of the same type, and without sizes that differ."""
+    """True if an output may be an input: of the same type, and of no other size."""
     if out.dtype is None or (out.dtype, out.container) != (into.dtype, into.container):
         return False
     if out.shape is None or into.shape is None:

@@ -64,7 +64,7 @@ class Npz:
         return tuple(self._members)
 
     def read(self, keys: Mapping[str, str], limit: int) -> dict[str, Array]:
-        """Return arrays by the key that `keys` maps a name to. Raise FeedError if they exceed `limit` bytes."""
+        """Return arrays by the keys of `keys`. Raise FeedError if they exceed `limit` bytes."""
         total = sum(self._members[name].file_size for name in keys.values())
         if total > limit:
             raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
@@ -86,7 +86,7 @@ def short(name: str) -> str:
 
 @contextmanager
 def _checked(path: Path) -> Iterator[None]:
-    """Raise FeedError for a path that is not a regular file, and for what reading it in the body raises."""
+    """Raise FeedError for a path other than a regular file, and for errors of reading it in the body."""
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             why = "it is not a regular file" if path.exists() else "there is no such file"

@@ -1,4 +1,4 @@
-"""Random batches for a model, and the shapes and ranges that its inputs need for them."""
+"""Random batches for a model, with shapes and ranges for its inputs."""
 
 from __future__ import annotations
 

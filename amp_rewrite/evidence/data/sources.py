@@ -74,7 +74,7 @@ def _length(data: Iterable[object]) -> int | None:
 
 
 class _BufferedBatches(Iterable[object]):
-    """Batches of an iterator, kept in memory as they are read, so that they can be read again."""
+    """Batches of an iterator, kept in memory as they are read."""
 
     def __init__(self, batches: Iterator[object]) -> None:
         self._rest, self._kept, self._bytes = batches, list[object](), 0
@@ -190,7 +190,7 @@ _FORMS = "a mapping from input names to arrays"
 
 
 def is_array(value: object) -> bool:
-    """True for an array of numpy, or of another library that converts to one, such as a tensor."""
+    """True for an array of numpy, or of another library, such as a tensor."""
     return hasattr(value, "__array__") and hasattr(value, "shape")
 
 

@@ -1,1 +1,1 @@
-"""Instrumentation: graphs extended with nodes that record ranges and errors."""
+"""Instrumentation: values of a model as outputs, for their ranges and errors."""

@@ -110,7 +110,7 @@ class SideBySide:
 
     @classmethod
     def of(cls, reference: Model, candidate: Model, feed: Feed) -> SideBySide:
-        """Pair two models, without values whose shapes differ on the first batch. ModelError if none is left."""
+        """Pair two models, without values of other shapes on the first batch. ModelError if none is left."""
         pairing = Pairing.of(reference, candidate)
         _check_inputs(pairing)
         values, batch = tuple(pairing.measured), next(iter(feed))
@@ -135,7 +135,7 @@ class SideBySide:
     def _errors(
         self, values: Sequence[ValueId], progress: Progress | None, fed: Mapping[ValueId, ValueId] | None = None
     ) -> Errors:
-        """Return the errors of values; `fed`: values that the candidate's ops read from the reference."""
+        """Return the errors of values; `fed`: values for the candidate's ops from the reference."""
         view, of = self.pairing.candidate, self.pairing.measured
         prefix = unused_prefix("fed/", view.names)
         inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed or {}}

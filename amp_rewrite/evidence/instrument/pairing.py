@@ -61,7 +61,7 @@ class Pairing:
 
     @cached_property
     def measurable(self) -> int:
-        """Return the number of the candidate's floating results that can be paired, without Casts and constants."""
+        """Number of the candidate's floating results, without Casts and constants."""
         view = self.candidate
         return sum(view.constant(v.id) is None and self._computes(v.id) for v in view.values_of[MAIN])
 
@@ -71,12 +71,12 @@ class Pairing:
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
-        """Return the candidate's values that a shadow can compute: results of low ops whose inputs are available."""
+        """Candidate's values in the shadows' reach: results of low ops with available inputs."""
         shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
         return tuple(value for op in shadowed for value in op.results if value in self.measured)
 
     def rounds(self, op: Op) -> bool:
-        """True if an op can lose digits: a low op that does more than move or select its inputs."""
+        """True if an op can lose digits: a low op doing more than move or select."""
         if not self.is_low(op.id) or op.op_type in RANDOM:
             return False
         view = self.candidate
@@ -91,7 +91,7 @@ class Pairing:
 
     @cached_property
     def _available(self) -> frozenset[OpId]:
-        """Return ops of the main graph that depend only on paired values and the candidate's constants."""
+        """Ops of the main graph over paired values and the candidate's constants alone."""
         view = self.candidate
         available: set[OpId] = set()
         for op in view.ops:
@@ -104,7 +104,7 @@ class Pairing:
 
 
 def reads(view: View, op: Op) -> Iterator[ValueId]:
-    """Yield the values of the main graph that an op reads, in its bodies too."""
+    """Yield an op's operands in the main graph, those of its bodies too."""
     yield from (v for v in op.inputs if v is not None and view.values[v].scope == MAIN)
     for body in op.bodies:
         for inner in view.scopes[body].ops:
@@ -134,7 +134,7 @@ def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[
 
 
 def _pairable(view: View, value: ValueId) -> bool:
-    """True for a tensor that depends on the input data: a result that is not a Constant, or an input."""
+    """True for a tensor of the input data: an input, or a result other than a Constant."""
     known = view.values[value]
     if view.tensor_dtype(value) is None:
         return False

@@ -1,4 +1,4 @@
-"""Nodes that measure the range of a tensor inside the graph, and their numbers.
+"""Measuring nodes for the range of a tensor inside the graph, and their numbers.
 
 A measured tensor gives a *row*: nine float64 numbers for any size. Rows are merged by adding the first seven and taking
 the larger of the last two, so many batches, or iterations of a loop, give one row.
@@ -114,7 +114,7 @@ class RangeNodes:
         return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
 
     def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
-        """Return the row of any numbers and any count: NaN, infinities, and values that overflow or vanish."""
+        """Return the row of any numbers and any count: NaN, infinities, overflowing and vanishing values."""
         counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
         finite = nodes.op("Where", nodes.op("Less", a, self._known["infinity"]), a, self._known["zero"])
         least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
@@ -134,7 +134,7 @@ class RangeNodes:
 
 
 def merging(nodes: NodeBuilder, stacked: str, rows: int) -> str:
-    """Append nodes that merge vectors of rows, stacked along the first axis, as `merged` does; return the result."""
+    """Append nodes to merge vectors of rows, stacked along the first axis, as `merged` does; return the result."""
     added, most = (nodes.reduce(op_type, stacked, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
     return nodes.op("Where", nodes.constant(np.tile(np.arange(WIDTH) < _ADDED, rows)), added, most)
 

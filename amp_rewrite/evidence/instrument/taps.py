@@ -41,7 +41,7 @@ class Taps:
 
     @classmethod
     def of(cls, view: View, known: Container[str] = ()) -> Taps:
-        """Return the taps of a model: every floating tensor in every graph that can return its rows.
+        """Return the taps of a model: every floating tensor of its open graphs.
 
         `known`: keys of values to leave out.
         """
@@ -83,7 +83,7 @@ def _closed(view: View) -> dict[ScopeId, str]:
 
 
 class Tapped(NamedTuple):
-    """A model with taps: a run gives the rows of `values`, in that order, as the output named `rows`."""
+    """A model with taps: a run gives the rows of `values`, in order, as the output named `rows`."""
 
     model: Model
     values: tuple[ValueId, ...]
@@ -122,7 +122,7 @@ class _Rows(NamedTuple):
 
 
 class _TapBuilder:
-    """One walk over a copy of the model. All new names begin with a prefix that is unused in the model.
+    """One walk over a copy of the model. All new names begin with an unused prefix.
 
     `head`: constants of the measuring nodes, ahead of all others.
     """
@@ -191,7 +191,7 @@ class _TapBuilder:
         return out
 
     def _stacked(self, nodes: NodeBuilder, node: NodeProto, rows: _Rows) -> str:
-        """Add a last output: the rows of each iteration, stacked. Append the nodes that merge them behind the op."""
+        """Add a last output: the rows of each iteration, stacked. Merge them behind the op."""
         each, ((_, body),) = self.fresh(), bodies(node)
         states = len(body.output) - (node.op_type == "Loop")  # behind the condition
         body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
