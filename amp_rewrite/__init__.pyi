@@ -41,9 +41,7 @@ from amp_rewrite.reports.diff import diff as diff
 from amp_rewrite.reports.report_builder import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.emulate import emulate as emulate
-from amp_rewrite.settings.choices import Level as Level
 from amp_rewrite.settings.policy import Policy as Policy
-from amp_rewrite.settings.choices import Safety as Safety
 from amp_rewrite.settings.choices import Target as Target
 from amp_rewrite.rewrite.autodiff.gradients import gradients as gradients
 from amp_rewrite.train.keras.loss_scale_optimizer import disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite

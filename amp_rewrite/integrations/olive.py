@@ -19,7 +19,7 @@ from amp_rewrite.errors import AmpRewriteError, EvidenceError
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
-from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM, Fuse, Level
+from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.request import KEYWORDS, Request
 
@@ -30,7 +30,7 @@ _TYPES: Mapping[Kind, Any] = {
     Kind.LIST: Union[str, list[Any]],  # noqa: UP007  # pydantic reads it
     Kind.SWITCH: bool,
 }
-_SEARCHED = {"level": Categorical([Level.DEFAULT.value, Level.TENSOR_CORES_ONLY.value, Level.TREAT_GRAY_AS_DENY.value])}
+_SEARCHED = {"level": Categorical(["default", "tensor-cores-only", "treat-gray-as-deny"])}
 _FILES = Union[Path, str]  # noqa: UP007
 _MORE: Mapping[str, tuple[str, dict[str, Any]]] = {
     "data": ("input data: a .npz file, or a folder of them", {"type_": _FILES, "category": ParamCategory.DATA}),
@@ -53,7 +53,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         target = BY_PROVIDER.get(str(accelerator_spec.execution_provider))
         config = {name: _parameter(row) for name, row in KEYWORDS.items()}
-        config["fuse"].default_value = Fuse.BASIC.value  # passes after it may not know onnxruntime's operators
+        config["fuse"].default_value = "basic"  # passes after it may not know onnxruntime's operators
         if target is not None:
             config["target"].default_value = target.value
         return config | {name: PassConfigParam(description=words, **more) for name, (words, more) in _MORE.items()}

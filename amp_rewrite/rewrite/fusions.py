@@ -22,7 +22,7 @@ class FusionRule(Record):
     operator: str
     spelling: str
     refusals: str
-    fuse: Fuse = Fuse.BASIC
+    fuse: Fuse = "basic"
     shared: str = _SHARED
     reason: str = "fused"
 
@@ -35,8 +35,8 @@ class FusionRule(Record):
     def sections(self) -> Mapping[str, str]:
         """Return the text under each heading."""
         first = FIRST_FUSED.get(self.operator)
-        where = f"from opset {first} on" if first and self.fuse is Fuse.BASIC else "at every opset that has the ops"
-        standard = self.fuse is Fuse.BASIC
+        where = f"from opset {first} on" if first and self.fuse == "basic" else "at every opset that has the ops"
+        standard = self.fuse == "basic"
         mode = "with any `--fuse` but `none`" if standard else "with `--fuse contrib`, the default for `ort-cuda`"
         off = "none" if standard else "basic"
         return {
@@ -54,7 +54,7 @@ _SKIP = "Shapes of x and skip that are not known to be equal; another axis than 
 _BIAS = "A bias that is not one axis of the size of the last."
 _GELU = "Constants that differ from those of GELU in float32's digits."
 
-_contrib = partial(FusionRule, fuse=Fuse.CONTRIB)
+_contrib = partial(FusionRule, fuse="contrib")
 
 FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(

@@ -48,7 +48,7 @@ from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Opset, Target
 
 
 def at_opset(
-    view: View, opset: Opset | None, to: DType, target: Target, *, fuse: Fuse = Fuse.BASIC
+    view: View, opset: Opset | None, to: DType, target: Target, *, fuse: Fuse = "basic"
 ) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at another ai.onnx opset, and a finding about gains, losses or obstacles.
 
@@ -68,7 +68,7 @@ def at_opset(
             f" {spelled('opset', most)} or a newer target"
         )
     if not isinstance(opset, int):
-        after, told = _best(view, _KernelCheck.of(view, to, target, fuse if opset is not None else Fuse.NONE))
+        after, told = _best(view, _KernelCheck.of(view, to, target, fuse if opset is not None else "none"))
         return after, told if opset is not None or after is not view or _OBSTACLE in told[0].message else ()
     move = moved_to(view, opset)
     moved = move if isinstance(move, str) else _indexed(move.model)
@@ -95,7 +95,7 @@ class _KernelCheck:
 
     @classmethod
     def of(cls, view: View, to: DType, target: Target, fuse: Fuse) -> _KernelCheck:
-        return cls(to, target, dict(_wholes(view, to, target, fuse)) if fuse is not Fuse.NONE else {})
+        return cls(to, target, dict(_wholes(view, to, target, fuse)) if fuse != "none" else {})
 
     def covers(self, view: View) -> _Coverage:
         """Return the kind of each op, and how often it is served: for the types that it has, and for the low type."""
@@ -115,7 +115,7 @@ class _KernelCheck:
 def _wholes(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[tuple[OpId, str]]:
     if target.family is not Target.TENSORRT:
         context = Context(to)
-        own = multi_head_attentions(view, context) if fuse is Fuse.CONTRIB else ()
+        own = multi_head_attentions(view, context) if fuse == "contrib" else ()
         taken = {op for outcome in own if isinstance(outcome, Replacement) for op in outcome.ops}
         for _, site in sites(view, context):
             if not isinstance(site, str) and taken.isdisjoint(site.form.ops):
@@ -165,7 +165,7 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
     return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
 
 
-def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fuse: Fuse = Fuse.BASIC) -> int | None:
+def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fuse: Fuse = "basic") -> int | None:
     """Return the opset to which "auto" moves a view, if the target serves some of these ops there; else None."""
     moved, _ = at_opset(view, AUTO_OPSET, to, target, fuse=fuse)
     gate, then = Gate(target, to), _relabelled(view, moved.opset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Self, cast
 
@@ -14,44 +15,35 @@ if TYPE_CHECKING:
     from amp_rewrite.runtime.faults import RuntimeTarget
     from amp_rewrite.runtime.kernels import Kernels, Limits
 
-# Words of the choices, for static checkers and completion.
-LevelName = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
+Level = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
+"""Extent of the conversion; the first four levels are TensorFlow's."""
+Safety = Literal["default", "none"]
+"""Rules for numbers on top of the lists: this project's, or none, which is TensorFlow's algorithm alone."""
+Quantized = Literal["keep", "rescale"]
+"""Ops between DequantizeLinear and QuantizeLinear: left to integer kernels, or in the low type, as their scales."""
+Fuse = Literal["auto", "none", "basic", "contrib"]
+"""Fusions into operators of the standard ("basic"), of onnxruntime as well ("contrib"), or none, or by the target."""
+Placement = Literal["mincut", "propagate"]
+"""Border between the types: where Casts cost least, or as TensorFlow's rules leave it."""
 TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn", "webgpu"]
-SafetyName = Literal["default", "none"]
-QuantizedName = Literal["keep", "rescale"]
-FuseName = Literal["auto", "none", "basic", "contrib"]
-PlacementName = Literal["mincut", "propagate"]
 
 
-class _Choice(Enum):
-    @classmethod
-    def parse(cls, spelling: str | Self) -> Self:
-        """Return the member of a name, in any case, with "_" or "-"; PolicyError for an unknown name."""
-        if isinstance(spelling, cls):
-            return spelling
-        try:
-            return cls(str(spelling).strip().lower().replace("_", "-"))
-        except ValueError:
-            legal = [str(member.value) for member in cls]
-            hint = advice(spelling, legal, f"use one of {', '.join(legal)}")
-            raise PolicyError(f"unknown value {spelling!r} for {cls.__name__.lower()}; {hint}") from None
+def one_of(words: Collection[str], spelling: object, what: str) -> str:
+    """Return the word of a spelling in any case, with "_" or "-"; PolicyError for an unknown one."""
+    word = str(spelling).strip().lower().replace("_", "-")
+    if word in words:
+        return word
+    legal = f"use one of {', '.join(words)}"
+    raise PolicyError(f"unknown value {spelling!r} for {what}; {advice(spelling, words, legal)}")
 
 
-class Level(_Choice):
-    """Extent of the conversion; the first four levels are TensorFlow's."""
-
-    DEFAULT = "default"
-    TENSOR_CORES_ONLY = "tensor-cores-only"
-    TREAT_GRAY_AS_DENY = "treat-gray-as-deny"
-    UNSAFE_FORCE_ALL = "unsafe-force-all"
-    LOWER_ALL = "lower-all"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Level | None:
-        return cls.TREAT_GRAY_AS_DENY if value == "treat-infer-as-deny" else None  # TensorFlow's name for it
+def fusions(fuse: Fuse, target: Target) -> Fuse:
+    """Return the fusions of a target in place of "auto"."""
+    own: Fuse = "contrib" if target.family is Target.ORT_CUDA else "basic"
+    return own if fuse == "auto" else fuse
 
 
-class Target(_Choice):
+class Target(Enum):
     """Runtime of the result: the judge of legal types.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
@@ -83,12 +75,8 @@ class Target(_Choice):
 
     @classmethod
     def _missing_(cls, value: object) -> Target | None:
-        word = str(value)
-        name, colon, release = word.partition(":")
-        if not colon:
-            words = {"cuda": cls.ORT_CUDA, "gpu": cls.ORT_CUDA, "trt": cls.TENSORRT, "dml": cls.DIRECTML}
-            return words.get(word)
-        return cls._of(cls(name), release)
+        name, colon, release = str(value).partition(":")
+        return cls._of(cls(name), release) if colon else None
 
     @classmethod
     def parse(cls, spelling: str | Self) -> Self:
@@ -97,8 +85,13 @@ class Target(_Choice):
         Raises:
             PolicyError: the word or the release is unknown.
         """
-        name, colon, release = str(spelling).partition(":") if isinstance(spelling, str) else ("", "", "")
-        return cls._of(super().parse(name), release.strip() or "none") if colon else super().parse(spelling)  # type: ignore[arg-type]
+        if isinstance(spelling, cls):
+            return spelling
+        name, colon, release = str(spelling).partition(":")
+        word = name.strip().lower().replace("_", "-")
+        words = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}
+        family = cls(words.get(word) or one_of([member.value for member in cls], name, "target"))
+        return cls._of(family, release.strip() or "none") if colon else family
 
     @classmethod
     def _of(cls, family: Self, release: str) -> Self:
@@ -223,56 +216,6 @@ def target_of(model: Model) -> Target | None:
         return Target.parse(stated)
     except PolicyError:  # of a later version
         return None
-
-
-class Safety(_Choice):
-    """Rules for numbers on top of the lists: this project's (`DEFAULT`), or none at all.
-
-    `NONE` is TensorFlow's algorithm alone, also in the placement of Casts unless that is asked for.
-    """
-
-    DEFAULT = "default"
-    NONE = "none"
-
-
-class Quantized(_Choice):
-    """Ops between DequantizeLinear and QuantizeLinear.
-
-    `KEEP` leaves them as they are, so that runtimes find their integer kernels. `RESCALE` gives quantizers scales of
-    the low type, and the ops between them that type, without Casts.
-    """
-
-    KEEP = "keep"
-    RESCALE = "rescale"
-
-
-class Placement(_Choice):
-    """Method to find the border between the types.
-
-    `MINCUT` moves the border that TensorFlow's rules leave to where it takes the fewest and smallest Casts;
-    `PROPAGATE` leaves it.
-    """
-
-    MINCUT = "mincut"
-    PROPAGATE = "propagate"
-
-
-class Fuse(_Choice):
-    """Fusions before painting: into operators of the standard (`BASIC`), of onnxruntime as well (`CONTRIB`), or none.
-
-    `AUTO` is `CONTRIB` for onnxruntime's CUDA provider, and `BASIC` for other targets.
-    """
-
-    AUTO = "auto"
-    NONE = "none"
-    BASIC = "basic"
-    CONTRIB = "contrib"
-
-    def on(self, target: Target) -> Fuse:
-        """Return the fusions of a target in place of `AUTO`."""
-        if self is not Fuse.AUTO:
-            return self
-        return Fuse.CONTRIB if target.family is Target.ORT_CUDA else Fuse.BASIC
 
 
 AUTO_SHIFT, NO_SHIFT = "auto", "none"

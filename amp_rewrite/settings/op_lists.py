@@ -80,7 +80,7 @@ class OpLists:
         def seen(entry: Entry) -> Entry:
             if entry.color not in colors:
                 return entry
-            because = f"level {level.value}, else {entry.color.value}: {entry.because}"
+            because = f"level {level}, else {entry.color.value}: {entry.because}"
             return replace(entry, color=now, because=because, need=None)
 
         return OpLists(self.name, {key: tuple(map(seen, entries)) for key, entries in self.entries.items()})
@@ -96,8 +96,8 @@ def _said(entry: Entry) -> str:
 
 
 _LEVEL_CHANGES = {
-    Level.TENSOR_CORES_ONLY: ((Color.GRAY, Color.CLEAR, Color.DENY), Color.UNLISTED),
-    Level.TREAT_GRAY_AS_DENY: ((Color.GRAY,), Color.DENY),
+    "tensor-cores-only": ((Color.GRAY, Color.CLEAR, Color.DENY), Color.UNLISTED),
+    "treat-gray-as-deny": ((Color.GRAY,), Color.DENY),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
 from amp_rewrite.ir.names import as_names
+from amp_rewrite.settings.choices import one_of
 
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Headings of help and documentation, in their order."""
@@ -48,9 +49,10 @@ class Stated(Enum):
 class Option:
     """One option; name and, unless it is a path, kind are those of its field.
 
-    `keyword`: `convert` takes it. `setting`: a settings file has a key for it. `help` is the sentence of the command
-    line; without one, `--set` takes the key there. `doc` is the sentence of the documentation. `default` holds where
-    neither the caller nor the environment says anything. `parse` reads the value, PolicyError for an illegal one.
+    `words`: those that the value may be. `keyword`: `convert` takes it. `setting`: a settings file has a key for it.
+    `help` is the sentence of the command line; without one, `--set` takes the key there. `doc` is the sentence of the
+    documentation. `default` holds where neither the caller nor the environment says anything. `parse` reads the value,
+    PolicyError for an illegal one.
     """
 
     doc: str
@@ -60,6 +62,7 @@ class Option:
     metavar: str = ""
     help: str = ""
     default: Any = None
+    words: tuple[str, ...] = ()
     keyword: bool = True
     setting: bool = True
     parse: Callable[[Any], Any] | None = None
@@ -76,6 +79,8 @@ class Option:
         value = self.default if value is None else value
         if value is None:
             return None
+        if self.words:
+            return one_of(self.words, value, self.name)
         if self.parse is not None:
             return self.parse(value)
         check_keyword(self.name, value, f"{self.kind.value} | None")
@@ -112,9 +117,9 @@ class Option:
 
     def check(self, value: object, where: str) -> object:
         """Return the value. ConfigError, beginning with the place, for an illegal one."""
-        if self.parse is not None:
+        if self.parse is not None or self.words:
             try:
-                self.parse(value)
+                self.read(value)
             except AmpRewriteError as error:
                 raise ConfigError(f"{where}: {error}") from error
         return value
@@ -134,6 +139,8 @@ ROW = "option"
 
 def option(default: Any, doc: str, **words: Any) -> Any:
     """Return a field of a dataclass with its option; the words are those of `Option`."""
+    if "words" in words:
+        words["metavar"] = "|".join(words["words"])
     return field(default=default, metadata={ROW: Option(doc=doc, default=default, **words)})
 
 

@@ -13,26 +13,22 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, get_args
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.settings.choices import (
     Fuse,
-    FuseName,
     Level,
-    LevelName,
     Opset,
     Placement,
-    PlacementName,
     Quantized,
-    QuantizedName,
     Safety,
-    SafetyName,
     Shift,
     Target,
     TargetName,
     check_headroom,
+    fusions,
     parse_opset,
     parse_shift,
 )
@@ -52,9 +48,9 @@ class Painting(TypedDict, total=False):
     """Keywords of a conversion and of a training step."""
 
     lists: Sequence[ListSource] | ListSource | None
-    level: LevelName | Level | None
+    level: Level | None
     target: TargetName | str | Target | None
-    safety: SafetyName | Safety | None
+    safety: Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None
 
@@ -65,11 +61,11 @@ class Options(Painting, total=False):
     to: LowType | None
     io: str | Sequence[str] | None
     narrow: bool | None
-    quantized: QuantizedName | Quantized | None
-    fuse: FuseName | Fuse | None
+    quantized: Quantized | None
+    fuse: Fuse | None
     opset: Literal["auto", "keep"] | int | None
     shift: Literal["auto", "none"] | int | None
-    placement: PlacementName | Placement | None
+    placement: Placement | None
 
 
 class CriterionKeywords(TypedDict, total=False):
@@ -138,9 +134,8 @@ class Request:
     )
     level: Level = option(
         "default",
-        'how far to go, by TensorFlow\'s names or "lower-all" (`Level`)',
-        metavar="|".join(level.value for level in Level),
-        parse=Level.parse,
+        'how far to go, by TensorFlow\'s names or "lower-all"',
+        words=get_args(Level),
         stated=Stated.ALWAYS,
         environment="AMP_REWRITE_LEVEL",
     )
@@ -158,8 +153,7 @@ class Request:
     safety: Safety = option(
         "default",
         '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and with them `placement`',
-        metavar="default|none",
-        parse=Safety.parse,
+        words=get_args(Safety),
         stated=Stated.ALWAYS,
     )
     keep: tuple[str, ...] = option(
@@ -192,8 +186,7 @@ class Request:
         "keep",
         '"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
         ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
-        metavar="keep|rescale",
-        parse=Quantized.parse,
+        words=get_args(Quantized),
         stated=Stated.UNUSUAL,
     )
     fuse: Fuse = option(
@@ -201,9 +194,8 @@ class Request:
         '"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
         ' "contrib" for that target, and "basic" for all others',
-        metavar="auto|none|basic|contrib",
         help="Fusions: auto, none, basic or contrib.",
-        parse=Fuse.parse,
+        words=get_args(Fuse),
         stated=Stated.UNUSUAL,
     )
     opset: Opset | None = option(
@@ -228,9 +220,8 @@ class Request:
     placement: Placement | None = option(
         None,
         '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
-        ' "propagate" leaves it (`Placement`); by default "mincut", and "propagate" without safety rules',
-        metavar="mincut|propagate",
-        parse=Placement.parse,
+        ' "propagate" leaves it; by default "mincut", and "propagate" without safety rules',
+        words=get_args,
         stated=Stated.UNUSUAL,
     )
     external_data: bool | None = option(
@@ -390,12 +381,12 @@ class Request:
     def _served(self) -> Request:
         """Return the request for the installed runtime, with its fusions. PolicyError for what is beyond it."""
         target = _installed(self.target, self.to)
-        if self.fuse is Fuse.CONTRIB and target.family is not Target.ORT_CUDA:
+        if self.fuse == "contrib" and target.family is not Target.ORT_CUDA:
             raise PolicyError(
                 "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
             )
-        return replace(self, target=target, fuse=self.fuse.on(target))
+        return replace(self, target=target, fuse=fusions(self.fuse, target))
 
     @cached_property
     def op_lists(self) -> OpLists:
@@ -412,13 +403,13 @@ class Request:
     @property
     def safe(self) -> bool:
         """True if this project's rules hold on top of TensorFlow's."""
-        return self.safety is Safety.DEFAULT
+        return self.safety == "default"
 
     @property
     def places(self) -> bool:
         """True if the border between the types moves to the cheapest Casts."""
-        usual = Placement.MINCUT if self.safe else Placement.PROPAGATE
-        return (self.placement or usual) is Placement.MINCUT
+        usual = "mincut" if self.safe else "propagate"
+        return (self.placement or usual) == "mincut"
 
     @property
     def settings(self) -> dict[str, str]:

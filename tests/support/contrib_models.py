@@ -9,7 +9,6 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.rewrite.equivalence import UNIT
-from amp_rewrite.settings.choices import Fuse
 from support.fusing import outputs_of, reducing, standard
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -38,7 +37,7 @@ def model_of(body: str, inputs: str = TWO, outputs: str = OUT, opset: int = 18) 
 
 def fused(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
     """The model with operators of onnxruntime, and what was said of them."""
-    return standard(model, **{"fuse": Fuse.CONTRIB, **options})
+    return standard(model, **{"fuse": "contrib", **options})
 
 
 def random_feed(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:

@@ -17,7 +17,6 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import GENERATORS, LABEL_LOSSES, RANDOM
-from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color
 
 _NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
@@ -58,9 +57,9 @@ class May:
                 self.low[v] = Paint(to, reasons.LOWER, None, f"lowered by {p.options.lower[op]!r}")
             elif entry.color is Color.ALLOW:
                 self.low[v] = Paint(to, reasons.ALLOW_ROOT, None, entry.because)
-            elif p.options.level is Level.LOWER_ALL and entry.color in (Color.GRAY, Color.CLEAR):
+            elif p.options.level == "lower-all" and entry.color in (Color.GRAY, Color.CLEAR):
                 self.low[v] = Paint(to, reasons.LOWER_ALL, None, f"{entry.color.value} list")
-            elif p.options.level is Level.UNSAFE_FORCE_ALL and p.op(v).op_type not in _NEVER_FORCED:
+            elif p.options.level == "unsafe-force-all" and p.op(v).op_type not in _NEVER_FORCED:
                 self.low[v] = Paint(to, reasons.FORCE_ALL, None, "forced by the level")
         self.roots = frozenset(self.low)
 
@@ -68,12 +67,12 @@ class May:
         """Deny the ops on the deny list, and every path from one through clear and gray ops to its last deny or gray
         op."""
         p, graph = self.problem, self.problem.vertices.graph
-        if p.options.level is Level.UNSAFE_FORCE_ALL:
+        if p.options.level == "unsafe-force-all":
             return
         denied = [v for v, color in enumerate(p.colors) if color is Color.DENY]
         for v in denied:
             self.denied[v] = p.high(reasons.DENY, None, p.vertices.all[v].entry.because)
-        if p.options.level is Level.LOWER_ALL:
+        if p.options.level == "lower-all":
             return
         ends = [v for v, color in enumerate(p.colors) if color in (Color.DENY, Color.GRAY)]
         conductors = {*ends, *p.walk(ends, graph.predecessors, self._clear)}

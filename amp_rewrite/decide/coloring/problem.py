@@ -194,7 +194,7 @@ class PaintOptions:
         rescale: quantizers are clear.
     """
 
-    level: Level = Level.DEFAULT
+    level: Level = "default"
     target: Target = Target.ORT_CUDA
     gray_follows_allow: bool | None = None
     keep: Mapping[OpId, str] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class Problem:
     @property
     def gains(self) -> bool:
         """True if only what a lowered product gains from is worth a low type; False where the user asks for more."""
-        return self.hazards.guarded and self.options.level not in (Level.LOWER_ALL, Level.UNSAFE_FORCE_ALL)
+        return self.hazards.guarded and self.options.level not in ("lower-all", "unsafe-force-all")
 
     def unneeded(self, v: int) -> str:
         """Return why no reader has the need of the op's entry; "" without one."""

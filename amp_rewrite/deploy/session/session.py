@@ -362,7 +362,7 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
     request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too
     kernels = request.target.kernels
     settings = (
-        (VERSION, asked.to.spelling, request.level.value, request.op_lists.name, request.op_lists.fingerprint),
+        (VERSION, asked.to.spelling, request.level, request.op_lists.name, request.op_lists.fingerprint),
         None if kernels is None else kernels.runtime,
         sorted((name, _spelled(name, value)) for name, value in options.items() if name not in named),
     )

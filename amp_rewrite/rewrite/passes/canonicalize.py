@@ -49,7 +49,7 @@ from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_cluste
 from amp_rewrite.rewrite.replace import Objection, run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
 from amp_rewrite.runtime.operators import refusal
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Quantized, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import matched, overrides, select
@@ -80,7 +80,7 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, grouped
     """
     base, notes = _through_float32(source, request, widen)
     plain, expansions = _expanded(base, request)
-    rescale = request.quantized is Quantized.RESCALE
+    rescale = request.quantized == "rescale"
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     late = [pattern for pattern in (*request.keep, *request.lower) if not matched(plain, pattern)]
     keep, lower = overrides(plain, _apart(request.keep, late), _apart(request.lower, late))
@@ -163,7 +163,7 @@ _SPELLING: tuple[tuple[Pass, ...], ...] = (
 
 
 def fuse_operators(
-    view: View, context: Context, target: Target, named: Collection[OpId] = (), fuse: Fuse = Fuse.BASIC
+    view: View, context: Context, target: Target, named: Collection[OpId] = (), fuse: Fuse = "basic"
 ) -> tuple[View, tuple[Finding, ...]]:
     """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
 
@@ -171,13 +171,13 @@ def fuse_operators(
     that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
     """
     proto = view.model.proto
-    if fuse is Fuse.NONE or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+    if fuse == "none" or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, context.to, target, {_key(view, op) for op in named})
-    if fuse is Fuse.CONTRIB:
+    if fuse == "contrib":
         view = _with_spelled_attentions(view, context, objection)
-    for passes in _CONTRIB_ROUNDS if fuse is Fuse.CONTRIB else _ROUNDS:
+    for passes in _CONTRIB_ROUNDS if fuse == "contrib" else _ROUNDS:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
         view = after

@@ -19,7 +19,7 @@ from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import OpLists, load_lists
 from support.counting import crossings, lowered_ops
 from support.paths import TESTS
@@ -48,7 +48,7 @@ def answer(
         view,
         tensorflow_lists(),
         DType.FLOAT16,
-        PaintOptions(level=Level.parse(level), target=Target.ONNX, gray_follows_allow=newer),
+        PaintOptions(level=level, target=Target.ONNX, gray_follows_allow=newer),
     )
     cross = crossings(view, coloring)
     return {

@@ -14,8 +14,8 @@ import amp_rewrite.train
 NAMES = {
     "amp_rewrite": """
         AmpRewriteError Cache ConfigError ConversionError Converted DType EvidenceError Feed
-        FeedError GradientError Level ListError MachineError Model ModelError Outcome PatternError
-        Policy PolicyError Ranges Repaired Report ReportError Safety Session Target
+        FeedError GradientError ListError MachineError Model ModelError Outcome PatternError
+        Policy PolicyError Ranges Repaired Report ReportError Session Target
         TrainingError Verdict View __version__ bench calibrate convert convert_many diff
         disable_mixed_precision_graph_rewrite doctor emulate enable_mixed_precision_graph_rewrite
         explain export global_policy gradients locate policy_scope progress_bar repair report_of set_policy

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 import amp_rewrite
-from amp_rewrite import DType, Feed, Level, Model, Policy, Target
+from amp_rewrite import DType, Feed, Model, Policy, Target
 
 proto = onnx.ModelProto()
 x = np.ones((2, 8), np.float32)
@@ -30,7 +30,7 @@ def batches() -> Iterator[dict[str, Any]]:
 
 converted = amp_rewrite.convert("net.onnx")
 amp_rewrite.convert(Path("net.onnx"), to="bf16", level="lower-all", target="onnx", safety="none")
-amp_rewrite.convert(proto, to=np.float16, level=Level.DEFAULT, target=Target.ONNX, opset=20, fuse="contrib", io="low")
+amp_rewrite.convert(proto, to=np.float16, level="default", target=Target.ONNX, opset=20, fuse="contrib", io="low")
 amp_rewrite.convert(b"", to=np.dtype("float16"), keep="op=Softmax", lower=["a", "b"], opset="auto", quantized="rescale")
 amp_rewrite.convert(Model.load("net.onnx"), to=DType.BFLOAT16, io=["x=float16"], lists={"deny": ["Exp"]}, data=[x])
 amp_rewrite.convert(proto, to=onnx.TensorProto.FLOAT16, level=None, headroom=4)

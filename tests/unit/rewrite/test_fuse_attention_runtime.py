@@ -35,14 +35,14 @@ def test_the_opset_that_has_the_operator_is_the_better_one() -> None:
 
 @pytest.mark.parametrize(
     ("target", "fuse"),
-    [(Target.TENSORRT, Fuse.BASIC), (Target.ORT_CUDA, Fuse.NONE)],
+    [(Target.TENSORRT, "basic"), (Target.ORT_CUDA, "none")],
 )
 def test_it_is_not_where_nothing_will_be_fused(target: Target, fuse: Fuse) -> None:
     view = View.of(Model.load(model_of(PLAIN, opset=18)))
     assert at_opset(view, "auto", DType.FLOAT16, target, fuse=fuse)[0].opsets[""] == 18
 
 
-@pytest.mark.parametrize(("fuse", "opset"), [(Fuse.BASIC, 23), (Fuse.CONTRIB, 18)])
+@pytest.mark.parametrize(("fuse", "opset"), [("basic", 23), ("contrib", 18)])
 def test_it_is_not_for_an_attention_that_becomes_the_runtimes_own(fuse: Fuse, opset: int) -> None:
     view = View.of(Model.load(attention_of(SPLIT + SCORES_OF_HEADS + SOFTMAX + REST + MERGED)))
     assert at_opset(view, "auto", DType.FLOAT16, Target.ORT_CUDA, fuse=fuse)[0].opsets[""] == opset

@@ -26,7 +26,6 @@ from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.operators import misfit
 from amp_rewrite.runtime.runner import CPU, CUDA
-from amp_rewrite.settings.choices import Fuse
 from support.contrib_models import (
     ATTENDED,
     BIASED,
@@ -136,7 +135,7 @@ def test_own_attention_goes_before_that_of_the_standard() -> None:
     from amp_rewrite.rewrite.replacement import Context
     from amp_rewrite.settings.choices import Target
 
-    for fuse, expected in ((Fuse.CONTRIB, MHA), (Fuse.BASIC, "Attention")):
+    for fuse, expected in (("contrib", MHA), ("basic", "Attention")):
         fused, told = fuse_operators(view, Context(DType.FLOAT16), Target.ORT_CUDA, fuse=fuse)
         assert expected in {op.op_type for op in fused.ops}
         assert {finding.kind for finding in told} == {"fused"}

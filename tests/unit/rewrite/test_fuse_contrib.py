@@ -17,7 +17,6 @@ from amp_rewrite.rewrite import equivalence, limited_evaluation
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.reference import FORMULAS, computed
 from amp_rewrite.runtime.kernels import load_kernels
-from amp_rewrite.settings.choices import Fuse
 from support.contrib_models import (
     BIASED,
     ERF,
@@ -187,7 +186,7 @@ def test_what_is_fused_later_is_not_told_as_left_apart() -> None:
     """At opset 13 the standard has no LayerNormalization, and the runtime has one with a sum."""
     told = fused(model_of(SUM + LAYER_NORM, opset=13))[1]
     assert [kind for kind, _, _ in told] == ["fused"]
-    basic = fused(model_of(SUM + LAYER_NORM, opset=13), fuse=Fuse.BASIC)[1]
+    basic = fused(model_of(SUM + LAYER_NORM, opset=13), fuse="basic")[1]
     assert [message for _, _, message in basic] == [
         f"1 stays unfused (ends in the_y): opset 13 has no LayerNormalization · {AUTO} 17"
     ]

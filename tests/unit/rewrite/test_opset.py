@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
-from amp_rewrite.settings.choices import Fuse, Opset, Target
+from amp_rewrite.settings.choices import Opset, Target
 from support.paths import TESTS
 
 MODELS = TESTS / "models"
@@ -77,7 +77,7 @@ def test_an_operator_of_its_own_counts_only_if_something_will_be_fused_into_it()
     made, told = moved(model_of(GELU, 17))
     assert (opset(made), told) == (20, "opset 17 became 20; the target serves gelu erf as one op better")
     stays = "opset 17 stays: no other one serves more of the model without serving some of it less"
-    assert moved(model_of(GELU, 17), fuse=Fuse.NONE)[1] == stays
+    assert moved(model_of(GELU, 17), fuse="none")[1] == stays
 
 
 def test_a_model_that_gains_nothing_stays() -> None:

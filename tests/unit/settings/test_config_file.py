@@ -9,7 +9,7 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError
-from amp_rewrite.settings.choices import Fuse, Level, Safety, Target
+from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.config_file import find, from_file, settings
 from amp_rewrite.settings.request import Request, from_environment
 
@@ -53,16 +53,16 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
     assert replace(found, config="") == Request(
         to=DType.BFLOAT16,
         lists=("tensorflow", str(tmp_path / "mine.yaml")),
-        level=Level.TENSOR_CORES_ONLY,
+        level="tensor-cores-only",
         target=Target.ONNX,
-        safety=Safety.NONE,
+        safety="none",
         keep=("op=Softmax",),
         lower=("scope=encoder/*", "op=Exp"),
         io=("low",),
         external_data=True,
         overwrite=True,
         fail_on=("lowered", "casts"),
-        fuse=Fuse.NONE,
+        fuse="none",
         opset=21,
         ranges=str(tmp_path / "ranges.json"),
         headroom=4.0,
@@ -77,13 +77,13 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     found = settings({"to": "float16", "keep": (), "overwrite": None}, environ, folder=tmp_path)
 
     assert found == Request(
-        level=Level.UNSAFE_FORCE_ALL,
+        level="unsafe-force-all",
         target=Target.ONNX,
         overwrite=True,
         lists=("b.yaml", "c.yaml"),
         config="target = onnx, overwrite = true, from amp.toml",
     )
-    assert settings({"level": "default"}, environ, folder=tmp_path).level is Level.DEFAULT
+    assert settings({"level": "default"}, environ, folder=tmp_path).level == "default"
     assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)
 
 

@@ -18,9 +18,9 @@ import amp_rewrite.settings.list_file
 import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ListError, PolicyError
-from amp_rewrite.settings.choices import Level
 from amp_rewrite.settings.list_entry import Color, _same, check_attribute
 from amp_rewrite.settings.op_lists import OpLists, lists_folder, load_lists
+from amp_rewrite.settings.request import Request
 from support.paths import ROOT
 
 SHIPPED = [(to, base) for to in (DType.FLOAT16, DType.BFLOAT16) for base in ("float16", "bfloat16", "tensorflow")]
@@ -444,10 +444,9 @@ def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPa
 
 
 def test_levels_are_parsed_in_any_spelling_of_tensorflow() -> None:
-    assert Level.parse("TENSOR_CORES_ONLY") is Level.TENSOR_CORES_ONLY
-    assert Level.parse(" treat-infer-as-deny ") is Level.TREAT_GRAY_AS_DENY
+    assert Request(level="TENSOR_CORES_ONLY").level == "tensor-cores-only"
     with pytest.raises(PolicyError) as caught:
-        Level.parse("fastest")
+        Request(level="fastest")
     assert str(caught.value) == (
         "unknown value 'fastest' for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
         "unsafe-force-all, lower-all"
@@ -456,12 +455,12 @@ def test_levels_are_parsed_in_any_spelling_of_tensorflow() -> None:
 
 def test_levels_change_the_lists_that_they_name() -> None:
     lists = load_lists(DType.FLOAT16)
-    for level in (Level.DEFAULT, Level.UNSAFE_FORCE_ALL, Level.LOWER_ALL):
+    for level in ("default", "unsafe-force-all", "lower-all"):
         assert lists.at_level(level) is lists
-    bare = lists.at_level(Level.TENSOR_CORES_ONLY)
+    bare = lists.at_level("tensor-cores-only")
     assert bare.ops(Color.ALLOW) == lists.ops(Color.ALLOW)
     assert [bare.ops(c) for c in (Color.GRAY, Color.CLEAR, Color.DENY)] == [(), (), ()]
-    strict = lists.at_level(Level.TREAT_GRAY_AS_DENY)
+    strict = lists.at_level("treat-gray-as-deny")
     assert strict.ops(Color.DENY) == tuple(sorted(lists.ops(Color.GRAY) + lists.ops(Color.DENY)))
     was, now = lists.classify("", "Add", {}, 2), strict.classify("", "Add", {}, 2)
     assert (now.source, now.because) == (was.source, f"level treat-gray-as-deny, else gray: {was.because}")

@@ -33,7 +33,7 @@ def test_a_function_that_takes_options_shows_them(function: Callable[..., object
     assert {name: shown[name].default for name in DEFAULTS} == DEFAULTS
     assert {name: shown[name].annotation for name in ("to", "fuse")} == {
         "to": "LowType | None",
-        "fuse": "FuseName | Fuse | None",
+        "fuse": "Fuse | None",
     }
     assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in shown.values())
 
