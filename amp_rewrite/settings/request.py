@@ -221,7 +221,7 @@ class Request:
         None,
         '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
         ' "propagate" leaves it; by default "mincut", and "propagate" without safety rules',
-        words=get_args,
+        words=get_args(Placement),
         stated=Stated.UNUSUAL,
     )
     external_data: bool | None = option(

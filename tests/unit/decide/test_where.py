@@ -35,7 +35,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.request import Request
 from support import cases, stub
@@ -404,6 +404,6 @@ def test_a_vertex_reads_each_other_once() -> None:
     text = """<ir_version: 10, opset_import: ["": 20]> g (float[4,4] x) => (float[4,4] y) {
         h = MatMul (x, x)  a = Mul (h, h)  y = Max (a, h, a, h) }"""
     view = View.of(Model.load(onnx.parser.parse_model(text)))
-    entries = entries_of(view, LISTS.at_level(Level.DEFAULT))
+    entries = entries_of(view, LISTS.at_level("default"))
     vertices = Vertices.build(view, entries, Gate(Target.ONNX, DType.FLOAT16))
     assert sorted(vertices.graph.edges) == [(0, 1), (0, 2), (1, 2)]

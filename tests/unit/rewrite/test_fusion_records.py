@@ -22,7 +22,7 @@ named = pytest.mark.parametrize("fusion", FUSIONS, ids=[fusion.name for fusion i
 def findings(fusion: FusionRule, end: str) -> tuple[Finding, ...]:
     model = onnx.parser.parse_model(fusion.model(end))
     onnx.checker.check_model(model, full_check=True)
-    return convert(model, fuse=fusion.fuse.value).report.findings
+    return convert(model, fuse=fusion.fuse).report.findings
 
 
 @named
