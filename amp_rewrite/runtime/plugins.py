@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -95,13 +95,8 @@ def refusals(ort: Any, provider: str) -> Iterator[str]:
 
 
 PACKAGE, REQUIREMENT = "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"
-_PLAIN = ("", "ai.onnx", "com.ms.internal.nhwc")
-"""Domains of ONNX's operators: onnxruntime writes some anew, with channels last, in one of its own."""
 ASSIGNMENT = "session.record_ep_graph_assignment_info"
 """Session entry by which onnxruntime remembers the provider of each node."""
-
-Assignment = Mapping[str, Mapping[str, int]]
-"""Numbers of nodes by provider and kind of op."""
 
 
 def absence(ort: Any) -> str | None:
@@ -114,15 +109,3 @@ def absence(ort: Any) -> str | None:
     return (
         f"{REQUIREMENT} finds no GPU; to accept a Vulkan device in software, set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
     )
-
-
-def assignment(session: Any) -> Assignment:
-    """Return the numbers of nodes by provider and kind of op, as onnxruntime cut the graph. Without those that it
-    inserts."""
-    counts: dict[str, dict[str, int]] = {}
-    for part in session.get_provider_graph_assignment_info():
-        kinds = counts.setdefault(part.ep_name, {})
-        for node in part.get_nodes():
-            kind = node.op_type if node.domain in _PLAIN else f"{node.domain}::{node.op_type}"
-            kinds[kind] = kinds.get(kind, 0) + 1
-    return counts

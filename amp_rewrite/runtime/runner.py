@@ -40,9 +40,7 @@ from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntim
 from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.plugins import ASSIGNMENT as ASSIGNMENT
 from amp_rewrite.runtime.plugins import (
-    Assignment,
     absence,
-    assignment,
     described,
     device_of,
     devices,
@@ -269,10 +267,6 @@ class Runner:
     def _place(self, device: int = 0) -> tuple[str, int]:
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
 
-    def assignment(self) -> Assignment:
-        """Return the numbers of nodes by provider and kind of op, for a model opened on the WebGPU provider."""
-        return assignment(self.inner)
-
     def end_profile(self) -> Path:
         """End profiling and return onnxruntime's profile, for a model opened with `profile`."""
         return Path(self.inner.end_profiling())
@@ -311,7 +305,8 @@ def webgpu_absence() -> str | None:
         runner.run({"x": np.zeros(1, np.float16)})
     except ModelError as error:
         return f"the WebGPU device does not run float16: {error}"
-    return None if WEBGPU in runner.assignment() else "the WebGPU device does not take float16"
+    taken = any(part.ep_name == WEBGPU for part in runner.inner.get_provider_graph_assignment_info())
+    return None if taken else "the WebGPU device does not take float16"
 
 
 def has_provider(name: str) -> bool:

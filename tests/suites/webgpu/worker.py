@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,12 +40,20 @@ def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: 
         if provider == WEBGPU:
             parts = runner.inner.get_provider_graph_assignment_info()
             on_cpu = {node.name for part in parts if part.ep_name == CPU for node in part.get_nodes()}
-            reply = {"assignment": runner.assignment(), "on_cpu": on_cpu}
+            counts: dict[str, Counter[str]] = defaultdict(Counter)
+            for part in parts:
+                counts[part.ep_name].update(map(kind, part.get_nodes()))
+            reply = {"assignment": {provider: dict(kinds) for provider, kinds in counts.items()}, "on_cpu": on_cpu}
         if feeds is not None:
             reply["outputs"] = runner.run(feeds)
         return reply
     except Exception as error:  # noqa: BLE001 - whatever the runtime raises is an answer
         return {"error": str(error).splitlines()[0][:300]}
+
+
+def kind(node: Any) -> str:
+    """The kind of a node that onnxruntime placed; it writes some anew, with channels last, in a domain of its own."""
+    return node.op_type if node.domain in ("", "ai.onnx", "com.ms.internal.nhwc") else f"{node.domain}::{node.op_type}"
 
 
 def verified(path: str, target: str, feeds: dict[str, Any], emulate: bool | None) -> Reply:

@@ -23,10 +23,8 @@ from amp_rewrite.runtime import plugins as webgpu
 from amp_rewrite.runtime import runner as runner_module
 from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.plugins import (
-    WEBGPU,
     Plugin,
     absence,
-    assignment,
     device_of,
     plugins,
     refusals,
@@ -194,26 +192,6 @@ def test_a_device_that_does_not_exist_is_refused(number: str) -> None:
 
 
 # -- the webgpu plugin of onnxruntime --
-
-
-def node(op_type: str, name: str = "", domain: str = "") -> Any:
-    return SimpleNamespace(op_type=op_type, name=name, domain=domain)
-
-
-def session() -> Any:
-    parts = [
-        SimpleNamespace(
-            ep_name=WEBGPU, get_nodes=lambda: [node("Conv", "a", "com.ms.internal.nhwc"), node("Conv", "b")]
-        ),
-        SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: [node("Gelu", "c", "com.microsoft")]),
-        SimpleNamespace(ep_name=WEBGPU, get_nodes=lambda: [node("Relu", "d")]),
-    ]
-    return SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
-
-
-def test_nodes_are_counted_by_provider_and_kind() -> None:
-    counts = {WEBGPU: {"Conv": 2, "Relu": 1}, "CPUExecutionProvider": {"com.microsoft::Gelu": 1}}
-    assert assignment(session()) == counts
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         if device.error:
             raise ModelError(device.error)
 
-    opened = SimpleNamespace(run=run, assignment=lambda: device.assigned)
+    parts = lambda: [SimpleNamespace(ep_name=name) for name in device.assigned]  # noqa: E731
+    opened = SimpleNamespace(run=run, inner=SimpleNamespace(get_provider_graph_assignment_info=parts))
     monkeypatch.setattr(runner, "absence", lambda ort: device.absence)
     monkeypatch.setattr(runner.Runner, "open", lambda *_: opened)
     for cached in (runner.webgpu_absence, runner.webgpu_opens):
