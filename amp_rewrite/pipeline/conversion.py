@@ -32,6 +32,7 @@ from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
+from amp_rewrite.rewrite.contrib.multi_head_attention import ROTARY_KIND
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS
 from amp_rewrite.settings.keywords import checked
@@ -127,14 +128,21 @@ class Converted(Result):
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
     """Return ranges, or those in a file. EvidenceError for those of another model, PolicyError for another type."""
-    from amp_rewrite.evidence.ranges import Ranges
+    from amp_rewrite.evidence.ranges import Ranges, key
 
     ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
     ranges.check(draft.source)
     to = draft.request.to.spelling
     if ranges.to != to:
         raise PolicyError(f"the ranges are for {ranges.to}, not for {to}; calibrate with {spelled('to', to)}")
-    return ranges
+    view, values = draft.view, dict(ranges.values)
+    for op in view.of_kinds(
+        (ROTARY_KIND,)
+    ):  # what a fusion rotates was not measured, and grows by at most the root of 2
+        source, (result, *_) = op.inputs[0], op.results
+        if source is not None and (known := ranges.of(view, source)) is not None:
+            values.setdefault(key(view, result), replace(known, absmax=known.absmax * 2**0.5))
+    return replace(ranges, values=values)
 
 
 def calibrated(
