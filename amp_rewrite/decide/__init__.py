@@ -1,1 +1,1 @@
-"""Decisions: which ops stay float32, which become low, where the Casts go, and why."""
+"""Decisions: the type of each op with its reason, and the places of Casts."""

@@ -1,4 +1,4 @@
-"""The plan behind a coloring: where each value gets a Cast, and which Casts of the model go."""
+"""The plan behind a coloring: new Casts, and Casts of the model to leave out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bake:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The changes that `apply` carries out, as data; values and ops are those of one View.
+    """Changes for `apply`, as data; values and ops are those of one View.
 
     Attributes:
         to: the low type.
@@ -86,7 +86,7 @@ class Plan:
 def plan_casts(
     view: View, coloring: Coloring, io: Mapping[ValueId, DType] | None = None, saturate: Collection[ValueId] = ()
 ) -> Plan:
-    """Return the plan behind a coloring: at most one Cast per value and type, and none for constants that can be baked.
+    """Return the plan behind a coloring: at most one Cast per value and type, and none for baked constants.
 
     O(nodes + uses).
 
@@ -159,7 +159,6 @@ class _Planner:
         )
 
     def _provide(self, value: ValueId, home: DType, needs: dict[DType, list[Use]]) -> None:
-        """Give a value a version of each type that its readers need, by a bake or a Cast."""
         fixed = self._fixed(value)
         if (fixed is None or fixed is home) and needs.keys() <= {home}:
             return  # the common case
@@ -186,7 +185,6 @@ class _Planner:
     # -- types of values and of their readers ------------------------------------------------------
 
     def _home(self, value: ValueId) -> DType | None:
-        """Return the type in which a float32 or low value is made; None for values of other types."""
         dtype = self.view.dtype(value)
         if dtype not in _TYPES:
             return None
@@ -206,7 +204,7 @@ class _Planner:
         return dtype
 
     def _fixed(self, value: ValueId) -> DType | None:
-        """Return the type that the value's own name must keep, since an edge of a graph states it."""
+        """Return the type of a value's own name at an edge of a graph; None elsewhere."""
         dtype, public, yielded = self.view.dtype(value), self.view.values[value].public, value in self.view.yielded
         if public and (yielded or fed(self.view, value)):
             return self.io.get(value, dtype) if dtype is not None else None
@@ -215,7 +213,7 @@ class _Planner:
     # -- casts that the model has already ------------------------------------------------------------
 
     def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
-        """Bypass Casts of the model that the changes around them made superfluous.
+        """Bypass superfluous Casts of the model.
 
         A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
         source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
@@ -264,7 +262,6 @@ class _Planner:
         self._trace()
 
     def _trace(self) -> None:
-        """Follow chains of folded Casts to their beginning."""
         for op_id in sorted(self.folds):  # ops are in topological order
             result, source = self.view.ops[op_id].outputs[0], self.folds[op_id]
             if result is not None and self._dropped(op_id):
@@ -338,7 +335,6 @@ class _Planner:
         return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or self.view.dtype(op.inputs[slot])
 
     def _widened(self) -> Iterator[OpId]:
-        """Yield upcast ops with an attribute that chooses a low type for an inner computation."""
         for (op, _), paint in self.coloring.paints.items():
             if paint.rule == reasons.RAISED:
                 stated = self.view.ops[op].node.attribute

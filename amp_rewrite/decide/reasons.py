@@ -24,7 +24,7 @@ FINDINGS = "docs/reference/findings.md"
 
 
 class Strength(IntEnum):
-    """Tiers of reasons. Of two reasons that disagree about an op, the one of the higher tier decides."""
+    """Tiers of reasons. Of two contrary reasons for an op, the higher tier decides."""
 
     words: str
     """The name under "Precedence" in docs/architecture.md."""
@@ -59,7 +59,7 @@ class Reason:
 
     @property
     def has_page(self) -> bool:
-        """True for reasons of safety rules, which have a page of their own."""
+        """True for reasons of safety rules, with a page of their own."""
         return self.strength is Strength.SAFETY
 
 
@@ -264,7 +264,7 @@ def remarked(kind: str, message: str, more: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """An op that stays float32, the rule that pins it, the op that caused it, and a one-line note for reports.
+    """A float32 op, the rule and the op behind it, and a one-line note for reports.
 
     `raises`: results that the model computes in a low type become float32 too. Pins from data set it; rules that only
     predict a problem respect a low type chosen by the model's author.
@@ -291,7 +291,7 @@ _ADVICE = "Lower single ops by name or pattern with `--lower`; `--set safety=non
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A rule or fusion with a page in the docs and two models: one that needs it, and one that it leaves alone."""
+    """A rule or fusion with a page in the docs and two models: one in need of it, and a near miss."""
 
     name: str
     folder: ClassVar[str]

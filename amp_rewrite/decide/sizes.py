@@ -56,7 +56,7 @@ class Sizes:
         return tuple(UNKNOWN_DIMENSION if d is None else d for d in shape or ())
 
     def size(self, value: ValueId | None) -> int:
-        """Return the number of elements; without a shape, that of the largest value behind it. 0 for None."""
+        """Return the number of elements; without a shape, of the largest value behind it. 0 for None."""
         if value is None:
             return 0
         pending = [value] if value not in self.known else []
@@ -103,7 +103,7 @@ _AXES = {
 
 
 def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
-    """Return the length of the axis that a MatMul or Gemm sums, by the shape of one operand; None for a scalar."""
+    """Return the length of a MatMul's or Gemm's summed axis, by the shape of one operand; None for a scalar."""
     if not shape:
         return None
     last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
@@ -153,7 +153,6 @@ def _input(op: Op, slot: int) -> ValueId | None:
 
 
 def _dimension(sizes: Sizes, value: ValueId | None, axis: int) -> int:
-    """Return one dimension of a value; UNKNOWN_DIMENSION if its rank is unknown, 0 for None."""
     if value is None:
         return 0
     shape = sizes.shape(value)
@@ -169,7 +168,7 @@ def _summed(sizes: Sizes, op: Op) -> float:
 
 
 def _factors(sizes: Sizes, op: Op) -> float:
-    """Count a product whose result has no shape: each element of one factor meets rows or columns of the other."""
+    """Count a product without a known result: each element of one factor meets rows or columns of the other."""
     first, second = op.inputs[0], op.inputs[1]
     along = -1 if int_attribute(op.node, "transA", 0) else -2
     across = -2 if int_attribute(op.node, "transB", 0) else -1
@@ -187,7 +186,6 @@ def _convolution(sizes: Sizes, op: Op) -> float:
 
 
 def _spread(sizes: Sizes, op: Op) -> float:
-    """Count a ConvTranspose, or a convolution by channel: each input element goes over a window."""
     return 2.0 * sizes.size(op.inputs[0]) * prod(sizes.shape(op.inputs[1])[1:])
 
 
@@ -200,12 +198,10 @@ def _recurrent(sizes: Sizes, op: Op) -> float:
 
 
 def _scores(query: float, keys: int) -> float:
-    """Count scores and the values that they weigh: two products of each element of a query with all keys."""
     return 4.0 * query * keys
 
 
 def _attention(sizes: Sizes, op: Op) -> float:
-    """Count ONNX's Attention; keys are along the last dimension but one, with or without heads before it."""
     keys = _dimension(sizes, op.inputs[1], -2) + _dimension(sizes, _input(op, 4), -2)
     return _scores(sizes.size(op.inputs[0]), keys)
 
@@ -227,7 +223,6 @@ def _heads(past: int) -> Callable[[Sizes, Op], float]:
 
 
 def _projecting(sizes: Sizes, op: Op) -> float:
-    """Count attention that first multiplies by the weights of queries, keys and values."""
     read, columns = op.inputs[0], _dimension(sizes, op.inputs[1], -1)
     projected = sizes.size(read) / max(1, _dimension(sizes, read, -1)) * columns / 3
     keys = _dimension(sizes, read, 1) + _dimension(sizes, _input(op, 4), -2)

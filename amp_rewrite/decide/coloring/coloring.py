@@ -54,7 +54,7 @@ class Coloring:
         return f"<Coloring: {len(self.low)} of {len(self.paints)} type variables in {self.to.spelling}>"
 
     def of(self, op: OpId) -> Paint | None:
-        """Return the paint of a lowered variable of an op, else that of its first; None for an undecided op."""
+        """Return the paint of a lowered variable of an op, else of its first; None for an undecided op."""
         names = self._by_op.get(op, ())
         if not names:
             return self.upcast_refused.get(op)
@@ -64,7 +64,7 @@ class Coloring:
         return next((p for p in paints if p.dtype is self.to), paints[0])
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
-        """Return the type that a variable of an op gets; None if it keeps its type."""
+        """Return the new type of an op's variable; None if it keeps its own."""
         paint = self.paints.get((op, variable)) if variable is not None else None
         return paint.dtype if paint is not None else None
 
@@ -74,12 +74,12 @@ class Coloring:
 
     @property
     def low(self) -> frozenset[tuple[OpId, str]]:
-        """Variables that become the low type, by op and name."""
+        """Lowered variables, by op and name."""
         return frozenset(variable for variable, paint in self.paints.items() if paint.dtype is self.to)
 
     @property
     def float32_ops(self) -> int:
-        """Number of ops of which no variable becomes the low type, of those with one that could."""
+        """Number of ops with float32 variables and no lowered one."""
         return len({op for op, _ in self.paints} - {op for op, _ in self.low})
 
     @property

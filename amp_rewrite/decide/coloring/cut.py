@@ -22,7 +22,7 @@ End = int | str | tuple[str, int]
 
 
 class Arc(NamedTuple):
-    """What it costs that one end is low and another float32: a share of a Cast of a value."""
+    """Cost of one low and one float32 end: a share of a Cast of a value."""
 
     low: End
     high: End
@@ -39,7 +39,7 @@ _WIDEST = 16
 
 
 def components(free: Collection[int], arcs: Sequence[Arc]) -> Iterator[tuple[list[int], list[Arc]]]:
-    """Yield the free variables and the arcs of each component, which none leads out of but to the terminals."""
+    """Yield the free variables and the arcs of each component; arcs leave it only to the terminals."""
     sets: UnionFind[End] = UnionFind()
     for arc in arcs:
         sets.union(*(node for node in (arc.low, arc.high) if node not in (LOW, HIGH)))
@@ -52,7 +52,7 @@ def components(free: Collection[int], arcs: Sequence[Arc]) -> Iterator[tuple[lis
 
 
 def cheapest(gains: Mapping[int, int], arcs: Sequence[Arc], cost: Callable[[ValueId], int]) -> set[End]:
-    """Return the nodes of a component that are low.
+    """Return the low nodes of a component.
 
     `gains`: what the low type of a variable is worth in units; float32, if negative. `cost`: that of a Cast, in bytes.
 
@@ -79,7 +79,7 @@ def cheapest(gains: Mapping[int, int], arcs: Sequence[Arc], cost: Callable[[Valu
 
 
 def eliminate(network: nx.DiGraph[End], source: End, sink: End) -> set[End] | None:
-    """Return the nodes on the side of the source in a minimum cut; None for a network that is too wide.
+    """Return the nodes on the side of the source in a minimum cut; None for a network too wide for it.
 
     Each step minimizes over the node with the fewest neighbours and leaves a table over these (bucket elimination;
     Dechter, "Bucket Elimination: A Unifying Framework for Probabilistic Inference", 1996). O(nodes · 2^width): the

@@ -1,4 +1,4 @@
-"""Free type variables: which types are fixed, and in whose type each value is made and read."""
+"""Free type variables, fixed ones, and the types of makers and readers of each value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _copied = first_input_of(COPIES)
 
 @dataclass
 class Free:
-    """Type variables whose types a cut decides, and what gains from a low type.
+    """Type variables for a cut to decide, and their gain from a low type.
 
     `must`: vertices that stay float32, beside those that the problem holds.
     """
@@ -46,14 +46,14 @@ class Free:
 
     @cached_property
     def follows(self) -> frozenset[int]:
-        """Vertices that take either type for free: Shape and Size, inputs of Casts, Casts from float32 to float32."""
+        """Vertices of either type for free: Shape and Size, inputs of Casts, Casts from float32 to float32."""
         p = self.problem
         casts = (v for v in p.of_kinds(("Cast",)) if "T1" in p.vertices.all[v].variables or self.copies(p.op(v)))
         return frozenset((*p.of_kinds(ELEMENTLESS), *casts))
 
     @cached_property
     def ends(self) -> list[End]:
-        """The node of each vertex: a terminal if its type is fixed, else the root of the vertices that share it."""
+        """The node of each vertex: a terminal if its type is fixed, else the root of those of one type with it."""
         p, everything = self.problem, range(len(self.problem.vertices.all))
         sets, fixed = UnionFind(), dict[int, str]()
         own = {v: end for v in everything if (end := self._fixed(v)) is not None}
@@ -66,7 +66,6 @@ class Free:
         return [tied.get(v, own.get(v, v)) for v in everything]
 
     def _fixed(self, v: int) -> str | None:
-        """Return the terminal of a vertex whose type no Cast decides; None for a free one."""
         p = self.problem
         if v in self.follows:
             return None
@@ -113,7 +112,7 @@ class Free:
     # -- values ------------------------------------------------------------------------------------
 
     def maker(self, value: ValueId) -> End:
-        """Return the node in whose type a value is made."""
+        """Return the node of a value's maker."""
         p, view = self.problem, self.problem.view
         while self.copies(op := view.producer(value)):
             assert op is not None and op.inputs[0] is not None
@@ -126,7 +125,7 @@ class Free:
         return self.ends[v] if v is not None else HIGH
 
     def readers(self, value: ValueId, but: Collection[OpId] = (), counts: bool = False) -> set[End]:
-        """Return the nodes in whose type a value is read, `but` by some ops. `counts`: by Casts to integers, too."""
+        """Return the nodes of a value's readers, `but` some ops. `counts`: with Casts to integers."""
         p, view = self.problem, self.problem.view
         found: set[End] = set()
         pending = [value]
@@ -156,7 +155,7 @@ class Free:
     # -- gain --------------------------------------------------------------------------------------
 
     def gains(self, v: int) -> bool:
-        """True for a vertex in TensorFlow's set that a lowered product depends on."""
+        """True for a vertex in TensorFlow's set in front of a lowered product."""
         return v in self.may.low and (not self.problem.gains or self.problem.vertices.all[v].op in self.before)
 
     @cached_property
@@ -166,7 +165,7 @@ class Free:
 
     @cached_property
     def before(self) -> set[OpId]:
-        """The ops that a lowered product depends on, and ops whose bodies contain such a product.
+        """The ops in front of lowered products, and the owners of bodies with such products.
 
         What the user lowers, ops and outputs, counts as a product.
         """
@@ -183,7 +182,7 @@ class Free:
 
     @cached_property
     def raw(self) -> frozenset[int]:
-        """Copies, sums and products of values that no lowered product made: low only if all their readers are."""
+        """Copies, sums and products without a lowered product before them: low only if all their readers are."""
         p, raw = self.problem, set[int]()
         if not p.gains:
             return frozenset()
@@ -204,7 +203,7 @@ class Free:
 
     @cached_property
     def late(self) -> frozenset[int]:
-        """Sums and products behind the last lowered product, of values that are rounded there."""
+        """Sums and products of values rounded behind the last lowered product."""
         p, view = self.problem, self.problem.view
         late = set[int]()
         if not p.gains:
@@ -224,7 +223,7 @@ class Free:
         return [v for v in op.operands if varies(v) and view.constant(origin(view, v, _copied)) is None]
 
     def _carried(self, op: Op) -> ValueId | None:
-        """Return the only operand that varies of a copy, sum, product or norm."""
+        """Return the only varying operand of a copy, sum, product or norm."""
         alone = op.kind in COPIES or op.kind in AFFINE or op.kind.endswith("Normalization")
         varying = self._varying(op) if alone else []
         return varying[0] if len(varying) == 1 else None

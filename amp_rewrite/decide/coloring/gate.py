@@ -1,4 +1,4 @@
-"""The gate: the type variables of an op that may be lowered, or upcast, alone or only together."""
+"""The gate: the type variables of an op to lower or upcast, alone or only together."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _of_bias(view: View, op: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GateRefusal:
-    """The reason for which a variable keeps its type: a rule of the gate, and one line for people."""
+    """Reason of the gate against another type: a rule, and one line for people."""
 
     rule: str
     note: str
@@ -64,7 +64,7 @@ _OPTIONAL = GateRefusal(reasons.BOUNDARY, "optional values keep their type")
 
 @dataclass(frozen=True, slots=True)
 class Lowerable:
-    """Groups of variables of one op that may be lowered together, and refusals of the other float32 variables."""
+    """Groups of variables of one op to lower together, and refusals of the other float32 variables."""
 
     groups: tuple[tuple[str, ...], ...]
     refusals: Mapping[str, GateRefusal]
@@ -85,7 +85,7 @@ class Gate:
     # -- down ----------------------------------------------------------------------------------------
 
     def lowerable_groups(self, view: View, op: Op) -> Lowerable:
-        """Return the groups of float32 variables of the op that may be lowered."""
+        """Return the groups of float32 variables to lower in an op."""
         variables = view.variables[op.id]
         stashed = computes_float32_inside(op)
         key = (op.domain, op.op_type, stashed, *[(v.name, v.type, len(v.inputs) > 0) for v in variables])
@@ -115,7 +115,7 @@ class Gate:
     def _type_refusal(
         self, view: View, variables: tuple[TypeVariable, ...], way: str, dtype: DType | None
     ) -> GateRefusal | None:
-        """Return the refusal for an op with an unknown type, or for bfloat16 at an opset that cannot cast it."""
+        """Return the refusal for an op with an unknown type, or for bfloat16 at an opset without its Casts."""
         if any(unknown(v.type) for v in variables):
             return GateRefusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
@@ -149,7 +149,6 @@ class Gate:
         return GateRefusal(reasons.SCHEMA_GATE, note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """Return singles if a kernel runs every mixture of them, else all together, else the first that runs alone."""
         unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
         if op.kind not in _TIED and all(self.runs(view, op, union) for union in unions):
             return tuple((name,) for name in candidates)
@@ -184,7 +183,7 @@ class Gate:
     # -- up ------------------------------------------------------------------------------------------
 
     def upcastable(self, view: View, op: Op) -> tuple[str, ...] | GateRefusal:
-        """Return the low variables of an op that become float32 if it is upcast: as many as may change together.
+        """Return the low variables to raise in an op: as many as may change together.
 
         An op without a kernel in its present types cannot lose one, so kernels do not restrict it.
         """

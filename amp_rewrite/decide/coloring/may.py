@@ -1,4 +1,4 @@
-"""May: the rules of TensorFlow's auto_mixed_precision pass, which spread the colors of the lists along the graph.
+"""May: the rules of TensorFlow's auto_mixed_precision pass, for spreading the colors of the lists along the graph.
 
 Roots from the allow list, deny paint forward, gray ops between two lowered ones, clear ops beside them. Paint is a
 closed union, so no rule depends on the order of ops; `gray_after_allow` alone is one sweep in topological order, as in
@@ -24,7 +24,7 @@ _NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
 
 @dataclass
 class May:
-    """Paint of the vertices that the rules lower, and of those that they deny; the rules run in this order.
+    """Paint of lowered and of denied vertices; the rules run in this order.
 
     `roots`: vertices that the lists, the level or the user lowers, whatever is beside them.
     """
@@ -36,7 +36,7 @@ class May:
 
     @classmethod
     def of(cls, problem: Problem) -> May:
-        """Return what the rules make of a problem. O(nodes + uses)."""
+        """Apply the rules to a problem. O(nodes + uses)."""
         may = cls(problem)
         may.allow_roots()
         may.deny_forward()
@@ -48,7 +48,7 @@ class May:
         return may
 
     def allow_roots(self) -> None:
-        """Lower every vertex of an op on the allow list, and the roots that the level or the user adds."""
+        """Lower every vertex of an op on the allow list, and the roots of the level and the user."""
         p, to = self.problem, self.problem.to
         for v, (op, _, entry, _) in enumerate(p.vertices.all):
             if not p.can(v) or p.widens(p.view.ops[op]):
@@ -89,7 +89,7 @@ class May:
             self.low.setdefault(v, Paint(p.to, reasons.BETWEEN_ALLOW, due, note))
 
     def gray_after_allow(self) -> None:
-        """Lower a gray op that directly follows a lowered op and no denied one, as TensorFlow 2.20 does."""
+        """Lower a gray op right behind a lowered op and no denied one, as TensorFlow 2.20 does."""
         p, follows = self.problem, self.problem.options.gray_follows_allow
         if not (p.to is DType.BFLOAT16 if follows is None else follows):
             return
@@ -102,7 +102,7 @@ class May:
                 self.low[v] = Paint(p.to, reasons.GRAY_FOLLOWS_ALLOW, p.vertices.all[due].op)
 
     def allow_through_clear(self) -> None:
-        """Lower clear ops that touch a lowered op, upstream or downstream, transitively."""
+        """Lower clear ops beside a lowered op, upstream or downstream, transitively."""
         p, graph = self.problem, self.problem.vertices.graph
 
         def near(v: int) -> Iterable[int]:
@@ -112,7 +112,7 @@ class May:
             self.low[v] = Paint(p.to, reasons.ALLOW_THROUGH_CLEAR, due)
 
     def sequences_by_deny(self) -> None:
-        """Deny a whole sequence if any of its vertices is denied, or if it reaches a place that keeps its type."""
+        """Deny a whole sequence if any of its vertices is denied, or if it reaches a place of a fixed type."""
         p = self.problem
         for group, sealed in zip(p.vertices.sequences, p.vertices.sealed, strict=True):
             due = next((v for v in group if v in self.denied or not p.can(v)), None)

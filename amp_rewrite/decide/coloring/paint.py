@@ -1,4 +1,4 @@
-"""The painter: what may be low by TensorFlow's rules, what must not, and where the border between the types lies."""
+"""The painter: may by TensorFlow's rules, must not by needs, and the border between the types by a cut."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def paint(
 
 
 def _follow_casts(problem: Problem, low: Mapping[int, Paint]) -> dict[int, Paint]:
-    """Let a Cast to float32 that only lowered ops read cast to the low type instead."""
+    """Lower the result of a Cast to float32 with lowered readers alone."""
     p, low = problem, dict(low)
     for v in p.of_kinds(("Cast",)):
         vertex, out = p.vertices.all[v], p.op(v).outputs[0]
@@ -86,7 +86,7 @@ def _follow_casts(problem: Problem, low: Mapping[int, Paint]) -> dict[int, Paint
 
 
 def _scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int]) -> dict[int, Paint]:
-    """Give scale and bias of a written-out norm the type of its input, where onnxruntime refuses another."""
+    """Give scale and bias of a written-out norm the type of its input if onnxruntime refuses another."""
     p = problem
     for cluster in p.options.clusters:
         if cluster.entry is None or not cluster.tail or not fuses(p.view, cluster, p.to):
@@ -108,7 +108,7 @@ def _scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int
 
 
 def _seen_low(p: Problem, low: Mapping[int, Paint], value: ValueId, readers: frozenset[OpId]) -> bool:
-    """True if the fusion sees a value of the low type, past a Cast, Identity or Dropout that only `readers` read."""
+    """True if the fusion sees a value of the low type, past a Cast, Identity or Dropout for `readers` alone."""
     if p.view.dtype(value) is p.to:
         return not p.made_raised(value)
     op = p.view.producer(value)
@@ -135,7 +135,6 @@ def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
 
 
 def _edge(problem: Problem, op: Op) -> Paint | None:
-    """Return the reason for which an op without a vertex stays as it is; None for an op without float32."""
     view = problem.view
     untyped = next((v for v in op.ports if unknown(view.types[v])), None)
     if untyped is not None:

@@ -1,4 +1,4 @@
-"""The problem that painting and placement solve: type variables, their colors, and what must stay float32."""
+"""The problem of painting and placement: type variables, their colors, and reasons for float32."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from amp_rewrite.settings.op_lists import OpLists
 
 
 class Vertex(NamedTuple):
-    """A group of type variables of one op: mostly one; several where no kernel mixes their types.
+    """A group of type variables of one op: mostly one; several if no kernel mixes their types.
 
     `refusal` is the reason for which the group cannot be lowered; None if it can.
     """
@@ -43,7 +43,7 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True)
 class Vertices:
-    """Vertices in op order, and `graph` with an edge from the vertex that makes a float32 value to each that reads it.
+    """Vertices in op order, and `graph` with an edge from the maker of a float32 value to each reader.
 
     Two vertices of one op are never joined: paint does not cross from T to U of a normalization, nor through a Cast.
     Ops with bodies and ops without a schema have no vertex, so they stop every walk. `sequences` are groups of vertices
@@ -83,7 +83,7 @@ def _entry(op: Op, lists: OpLists) -> Entry:
 
 
 class _Group(NamedTuple):
-    """The part of a vertex that is the same for all ops that are alike, and its slots."""
+    """The part of a vertex common to all ops alike, and its slots."""
 
     variables: tuple[str, ...]
     refusal: GateRefusal | None
@@ -120,7 +120,6 @@ class _VertexBuilder:
         return Vertices(tuple(self.all), self.graph, self.of, self.by_op, sequences, sealed)
 
     def _groups(self, op: Op, variables: tuple[TypeVariable, ...]) -> tuple[_Group, ...]:
-        """Return the float32 variables of an op in groups that must share a color, in order, with their ports."""
         floats = {v.name: v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT}
         if not floats:
             return ()
@@ -153,7 +152,6 @@ class _VertexBuilder:
                     self.makers[value] = at
 
     def _sequences(self) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
-        """Return groups of vertices that sequences join; True for each that reaches a place that keeps its type."""
         view = self.view
         if all(t is None or t.container == TENSOR for t in view.types):  # the common case
             return (), ()
@@ -246,7 +244,7 @@ class Problem:
 
     @cached_property
     def held(self) -> Mapping[OpId, Paint]:
-        """Ops that the user, a safety rule or data holds in float32; they still conduct deny paint."""
+        """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
         held = {op: self.high(reasons.KEEP, None, f"kept by {p!r}") for op, p in sorted(self.options.keep.items())}
         groups = {op: cluster for cluster in self.options.clusters for op in cluster.ops} if self.options.pins else {}
         for pin in self.pins:
@@ -269,7 +267,7 @@ class Problem:
 
     @property
     def gains(self) -> bool:
-        """True if only what a lowered product gains from is worth a low type; False where the user asks for more."""
+        """True if a low type is worth it only in front of lowered products; False if the user asks for more."""
         return self.hazards.guarded and self.options.level not in ("lower-all", "unsafe-force-all")
 
     def unneeded(self, v: int) -> str:
@@ -286,7 +284,7 @@ class Problem:
 
     @cached_property
     def tiny(self) -> frozenset[int]:
-        """Products that are known to sum fewer terms than tensor cores multiply in a step."""
+        """Products with fewer terms than a step of tensor cores, by known shapes."""
         return frozenset(v for v in self.of_kinds(PRODUCTS) if self.sizes.is_tiny(self.op(v)))
 
     def op(self, v: int) -> Op:
@@ -302,12 +300,12 @@ class Problem:
         return self.of_ops(op.id for op in self.view.of_kinds(kinds))
 
     def maker(self, value: ValueId) -> int | None:
-        """Return the vertex that makes a value; None for an op without one."""
+        """Return the vertex of a value's maker; None for an op without one."""
         port = made_variable(self.view, value)
         return self.vertices.of.get(port) if port is not None else None
 
     def reader(self, use: Use) -> int | None:
-        """Return the vertex that reads a value there; None for an op without one."""
+        """Return the vertex of a use; None for an op without one."""
         port = read_variable(self.view.ops[use.op], use.slot)
         return self.vertices.of.get(port) if port is not None else None
 
@@ -316,7 +314,7 @@ class Problem:
         return made_variable(self.view, value) in self.raised
 
     def ports(self, v: int) -> tuple[list[ValueId], list[ValueId]]:
-        """Return the values that a vertex reads, and those that it makes."""
+        """Return the inputs and the results of a vertex."""
         op, names = self.op(v), self.vertices.all[v].variables
         variables = [variable for variable in self.view.variables[op.id] if variable.name in names]
         read = (op.inputs[slot] for variable in variables for slot in variable.inputs)
@@ -332,14 +330,13 @@ class Problem:
         return self.view.dtype(value) is DType.FLOAT and self.view.constant(value) is None
 
     def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
-        """Return the paint of a variable or op that stays or becomes float32."""
+        """Return the paint of a float32 variable or op."""
         return Paint(DType.FLOAT, rule, because, note)
 
     def walk(
         self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
     ) -> dict[int, OpId]:
-        """Return the vertices that are reached from `starts` through vertices that `enter` admits, each with the op
-        before it.
+        """Return the vertices reached from `starts` through those admitted by `enter`, each with the op before it.
 
         networkx's walks want a copy of the subgraph for each: 11 s at 49 500 ops, this one takes 0.1.
         """

@@ -1,4 +1,4 @@
-"""Upcasts: ops that are low in the model and that patterns or evidence ask for in float32.
+"""Upcasts: low ops of the model, raised to float32 for patterns or evidence.
 
 Named ops are upcast, and ops that cannot differ in type from them: those of the same decomposed norm, softmax or
 activation, and the scale and bias that the runtime fuses. Ops on a sequence of a low type keep it.
@@ -26,7 +26,7 @@ _ANY_TYPE = ELEMENTLESS | {"Cast"}
 
 @dataclass
 class Upcast:
-    """The paint of variables that become float32, and of ops for which that is asked but not possible."""
+    """The paint of raised variables, and of ops with a refused wish for float32."""
 
     problem: Problem
     gate: Gate
@@ -40,11 +40,11 @@ class Upcast:
 
     @property
     def lower(self) -> Container[OpId]:
-        """Ops that the user lowers."""
+        """Ops lowered by the user."""
         return self.problem.options.lower
 
     def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
-        """Return the paint of a variable that becomes float32."""
+        """Return the paint of a raised variable."""
         return self.problem.high(rule, because, note)
 
     def made(self, value: ValueId) -> bool:
@@ -57,7 +57,7 @@ class Upcast:
 
 
 def upcast_low(problem: Problem, gate: Gate) -> Upcast:
-    """Upcast the low variables of the named ops, and of the ops that cannot differ in type from those."""
+    """Upcast the low variables of the named ops, and of ops tied to their type."""
     state = Upcast(problem, gate)
     wishes = dict(_wishes(state))
     if not wishes:
@@ -78,7 +78,6 @@ def upcast_low(problem: Problem, gate: Gate) -> Upcast:
 
 
 def _wishes(state: Upcast) -> Iterator[tuple[OpId, Paint]]:
-    """Yield the ops with a low type that the user or else a pin asks for in float32, each with its paint."""
     paints: dict[OpId, Paint] = {}
     for op, pattern in state.problem.options.keep.items():
         paints[op] = state.high(reasons.RAISED, None, f"kept by {pattern!r}")
@@ -124,7 +123,6 @@ def _is_upcast(state: Upcast, op: OpId) -> bool:
 
 
 def _whole(state: Upcast, cluster: Cluster) -> None:
-    """Upcast a cluster as a whole if any op of it is upcast: its numbers are largest between its ops."""
     culprit = next((op for op in cluster.ops if _is_upcast(state, op)), None)
     if culprit is None:
         return
@@ -140,7 +138,6 @@ def _low_sequences(view: View, op: Op) -> list[ValueId]:
 
 
 def _affine(state: Upcast, cluster: Cluster) -> None:
-    """Give scale and bias of a decomposed normalization the type of its input (see `fuses`)."""
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
     if low is None or cluster.entry is None or not fuses(view, cluster, low):
@@ -154,7 +151,7 @@ def _affine(state: Upcast, cluster: Cluster) -> None:
 
 
 def _seen_type(state: Upcast, value: ValueId, readers: frozenset[OpId]) -> DType | None:
-    """Return the type in which the runtime's fusion sees a value: before the Casts that only `readers` read."""
+    """Return the type of a value for the runtime's fusion: before the Casts for `readers` alone."""
     view = state.view
     dtype = DType.FLOAT if state.made(value) else view.dtype(value)
     uses = [use for use in view.uses[value] if use.op in readers]
@@ -170,7 +167,6 @@ def _seen_type(state: Upcast, value: ValueId, readers: frozenset[OpId]) -> DType
 
 
 def _read_as(state: Upcast, value: ValueId, use: Use) -> DType | None:
-    """Return the type in which a value is read; a Cast reads the type in which it was computed."""
     upcast = state.made(value) if _takes_any_type(state, use) else state.reads(use)
     return DType.FLOAT if upcast else state.view.dtype(value)
 
@@ -183,7 +179,6 @@ def _takes_any_type(state: Upcast, use: Use) -> bool:
 
 
 def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
-    """Let a Cast to a low type that only upcast ops read cast to float32; a named Cast also before other Casts."""
     view = state.view
     for op in reversed(view.ops):
         result = op.outputs[0] if op.kind == "Cast" else None

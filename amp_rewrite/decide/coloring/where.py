@@ -53,7 +53,7 @@ PAIRS = frozenset(
 
 
 def where(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the paint of the vertices that the cheapest labelling makes low, and of those that it makes float32."""
+    """Return the paints of low and of float32 vertices in the cheapest labelling."""
     labelling = Labelling(problem, may)
     low = labelling.solve()
     high = dict.fromkeys(_idle(problem, low), problem.high(reasons.NO_GAIN, None, _TINY)) if problem.gains else {}
@@ -70,7 +70,7 @@ def where(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint
 
 
 def spread(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the same without a cut: what TensorFlow's rules lower, but for raw values of float32 readers."""
+    """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
     labelling, low, high = Labelling(problem, may), dict(may.low), dict[int, Paint]()
     for v in sorted(labelling.raw & low.keys(), reverse=True):
         read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
@@ -85,7 +85,6 @@ _TINY = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spar
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
-    """Yield connected low vertices whose products all sum fewer terms than tensor cores multiply in a step."""
     p, tiny = problem, problem.tiny & set(low)
     if not tiny:
         return
@@ -107,7 +106,7 @@ class Labelling(Free):
     arcs: list[Arc] = field(default_factory=list)
 
     def paint(self, v: int) -> Paint:
-        """Return the paint of a vertex outside TensorFlow's set that is low."""
+        """Return the paint of a low vertex outside TensorFlow's set."""
         p, op = self.problem, self.problem.op(v)
         if op.kind in ELEMENTLESS:
             made_by = p.view.producer(op.inputs[0])
@@ -124,7 +123,7 @@ class Labelling(Free):
         return _START + 6 * self.elements(value)
 
     def values(self) -> Iterator[ValueId]:
-        """Yield float32 tensors that may take a Cast. Constants are stored in either type."""
+        """Yield the float32 tensors open to Casts. Constants are stored in either type."""
         view = self.problem.view
         for value in view.values:
             if view.tensor_dtype(value.id) is DType.FLOAT and view.constant(value.id) is None:
@@ -145,7 +144,7 @@ class Labelling(Free):
     # -- the network -------------------------------------------------------------------------------
 
     def solve(self) -> set[int]:
-        """Return the vertices that are low in the cheapest labelling."""
+        """Return the low vertices of the cheapest labelling."""
         for value in self.values():
             self._cast(value)
         for cluster in self.problem.options.clusters:
@@ -168,7 +167,7 @@ class Labelling(Free):
         return low
 
     def _gain(self, v: int) -> int:
-        """Return what a low type is worth for a vertex, in units: two bytes for each element a product gains from.
+        """Return the worth of a low type for a vertex, in units: two bytes for each element of gain to a product.
 
         For other variables it is the least unit: copies of low values gain it if they are low, and the rest if they
         are not, so that what rounds falls only to spare a Cast.
@@ -180,7 +179,6 @@ class Labelling(Free):
         return 1 if copies else -1
 
     def _add(self, low: End, high: End, value: ValueId, share: float) -> None:
-        """Let it cost a share of a Cast of a value that one end is low and the other float32."""
         if low not in (high, HIGH) and high != LOW and (low, high) != (LOW, HIGH):
             self.arcs.append(Arc(low, high, value, share))
 
@@ -208,7 +206,7 @@ class Labelling(Free):
                 self._add(end, down, value, inf)
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
-        """Let a group that becomes one kernel cost less if its members agree."""
+        """Let a group for one kernel cost less if its members agree."""
         nodes, worth = {self.ends[v] for v in self._members(cluster.ops)}, _FUSION * (len(cluster.ops) - 1)
         all_low, all_high = ("low", cluster.ops[0]), ("high", cluster.ops[0])
         if HIGH not in nodes:
@@ -225,7 +223,7 @@ class Labelling(Free):
             self._add(node, all_high, entry, inf)
 
     def _scale(self, cluster: Cluster, entry: ValueId, worth: float) -> None:
-        """Let scale and bias of a float32 norm be low with its input, if no float32 reader of that keeps the Cast.
+        """Let scale and bias of a float32 norm be low with its input, if no float32 reader needs its Cast.
 
         The kernel computes wide inside and takes in the Casts around the body. Where onnxruntime refuses other types
         (`fuses`), the input is low only with them.
@@ -248,14 +246,12 @@ class Labelling(Free):
                 self._add(home, node, entry, inf)
 
     def _members(self, ops: Iterable[OpId]) -> list[int]:
-        """Return the vertices of a group that decide about its kernel: Casts and kept variables do not."""
         p = self.problem
         found = [(v, p.vertices.all[v].refusal) for v in p.of_ops(ops)]
         counts = [v for v, refusal in found if refusal is None or refusal.rule != reasons.KEPT_VARIABLE]
         return [v for v in counts if p.op(v).kind != "Cast"]
 
     def _follow(self, low: set[int]) -> None:
-        """Give Shape, Size and inputs of Casts the type of what they read."""
         p, is_low = self.problem, {end for v in low if isinstance(end := self.ends[v], int)} | {LOW}
         for v in sorted(self.follows):
             source = p.op(v).inputs[0]

@@ -1,4 +1,4 @@
-"""Needs of readers: what an op asks of its inputs, whoever reads its result."""
+"""Needs of readers: demands of an op on its inputs, for any reader of its result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DOWN = 2.0**-5
 
 
 class Asked(NamedTuple):
-    """A need of an input, with a reason and a note where those of the need do not say it."""
+    """A need of an input, with a reason and a note beyond those of the need."""
 
     value: ValueId | None
     need: Need
@@ -57,7 +57,7 @@ class Asks:
     _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
-        """Yield what an op needs of its inputs whoever reads its result, or through whom."""
+        """Yield the needs of an op of its inputs, for any reader of its result."""
         facts = [self.facts[v] for v in op.inputs]
         sign = any(f.constant and f.number == 0 for f in facts)
         for slot, need in row.needs:
@@ -116,7 +116,7 @@ class Asks:
             yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
     def _balanced(self, op: Op) -> ValueId | None:
-        """Return the input of a product whose weights sum to zero, and take its level away; None for other products."""
+        """Return the input of a product with weights of the sum 0: they take its level away; None for others."""
         matrices = op.kind in PRODUCTS
         for slot in () if op.kind == "Einsum" else (1, 0) if matrices else (1,):
             value, other = op.inputs[slot], op.inputs[1 - slot]
@@ -132,7 +132,6 @@ class Asks:
         return None
 
     def _by_means(self, op: Op, facts: list[Fact]) -> Iterator[Asked]:
-        """Yield the needs of what divides by a long sum, divides one by its length, or reads such a quotient."""
         long = self.facts.limits.most / TERM
         note = f"part of a mean: {described(self.facts.view, op.id)} divides by the number or sum of its weights"
         if op.kind in ("Div", "Reciprocal"):
@@ -178,7 +177,6 @@ class Asks:
         return is_single_input(self.facts, source) and not self._depends(self.facts.view.producer(op.inputs[0]), source)
 
     def _share(self, values: Iterable[ValueId]) -> None:
-        """Note values that both sides of a difference read, and numbers picked from them."""
         left = list(values)
         while left:
             value = left.pop()
@@ -196,7 +194,7 @@ class Asks:
 
 
 def _sums_to_zero(weights: Array | None, axis: int) -> bool:
-    """True for a few weights that sum to zero along an axis; 0 stands for all axes but the first."""
+    """True for a few weights with the sum 0 along an axis; 0 stands for all axes but the first."""
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
         return False
     axes = (axis,) if axis else tuple(range(1, weights.ndim))
@@ -208,7 +206,6 @@ def _sums_to_zero(weights: Array | None, axis: int) -> bool:
 
 
 def _among(a: Fact, b: Fact) -> Iterator[Values]:
-    """Yield the factors of elementwise products in one value that meet in another kind of product in the other."""
     return (pair for pair in a.squares if pair <= b.products)
 
 

@@ -1,4 +1,4 @@
-"""The backward pass: needs of readers, handed to the ops that make what they read."""
+"""The backward pass: needs of readers, handed to the makers of their inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
 
 
 class Held(NamedTuple):
-    """Why an op stays float32: the id of the reason, the op that asks, and a note."""
+    """Reason of an op for float32: its id, the op behind it, and a note."""
 
     reason: str
     because: OpId | None
@@ -47,7 +47,6 @@ def unfit(facts: Facts, op: Op, row: OpRow) -> Held | None:
 
 
 def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varying: Sequence[Fact]) -> Held | None:
-    """Return why an op stays float32 for its constants: it has no others, or the low type does not hold them."""
     limits = facts.limits
     computes = row.way not in _NOT_ARITHMETIC
     if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
@@ -72,7 +71,6 @@ def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varyin
 
 
 def _by_range(facts: Facts, op: Op, row: OpRow, varying: Sequence[Fact]) -> Held | None:
-    """Return why an op stays float32 for what it computes, or computes with, beyond the range."""
     if op.kind == "ReduceProd" and facts.limits.narrow:
         return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
     made = facts[op.outputs[0]] if op.outputs else NOTHING
@@ -86,7 +84,7 @@ def _by_range(facts: Facts, op: Op, row: OpRow, varying: Sequence[Fact]) -> Held
 
 
 def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Held | None:
-    """Return why an op stays float32 that another op would say better: a sum, a count, a biased softmax."""
+    """Return the reason of an op for float32 by its meaning: a sum, a count, a biased softmax."""
     if op.kind == "Range":
         return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
     if op.kind == "Einsum" and not contracts(facts, op) and terms_of(facts, op) >= TENSOR_CORE_STEP:
@@ -100,7 +98,6 @@ def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Held
 
 
 def _quantizes_beyond(facts: Facts, op: Op) -> str:
-    """Return why the codes that an op gives stand for numbers beyond the range; "" if they do not."""
     zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
     return too_large(facts, facts.view.dtype(op.outputs[0]), facts[op.inputs[1]], zero)
 
@@ -116,7 +113,6 @@ def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | 
 
 
 def _for_products(facts: Facts, op: Op) -> bool:
-    """True if other products alone read a result, or copies of it."""
     copies = Flow.of(facts.view, COPIES)
     reached = copies.forth(dict.fromkeys(op.results))
     ways = [row_of(reader.kind).way for reader in copies.readers(reached)]
@@ -150,7 +146,7 @@ _REASONS = {
 
 
 class Ask(NamedTuple):
-    """A need of a value, and the state whose path it is about."""
+    """A need of a value, and the state of its path."""
 
     need: Need
     state: ValueId | None = None
@@ -158,7 +154,7 @@ class Ask(NamedTuple):
 
 @dataclass
 class Needs:
-    """Needs of values, and the ops that stay float32 for them. O(nodes + uses)."""
+    """Needs of values, and their float32 ops. O(nodes + uses)."""
 
     facts: Facts
     asked: dict[ValueId, dict[Ask, Held]] = field(default_factory=dict)
@@ -169,7 +165,7 @@ class Needs:
 
     @property
     def view(self) -> View:
-        """The view that both passes are about."""
+        """The view of both passes."""
         return self.facts.view
 
     @classmethod
@@ -237,7 +233,7 @@ class Needs:
         return True
 
     def _ask_outside(self, value: ValueId, ask: Ask, why: Held) -> None:
-        """Hand a need across the edge of a body; a state that goes round has asked already."""
+        """Hand a need across the edge of a body; a carried state has asked already."""
         branch = self.view.producer(value, "If") is not None
         if branch or ask.need not in (Need.PATH, Need.FACTOR):
             for source in self.facts.outside.sources(value):
@@ -279,7 +275,6 @@ class Needs:
         return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
     def _hand_on(self, op: Op, row: OpRow, value: ValueId, ask: Ask, why: Held) -> None:
-        """Hold the maker of a value that a reader needs, and ask for what it reads."""
         self.held.setdefault(op.id, why)
         if ask.need is Need.PATH:
             self._along_state(op, value, ask, why)
@@ -313,7 +308,7 @@ class Needs:
     # -- states and recursions -------------------------------------------------------------------------
 
     def _ask_of_states(self) -> None:
-        """Ask for all digits of what goes round: in streams, in bodies, and written out."""
+        """Ask for all digits of states: in streams, in bodies, and written out."""
         facts, view = self.facts, self.view
         pairs = [(out, into, "the next iteration") for out, into in view.carried]
         for out in view.scopes[0].outputs:
@@ -345,7 +340,6 @@ class Needs:
         return {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
 
     def _along_state(self, op: Op, value: ValueId, ask: Ask, why: Held) -> None:
-        """Ask what carries a state for its digits, and the factors beside it for their distance from 1."""
         here = self.facts[value]
         for operand in op.operands:
             fact = self.facts[operand]
@@ -359,7 +353,6 @@ class Needs:
                 self._ask(operand, Ask(Need.FACTOR), why)
 
     def _ask_of_outputs(self) -> None:
-        """Ask for the digits of positions that a network predicts relative to a grid."""
         for out in self.view.scopes[0].outputs:
             fact = self.facts[out]
             if fact.grid and (fact.learned or fact.products) and self.view.producer(out) is not None:

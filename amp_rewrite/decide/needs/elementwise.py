@@ -82,7 +82,7 @@ def _pair(facts: Known, op: Op) -> Pairs:
 
 
 def _inverse(facts: Known, divisor: Fact) -> float:
-    """Return the terms in the inverse of a value: less than 1 for a sum of weights that may leave the range."""
+    """Return the terms in the inverse of a value: less than 1 for a sum of weights perhaps beyond the range."""
     count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
     terms = max(divisor.terms, min(count, FREE))
     return 1 / terms if terms > 1 and divisor.size > facts.limits.most else 1.0
@@ -100,7 +100,7 @@ def _is_fed_number(facts: Known, op: Op) -> bool:
 
 
 def is_single_input(facts: Known, value: ValueId) -> bool:
-    """True for an input of the model that holds one number."""
+    """True for an input of the model with one number."""
     shape = shape_of(facts.view, value) if facts.view.values[value].public else None
     return shape is not None and all(size == 1 for size in shape)
 

@@ -1,4 +1,4 @@
-"""Facts of a value with their joins, limits of a low type, and facts of values that no op makes."""
+"""Facts of a value with their joins, limits of a low type, and facts of inputs and constants."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _states(several: Iterable[tuple[tuple[ValueId, bool], ...]]) -> tuple[tuple[
 
 
 class Fact(NamedTuple):
-    """What is known of a value. A fact without a join is lost where values meet."""
+    """Knowledge of a value. A fact without a join is lost when values meet."""
 
     # -- size ----------------------------------------------------------------------------------------
     low: Annotated[float, min] = -INF
@@ -232,11 +232,11 @@ class Known:
         return fact
 
     def line(self, value: ValueId) -> frozenset[ValueId]:
-        """Return the value of which a value is a linear function."""
+        """Return the source of a linear function, or the value itself."""
         return self[value].line or frozenset((value,))
 
     def origin(self, value: ValueId) -> ValueId:
-        """Return the value that a value is a copy of; itself if it is none."""
+        """Return the source of a copy, or the value itself."""
         return self._origins.get(value, value)
 
     def floats(self, value: ValueId | None) -> bool:
@@ -244,7 +244,7 @@ class Known:
         return value is not None and self.view.holds_floats(value)
 
     def given(self, value: ValueId) -> Fact:
-        """Return what is known of a value that no op makes."""
+        """Return the facts of an input or a constant."""
         view, dtype = self.view, self.view.dtype(value)
         if view.constant(value) is not None:
             return fact_of_constant(self, value)
@@ -311,7 +311,6 @@ def fact_of_constant(facts: Known, value: ValueId) -> Fact:
 
 
 def _large_constant(facts: Known, value: ValueId) -> Fact:
-    """Return what is known of a constant that is too large to be read whole, unless it may be spelled a sum."""
     if not facts.floats(value):
         return Fact(constant=True, whole=INF)
     fit, tensor = facts.view.fit(value, facts.to), facts.view.constant(value)
@@ -323,7 +322,6 @@ def _large_constant(facts: Known, value: ValueId) -> Fact:
 
 
 def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
-    """Return what is known of a constant of floats, with how far it counts."""
     tensor = facts.view.constant(value)
     reads = ((row_of(facts.view.ops[use.op].kind), use.slot) for use in facts.view.uses[value])
     weight = all(row.way is Way.PRODUCT and slot in row.slots for row, slot in reads)
@@ -349,7 +347,6 @@ def range_of(dtype: DType | None) -> tuple[float, float]:
 
 
 def _is_running(numbers: Array) -> bool:
-    """True for a triangle of ones, or the number 1/n throughout a matrix with a side of n."""
     if numbers.ndim != 2 or max(numbers.shape) < 3:
         return False
     first, last = numbers.flat[0], numbers.flat[-1]
@@ -360,5 +357,5 @@ def _is_running(numbers: Array) -> bool:
 
 
 def unbounded(fact: Fact) -> Fact:
-    """Return what still holds of a value that a loop may change."""
+    """Return the facts of a value beyond the reach of a loop."""
     return fact._replace(low=-INF, high=INF, whole=None, peak=False)

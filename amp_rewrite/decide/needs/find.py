@@ -32,7 +32,7 @@ _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
 
 class Unneeded(NamedTuple):
-    """Needs that no reader of an op has, and the reason."""
+    """Needs without a reader among those of an op, and the reason."""
 
     needs: frozenset[Need]
     because: str
@@ -40,7 +40,7 @@ class Unneeded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hazards:
-    """What must stay float32 in a model, and what is harmless there.
+    """Reasons for float32 in a model, and needs without a reader.
 
     `pins`: ops that stay float32, at most one pin per op, in order of the ops. `saturate`: values to clamp to the low
     type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `unneeded`: ops
@@ -56,7 +56,7 @@ class Hazards:
 
 
 def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale: bool = False) -> Hazards:
-    """Return what must stay float32 in a model. O(nodes + uses); reads each float32 constant once.
+    """Return the reasons for float32 in a model. O(nodes + uses); reads each float32 constant once.
 
     `target`: the runtime, for needs of one alone, and for what its releases compute wrongly. `rescale`: ops between
     quantizers may be low, since the quantizers get scales of the low type.
@@ -106,13 +106,12 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
 
 
 def terms_of(view: View) -> Mapping[OpId, int]:
-    """Return the number of terms that each result of a float32 product or global pool adds up. O(nodes)."""
+    """Return the number of terms in each result of float32 products and global pools. O(nodes)."""
     sums = float32_ops(view, _SUMMING)
     return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
 
 
 def _saturated(view: View, to: DType, held: Mapping[OpId, Held]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
-    """Return the values to clamp when they are lowered, and a finding for each constant that a low op selects."""
     overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     findings = []
     for value, fill in overflowing.items():
@@ -139,7 +138,7 @@ _POOLED_FOR = LAYERS - {"ConvTranspose"}
 
 
 def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
-    """Yield the ops with needs that no reader of them has. O(nodes), plus the copies behind squares and means."""
+    """Yield ops with needs of no reader. O(nodes), plus the copies behind squares and means."""
     view, copies = facts.view, Flow.of(facts.view, COPIES)
     for sine in snakes(view):
         why = "of a snake activation: off by no more than the sum behind it rounds"
@@ -187,7 +186,7 @@ def _sums_squares(facts: Facts, op: Op) -> bool:
 
 
 def constant_ops(view: View) -> Iterator[Op]:
-    """Yield ops that compute with shapes and constants alone, as the root of a head size. O(nodes + uses)."""
+    """Yield the ops on shapes and constants alone, as the root of a head size. O(nodes + uses)."""
     known: set[ValueId | None] = {None, *view.constants}
     for op in view.ops:
         plain = known.issuperset(op.inputs) and not op.bodies and op.signature is not None and op.kind not in RANDOM

@@ -38,7 +38,7 @@ class Facts(Known):
         return _facts(view, to)
 
     def counts_far(self, value: ValueId) -> bool:
-        """True for a bias of scores that counts positions, and is large at the best key of a row."""
+        """True for a bias of scores by position with a large number at the best key of a row."""
         return self[value].best > self.limits.reach
 
     def read(self, op: Op, row: OpRow) -> list[Fact]:

@@ -1,4 +1,4 @@
-"""Facts of what adds up: sums and differences, reductions along axes, and products of matrices and layers."""
+"""Facts of sums and differences, reductions along axes, and products of matrices and layers."""
 
 from __future__ import annotations
 
@@ -177,7 +177,6 @@ def _exact_sum(facts: Known, op: Op, *factors: Fact) -> Fact:
 
 
 def _added_up(facts: Known, op: Op, factors: Sequence[Fact]) -> float:
-    """Return how many terms of one sign a product adds up; weights of a layer have both signs, a mask has one."""
     together = math.prod(f.terms for f in factors)
     layer = any(f.constant and not (f.running or (f.low >= 0 and f.whole is not None)) for f in factors)
     if not layer:
@@ -192,7 +191,7 @@ def averages(facts: Known, op: Op) -> bool:
 
 
 def contracts(facts: Known, op: Op) -> bool:
-    """True if a product sums over an axis that two of its operands share."""
+    """True if a product sums over an axis of two operands."""
     if op.kind != "Einsum":
         return True
     operands, result = equation(op.node)
