@@ -167,9 +167,10 @@ class _MultiHeadWriter(Surroundings):
         def feeds(q: Array, k: Array, v: Array) -> Feeds:
             drawn = {"queries": q, "keys": k, "values": v}
             read = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in self.bases.items()}
-            angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
-            read.update(zip(tables, (np.cos(angles), np.sin(angles)), strict=False))
-            q, k = (rotated(x, *(read[name] for name in tables)) if tables else x for x in (q, k))
+            if tables:  # of an even width
+                angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
+                read.update(zip(tables, (np.cos(angles), np.sin(angles)), strict=True))
+                q, k = (rotated(x, *(read[name] for name in tables)) for x in (q, k))
             wide, whole = (np.repeat(x, groups, 1) for x in (k, v))
             standing = (q, wide.swapaxes(-1, -2), whole)
             return standing, read, standing

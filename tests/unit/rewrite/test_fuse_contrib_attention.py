@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import NodeProto
+from onnx import NodeProto, numpy_helper
 
 from amp_rewrite.rewrite import equivalence, limited_evaluation
 from amp_rewrite.rewrite.equivalence import UNIT
@@ -101,6 +101,16 @@ def test_attention_becomes_one_node(body: str, inputs: str, outputs: str, expect
         feed["mask"][:, :, 0] = False  # a token that sees nothing
     for first, second in zip(outputs_of(model, feed), outputs_of(made, feed), strict=True):
         np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
+
+
+def test_heads_of_an_odd_width_become_one_node() -> None:
+    body = SPLIT + SCORES + SOFTMAX + REST + MERGED
+    model = attention_of(body, EDGES.replace("8]", "6]"), ATTENDED.replace("8]", "6]"))
+    sides = {"heads": np.array([0, 0, 2, 3]), "flat": np.array([0, 0, 6])}
+    for tensor in model.graph.initializer:
+        if tensor.name in sides:
+            tensor.CopyFrom(numpy_helper.from_array(sides[tensor.name], tensor.name))
+    assert kinds(fused(model)[0]) == ["MultiHeadAttention"]
 
 
 @pytest.mark.parametrize(
