@@ -15,11 +15,14 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from amp_rewrite.cli import terminal
-from amp_rewrite.cli.completion import COMPLETE, NAME
 from amp_rewrite.errors import AmpRewriteError, advice, nearest
 from amp_rewrite.reports.render import WIDTH, plain
 from amp_rewrite.version import VERSION
 
+NAME = "amp-rewrite"
+COMPLETE = "_AMP_REWRITE_COMPLETE"
+"""The variable in which a shell asks for completions; click derives it from the name."""
+SHELLS = ("bash", "zsh", "fish")
 FINDING = 1
 USAGE = 2
 INTERRUPTED = 130  # as shells report death by SIGINT

@@ -14,7 +14,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files
-from amp_rewrite.cli.completion import patterns
 from amp_rewrite.cli.group import write_examples
 from amp_rewrite.errors import ConfigError, ModelError, advice, options_spelled
 from amp_rewrite.settings import request
@@ -72,6 +71,24 @@ def _spelled_out(metavar: str) -> tuple[str, ...]:
     """Return the values in a metavar such as "ort-cuda[:RELEASE]|onnx|FILE"."""
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
+
+
+def patterns(incomplete: str) -> list[CompletionItem[str]]:
+    """Return candidates for a pattern of ops: keys of terms, and op types behind op=, feeds= and fed_by=."""
+    done, comma, term = incomplete.rpartition(",")
+    before = done + comma
+    key, equals, start = term.partition("=")
+    if equals and key in ("op", "feeds", "fed_by"):
+        return [CompletionItem(f"{before}{key}={op}") for op in ops(start)]
+    keys = ("op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output=")
+    return [CompletionItem(before + key) for key in keys if key.startswith(term)]
+
+
+def ops(start: str) -> list[str]:
+    """Return the types of ONNX ops with this start."""
+    from onnx.defs import get_all_schemas
+
+    return sorted({schema.name for schema in get_all_schemas() if not schema.domain and schema.name.startswith(start)})
 
 
 class Command(click.Command):

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -91,9 +91,9 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Progress | None]:
+def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
     """Yield a callback for the progress of the body on stderr, as `stages` does."""
-    with _shown(quiet, verbose) as tell:
+    with _shown(quiet) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
         yield None if tell is None else partial(tell, title)
@@ -117,13 +117,12 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 
 
 @contextmanager
-def stages(title: str, *, quiet: bool, verbose: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
+def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """Yield a callback for the stages of the body on stderr, by name; None if nobody looks.
 
-    A terminal gets a bar for each, which moves while a stage is silent and goes at the end. With `verbose` another
-    stderr gets a line when a stage begins, and after each tenth of it, or each quarter of its bytes.
+    A terminal gets a bar for each, which moves while a stage is silent and goes at the end.
     """
-    with _shown(quiet, verbose) as tell:
+    with _shown(quiet) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
 
 
@@ -131,32 +130,9 @@ Tell = Callable[[str, int, int | None], None]
 
 
 @contextmanager
-def _shown(quiet: bool, verbose: bool) -> Iterator[Tell | None]:
-    if quiet or not (sys.stderr.isatty() or verbose):
-        yield None
-    elif sys.stderr.isatty():
-        with _bars() as tell:
-            yield tell
-    else:
-        yield _lines()
-
-
-def _lines() -> Tell:
-    last: dict[str, int] = {}
-
-    def tell(title: str, done: int, total: int | None) -> None:
-        counted = total is not None and total <= _COUNTED
-        steps = 10 if counted else 4
-        step = steps * done // total if total else 0
-        if last.get(title) != step:
-            last[title] = step
-            share = f" {done}/{total}" if counted else f" {100 * step // steps} %"
-            talk(f"{title}{share if step else ''}", quiet=False)
-
-    return tell
-
-
-_COUNTED = 10_000  # parts of a stage that are worth counting; more are bytes
+def _shown(quiet: bool) -> Iterator[Tell | None]:
+    with nullcontext() if quiet or not sys.stderr.isatty() else _bars() as tell:
+        yield tell
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.completion import ops as known_ops
 from amp_rewrite.cli.data import convert_guided, guidance
 from amp_rewrite.cli.files import MODEL
+from amp_rewrite.cli.parameters import ops as known_ops
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.reports.render import count, shortened, table

@@ -217,20 +217,7 @@ def test_lines_that_are_copied_stay_whole_on_a_narrow_terminal(
     assert " ".join(" ".join(lines).split()) == line
 
 
-@pytest.mark.parametrize(("quiet", "verbose"), [(False, False), (True, True)])
-def test_stages_are_silent_without_a_terminal_or_where_silence_is_asked_for(quiet: bool, verbose: bool) -> None:
-    with terminal.stages("m.onnx", quiet=quiet, verbose=verbose) as tell:
+@pytest.mark.parametrize("quiet", [False, True])
+def test_stages_are_silent_without_a_terminal_or_where_silence_is_asked_for(quiet: bool) -> None:
+    with terminal.stages("m.onnx", quiet=quiet) as tell:
         assert tell is None
-
-
-def test_verbose_gives_each_stage_a_line_and_a_few_more_while_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.stages("m.onnx", quiet=False, verbose=True) as tell:
-        assert tell is not None
-        tell("read", 0, 1)
-        for done in range(4):
-            tell("measure", done, 3)
-        for done in range(0, 400_000_001, 10_000_000):
-            tell("write", done, 400_000_000)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:5] == ["m.onnx: read", "m.onnx: measure", *(f"m.onnx: measure {n}/3" for n in (1, 2, 3))]
-    assert lines[5:] == ["m.onnx: write", *(f"m.onnx: write {percent} %" for percent in (25, 50, 75, 100))]
