@@ -29,7 +29,7 @@ import numpy as np
 import onnx
 
 from benchmarks.gpu import gpu_models, skeleton, skeleton_files
-from benchmarks.gpu.gpu_ways import WAYS, by_amp, by_peer, made_with
+from benchmarks.gpu.gpu_ways import WAYS, by_amp, by_peer, made_with, ways_of
 from benchmarks.gpu.gpu_work import work_of
 from benchmarks.shared import measure
 
@@ -225,7 +225,7 @@ def of_this_code(out: Path, name: str) -> bool:
 def open_ways(about: Mapping[str, Any], named: Sequence[str] | None) -> list[str]:
     """Return the ways that are to be made: those that were not tried, and of those that failed the named ones."""
     tried = about["ways"].keys() | (set() if named else about["missing"].keys())
-    chosen = ["float32", *named] if named else list(WAYS)
+    chosen = ["float32", *named] if named else ways_of(about["name"])
     return [key for key, way in WAYS.items() if not way.file and key not in tried and key in chosen]
 
 

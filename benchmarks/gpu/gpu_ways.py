@@ -68,6 +68,15 @@ WAYS: Mapping[str, Way] = {
 }
 """What matters most comes first: ways are opened in this order, and float32 is what others are compared with."""
 
+FEW = ("float32", "amp")
+"""Ways of models with a batch of one, beside which PyTorch is timed."""
+
+
+def ways_of(model: str) -> tuple[str, ...]:
+    """Return the ways in which a model is made."""
+    return FEW if model.endswith("_one") else tuple(WAYS)
+
+
 BASELINES = ("float32", "tf32", "torch_half")
 """Ways that every table compares with."""
 
