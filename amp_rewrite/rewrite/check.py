@@ -56,7 +56,7 @@ def _left_out(view: View) -> Iterator[Finding]:
 
 
 def misdeclared(view: View) -> str | None:
-    """Return which output declares another type than it has: for ops that onnx does not infer, it believes that."""
+    """Return an output with a false declared type: for unknown ops, onnx believes the declaration."""
     for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
         ends = {type_of_proto(stated.type), view.types[value]}
         if None not in ends and len(ends) > 1:
@@ -66,7 +66,6 @@ def misdeclared(view: View) -> str | None:
 
 
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
-    """Return what onnx cannot infer of the result, as of the source, or of old Casts; raise for any other fault."""
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
         return (Finding("unchecked", "shapes", f"not checked: onnx infers nothing of a Cast of opset {opset}"),)
     before, _ = examined(source)

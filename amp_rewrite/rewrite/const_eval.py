@@ -42,17 +42,17 @@ _MOST_FLAGS = 1 << 28  # of a constant mask, of which one batch is computed with
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
-    """Yield the moves that a value comes through, nearest first, each with what it moves."""
+    """Yield the moves behind a value, nearest first, each with its operand."""
     return behind(view, value, first_input_of(TRACED_MOVES))
 
 
 def permutation(op: Op) -> tuple[int, ...]:
-    """Return the permutation that a Transpose states; () if it states none, and for other ops."""
+    """Return the stated permutation of a Transpose; () without one, and for other ops."""
     return ints_attribute(op.node, "perm") if op.kind == "Transpose" else ()
 
 
 def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
-    """Return the ops that make a value of the entries and of constants, in order; None if they read anything else.
+    """Return the ops between entries or constants and a value, in order; None if they read anything else.
 
     None also if there are more than 64, one is not cheap to evaluate, or a constant is a large weight.
     """
@@ -76,7 +76,7 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
 
 
 def numbers(view: View, value: ValueId) -> Array | None:
-    """Return the numbers of a value that is a constant or computed from constants; None if they are not known."""
+    """Return the numbers of a constant, or of a value computed from constants; None if they are not known."""
     if view.constant(value) is not None:
         return _one_batch(view, value) if _of_batches(view, value) else view.array(value, _MOST_ELEMENTS)
     ops = ops_behind(view, value)
@@ -87,7 +87,6 @@ def numbers(view: View, value: ValueId) -> Array | None:
 
 
 def _of_batches(view: View, value: ValueId) -> bool:
-    """True for a constant bool of four axes that is large for its batches alone."""
     tensor = view.constant(value)
     if tensor is None or len(tensor.dims) != 4 or view.dtype(value) is not DType.BOOL:
         return False
@@ -117,7 +116,7 @@ _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
 def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each float32 value that is computed from constants, unless only other such values are made of it.
+    """Replace each float32 value computed from constants, unless only other such values are made of it.
 
     Only what every machine computes to the bit: copies, conversions, what IEEE 754 rounds correctly. Only small ones: a
     large one is a weight, which stays where it lies. The ops before stay as far as others read them. O(nodes).

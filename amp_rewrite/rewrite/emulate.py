@@ -116,7 +116,7 @@ def _twin(
 
 
 class _Twin:
-    """One walk over a copy of the model. `types`: those that become float32, called low here.
+    """One walk over a copy of the model. `types`, called low here, become float32.
 
     `names`: where the float32 twin of a value stands, if elsewhere.
     """
@@ -188,7 +188,6 @@ class _Twin:
         refill(graph, "node", nodes)
 
     def _entries(self) -> Iterator[NodeProto]:
-        """Yield the Casts between the model's inputs, and initializers that are its outputs, and their twins."""
         for value in sorted(self.fed):
             name = self.view.value_name(value)
             if value in self.kept:
@@ -257,7 +256,6 @@ class _Twin:
         node.input[0] = node.input[1] = halves
 
     def _named(self, op: Op, nodes: list[NodeProto], results: list[str]) -> Iterator[NodeProto]:
-        """Yield the nodes of an op that is written out; its results get the names that the twin knows."""
         yield from nodes
         for value, result in zip(op.outputs, results, strict=False):
             if value is None:

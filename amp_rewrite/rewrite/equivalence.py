@@ -120,7 +120,7 @@ _MOST_PROVED = 4096
 def once_proved(
     nodes: Iterable[NodeProto], given: Iterable[tuple[str, object]], settings: object, test: Callable[[], str | None]
 ) -> str | None:
-    """Return the result of a test, None if it passes; a test of the same nodes that has passed is not run again.
+    """Return the result of a test, None if it passes; a passed test of the same nodes is not run again.
 
     The layers of a model differ in the names of values alone. `given`: names, and what is known of them.
     """
@@ -148,7 +148,7 @@ def once_proved(
 
 
 def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
-    """Return a shape of that rank which ends in `last`: of the axes before, up to four have size 2, others 1."""
+    """Return a shape of that rank with the end `last`: of the axes before, up to four have size 2, others 1."""
     before = max(rank - len(last), 0)
     return (*[1] * (before - _WIDE), *[2] * min(before, _WIDE), *last)
 
@@ -158,7 +158,7 @@ _WIDE = 4
 
 
 def gate_magnitude(x: Array, y: Array) -> Array:
-    """Return |x|, or |y| where that is more: an error of a gate, which is at most 1, is an error of x times as much."""
+    """Return the larger of |x| and |y|: an error of a gate, at most 1, is an error of x times as much."""
     magnitude: Array = np.maximum(np.abs(x), np.abs(y))
     return magnitude
 
@@ -177,7 +177,7 @@ def runs_of(view: View, ops: Collection[OpId], result: str, feeds: Sequence[Arra
 
 
 def plain_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:
-    """Return the nodes of ops in the form in which they run in float64."""
+    """Return the nodes of ops for a run in float64."""
     return [_plain(view, view.ops[op]) for op in ops if view.ops[op].kind != "Constant"]
 
 

@@ -46,7 +46,6 @@ def evaluate(evaluator: Any, feed: Mapping[str, Array], result: str, opsets: Map
 
 
 def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> int:
-    """Return the number of elements that the reference computes for an op, intermediates included."""
     kind, domain = op.op_type, normal_domain(op.domain)
     shapes = [x.shape for x in operands if x is not None]
     if kind in SAME_SHAPE | RELABELS and shapes:

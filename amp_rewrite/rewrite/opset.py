@@ -98,7 +98,7 @@ class _KernelCheck:
         return cls(to, target, dict(_wholes(view, to, target, fuse)) if fuse != "none" else {})
 
     def covers(self, view: View) -> _Coverage:
-        """Return the kind of each op, and how often it is served: for the types that it has, and for the low type."""
+        """Return the kind of each op, and how often it is served: in its own types, and in the low type."""
         gate = Gate(self.target, self.to)
         opened = self.target.opset is None or view.opset <= self.target.opset
         coverage = []
@@ -141,7 +141,7 @@ _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rul
 
 
 def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view at the opset that serves most ops; among equals its own, then the nearest."""
+    """Return the view at the opset with most served ops; among equals its own, then the nearest."""
     current = view.opsets[""]
     own = judge.covers(view)
     best: Move | None = None
@@ -178,7 +178,6 @@ _SHOWN = 3  # reasons
 
 
 def _candidates(view: View, judge: _KernelCheck) -> Iterator[int]:
-    """Yield the opsets at which some op of the model is another than at its own, or a cluster becomes one op."""
     current = view.opsets[""]
     types = sorted({op.op_type for op in view.ops if not op.domain})
     steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
@@ -242,7 +241,7 @@ class Move:
 
 
 def moved_to(view: View, opset: int) -> Move | str:
-    """Return the model at another opset, which onnx's checker and inference pass; or why it cannot be moved there.
+    """Return the model at another opset, checked by onnx; or why it cannot be moved there.
 
     Local functions are inlined, since they state opsets of their own.
     """

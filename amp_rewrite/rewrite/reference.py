@@ -22,7 +22,7 @@ _Results = tuple[Array | None, ...]
 
 
 def computed(node: NodeProto, feed: Mapping[str, Array | None]) -> dict[str, Array]:
-    """Return the results of a node of this domain by name, for what it reads by name.
+    """Return the results of a node of this domain by name, for operands by name.
 
     KeyError for an operator without a row, and for a value that is not fed; ValueError for shapes that do not fit.
     """

@@ -18,7 +18,7 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Ops that one node replaces. The node stands where `last` stood and makes the values that `last` made.
+    """Ops replaced by one node, in the place of `last` and with its results.
 
     `kind` names what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers
     that the node reads. `place`: the op where the node stands instead, if its results are read before `last`.
@@ -46,7 +46,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops that compute one thing together and stay separate; `why` is one clause."""
+    """Ops left separate, although they compute one thing together; `why` is one clause."""
 
     kind: str
     last: OpId
@@ -57,7 +57,7 @@ Outcome = Replacement | Refusal
 
 
 def judged(kind: str, last: OpId, found: Replacement | str) -> Outcome:
-    """Return a replacement, or the refusal of ops that end in `last` for the reason that stands in its place."""
+    """Return a replacement, or the refusal of the ops up to `last` for the reason in its place."""
     return Refusal(kind, last, found) if isinstance(found, str) else found
 
 
@@ -81,7 +81,7 @@ class Context:
         return self._known[1]
 
     def shape(self, view: View, value: ValueId | None) -> Shape | None:
-        """Return the shape of a value, with None for each dimension that is not a number; None if it is unknown."""
+        """Return the shape of a value, with None for each unknown dimension; None if the rank is unknown."""
         dims = shape_at(self.dims(view), view, value)
         return fixed(dims) if dims is not None else None
 
@@ -91,7 +91,7 @@ Pass = Callable[[View, Context], Iterable[Outcome]]
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
-    """Return the reason why an opset keeps ops apart that one operator of a newer opset replaces."""
+    """Return the reason for ops apart at an opset, with one operator for them in a newer one."""
     newer = f"--opset auto, unless others lose a kernel at opset {first}"
     faster = f"opset {first} has one, at which other ops lose a kernel" if context.tried else f"faster with {newer}"
     return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
@@ -133,7 +133,7 @@ def fused_node(
     stated: Mapping[str, Any],
     domain: str | None = None,
 ) -> NodeProto:
-    """Return a node under the name of the last op that it replaces; trailing "" inputs are dropped.
+    """Return a node under the name of the last replaced op; trailing "" inputs are dropped.
 
     Without `domain` the field stays unset, as other nodes of the standard have it.
     """
@@ -146,14 +146,14 @@ def fused_node(
 
 
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
-    """Return the values that ops read and do not make, in order of first use."""
+    """Return the values from outside of ops, in order of first use."""
     results = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in results)
 
 
 def only_float32(view: View, ops: Iterable[OpId]) -> bool:
-    """True if all floating values that ops read and make are float32."""
+    """True if all floating operands and results of ops are float32."""
     values = (value for op in ops for value in view.ops[op].ports)
     dtypes = {view.dtype(value) for value in values}
     return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)

@@ -44,7 +44,7 @@ class Form:
     def placed(
         self, node: NodeProto, taken: set[str], held: dict[bytes, str]
     ) -> tuple[list[NodeProto], list[TensorProto]]:
-        """Return the nodes, named after the one that they replace, and those of their constants that are not `held`."""
+        """Return the nodes, named after the replaced one, and their constants without those `held`."""
         names = {"": "", **_slots("x", node.input), **_slots("y", node.output)}
         added: list[TensorProto] = []
         for constant in self.constants:
@@ -75,7 +75,7 @@ def _slots(letter: str, names: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A node without names, and what is known of what it reads and makes: types, shapes, small constants.
+    """A node without names, with the types, shapes and small constants around it.
 
     `typed`: all types are known. Float32 stands for others, behind operators that onnx does not know.
     """
@@ -132,7 +132,7 @@ class _Case:
 
 
 def restated(view: View, ops: Sequence[Op], opset: int) -> Mapping[OpId, Form] | tuple[Op, str]:
-    """Return the form of each op at another opset; or the first op that has none, and why."""
+    """Return the form of each op at another opset; or the first op without one, and why."""
     dims = known_dims(view) if ops else {}
     known: dict[tuple[object, ...], Form | str] = {}
     found: dict[OpId, Form] = {}
@@ -159,7 +159,6 @@ def _form(case: _Case, opset: int) -> Form | str:
 
 
 def _converted(case: _Case, opset: int) -> Form | str:
-    """Return what onnx's converter makes of a case, its Constants as constants; or what it says."""
     imports = [onnx.helper.make_opsetid("", case.opset)]
     model = onnx.helper.make_model(case.alone(_PREFIX), opset_imports=imports)
     try:
@@ -215,7 +214,7 @@ def _completed(case: _Case, form: Form) -> Form | str:
 
 
 def _bounded(form: Form) -> Form:
-    """Leave out bounds that exclude no number: in a smaller type they would be infinite."""
+    """Leave out bounds beyond float32's range: in a smaller type they would be infinite."""
     node = clone(form.nodes[0])
     kept = [t for t in form.constants if np.abs(onnx.numpy_helper.to_array(t)) < np.finfo(np.float32).max]
     dropped = {tensor.name for tensor in form.constants} - {tensor.name for tensor in kept}

@@ -27,7 +27,7 @@ _QUERY_AXIS = 2
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each attention that is written out by one operator, or refuse it."""
+    """Replace each written-out attention by one operator, or refuse it."""
     opset = view.opset
     first = FIRST_FUSED["Attention"]
     if opset < first:
@@ -113,7 +113,7 @@ class _AttentionWriter(Surroundings):
         return mask, seeing
 
     def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
-        """Return a bias with a number far below any score where a key is not shown; 0 in rows that show none."""
+        """Return a bias with a number far below any score at hidden keys; 0 in rows without keys."""
         stem = f"{bias}_{shown}"
         if seeing is not None and not self.site.infinite:
             bias = self.before("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
@@ -144,7 +144,6 @@ class _AttentionWriter(Surroundings):
         return self.before("Or", (shown, blind), f"{stem}_seen"), seeing
 
     def _widened(self, mask: str, queries: str, keys: str) -> str:
-        """Return a mask that states every query and every key; one for all attentions of these known lengths."""
         lengths = self.site.lengths
         stem = f"{self.site.form.last.node.output[0]}_mask" if None in lengths else f"{mask}_{lengths[0]}_{lengths[1]}"
         stated = [

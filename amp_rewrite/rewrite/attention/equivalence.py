@@ -88,7 +88,7 @@ def compared(
 
 
 def _magnitude(site: FusibleAttention, queries: Array, keys: Array, values: Array) -> Array:
-    """Return the magnitude of a result: that of values and scores together.
+    """Return the magnitude of a result, from values and scores together.
 
     The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
     that in the result, beside the largest value.

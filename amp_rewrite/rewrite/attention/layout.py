@@ -48,7 +48,7 @@ def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
 
 
 def keys_source(view: View, dims: AllDims, transposed: ValueId) -> OperandSource:
-    """Return the source of keys whose last axis counts them; by default themselves, transposed."""
+    """Return the source of keys with the tokens on their last axis; by default themselves, transposed."""
     for entry, ops, move in _sources(view, dims, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == _Move(tuple(perm[axis] for axis in (0, 1, 3, 2))):

@@ -35,7 +35,7 @@ from amp_rewrite.rewrite.replacement import Context, Replacement
 
 @dataclass(frozen=True, slots=True)
 class FusibleAttention:
-    """An attention that one operator can compute, as far as structure and shapes tell.
+    """An attention for one operator, as far as structure and shapes tell.
 
     `causal`: a query sees the keys up to its own, and that is all that its mask says. `hides`: it has a mask to read,
     of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may see no key. `narrow`: mask or bias
@@ -56,7 +56,7 @@ class FusibleAttention:
 
     @property
     def infinite(self) -> bool:
-        """True if a hidden score is −inf, so that a row without keys is NaN."""
+        """True if a hidden score is −inf, and a row without keys NaN."""
         return self.form.hiding is not None and np.isinf(self.form.hiding.fill)
 
     @property

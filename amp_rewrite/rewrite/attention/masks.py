@@ -21,7 +21,7 @@ OUT_OF_REACH = -DType.FLOAT16.max / 4
 
 @dataclass(frozen=True, slots=True)
 class ScoreMask:
-    """A mask of scores: where `value`, a bool, is not `shows`, the scores are `fill` instead.
+    """A mask of scores: `fill` stands for the scores at which `value`, a bool, is not `shows`.
 
     `shown`: True where a score is seen, if that is known; `value` is then what the ops read, a bool or what is added.
     `nothing`: another operand of the ops, which is 0 where a score is seen.
@@ -37,7 +37,7 @@ class ScoreMask:
 
 
 def selected(view: View, op: Op, slot: int) -> ScoreMask | None:
-    """Return the mask by which a Where takes scores or a number far below them."""
+    """Return the mask of a Where between scores and a number far below them."""
     condition, fill = op.inputs[0], number(view, op.inputs[3 - slot], axes=1)
     if condition is None or fill is None or not fill <= OUT_OF_REACH:
         return None
@@ -45,7 +45,7 @@ def selected(view: View, op: Op, slot: int) -> ScoreMask | None:
 
 
 def added(view: View, value: ValueId | None) -> ScoreMask | None:
-    """Return the mask that is added to scores, if it is 0 and one number far below them."""
+    """Return the mask in a summand of scores, if it is 0 and one number far below them."""
     op = view.producer(value)
     if value is None:
         return None
@@ -73,7 +73,6 @@ def hides(fill: float, shown: Array | None) -> bool:
 
 
 def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
-    """True where a condition shows a score, if that is known; with axes of 1 where it is the same all along one."""
     held = numbers(view, condition)
     if held is not None:
         return np.asarray(held == shows)

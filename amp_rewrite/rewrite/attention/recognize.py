@@ -61,7 +61,7 @@ def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
 
 
 def _weighted(view: View, softmax: Op) -> AttentionForm | None:
-    """Return the ops after the softmax: its product with values, and ops between that copy or make 0 of NaN."""
+    """Return the ops after the softmax: copies, zeros for NaN, and the product with values."""
     weights, between = _uncopied(view, softmax.outputs[0])
     if weights is None:
         return None
@@ -82,7 +82,6 @@ def _weighted(view: View, softmax: Op) -> AttentionForm | None:
 
 
 def _uncopied(view: View, value: ValueId | None) -> tuple[ValueId | None, Sequence[Op]]:
-    """Follow a chain of copies that each are the only reader; return the value at its end and the copies."""
     copies = list[Op]()
     while (reader := only_reader(view, value, captured=True, yielded=True)) is not None and _copies(view, reader):
         copies.append(reader)

@@ -34,7 +34,7 @@ _LATEST = 23
 
 
 def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace ops by an operator of onnxruntime that stands for several, or refuse it; the largest ones first.
+    """Replace several ops by one operator of onnxruntime, or refuse it; the largest ones first.
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
@@ -46,12 +46,12 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each attention that is written out by MultiHeadAttention or GroupQueryAttention."""
+    """Replace each written-out attention by MultiHeadAttention or GroupQueryAttention."""
     return (_declaring(view, context, outcome) for outcome in multi_head_attentions(view, context))
 
 
 def fuse_rotations(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each rotation that is written out by RotaryEmbedding."""
+    """Replace each written-out rotation by RotaryEmbedding."""
     return (_declaring(view, context, outcome) for outcome in rotations(view, context))
 
 
@@ -85,7 +85,7 @@ Tried = Mapping[ValueId, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A replacement to prove, and the shapes with which ops and node are tried.
+    """A replacement to prove, and the shapes of its trial.
 
     `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
     whose numbers do not matter. `elementwise`: each element of the result depends on one of the input.
@@ -98,7 +98,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the standard: one op, or several that compute it. `inputs` are those of `node`."""
+    """An operator of the standard: one op, or several in its place. `inputs` are those of `node`."""
 
     ops: tuple[OpId, ...]
     last: Op
@@ -145,7 +145,7 @@ class OpIndex:
         return bias is None or not self.view.fit(bias, self.context.to).overflow
 
     def names(self, *values: ValueId | None) -> list[str]:
-        """Return the names of values, "" for one that is left out."""
+        """Return the names of values, "" for None."""
         return ["" if value is None else self.view.value_name(value) for value in values]
 
     def like(self, value: ValueId | None) -> tuple[int, ...]:
@@ -240,7 +240,6 @@ def _odd_norm(site: OpIndex, norm: Operator, shape: Dims) -> str | None:
 
 
 def _summands(site: OpIndex, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
-    """Return both operands, first the one that has the sum's shape; the other has it too, or lacks the batch alone."""
     for a, b in orders(add) if None not in shape else ():
         other = site.shape(b)
         batchless = len(shape) == max(_RANKS) and other in (shape[1:], (1, *shape[1:]))
@@ -269,7 +268,7 @@ def _with_bias(
 
 
 def gelus(site: OpIndex) -> Iterator[Proposal | Refusal]:
-    """Yield each Gelu after a bias, and each that is written out at an opset without Gelu."""
+    """Yield each Gelu after a bias, and each one written out at an opset without Gelu."""
     for gelu in site.whole["Gelu"]:
         x = gelu.inputs[0]
         tanh = text_attribute(gelu.node, "approximate") == "tanh"

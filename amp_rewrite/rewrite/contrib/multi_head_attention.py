@@ -38,6 +38,7 @@ _SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 
 
 def _packed(array: Array) -> Array:
+    """Return the tokens by features behind heads split off and moved."""
     batch, heads, tokens, width = array.shape
     return array.swapaxes(1, 2).reshape(batch, tokens, heads * width)
 
@@ -55,14 +56,14 @@ _WIDEST = 256  # of heads that the fast kernels of GroupQueryAttention take
 
 
 class _Base(NamedTuple):
-    """One of "queries", "keys" and "values", and its layout where it is read."""
+    """One of "queries", "keys" and "values", and its layout in the operand."""
 
     what: str
     layout: str
 
 
 def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each attention that is written out by one node, or refuse it. `attention` reports its own."""
+    """Replace each written-out attention by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
             yield judged(KIND, last, _written(site, context.dims(view), grouped=context.grouped))
@@ -118,7 +119,7 @@ class _MultiHeadWriter(Surroundings):
         return self._mismatch(written, packed=bool(moves)) or written
 
     def grouped(self) -> Replacement | None:
-        """Return the node that reads keys and values as many heads share them, if there is one that agrees."""
+        """Return the node for keys and values shared by several heads, if there is one and it agrees."""
         site, form, moves = self.site, self.site.form, self._moves()
         groups, (batch, _, length, _) = site.keys.groups, dims_at(site.view, self.dims, form.queries)
         fewer = self.heads // groups
@@ -236,7 +237,7 @@ class _MultiHeadWriter(Surroundings):
         return [read, swapped, self._base(form.values, "values", "heads")]
 
     def _packed(self, value: ValueId, heads: int) -> ValueId | None:
-        """Return the tokens by features from which a value is made by splitting its heads off and moving them."""
+        """Return the tokens by features behind heads split off and moved."""
         op = self.site.view.producer(value)
         return self._merged(op.inputs[0], heads) if op is not None and permutation(op) == _SWAP else None
 

@@ -34,7 +34,7 @@ _MOST_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """x · cos + (−second half of x, first half of x) · sin: its ops, and what they read."""
+    """x · cos + (−second half of x, first half of x) · sin: its ops and their operands."""
 
     ops: tuple[Op, ...]
     x: ValueId
@@ -43,7 +43,7 @@ class _Rotation:
 
 
 def rotations(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each rotation of heads that is written out by one node, or refuse it. O(Adds)."""
+    """Replace each written-out rotation of heads by one node, or refuse it. O(Adds)."""
     doubled = cache(partial(_doubled, view, context))
     for op in view.of_kinds(("Add",)) if view.opset >= FIRST_AXES_INPUT else ():
         rotation = _rotation(view, op)
@@ -66,7 +66,6 @@ def _rotation(view: View, add: Op) -> _Rotation | None:
 
 
 def _halves(view: View, joined: ValueId, reader: Op) -> tuple[tuple[Op, ...], ValueId] | None:
-    """Return the ops of (−second half, first half) of a value, and the value; the proof tells which half is which."""
     concat = view.producer(joined, "Concat")
     if concat is None or len(concat.operands) != 2 or not alone(view, joined, reader):
         return None
@@ -124,7 +123,6 @@ def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
 
 
 def _split_from(view: View, context: Context, rotation: _Rotation) -> ValueId | None:
-    """Return the tokens by features whose heads were split off and moved, if that is what is rotated."""
     move, dims = view.producer(rotation.x, "Transpose"), context.dims(view)
     split = view.producer(move.inputs[0], "Reshape") if move is not None and permutation(move) == _SWAP else None
     if move is None or split is None:

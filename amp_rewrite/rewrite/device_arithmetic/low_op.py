@@ -20,7 +20,7 @@ from amp_rewrite.ir.view import Op, View
 
 
 class LowBuilder(NodeBuilder):
-    """A builder of float32 nodes whose arithmetic rounds each result to float16."""
+    """A builder of float32 nodes with each result rounded to float16."""
 
     def rounded(self, x: str) -> str:
         """Append Casts to float16 and back."""

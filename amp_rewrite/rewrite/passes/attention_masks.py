@@ -39,7 +39,7 @@ _SOFTMAXES = SOFTMAXES - {"com.microsoft::BiasSoftmax"}  # that has a sum of its
 
 
 def select_masks(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each sum of scores and a mask that a softmax reads by a selection. O(nodes + uses).
+    """Replace each sum of scores and a mask before a softmax by a selection. O(nodes + uses).
 
     For masks that a Where between two scalars makes, and constant ones. A constant mask that masks no row throughout
     is still added, with a fill that stays in range: runtimes fuse such a sum with the softmax.
@@ -72,7 +72,6 @@ def _scored(view: View) -> list[Op]:
 
 
 def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
-    """Return the values behind the sums that a mask's fill has entered, through copies and arithmetic."""
     flow = Flow.of(view, _CARRY)
     origins = flow.back({value: value for op in sums for value in op.operands})
     levels = fills_among(view, DType.FLOAT16, origins).items()
@@ -163,7 +162,6 @@ def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] 
 
 
 def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[TensorProto, ...]:
-    """Return a constant mask with a fill in range, or its condition and fill; () for a Where, which reads them."""
     stem, values = view.value_name(value), view.array(value)
     parts: dict[str, Array] = {}
     if added:
@@ -179,7 +177,7 @@ def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[Te
 
 
 def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement]:
-    """Move biases and bound fills that are added to scores, without a change of the softmax. O(nodes + their numbers).
+    """Move biases and bound fills in sums of scores, without a change of the softmax. O(nodes + their numbers).
 
     A position bias is moved to 0 at the best key that each row shows, and a fill beyond the range is bounded. Both only
     for numbers that are known, in rows whose keys are known and that show one. What is subtracted from a row is
@@ -233,7 +231,6 @@ def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
 
 
 def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
-    """Return the only term with a fill, if that is beyond half the range and nothing else hides keys of the row."""
     filled = [term for term in row.terms if float(term.numbers.min(initial=0)) <= -FILL]
     if len(filled) != 1 or not filled[0].alone or not bool(row.shown.all()):
         return None

@@ -41,7 +41,7 @@ _SUBTRACTED = 2.0**5
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split the bias off products that an output or a norm reads, or drop it. O(ops); reads the weights of suspects.
+    """Split the bias off products before an output or a norm, or drop it. O(ops); reads the weights of suspects.
 
     A product whose schema needs a bias (Gemm below opset 11) is left alone, and so is a model that lists its weights as
     inputs (IR version 3).
@@ -174,7 +174,7 @@ class _Projection:
 
 
 def part_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Add to each of queries, keys and values its part of a bias that is added before a Split parts them. O(attentions)
+    """Add to each of queries, keys and values its part of a bias from before their Split. O(attentions).
 
     So that those of keys and values can go.
     """
@@ -213,7 +213,7 @@ def _parted(view: View, split: Op, total: _Sum, bias: Array, sizes: Sequence[int
 
 
 def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Drop the bias of keys, and move that of values behind the projection of what is attended to. O(attentions).
+    """Drop the bias of keys, and move the one of values behind the projection. O(attentions).
 
     A softmax does not see what is added to all scores of a row. Where an op behind puts zeros in rows that see no key,
     it puts the negative bias there.

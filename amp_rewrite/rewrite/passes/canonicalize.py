@@ -243,7 +243,6 @@ _Key = tuple[int, tuple[str, ...]]
 
 
 def _key(view: View, op: OpId) -> _Key:
-    """Return the scope of an op and the values that it makes, which name it in every view of a model."""
     return view.ops[op].scope, tuple(view.ops[op].node.output)
 
 

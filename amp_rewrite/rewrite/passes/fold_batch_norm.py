@@ -87,7 +87,6 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
 
 
 def _constants(view: View, linear: Op, norm: Op) -> list[tuple[str, Array]] | str:
-    """Return weight, factor, shift, mean, variance and any bias by name, in float64; or which one is not a constant."""
     arrays: list[tuple[str, Array]] = []
     for value in (linear.inputs[1], *norm.inputs[1:5], *linear.operands[2:3]):
         array = view.array(value)
@@ -120,7 +119,6 @@ def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType)
 
 
 def _names(view: View, linear: Op) -> list[str]:
-    """Return new names for weight and bias. Weights that several ops share are folded for each: the result is named."""
     weight = linear.inputs[1]
     shared = f"_{linear.node.output[0]}" if weight is not None and len(view.uses[weight]) > 1 else ""
     return [unused(f"{linear.node.input[1]}{shared}_{part}", view.names) for part in ("folded", "folded_bias")]
@@ -156,7 +154,7 @@ _MOST = 1 << 18  # elements of a weight that is tried whole
 
 
 def _channels_tried(linear: Op, weight: Array) -> int | None:
-    """Return the number of channels of a weight to try; None for all, as always where channels come in groups."""
+    """Return the number of channels to try; None for all, as always for channels in groups."""
     if weight.size <= _MOST or int_attribute(linear.node, "group", 1) != 1:
         return None
     return max(1, int(_MOST * weight.shape[_channel_axis(linear)]) // weight.size)

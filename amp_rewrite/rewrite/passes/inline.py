@@ -33,7 +33,7 @@ from amp_rewrite.settings.op_lists import OpLists
 
 
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
-    """Inline the local functions that handle float32, so that their ops are painted, too.
+    """Inline the local functions of float32 values, to paint their ops, too.
 
     `low`: those that handle a low type as well, so that their ops can be upcast.
     """
@@ -103,7 +103,7 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
 
 
 def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:
-    """Return a view in which ops that the target runs only as function bodies are those bodies.
+    """Return a view with function bodies in place of ops without a kernel of the target.
 
     Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
     whose body holds no denied op, which would bring the Casts inside instead of sparing them.

@@ -27,7 +27,7 @@ GROUP_NORM = "group_normalization"
 
 
 def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each CastLike by the equivalent Cast, which does not read the model tensor.
+    """Replace each CastLike by the equivalent Cast without the model tensor.
 
     The usual runtimes have no kernel for CastLike: they run this Cast.
     """
@@ -241,7 +241,7 @@ def spell_attentions(view: View, context: Context, among: Collection[OpId] | Non
 
 
 class _SpelledAttention(Surroundings):
-    """The ops that an Attention stands for. `heads` and `widths` of queries, keys and values; 0 if they are not known.
+    """The ops of an Attention. `heads` and `widths` of queries, keys and values; 0 if they are not known.
 
     `packed`: its operands are tokens by features.
     """

@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.replacement import (
 
 
 def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Iterator[Outcome]:
-    """Replace each cluster for which the standard has one operator, or refuse it.
+    """Replace each cluster by the operator of the standard, or refuse it.
 
     `opset`: that of the operators, by default the model's.
     """

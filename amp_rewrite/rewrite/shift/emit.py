@@ -71,7 +71,7 @@ class Shifted:
 
 
 def emit(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shifted:
-    """Return the replacements that shift the values of a plan. O(nodes + weights read)."""
+    """Return the replacements for the values of a plan. O(nodes + weights read)."""
     powers: dict[ValueId, set[int]] = {}
     first = _ShiftEmitter(equations, plan, fits, want)
     known: set[OpId] = set()
@@ -147,7 +147,7 @@ class _ShiftEmitter:
         return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
 
     def _found(self, value: ValueId) -> int:
-        """Return the exponent at which an op finds a computed value: planned for one that is fed beyond the type."""
+        """Return the exponent of a computed value at an op: the planned one if the value is fed beyond the type."""
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
         beyond = math.ldexp(fit.absmax, -natural) * self.want.headroom > self.want.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural

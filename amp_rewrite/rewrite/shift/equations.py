@@ -32,7 +32,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Equations:
-    """The laws of each op, and what follows for its computed values.
+    """The laws of each op, and the classes of its computed values.
 
     `joints` counts, for each class, the Muls that a shift of it needs: values made without one, and values that ops
     read at exponent 0. `heavy` counts the products that read or make its values.
@@ -90,7 +90,7 @@ class Equations:
 
 
 def is_shiftable(view: View, value: ValueId) -> bool:
-    """True for float32 tensors that are computed or fed, not constant."""
+    """True for computed or fed float32 tensors, not for constants."""
     return view.tensor_dtype(value) is DType.FLOAT and view.constant(value) is None
 
 
@@ -102,7 +102,6 @@ def value_at(op: Op, port: OpPort) -> ValueId | None:
 
 
 def _computed(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]] | None:
-    """Return the terms of a law by value, the result first; None if a constant or an attribute takes what is left."""
     terms = []
     for factor, port in law:
         value = value_at(op, port)

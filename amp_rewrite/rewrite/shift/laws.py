@@ -93,7 +93,6 @@ def laws_of(view: View, op: Op) -> Laws:
 
 @cache
 def _read(stated: str, present: tuple[OpPort, ...]) -> Laws:
-    """Return what a text says about the ports of an op; most ops of a model equal others in both."""
     ports = dict.fromkeys(present)
     laws: list[Law] = []
     ignored: set[OpPort] = set()
@@ -108,7 +107,7 @@ def _read(stated: str, present: tuple[OpPort, ...]) -> Laws:
 
 
 def attribute_value(op: Op, name: str, shape: Callable[[int], Shape | None]) -> float | None:
-    """Return the number in a float attribute that a law names, stated or not; None if it is not known.
+    """Return the number in a float attribute, stated or not; None if it is not known.
 
     `shape` gives that of an input. onnxruntime's operators take a `scale` of 0 for one that is not stated.
     """
@@ -134,7 +133,6 @@ def _head_width(op: Op, shape: Callable[[int], Shape | None]) -> int | None:
 
 
 def _stated(view: View, op: Op) -> str:
-    """Return the laws of an op as text; empty where a shift ends."""
     if op.bodies or op.signature is None:
         return ""
     special = _SPECIAL.get(op.kind)
@@ -151,7 +149,7 @@ def _rows() -> Mapping[str, str]:
 
 
 def kinds() -> frozenset[str]:
-    """Return the kinds of ops that a shift passes in some form."""
+    """Return the kinds of ops with laws."""
     return frozenset((*_rows(), *_SPECIAL))
 
 

@@ -36,7 +36,7 @@ class ShiftRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShiftRegion:
-    """Values that are computed times 2⁻ᵉ because `largest`, one of them, goes beyond the type."""
+    """Values computed times 2⁻ᵉ, since `largest`, one of them, goes beyond the type."""
 
     exponent: int
     largest: ValueId
@@ -46,7 +46,7 @@ class ShiftRegion:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A value beyond the type that stays as it is; `why` is one clause."""
+    """A value beyond the type, left as it is; `why` is one clause."""
 
     value: ValueId
     absmax: float
@@ -55,7 +55,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class ShiftPlan:
-    """Exponents of values, without those of 0, with the regions that they make up and the values left alone."""
+    """Exponents of values, without those of 0, with their regions and the values left alone."""
 
     exponents: Mapping[ValueId, int] = field(default_factory=dict)
     regions: tuple[ShiftRegion, ...] = ()
@@ -63,7 +63,7 @@ class ShiftPlan:
 
 
 def needed_exponent(absmax: float, want: ShiftRequest) -> int:
-    """Return the smallest exponent with which a value of this size has the requested headroom."""
+    """Return the smallest exponent for the requested headroom of a value of this size."""
     exponent = max(0, math.ceil(math.log2(absmax * want.headroom / want.to.max)))
     while absmax * want.headroom > math.ldexp(want.to.max, exponent):
         exponent += 1
@@ -73,7 +73,7 @@ def needed_exponent(absmax: float, want: ShiftRequest) -> int:
 def plan_shift(
     equations: Equations, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: ShiftRequest
 ) -> ShiftPlan:
-    """Return the exponents for values that go beyond the low type. O(values + relations).
+    """Return the exponents for values beyond the low type. O(values + relations).
 
     `fits`: how the values of the model round to the type, as far as that is known.
     """
@@ -125,7 +125,7 @@ def value_fits(fit: Fit, exponent: int, want: ShiftRequest) -> bool:
 
 
 def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mapping[ClassId, int]:
-    """Return exponents of classes: those that are wanted, and others that relations to them ask for.
+    """Return exponents of classes: the wanted ones, and others by their relations to them.
 
     A result follows the factors that it is computed from. A factor follows its result only where that is shifted more.
     """
@@ -149,7 +149,7 @@ def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mappin
 
 
 def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
-    """Raise the exponent of a class if that needs no Mul, or the class is shifted anyway; True if it is raised."""
+    """Raise the exponent of a class without a new Mul, or of one shifted anyway; True if it is raised."""
     if exponent > LARGEST_EXPONENT or (equations.joints[root] and not solved[root]):
         return False
     solved[root] = exponent
@@ -157,7 +157,7 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
 
 
 def residual_plan(equations: Equations, want: ShiftRequest) -> ShiftPlan:
-    """Return the plan that shifts the residual streams of a model by the requested exponent."""
+    """Return the plan for residual streams shifted by the requested exponent."""
     members = equations.members()
     wanted = dict.fromkeys(residual_classes(equations), want.exponent or 0)
     solved = solve_classes(equations, wanted)
@@ -167,7 +167,7 @@ def residual_plan(equations: Equations, want: ShiftRequest) -> ShiftPlan:
 
 
 def is_residual(view: View, value: ValueId) -> bool:
-    """True for a sum of two computed values, as the stream is that a residual network adds to."""
+    """True for a sum of two computed values, such as a residual stream."""
     op = view.producer(origin(view, value, first_input_of(MOVES)), "Add")
     if op is None:  # or what a fused norm adds to
         return any(_sums(view, reader) and value in reader.inputs[:2] for reader in view.readers(value))
@@ -179,7 +179,7 @@ def _sums(view: View, op: Op) -> bool:
 
 
 def residual_classes(equations: Equations) -> Iterator[ClassId]:
-    """Yield the classes that hold a residual sum and that products compute with."""
+    """Yield the classes of residual sums with products among their readers."""
     found = {equations.classes[v]: None for v in equations.classes if is_residual(equations.view, v)}
     yield from (root for root in found if equations.heavy[root])
 
@@ -209,7 +209,7 @@ class PortProblem:
 
 
 def solve_ports(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]:
-    """Return exponents of all ports at which every law holds.
+    """Return exponents of all ports by which every law holds.
 
     Where computed inputs and results do not agree, a result is made at another exponent, or a Mul stands before an
     input. All exponents are 0, which always holds, if no others are found.

@@ -105,9 +105,6 @@ def test_the_results_are_declared_for_those_that_do_not_know_the_operator() -> N
     assert stated == {"y": [2, 3, 4], "t": [2, 3, 4]}
 
 
-# -- data ---------------------------------------------------------------------------------------------
-
-
 # -- emulation ----------------------------------------------------------------------------------------
 
 HALF_NORMS = {
@@ -140,14 +137,6 @@ def test_the_sum_of_a_norm_is_rounded_in_emulation(op_type: str, scale: float) -
     finite = np.isfinite(separate)
     step = np.spacing(np.abs(separate[finite]).max())
     np.testing.assert_allclose(fused_[finite], separate[finite], rtol=0, atol=float(step))
-
-
-# -- how a model was made -----------------------------------------------------------------------------
-
-
-def words(made: amp_rewrite.Converted) -> dict[str, str]:
-    (entry,) = (p.value for p in made.model.metadata_props if p.key == "amp_rewrite")
-    return dict(word.split("=", 1) for word in entry.split(" "))
 
 
 # -- costs --------------------------------------------------------------------------------------------
