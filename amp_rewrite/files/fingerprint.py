@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,25 +56,12 @@ def fingerprint(model: Model) -> Fingerprint:
     return Fingerprint(hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest(), weights.hexdigest())
 
 
-def digest(model: Model) -> str:
+def digest(model: Model, *, full: bool = False) -> str:
     """Return a sha256 in hexadecimal of the content of a model's file, wherever its weights are. O(nodes + tensors).
 
     Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
-    digest that its file will have. Weights above 64 KiB are sampled as there.
+    digest that its file will have. Weights above 64 KiB are sampled as there; with `full`, all are streamed.
     """
-    return _digest(model, _sampled)
-
-
-def full_digest(model: Model) -> str:
-    """Return a sha256 in hexadecimal of a model as `digest` does, of weights in full. They are streamed; O(bytes)."""
-    return _digest(model, _all_after_casts)
-
-
-Values = Callable[[onnx.TensorProto, Sources], Iterator[bytes | memoryview]]
-"""The values of a tensor as bytes for a digest."""
-
-
-def _digest(model: Model, values: Values) -> str:
     content = hashlib.sha256()
     described = wire.pieces(model.proto, lambda t: [tensors.without_values(t).SerializeToString(deterministic=True)])
     for piece in described or [model.proto.SerializeToString(deterministic=True)]:
@@ -82,7 +69,7 @@ def _digest(model: Model, values: Values) -> str:
         content.update(piece)
     with Sources() as sources:
         for tensor in wire.tensors(model.proto):  # dims and types came first, and tell how many bytes each has
-            for part in values(tensor, sources):
+            for part in (_all_after_casts if full else _sampled)(tensor, sources):
                 content.update(part)
     return content.hexdigest()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from amp_rewrite.errors import ConfigError, ModelError
 from amp_rewrite.files.disk import alone, read_regular, write_whole
-from amp_rewrite.files.fingerprint import full_digest
+from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.report import MAX_CHARACTERS
 
@@ -75,7 +75,7 @@ class Cache:
 
         Every byte of the model counts, independent of how it was loaded. Weights are streamed, O(bytes).
         """
-        return hashlib.sha256(f"{settings}{full_digest(model)}".encode()).hexdigest()
+        return hashlib.sha256(f"{settings}{digest(model, full=True)}".encode()).hexdigest()
 
     def load(self, key: str) -> CacheEntry | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""
