@@ -75,7 +75,6 @@ class Batches:
 
 @contextmanager
 def _remarked(quiet: bool) -> Iterator[None]:
-    """Print the warnings of the body as remarks."""
     with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
         warnings.simplefilter("always", UserWarning)
         yield

@@ -152,7 +152,6 @@ _UNSOLVED = (
 
 
 def _repaired(model: ModelSource, batch: Mapping[str, Array], bounds: Mapping[str, Any], io: list[str]) -> Converted:
-    """Return the conversion that `repair` finds within bounds. ValueError if none is within them."""
     repaired = repair(model, dict(batch), **bounds, io=io)
     if not repaired.solved:
         raise ValueError(_UNSOLVED)

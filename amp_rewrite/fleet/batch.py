@@ -202,7 +202,6 @@ class Batch:
                     yield from results
 
     def _copied(self) -> Iterator[Outcome]:
-        """Copy the other files; yield an outcome for each that fails."""
         asked = self.asked
         for source, target in self.copies:
             try:
@@ -241,7 +240,6 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _targets(listing: Listing, out: Path) -> dict[Path, Item]:
-    """Return the sources by target. PolicyError if two models would get one name."""
     targets: dict[Path, Item] = {}
     for item in listing.models:
         target = out / item.relative.with_suffix(SUFFIX)

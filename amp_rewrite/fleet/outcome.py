@@ -178,7 +178,6 @@ class Summary:
             raise ReportError(f"cannot write {self.path}: {reason}; models written so far stay") from cause
 
     def _parsed(self, content: bytes) -> Mapping[str, Outcome]:
-        """Return the outcomes in a summary by source, the last of each. ReportError for another file."""
         lines = content.split(b"\n")
         known: dict[str, Outcome] = {}
         for number, line in enumerate(lines, 1):

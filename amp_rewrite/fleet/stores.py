@@ -64,7 +64,6 @@ def _store_of(place: Path) -> tuple[Any, str]:
 
 @contextmanager
 def _named_error(place: Path, verb: str) -> Iterator[None]:
-    """Turn errors of a store into a ModelError with the name of the file."""
     try:
         yield
     except AmpRewriteError:

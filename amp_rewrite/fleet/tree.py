@@ -93,7 +93,6 @@ def find(sources: Iterable[str | os.PathLike[str]], out: Path) -> Listing:
 
 
 def _in_store(place: Path, out: str) -> Iterator[Item]:
-    """Yield the files below a URL, but none below `out`."""
     for path, relative in listed(place):
         if not Path(real(path)).is_relative_to(out) or real(place) == out:
             yield Item(path, relative)

@@ -102,7 +102,6 @@ def _given(config: type[BasePassConfig]) -> dict[str, Any]:
 
 
 def _converted(source: Path, given: dict[str, Any]) -> Converted:
-    """Return the conversion. EvidenceError if no choice of ops reaches the tolerance."""
     if "tolerance" not in given:
         return convert(source, **given)
     repaired = repair(source, given.pop("data"), **given)

@@ -137,7 +137,6 @@ def to_ir(model: Model) -> IrModel:
 
 
 def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
-    """Return the tensor of a stub; `stated` has its facts."""
     place = tensors.source(stub)
     facts = {"name": stated.name, "doc_string": stated.doc_string, "metadata_props": dict(stated.metadata_props)}
     if tensors.is_pending(stub) or (place.held is not None and place.held.tensor.name != stated.name):

@@ -81,7 +81,6 @@ def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId
 
 
 def _matching(view: View, terms: Sequence[SelectorTerm]) -> tuple[Selected, list[Selected]]:
-    """Return the ops that all terms match, and those that each one matches."""
     by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
     return frozenset.intersection(*by_term), by_term
 

@@ -96,7 +96,6 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 
 
 def _command(verdict: Verdict, report_file: Path | None) -> str:
-    """Return the typed command with feedback of the apparent states of the model, or ""."""
     typed = click.get_current_context().find_root().obj
     more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
     return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more]) if verdict.states else ""

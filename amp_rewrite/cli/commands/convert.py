@@ -210,7 +210,6 @@ def _destination(model: Path, out: tuple[str, ...], output: str | None) -> Path 
 
 
 def _page(converted: Converted, repaired: Repaired | None) -> Page:
-    """Return the page of a conversion, and of the repair that it took."""
     from amp_rewrite.reports.page.page import Page
 
     searched = repaired.figures() if repaired is not None else ()
@@ -284,7 +283,6 @@ def convert_batch(
 
 
 def _jobs(word: str) -> int | str:
-    """Return the number of jobs at a time, or the address of a scheduler. UsageError for another word."""
     if word.isdecimal() and int(word):
         return int(word)
     if ":" in word or word.endswith(".json"):
