@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 from numpy.lib import format as npy
@@ -58,6 +58,9 @@ class Npz:
             if name in self._members:
                 raise FeedError(f"{path} holds {short(name)} twice; write it again with numpy.savez")
             self._members[name] = member
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        return type(self), (self.path,)  # another process opens the file for itself
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -165,7 +165,11 @@ def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reade
     if archives:
         return [partial(_filed, reader, path.name) for path in archives for reader in _of_npz(path, ports, limit)]
     known = {port.name for port in ports}
-    return [lambda: {path.stem: of_npy(path, limit) if path.stem in known else None for path in arrays}]
+    return [partial(_of_arrays, arrays, known, limit)]
+
+
+def _of_arrays(paths: Sequence[Path], known: Collection[str], limit: int) -> Raw:
+    return {path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}
 
 
 def _filed(reader: _Reader, file: str) -> FileBatch:
