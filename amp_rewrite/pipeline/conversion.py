@@ -94,10 +94,6 @@ class Converted(Result):
 
         return report_figures(self.report, self.view)
 
-    def sketches(self) -> Sequence[Figure]:
-        """Return the summary of the report."""
-        return self.report.sketches()
-
     @cached_property
     def model(self) -> ModelProto:
         """Converted model, whole in memory.

@@ -187,13 +187,7 @@ class Repaired(Result):
     def figures(self) -> Sequence[Figure]:
         """Return the summary, the scores of the outputs, the ranges, and the graph."""
         figures = self.converted.figures()
-        first = [figure for figure in figures if figure.notebook]  # those of one screen
-        rest = [figure for figure in figures if not figure.notebook]
-        return (*first, *self._searched(), *self.ranges.figures(), *rest)
-
-    def sketches(self) -> Sequence[Figure]:
-        """Return those of the conversion and of the search."""
-        return (*self.converted.sketches(), *(figure for figure in self._searched() if figure.notebook))
+        return (*figures[:1], *self._searched(), *self.ranges.figures(), *figures[1:])
 
     def _searched(self) -> Sequence[Figure]:
         verdict = self.verdict

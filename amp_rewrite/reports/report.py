@@ -103,12 +103,6 @@ class Report(Result, ReportData):
 
         return report_figures(self)
 
-    def sketches(self) -> Sequence[Figure]:
-        """Return the summary."""
-        from amp_rewrite.reports.page.report_figures import summary_figure  # late: most reports are not drawn
-
-        return (summary_figure(self),)
-
     def to_json(self) -> str:
         """Return JSON with one row per line; equal reports give equal text. Ends with a newline."""
         fields: dict[str, object] = {

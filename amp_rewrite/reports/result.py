@@ -42,10 +42,6 @@ class Result:
         """Return the drawings of the result, in reading order; none for a result of text alone."""
         return ()
 
-    def sketches(self) -> Sequence[Figure]:
-        """Return the figures for notebooks: small ones without script."""
-        return tuple(figure for figure in self.figures() if figure.notebook)
-
     def page(self) -> Page:
         """Return the result as a page: its figures, or its text and records for a result without any.
 
@@ -83,8 +79,8 @@ class Result:
         return plain(f"<{type(self).__name__} {self.brief}>")
 
     def _repr_html_(self) -> str:
-        """Return small figures, the text and the first records for a notebook."""
+        """Return the text and the first records for a notebook."""
         from amp_rewrite.reports.page.page import fragment, written_out  # late: most results are not drawn
 
         words = written_out(f"{self.brief}\n\n{self.text()}", islice(self.records(), _SHOWN))
-        return fragment((*self.sketches(), words))
+        return fragment(words)

@@ -79,7 +79,7 @@ def outputs_figure(
         "verdict": verdict,
         "notes": list(notes),
     }
-    return Figure("outputs", "Outputs against the tolerance", lead, drawing, drawn, notebook=True)
+    return Figure("outputs", "Outputs against the tolerance", lead, drawing, drawn)
 
 
 def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, float]:

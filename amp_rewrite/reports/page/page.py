@@ -26,8 +26,7 @@ class Figure:
     """A drawing on a page, and its numbers.
 
     `name` is its key in JSON and its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black
-    and white, with a text for screen readers; `data` is everything that is drawn, as JSON. `notebook`: notebooks show
-    it, too, since it is small and needs no script.
+    and white, with a text for screen readers; `data` is everything that is drawn, as JSON.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Figure:
     lead: str
     drawing: Element
     data: Mapping[str, object]
-    notebook: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,9 @@ class Page:
         )
 
 
-def fragment(figures: Iterable[Figure]) -> str:
-    """Return figures as HTML for a notebook: without script, with a style of its own."""
-    drawings = "".join(written(figure.drawing) for figure in figures)
-    return f'<div class="amp-rewrite"><style>{_style()}</style>{drawings}</div>'
+def fragment(figure: Figure) -> str:
+    """Return a figure as HTML for a notebook: without script, with a style of its own."""
+    return f'<div class="amp-rewrite"><style>{_style()}</style>{written(figure.drawing)}</div>'
 
 
 def written_out(text: str, records: Iterable[Mapping[str, object]]) -> Figure:

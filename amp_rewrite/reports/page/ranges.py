@@ -122,7 +122,7 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     }
     table = numbers(_HEAD, (value.cells for value in listed), right=7, note=note)
     drawing = element("div", *([chart] if len(seen) > 1 else []), table)
-    return Figure("ranges", "Ranges", _lead(tight, to, data, len(values) - len(seen)), drawing, held, notebook=True)
+    return Figure("ranges", "Ranges", _lead(tight, to, data, len(values) - len(seen)), drawing, held)
 
 
 def _lead(tight: Sequence[_DrawnRange], to: DType, data: str, left_out: int) -> str:

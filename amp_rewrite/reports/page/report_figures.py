@@ -66,7 +66,7 @@ def summary_figure(report: ReportData, shapes: str = "") -> Figure:
     data |= {"shifts": [asdict(row) for row in report.shifts]} if report.shifts else {}
     data |= {"shapes": shapes} if shapes else {}
     lead = f"{report.model.name} as it is." if report.inventory else f"{report.model.name} in {report.model.to}."
-    return Figure("summary", "Summary", lead, element("div", *parts), data, notebook=True)
+    return Figure("summary", "Summary", lead, element("div", *parts), data)
 
 
 def _verdict(report: ReportData) -> Element:

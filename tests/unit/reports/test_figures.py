@@ -35,7 +35,7 @@ def checked(figure: Figure) -> Any:
         for share in re.findall(r'(?:[xy]|[xy][12]|c[xy]|width|height)="([^"%]*)%"', written(figure.drawing))
     ]
     assert all(-5.0 <= share <= 105.0 for share in shares)
-    assert figure.title and figure.lead and figure.notebook is (figure.name != "changes")
+    assert figure.title and figure.lead
     return json.loads(json.dumps(figure.data, allow_nan=False))
 
 
