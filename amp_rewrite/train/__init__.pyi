@@ -16,7 +16,6 @@ from amp_rewrite.train.update.optimizers import Adagrad as Adagrad
 from amp_rewrite.train.update.optimizers import Adam as Adam
 from amp_rewrite.train.update.optimizers import AdamW as AdamW
 from amp_rewrite.train.update.optimizer import Optimizer as Optimizer
-from amp_rewrite.train.update.parameter_group import ParameterGroup as ParameterGroup
 from amp_rewrite.train.update.optimizers import RMSprop as RMSprop
 from amp_rewrite.train.update.optimizers import SGD as SGD
 from amp_rewrite.train.replicas import averaged as averaged
@@ -28,9 +27,8 @@ from amp_rewrite.train.keras.network import Losses as Losses
 from amp_rewrite.train.keras.network import Network as Network
 from amp_rewrite.train.step.step import TrainingStep as TrainingStep
 from amp_rewrite.train.step.step import training_step as training_step
-from amp_rewrite.train.step.step_file import load_step as load_step
 from amp_rewrite.train.step.step_file import save_step as save_step
-from amp_rewrite.train.step.callbacks import EarlyStopping as EarlyStopping
+from amp_rewrite.train.step.fitting import EarlyStopping as EarlyStopping
 from amp_rewrite.train.step.trainer import Trainer as Trainer
 from amp_rewrite.train.update.schedules import CosineDecay as CosineDecay
 from amp_rewrite.train.update.schedules import ExponentialDecay as ExponentialDecay

@@ -23,13 +23,8 @@ ELSEWHERE: Mapping[str, str] = {
     "lr": "it is learning_rate here",
     "learning_rate": "give it to the optimizer, as in SGD(0.1)",
     **{name.replace("_", ""): f"it is {name} here" for name in ("beta_1", "beta_2", "batch_size", "training_mode")},
-    **{
-        name: f"{own} is a setting of optimizers that are not here; sgd, rmsprop, adam, adamw and adagrad are"
-        for name, own in {"amsgrad": "amsgrad", "centered": "centered"}.items()
-    },
     "betas": "they are beta_1 and beta_2 here",
     "eps": "it is epsilon here",
-    "alpha": "it is rho here",
     "nb_epoch": "it is epochs here",
     "initial_epoch": "it is first_epoch here, and epochs are counted from there",
     "class_weight": "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
@@ -41,8 +36,7 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("run_eagerly", "jit_compile", "steps_per_execution"), _ONE_GRAPH),
     "loss_weights": "a loss is one formula of one output; compute a sum of losses in the model, and name that value",
     "weighted_metrics": "metrics weigh all rows alike; weigh them in Accuracy.update_state(…, sample_weight=…)",
-    "dynamic_axes": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
-    "dynamic_shapes": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
+    **dict.fromkeys(("dynamic_axes", "dynamic_shapes"), "it is dynamic here, as in dynamic={'input': {0: 'batch'}}"),
     "opset_version": "it is opset here",
     "output_names": "it is outputs here",
     "training": "it is training_mode here, and is set when the network is made",
@@ -60,7 +54,7 @@ ELSEWHERE: Mapping[str, str] = {
     "watch": "all variables of a network are watched",
     "step": "it is apply_gradients(zip(gradients, variables)) or minimize(loss) here",
     "zero_grad": "leave it out: gradients are values, which nothing adds up",
-    "param_groups": "use hyperparameters such as learning_rate, or groups=[ParameterGroup(…)]",
+    "param_groups": "use hyperparameters such as learning_rate; one holds for all parameters",
     "backward": "GradientTape().gradient(loss, variables) gives the gradients",
     "AUC": "compute it from predict(x), by scikit-learn for example",
     "CrossEntropy": "it is SparseCategoricalCrossentropy for class indices, CategoricalCrossentropy for shares",

@@ -69,24 +69,16 @@ ON = {
 
 
 def written(name: str, modes: Sequence[str], folder: str) -> str:
-    """Write the steps of a subject, made from PyTorch's module, each with a batch; return its title."""
+    """Write the model of a subject, made from PyTorch's module, for each mode, with a batch; return its title."""
     import torch
 
-    from amp_rewrite.train import from_torch, save_step, training_step
+    from amp_rewrite.train import from_torch
 
     subject, module = made(name)
     first = next(batches(subject))[subject.source]
     model = from_torch(module, (torch.from_numpy(first),), outputs="logits")
     for mode in modes:
-        step = training_step(
-            model,
-            loss=f"cross_entropy(logits, label, axis={subject.axis})",
-            optimizer=subject.ours,
-            policy=MODES[mode].policy,
-            loss_scale="dynamic" if MODES[mode].scaled else None,
-            training_mode=True,
-        )
-        save_step(step, _path(folder, name, mode), overwrite=True)
+        model.save(_path(folder, name, mode), overwrite=True)
         np.savez(f"{_path(folder, name, mode)}.npz", **next(batches(subject)))  # type: ignore[arg-type]
     return subject.title
 
@@ -153,9 +145,18 @@ class Theirs:
 def side(which: str, name: str, mode: str, path: str, device: str) -> Callable[[Batch], float]:
     """One of the two, ready to make steps."""
     if which == "ours":
-        from amp_rewrite.train import load_step
+        from amp_rewrite.train import training_step
 
-        return Ours(load_step(path), device, MODES[mode].tf32)
+        own, _ = made(name)
+        step = training_step(
+            path,
+            loss=f"cross_entropy(logits, label, axis={own.axis})",
+            optimizer=own.ours,
+            policy=MODES[mode].policy,
+            loss_scale="dynamic" if MODES[mode].scaled else None,
+            training_mode=True,
+        )
+        return Ours(step, device, MODES[mode].tf32)
     import torch
 
     torch.set_num_threads(1)

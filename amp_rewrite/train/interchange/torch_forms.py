@@ -6,32 +6,17 @@ in evaluation, and forgets `detach()` and `torch.no_grad()`. Here each becomes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
 from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
 
-_ARGUMENTS: Mapping[str, Sequence[str]] = {
-    "cross_entropy": (
-        *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
-    ),
-    "embedding_bag": (
-        *("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
-        *("per_sample_weights", "include_last_offset", "padding_idx"),
-    ),
-    "cdist": ("x1", "x2", "p", "compute_mode"),
-}
-
-
-def in_known_functions(torch: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of a function by name, computed by functions that are exported; None for other calls."""
-    if name not in _ARGUMENTS:
-        return None
-    return _FORMS[name](torch, {**dict(zip(_ARGUMENTS[name], args, strict=False)), **kwargs})
+_CROSS_ENTROPY = (
+    *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
+)
 
 
 def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
@@ -56,42 +41,7 @@ def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
     return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / count
 
 
-def _embedding_bag(torch: Any, given: Mapping[str, Any]) -> Any:
-    """The sum, mean or maximum of the embeddings of each row."""
-    ids, table, mode, padding = given["input"], given["weight"], given.get("mode", "mean"), given.get("padding_idx")
-    if ids.ndim != 2 or given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
-        return None
-    rows, factors = torch.nn.functional.embedding(ids, table), given.get("per_sample_weights")
-    kept = torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding % table.shape[0]
-    if mode == "max":
-        most = rows.masked_fill(~kept.unsqueeze(-1), torch.finfo(rows.dtype).min).max(1).values
-        return torch.where(kept.any(1, keepdim=True), most, 0.0)
-    shares = kept.to(rows.dtype) if factors is None else kept * factors
-    total = (rows * shares.unsqueeze(-1)).sum(1)
-    return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)
-
-
-def _cdist(torch: Any, given: Mapping[str, Any]) -> Any:
-    """Distances of rows by the sum of absolute values, or by the root of the sum of squares: without gradient at 0."""
-    off, p = given["x1"].unsqueeze(-2) - given["x2"].unsqueeze(-3), given.get("p", 2.0)
-    if p == 1:
-        return off.abs().sum(-1)
-    if p != 2:
-        return None
-    square = off.square().sum(-1)
-    return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
-
-
-_FORMS: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
-    "cross_entropy": _cross_entropy,
-    "embedding_bag": _embedding_bag,
-    "cdist": _cdist,
-}
-
-
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
-_FEATURES = ("feature_alpha_dropout", "feature_alpha_dropout_")
-_ALPHA = ("alpha_dropout", "alpha_dropout_", *_FEATURES)
 _ELEMENTS = ("dropout", "dropout_")
 _WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
 """Axes of an input whose first axis is that of the channels."""
@@ -121,52 +71,6 @@ def training(module: Any, names: Sequence[str]) -> Iterator[None]:
             part.training = mode
 
 
-@contextmanager
-def rows_dropped(torch: Any, module: Any) -> Iterator[None]:
-    """Let parts that drop whole rows (stochastic depth, Huang et al., 2016) do it by dropout of a factor per row."""
-    changed = [(part, found) for part in module.modules() if (found := _rows_of(torch, part)) is not None]
-
-    def forward(part: Any, found: tuple[float, bool], x: Any) -> Any:
-        p, scaled = found
-        kept = torch.nn.functional.dropout(_ones(torch, x, 1), p, part.training)
-        return x * (kept if scaled else kept.clamp(max=1.0))
-
-    try:
-        for part, found in changed:
-            part.forward = partial(forward, part, found)
-        yield
-    finally:
-        for part, _ in changed:
-            del part.forward
-
-
-def _rows_of(torch: Any, part: Any) -> tuple[float, bool] | None:
-    """The share of rows that a part drops, and if it divides the others by 1 less the share; None for other parts."""
-    p = next((v for n in _SHARES if isinstance(v := vars(part).get(n), float) and _LEAST < v < 1), None)
-    if p is None or type(part).__module__.startswith("torch.nn.") or "forward" in vars(part) or list(part.children()):
-        return None
-    rows = torch.ones(round(_EXPECTED / min(p, 1 - p)), 2, 2)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(), training(part, ("",)):
-            out = part(rows)
-    except Exception:  # noqa: BLE001 a part of another kind may raise anything
-        return None
-    if not isinstance(out, torch.Tensor) or out.shape != rows.shape:
-        return None
-    first = out[:, :1, :1]
-    values = first.unique()
-    if values.numel() != 2 or not out.equal(first.expand_as(out)):
-        return None
-    found = [scaled for scaled in (True, False) if values.allclose(torch.tensor([0.0, 1 / (1 - p) if scaled else 1.0]))]
-    return (p, found[0]) if found else None
-
-
-_SHARES = ("drop_prob", "p")
-_LEAST = 1e-4
-_EXPECTED = 30
-"""Rows of the rarer kind to expect when a part is tried: none at all is less likely than 1e-12."""
-
-
 class Drop(NamedTuple):
     """A call of a function that drops. `on`: in training mode; `inside`: it changes `x` itself."""
 
@@ -179,10 +83,10 @@ class Drop(NamedTuple):
     @classmethod
     def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drop | None:
         """Return the call of a function by name; None if the function drops nothing."""
-        if name not in (*_ELEMENTS, *_CHANNELS, *_ALPHA):
+        if name not in (*_ELEMENTS, *_CHANNELS):
             return None
         given = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
-        on = given.get("training", given.get("train", name not in _ALPHA))
+        on = given.get("training", given.get("train", True))
         return cls(name, given["input"], given.get("p", 0.5), on, name.endswith("_") or given.get("inplace", False))
 
     def written_out(self, torch: Any) -> Any:
@@ -190,27 +94,10 @@ class Drop(NamedTuple):
         x, p = self.x, self.p
         if not self.on or not p:
             return x
-        axes = 1 if _WITHOUT_BATCH.get(self.name) == x.ndim else 2 if self.name in (*_CHANNELS, *_FEATURES) else x.ndim
-        kept = torch.nn.functional.dropout(_ones(torch, x, axes), p)
-        made = _alpha(torch, x, kept, p) if self.name in _ALPHA else x * kept
+        axes = 1 if _WITHOUT_BATCH.get(self.name) == x.ndim else 2 if self.name in _CHANNELS else x.ndim
+        ones = torch.ones_like(x[(*[slice(None)] * axes, *[slice(0, 1)] * (x.ndim - axes))])
+        made = x * torch.nn.functional.dropout(ones, p)
         return x.copy_(made) if self.inside else made
-
-
-def _ones(torch: Any, x: Any, axes: int) -> Any:
-    return torch.ones_like(x[(*[slice(None)] * axes, *[slice(0, 1)] * (x.ndim - axes))])
-
-
-def _alpha(torch: Any, x: Any, kept: Any, p: float) -> Any:
-    """Alpha dropout (Klambauer et al., 2017): what is dropped is the least value of SELU; mean and variance stay."""
-    if p == 1:
-        return x * kept
-    scale = ((_LEAST_OF_SELU**2 * p + 1) * (1 - p)) ** -0.5
-    dropped = torch.where(kept > 0, x, -_LEAST_OF_SELU) * scale + _LEAST_OF_SELU * scale * p
-    return torch.where(kept == 1, x, dropped)
-
-
-_LEAST_OF_SELU = 1.7580993408473766
-"""PyTorch's constant, scale times alpha of SELU."""
 
 
 def recurrent(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -254,9 +141,10 @@ def written_out(torch: Any) -> Any:
                 given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
                 if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
                     return _attention(torch, given)
-            known = in_known_functions(torch, name, args, kwargs)
-            if known is not None:
-                return known
+            if name == "cross_entropy":
+                made = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
+                if made is not None:
+                    return made
             return 0.0 if is_number(name, args) else func(*args, **kwargs)
 
     return WrittenOut()

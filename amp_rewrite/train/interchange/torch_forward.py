@@ -18,7 +18,6 @@ from amp_rewrite.train.interchange.torch_forms import (
     Drop,
     is_number,
     recurrent,
-    rows_dropped,
     training,
 )
 from amp_rewrite.train.objective.module_parameters import Note
@@ -31,7 +30,7 @@ _MULTI_HEAD_ARGUMENTS = (
 _DRAWS = frozenset(
     (
         *(NUMBER, "randn", "randint", "rand_like", "randn_like", "bernoulli", "bernoulli_", "uniform_", "normal_"),
-        *("rrelu", "multinomial", "exponential_", "random_", "randperm"),
+        *("rrelu", "multinomial", "exponential_", "random_", "randperm", "alpha_dropout", "feature_alpha_dropout"),
     )
 )
 _PACKS = ("_pack_padded_sequence", "pack_padded_sequence")
@@ -89,7 +88,7 @@ class ForwardFindings:
         return cls(tuple(kept), tuple(note for note in notes if note is not None), outputs)
 
 
-_LEFT_OUT = "from_torch(…, dropout=True) keeps dropout of all kinds, but not layers that are skipped"
+_LEFT_OUT = "from_torch(…, dropout=True) keeps dropout of elements, channels and attention, not of rows or layers"
 _OTHERWISE = (
     "otherwise than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves such"
     " buffers as they are"
@@ -193,7 +192,6 @@ class _Runs:
                 self.torch.no_grad(),
                 random,
                 mode,
-                rows_dropped(self.torch, self.module),
                 _watch(self.torch, seen, number),
             ):
                 seen.outputs = self.forward(copies)

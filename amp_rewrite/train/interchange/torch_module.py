@@ -22,7 +22,7 @@ from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.door import door, stated
-from amp_rewrite.train.interchange.torch_forms import mark_stops, rows_dropped, stopping, training, written_out
+from amp_rewrite.train.interchange.torch_forms import mark_stops, stopping, training, written_out
 from amp_rewrite.train.interchange.torch_forward import ForwardFindings
 from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, Note, described
 from amp_rewrite.train.step.assembly import bind
@@ -97,7 +97,7 @@ def from_torch(
         with training(module, ()):
             names = _output_names(torch, module, inputs, outputs)
         settings = _Settings(names, axes, opset)
-        with training(module, found.kept), rows_dropped(torch, module), written_out(torch):
+        with training(module, found.kept), written_out(torch):
             program = _exported(torch, module, inputs, state, settings)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
     if dropout:

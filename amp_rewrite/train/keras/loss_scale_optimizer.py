@@ -106,8 +106,7 @@ class LossScaleOptimizer(StatefulOptimizer):
     ) -> None:
         """Adapt the loss scale to unscaled gradients, then apply them if it says so; else nothing else changes."""
         pairs = pairs_of(grads_and_vars)
-        group_of = self.inner.rule.group_of
-        _, should_apply = self.loss_scale.update([g for g, variable in pairs if not group_of(variable.name).frozen])
+        _, should_apply = self.loss_scale.update([gradient for gradient, _ in pairs])
         if should_apply:
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients, global_step)
 

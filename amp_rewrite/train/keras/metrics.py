@@ -100,59 +100,53 @@ class Accuracy(Metric):
         if len(values) != 2:
             raise TrainingError(f"the metric {self.name!r} takes targets and predictions, not {len(values)} arrays")
         targets, predictions = (floats(v, "an array of the metric", np.float64) for v in values)
-        own, rows, kept = self._rows(targets, predictions)
-        weights = np.ones(len(kept)) if sample_weight is None else np.asarray(sample_weight, np.float64).reshape(-1)
+        own, chosen = self._read(targets, predictions)
+        kept = np.ones(len(own), bool) if self.ignore_index is None else own != self.ignore_index
+        weights = np.ones(len(own)) if sample_weight is None else np.asarray(sample_weight, np.float64).reshape(-1)
         if len(weights) != len(kept):
             raise TrainingError(f"the metric {self.name!r} has {len(weights)} weights for {len(kept)} rows")
-        chosen = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0] >= self.threshold
-        self._right += float(weights[kept][chosen == own].sum())
+        self._right += float(weights[kept & (chosen == own)].sum())
         self._count += float(weights[kept].sum())
 
     def result(self) -> float:
         return self._right / self._count if self._count else float("nan")
 
-    def _rows(self, targets: Array, predictions: Array) -> tuple[Array, Array, Array]:
-        """Return the classes that count, for each a row with the predictions of all classes or of yes, and a mask."""
-        shape, own, axis = predictions.shape, targets, self.axis
+    def _read(self, targets: Array, predictions: Array) -> tuple[Array, Array]:
+        """Return the classes of all rows and the predicted ones, or answers of yes or no and the predicted ones."""
+        shape, axis = predictions.shape, self.axis
         classes = shape[axis] if -len(shape) <= axis < len(shape) else 1
-        rows = np.moveaxis(predictions, axis, -1).reshape(-1, classes) if classes > 1 else predictions.reshape(-1, 1)
-        if targets.size == predictions.size and np.squeeze(targets).shape == np.squeeze(predictions).shape:
-            if classes > 1 and self._is_one_hot(targets, shape):
-                own = np.moveaxis(targets.reshape(shape), axis, -1).reshape(-1, classes).argmax(1)
-            else:
-                rows = predictions.reshape(-1, 1)
-        if own.size != len(rows):
+        alike = targets.size == predictions.size and np.squeeze(targets).shape == np.squeeze(predictions).shape
+        told = f"the metric {self.name!r} has predictions of shape {shape}"
+        if alike and classes > 1 and self.one_hot is None:
+            self._check_yes_or_no(targets, told)
             raise TrainingError(
-                f"the metric {self.name!r} has predictions of shape {shape} and targets of shape {targets.shape};"
-                f" without axis {axis} they must agree"
+                f"{told} and targets of that shape; give one_hot=True if each row has one class, one_hot=False if each"
+                " number is a yes or no"
             )
-        own = own.reshape(-1)
-        kept = np.ones(len(own), bool) if self.ignore_index is None else own != self.ignore_index
-        own, rows = own[kept], rows[kept]
-        if rows.shape[1] == 1:
-            self._check_yes_or_no(own, shape)
-        elif (strange := own[(own < 0) | (own >= classes) | (own % 1 != 0)]).size:
+        if alike and classes > 1 and self.one_hot:
+            own, chosen = targets.reshape(shape).argmax(axis), predictions.argmax(axis)
+        elif alike or classes == 1:
+            own, chosen = targets, predictions >= self.threshold
+        else:
+            own, chosen = targets, predictions.argmax(axis)
+        if own.size != chosen.size:
+            raise TrainingError(f"{told} and targets of shape {targets.shape}; without axis {axis} they must agree")
+        own, chosen = own.reshape(-1), chosen.reshape(-1)
+        counted = own if self.ignore_index is None else own[own != self.ignore_index]
+        if (alike and not self.one_hot) or classes == 1:
+            self._check_yes_or_no(counted, told)
+        elif (strange := counted[(counted < 0) | (counted >= classes) | (counted % 1 != 0)]).size:
             raise TrainingError(
                 f"the metric {self.name!r} has the target {strange[0]:g}, but predictions have classes 0 to"
                 f" {classes - 1}; correct the targets, or leave a class out by ignore_index"
             )
-        return own, rows, kept
+        return own, chosen
 
-    def _is_one_hot(self, targets: Array, shape: tuple[int, ...]) -> bool:
-        """True if targets of the shape of the predictions are numbers of classes that exclude each other."""
-        if self.one_hot is None:
-            self._check_yes_or_no(targets, shape)
-            raise TrainingError(
-                f"the metric {self.name!r} has targets of the shape of the predictions, {shape}; give one_hot=True if"
-                " each row has one class, one_hot=False if each number is a yes or no"
-            )
-        return self.one_hot
-
-    def _check_yes_or_no(self, targets: Array, shape: tuple[int, ...]) -> None:
+    def _check_yes_or_no(self, targets: Array, told: str) -> None:
         if not np.isin(targets, (0, 1)).all():
             raise TrainingError(
-                f"the metric {self.name!r} has predictions of shape {shape}, one for each target, so targets must be 0"
-                " or 1; numbers have no accuracy, so compare them with the result of predict"
+                f"{told}, one for each target, so targets must be 0 or 1; numbers have no accuracy, so compare them"
+                " with the result of predict"
             )
 
 

@@ -9,7 +9,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.train.objective.prediction import (
     CLASSES,
-    LOGARITHMS,
     SHARES,
     YES_OR_NO,
     AppendedLoss,
@@ -115,11 +114,10 @@ def _kl_divergence(p: Prediction) -> AppendedLoss:
     """Σ t (log t - log p) over the number of rows, as torch's kl_div with reduction="batchmean"."""
     b = p.b
     axis = p.class_axis(last=True)
-    given, logarithmic = p.targets(p.shape(), DType.FLOAT), p.flag("log_target")
-    targets, logs = (b.op("Exp", given), given) if logarithmic else (given, p.log_of(given))
-    terms = b.op("Mul", targets, b.op("Sub", logs, p.logarithms(axis)))
+    given = p.targets(p.shape(), DType.FLOAT)
+    terms = b.op("Mul", given, b.op("Sub", p.log_of(given), p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
-    target = TargetInput(given, kind=LOGARITHMS if logarithmic else SHARES, axis=axis)
+    target = TargetInput(given, kind=SHARES, axis=axis)
     return AppendedLoss(p.over_rows(total), {"accuracy": _agreement(p, given, axis)}, target)
 
 
@@ -179,7 +177,7 @@ LOSSES: Mapping[str, Formula] = {
     "binary_cross_entropy": Formula(
         _binary_cross_entropy, ("from_logits", "pos_weight", "label_smoothing", "sample_weight"), "Sigmoid"
     ),
-    "kl_divergence": Formula(_kl_divergence, ("axis", "from_logits", "log_target", "sample_weight"), "Softmax"),
+    "kl_divergence": Formula(_kl_divergence, ("axis", "from_logits", "sample_weight"), "Softmax"),
     "mean_squared_error": Formula(_mean_squared_error, ("sample_weight",)),
     "mean_absolute_error": Formula(_mean_absolute_error, ("sample_weight",)),
     "huber": Formula(_huber, ("delta", "sample_weight")),

@@ -49,10 +49,9 @@ def activation(view: View, value: ValueId, shapes: Mapping[ValueId, Shape]) -> A
 
 
 DEFAULT_TARGET = "targets"
-CLASSES, SHARES, LOGARITHMS = "classes", "shares of classes", "logarithms of shares"
+CLASSES, SHARES = "classes", "shares of classes"
 YES_OR_NO, NUMBERS = "yes or no", "numbers"
-"""Kinds of targets: class indices; a number for each class of a row; the logarithms of such; 0 and 1, each by itself;
-other numbers."""
+"""Kinds of targets: class indices; a number for each class of a row; 0 and 1, each by itself; other numbers."""
 _FLOOR = 1e-12
 """Least probability whose logarithm is taken."""
 
@@ -282,13 +281,6 @@ class Prediction:
         value = self.option(name, None)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise self.wrong(name, value, "a whole number")
-        return value
-
-    def flag(self, name: str) -> bool:
-        """True or False, which is the default."""
-        value = self.option(name, False)
-        if not isinstance(value, bool):
-            raise self.wrong(name, value, "True or False")
         return value
 
     def share(self, name: str) -> float:

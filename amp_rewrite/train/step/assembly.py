@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from amp_rewrite.settings.request import Painting, Request
 from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import module_notes
-from amp_rewrite.train.objective.parameters import Selection
+from amp_rewrite.train.objective.parameters import ParameterGlobs, Selection, trained
 from amp_rewrite.train.objective.training_mode import in_training, statistics
 from amp_rewrite.train.update.graph import REGION, Buffers
 
@@ -78,19 +78,13 @@ class Prepared:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls, source: Model, loss: str, held: Callable[[str], bool] | None, select: Callable[[View, str], Selection]
-    ) -> Prepared:
-        """Append the loss to a model, and select its parameters.
-
-        `held`: in training mode, which running statistics stay, by name; else None. `select`: of a view, by the name of
-        the loss.
-        """
+    def of(cls, source: Model, loss: str, choice: ParameterGlobs, training_mode: bool) -> Prepared:
+        """Append the loss to a model, and select its parameters; in training mode frozen running statistics stay."""
         at_opset, moved = for_gradients(inlined(source))
-        aim = losses.objective(at_opset if held is None else in_training(at_opset, held), loss)
+        aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
         graph = aim.model.proto.graph
         statistics(graph.node, (t.name for t in graph.initializer))  # before all else
-        selection = select(View.of(aim.model), aim.loss)
+        selection = trained(View.of(aim.model), aim.loss, choice)
         stateful, random = with_random_state(aim.model)
         updated = statistics(stateful.proto.graph.node, (t.name for t in stateful.proto.graph.initializer))
         ready = differentiable(stateful, aim.loss, selection.names)
@@ -100,7 +94,7 @@ class Prepared:
         b = Builder.of(ready)
         for name in (*initial, *buffers):
             b.promote(name)
-        notes = (*aim.notes, *moved, *module_notes(source, held is not None))
+        notes = (*aim.notes, *moved, *module_notes(source, training_mode))
         return cls(Builder.of(b.model()), aim, selection, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:

@@ -15,12 +15,11 @@ from amp_rewrite.evidence.data.sources import is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.train.objective.prediction import CLASSES, LOGARITHMS, SHARES, YES_OR_NO, TargetInput
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 from amp_rewrite.train.update.schedules import whole_number
 
 _RANGES = {
-    SHARES: (0.0, math.inf, "at least 0; kl_divergence takes logarithms with log_target=True"),
-    LOGARITHMS: (-math.inf, 0.0, "at most 0; leave log_target out for numbers that are no logarithms"),
+    SHARES: (0.0, math.inf, "at least 0"),
     YES_OR_NO: (0.0, 1.0, "from 0 to 1; write no as 0 and yes as 1"),
 }
 """The least and the largest number of targets of a kind, in words with the way out."""

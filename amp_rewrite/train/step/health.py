@@ -96,7 +96,7 @@ def first_bad_gradient(step: TrainingStep, model: Model, options: SessionOptions
 
 
 def _gradients(step: TrainingStep, model: Model) -> dict[str, str]:
-    """Return the tested gradients by parameter, in the order of the backward pass.
+    """Return the tested gradients by parameter, the last parameter first, as on the way back.
 
     The test of a step adds up g - g over all gradients.
     """
@@ -111,12 +111,4 @@ def _gradients(step: TrainingStep, model: Model) -> dict[str, str]:
     test = nodes[producers[before(step.finite, "Equal")]].input[0]
     sums = nodes[producers[test]].input if nodes[producers[test]].op_type == "Sum" else [test]
     tested = [nodes[producers[before(one, "Sub")]].input[0] for one in sums]
-    names = [name for name in step.parameters if not step.optimizer.group_of(name).frozen]
-    found = dict(zip(names, tested, strict=True))
-    return dict(sorted(found.items(), key=lambda item: _place(producers, nodes, item[1])))
-
-
-def _place(producers: Mapping[str, int], nodes: Any, gradient: str) -> int:
-    place = producers.get(gradient, -1)
-    node = nodes[place]
-    return producers.get(node.input[0], place) if node.op_type == "Div" else place
+    return dict(reversed(list(zip(step.parameters, tested, strict=True))))

@@ -28,7 +28,7 @@ from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
+from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import Prepared, lowered, policy_of, with_values
@@ -73,8 +73,7 @@ def loss_graph(
 
     Errors are those of `training_step`.
     """
-    held = choice.freezes if training_mode else None
-    ready = Prepared.of(source, loss, held, lambda view, name: trained(view, name, choice))
+    ready = Prepared.of(source, loss, choice, training_mode)
     b, aim = ready.b, ready.aim
     seed = b.input("seed", DType.FLOAT, ())
     grads = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import ParameterGlobs, Selection, trained
+from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.assembly import (
     Prepared,
@@ -39,7 +38,6 @@ from amp_rewrite.train.step.training_report import TrainingReport, model_name, s
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
-from amp_rewrite.train.update.parameter_group import check_matched
 from amp_rewrite.train.update.schedules import whole_number
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
@@ -67,8 +65,8 @@ class TrainingStep:
         training_mode: True if statistics are trained.
         objective: the `loss` argument of `training_step`.
         fingerprint: identifies the model in checkpoints.
-        forward: the trained model; None for a step read from a file without it.
-        report: what is trained and why, and the type of each op; None for a step from a file.
+        forward: the trained model.
+        report: what is trained and why, and the type of each op.
     """
 
     model: Model
@@ -88,8 +86,8 @@ class TrainingStep:
     training_mode: bool
     objective: str
     fingerprint: str
-    forward: Model | None
-    report: TrainingReport | None
+    forward: Model
+    report: TrainingReport
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -104,7 +102,7 @@ class TrainingStep:
     @property
     def shared(self) -> tuple[str, ...]:
         """Parameters read by several ops: tied on purpose, or merged by an exporter because they were equal."""
-        view = View.of(self._forward())
+        view = View.of(self.forward)
         readers = {v.name: {use.op for use in view.uses[v.id]} for v in view.values if v.scope == MAIN}
         return tuple(name for name in self.parameters if len(readers[name]) > 1)
 
@@ -126,31 +124,19 @@ class TrainingStep:
 
         It is the step itself. For a step in training mode it is the original model in float32, with running
         statistics and without dropout.
-
-        Raises:
-            TrainingError: a step in training mode was read from a file without that model.
         """
         if not self.training_mode:
             return self.model, self.loss, self.metrics
-        aim = losses.objective(self._forward(), self.objective)
+        aim = losses.objective(self.forward, self.objective)
         return with_outputs(with_state(aim.model, self._changed), outputs_of(aim), ()), aim.loss, aim.metrics
 
     @property
     def _changed(self) -> tuple[str, ...]:
         return tuple(s.input for s in self.state if s.name.startswith(("parameter/", "buffer/")))
 
-    def _forward(self) -> Model:
-        if self.forward is None:
-            raise TrainingError("the step was read from a file without the model that it trains; pass it as `forward`")
-        return self.forward
-
     def trained(self, state: Mapping[str, Array]) -> Model:
-        """Return the trained model with the parameters and running statistics of a state.
-
-        Raises:
-            TrainingError: the step was read from a file without its model.
-        """
-        return with_values(self._forward(), {name: state[name] for name in self._changed})
+        """Return the trained model with the parameters and running statistics of a state."""
+        return with_values(self.forward, {name: state[name] for name in self._changed})
 
 
 @door(options=PAINTING)
@@ -217,8 +203,7 @@ def training_step(
     micro_batches, seed = whole_number("micro_batches", micro_batches, 1), whole_number("seed", seed, 0)
     source = Model.load(model, folder=folder)
     choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(source))
-    held = (lambda name: choice.freezes(name) or rule.group_of(name).frozen) if training_mode else None
-    ready = Prepared.of(source, loss, held, lambda view, name: _unfrozen(view, name, choice, rule))
+    ready = Prepared.of(source, loss, choice, training_mode)
     b, aim = ready.b, ready.aim
     scaling = Scaling.of(b, scale)
     gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
@@ -270,16 +255,6 @@ def _rule_and_scale(
             " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
         )
     return rule, scale
-
-
-def _unfrozen(view: View, loss: str, choice: ParameterGlobs, rule: Optimizer) -> Selection:
-    selection = trained(view, loss, choice)
-    check_matched(rule.groups, selection.names)
-    frozen = [glob.escape(name) for name in selection.names if rule.group_of(name).frozen]
-    if not frozen:
-        return selection
-    globs = (choice.freeze,) if isinstance(choice.freeze, str) else choice.freeze
-    return trained(view, loss, replace(choice, freeze=(*globs, *frozen)))
 
 
 def _batch(whole: Model, update: Update) -> tuple[str, ...]:

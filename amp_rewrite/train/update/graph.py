@@ -166,7 +166,6 @@ def append_update(
         update = _Update(b, scaling, forward.micro_batches)
         rate = b.input("learning_rate", DType.FLOAT, ())
         step = b.input("step", DType.INT64, ())
-        gradients = {name: gradient for name, gradient in gradients.items() if not optimizer.group_of(name).frozen}
         exact = update.accumulated(update.unscaled(gradients), variables)
         finite = update.finite(exact)
         allowed = finite if isinstance(scaling.rule, DynamicLossScale) else None
@@ -174,15 +173,13 @@ def append_update(
         number = Operand(b, step) + np.int64(1)
         starts = initial_slots(optimizer, variables)
         clipped = optimizer.clipped(NODES, list(exact.values()))
-        for name in (name for name in variables if name not in exact):
-            update.give(f"parameter/{name}", name, Operand(b, name), variables[name], None)
         for name, gradient in zip(exact, clipped, strict=True):
             initial = variables[name]
             slots = {
                 slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, s.shape)) for slot, s in starts[name].items()
             }
-            own, own_rate = optimizer.for_parameter(name, initial.shape), optimizer.rate_of(name, Operand(b, rate))
-            new, after = own.updated(NODES, Operand(b, name), gradient, slots, own_rate, number)
+            own = optimizer.for_parameter(name, initial.shape)
+            new, after = own.updated(NODES, Operand(b, name), gradient, slots, Operand(b, rate), number)
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)

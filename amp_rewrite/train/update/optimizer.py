@@ -1,8 +1,9 @@
-"""The base of optimizers: clipping, weight decay, parameter groups, configuration."""
+"""The base of optimizers: clipping, weight decay, configuration."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
@@ -14,7 +15,6 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, configured
 from amp_rewrite.train.door import floats, unknown_name
-from amp_rewrite.train.update.parameter_group import ParameterGroup, groups_of, is_bias_or_norm
 from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate, settle
 
 Values = Mapping[str, Any]
@@ -53,11 +53,10 @@ NUMPY = Arithmetic(
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 _FLAGS = ("nesterov", "rate_in_momentum", "epsilon_in_root", "decay_biases_and_norms")
-_GROUPS = "groups"
 _OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
 """Hyperparameters of Keras that are not here, with the values that change nothing."""
 _OF_OBJECTS = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
-_EVERY = ParameterGroup("*")
+_BIAS = re.compile(r"(^|[./_])bias(:0)?$")
 _RANGES = {
     **dict.fromkeys(("beta_1", "beta_2", "rho"), (0.0, 1.0, "at least 0 and less than 1")),
     "momentum": (0.0, math.nextafter(1.0, 2.0), "at least 0 and at most 1"),  # as in Keras
@@ -76,8 +75,7 @@ class Optimizer:
         clipvalue: each element is clipped to ± this.
         global_clipnorm: the largest norm of all gradients together.
         weight_decay: factor of the variable in its gradient.
-        groups: settings for parameters by name: `ParameterGroup` objects.
-        decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias", but for groups.
+        decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias".
         learning_rate: a number or a `Schedule`.
 
     Raises:
@@ -88,7 +86,6 @@ class Optimizer:
     clipvalue: float | None = None
     global_clipnorm: float | None = None
     weight_decay: float = 0.0
-    groups: tuple[ParameterGroup, ...] = ()
     decay_biases_and_norms: bool = True
     learning_rate: float | Schedule
     SLOTS: ClassVar[Mapping[str, float]] = {}
@@ -97,10 +94,9 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         settle(self)
-        object.__setattr__(self, _GROUPS, groups_of(self.groups))
         object.__setattr__(self, _RATE, rate_of_config(self.learning_rate))
         for part in fields(self):
-            if part.name != _GROUPS and not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
+            if not (part.name == _RATE and isinstance(self.learning_rate, Schedule)):
                 self._check(part.name, getattr(self, part.name))
         clips = [name for name in _CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
@@ -125,26 +121,14 @@ class Optimizer:
             range_ = "more than 0" if name in _CLIPS else range_
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
-    def group_of(self, name: str) -> ParameterGroup:
-        """Return the first group that matches a parameter; without one, a group that changes nothing."""
-        return next((group for group in self.groups if group.matches(name)), _EVERY)
-
     def for_parameter(self, name: str, shape: Sequence[int]) -> Optimizer:
         """Return the optimizer with the weight decay of one parameter."""
-        decay = self.group_of(name).weight_decay
-        if decay is None:
-            spared = not self.decay_biases_and_norms and is_bias_or_norm(name, shape)
-            decay = 0.0 if spared else self.weight_decay
-        return self if decay == self.weight_decay else replace(self, weight_decay=decay)
+        spared = not self.decay_biases_and_norms and is_bias_or_norm(name, shape)
+        return replace(self, weight_decay=0.0) if spared else self
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate after so many steps."""
         return rate_after(self.learning_rate, step)
-
-    def rate_of(self, name: str, rate: Any) -> Any:
-        """Return the learning rate of one parameter."""
-        factor = self.group_of(name).rate
-        return rate if factor == 1 else rate * number(factor)
 
     def slots(self) -> Mapping[str, float]:
         """Return the slot names of each variable, with their initial fill values."""
@@ -196,8 +180,7 @@ class Optimizer:
     def get_config(self) -> dict[str, Any]:
         """Return the hyperparameters as arguments for `from_config`."""
         config = {part.name: getattr(self, part.name) for part in fields(self)}
-        groups = [group.get_config() for group in self.groups]
-        return config | {_GROUPS: groups, _RATE: serialized_rate(self.learning_rate)}
+        return config | {_RATE: serialized_rate(self.learning_rate)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
@@ -209,11 +192,19 @@ class Optimizer:
         return made
 
 
+def is_bias_or_norm(name: str, shape: Sequence[int]) -> bool:
+    """Return True for biases, scales and other vectors, by shape, or by a name that ends in "bias".
+
+    A vector has at most one dimension, or trailing dimensions of 1 for the axes of an image, as exporters write
+    normalizations. A matrix stays one, also if it has a single row or column.
+    """
+    vector = len(shape) <= 1 or (len(shape) == 3 and all(size == 1 for size in shape[1:]))
+    return vector or _BIAS.search(name) is not None
+
+
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return the slots of all variables before the first step; frozen ones have none."""
-    return {
-        name: {} if optimizer.group_of(name).frozen else _slots(optimizer, array) for name, array in variables.items()
-    }
+    """Return the slots of all variables before the first step."""
+    return {name: _slots(optimizer, array) for name, array in variables.items()}
 
 
 def _slots(optimizer: Optimizer, variable: Array) -> dict[str, Array]:
@@ -236,20 +227,20 @@ def applied(
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
     """Return variables and slots after step number `step`, counted from 1; the arguments are not changed.
 
-    All arrays are float32; `slots` has them by variable and slot. A frozen variable, or one with gradient None, keeps
-    its value and slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
+    All arrays are float32; `slots` has them by variable and slot. A variable with gradient None keeps its value and
+    slots. A sparse gradient is zero in absent rows, so slots decay there too (as in Keras's Adam, unlike
     its momentum).
     """
     rate = np.array(optimizer.rate_at(step - 1) if learning_rate is None else learning_rate, np.float32)
-    names = [name for name in variables if gradients.get(name) is not None and not optimizer.group_of(name).frozen]
+    names = [name for name in variables if gradients.get(name) is not None]
     dense = [_dense(gradients[name], variables[name]) for name in names]
     new_variables = {name: np.array(array) for name, array in variables.items()}
     new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
     with np.errstate(all="ignore"):  # a fixed loss scale lets nonfinite gradients through on purpose
         for name, gradient in zip(names, optimizer.clipped(NUMPY, dense), strict=True):
             variable, count = variables[name], np.array(step, np.int64)
-            own, own_rate = optimizer.for_parameter(name, variable.shape), optimizer.rate_of(name, rate)
-            new_variables[name], after = own.updated(NUMPY, variable, gradient, slots[name], own_rate, count)
+            own = optimizer.for_parameter(name, variable.shape)
+            new_variables[name], after = own.updated(NUMPY, variable, gradient, slots[name], rate, count)
             new_slots[name] = {slot: np.asarray(array) for slot, array in after.items()}
     return new_variables, new_slots
 

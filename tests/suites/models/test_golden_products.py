@@ -26,7 +26,7 @@ from amp_rewrite.evidence.instrument.taps import tapped
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes.infer import known_dims
 from amp_rewrite.rewrite.shift.emit import refusal
-from amp_rewrite.train import AdamW, ParameterGroup, training_step
+from amp_rewrite.train import AdamW, training_step
 from suites.models.test_golden_digests import MODELS, digest, parts, unversioned
 from support.one_op import Case as OperatorCase
 from support.one_op import cases, lowered
@@ -60,11 +60,10 @@ LOSSES = (
     "mean_absolute_error(y, t)",
     "huber(y, t, delta=0.3)",
 )
-GROUPS = [ParameterGroup("w1", 10.0), ParameterGroup("b*", 1.0, 0.0), ParameterGroup("w2", frozen=True)]
 STEPS: Mapping[str, Mapping[str, Any]] = {
     **{text: {"optimizer": text} for text in OPTIMIZERS},
     **{text: {"loss": text} for text in LOSSES},
-    "groups": {"optimizer": AdamW(groups=GROUPS)},
+    "no decay of biases": {"optimizer": AdamW(decay_biases_and_norms=False)},
     "micro-batches": {"micro_batches": 4},
     "a fixed scale": {"loss_scale": 128},
     "bfloat16": {"policy": "mixed_bfloat16"},

@@ -23,9 +23,9 @@ NAMES = {
     "amp_rewrite.train": """
         Accuracy Adagrad Adam AdamW CosineDecay DynamicLossScale
         EarlyStopping ExponentialDecay FixedLossScale GradientTape LossScale LossScaleOptimizer
-        Losses Metrics ModelLoss Network Optimizer ParameterGroup RMSprop SGD Schedule
+        Losses Metrics ModelLoss Network Optimizer RMSprop SGD Schedule
         StatefulOptimizer Trainer TrainingStep Variable WarmUp averaged bind
-        from_keras from_torch from_transformers join_replicas load_step save_step
+        from_keras from_torch from_transformers join_replicas save_step
         scale_gradients shard strategy_supports_loss_scaling training_step""",
 }
 """By package. A name that leaves is missed by users; a name that comes is a promise."""

@@ -7,7 +7,7 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.keras.metrics import Accuracy
-from amp_rewrite.train.step.callbacks import EarlyStopping
+from amp_rewrite.train.step.fitting import EarlyStopping
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed

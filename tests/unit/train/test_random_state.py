@@ -22,7 +22,6 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import (
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import TrainingStep, training_step
-from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, SHAPES, batches, parsed, same
 
@@ -70,13 +69,6 @@ def test_a_loss_draws_what_a_step_of_its_seed_draws() -> None:
     (losses,) = Trainer(_step(policy="float32", seed=3), **PLACE).fit(DATA[:1]).losses
     loss = ModelLoss.of(_net(), CROSS_ENTROPY, **options).on(DATA[0])()
     assert float(loss) == pytest.approx(losses, rel=1e-6)
-
-
-def test_a_step_from_a_file_draws_the_same_numbers(tmp_path: Path) -> None:
-    step = _step(policy="float32", seed=3)
-    save_step(step, tmp_path / "step.onnx")
-    read = load_step(tmp_path / "step.onnx")
-    assert Trainer(read, **PLACE).fit(DATA).losses == Trainer(step, **PLACE).fit(DATA).losses
 
 
 def test_equal_seeds_give_equal_bits_and_other_seeds_other_ones() -> None:

@@ -15,7 +15,6 @@ from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
-from amp_rewrite.train.step.step_file import load_step, save_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import SGD, Adam, deserialize
 from amp_rewrite.train.update.schedules import (
@@ -127,17 +126,6 @@ def test_a_schedule_survives_its_configuration(schedule: Schedule) -> None:
     assert rate_of_config(json.loads(json.dumps(serialized_rate(schedule)))) == schedule
     assert deserialize(json.loads(json.dumps(serialize(Adam(schedule))))) == Adam(schedule)
     assert type(schedule).from_config(schedule.get_config()) == schedule
-
-
-def test_a_step_file_holds_the_schedule_also_one_of_your_own(tmp_path: Path) -> None:
-    rule, own = SGD(CosineDecay(0.5, 8)), {"Halving": Halving}
-    for number, optimizer in enumerate((rule, SGD(WarmUp(Halving(0.5), 2, 0.25)))):
-        save_step(trainer_of(optimizer).step, tmp_path / f"{number}.onnx")
-
-    assert load_step(tmp_path / "0.onnx").optimizer == rule
-    assert load_step(tmp_path / "1.onnx", custom_objects=own).optimizer.rate_at(3) == 0.25
-    with pytest.raises(TrainingError, match="name your own classes in custom_objects"):
-        load_step(tmp_path / "1.onnx")
 
 
 @pytest.mark.parametrize(

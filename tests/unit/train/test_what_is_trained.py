@@ -14,7 +14,6 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.interchange.torch_module import from_torch
-from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.step import training_report
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -81,57 +80,6 @@ def test_a_learned_table_is_trained_even_if_all_its_numbers_are_equal(table: Arr
     assert _step(_positions(table)).parameters == ("table", "w")
 
 
-def _scores(**biases: Array) -> ModelProto:
-    """Attention scores of 2 heads and 16 positions with biases, before a softmax."""
-    added = "".join(f"s{i + 1} = Add (s{i}, {name}) " for i, name in enumerate(biases))
-    model = parsed(
-        f"""net (float[2,2,16,8] q) => (float loss) {{
-          h = MatMul (q, w)  k = Transpose <perm = [0, 1, 3, 2]> (q)  s0 = MatMul (h, k) {added}
-          p = Softmax (s{len(biases)})  t = Mul (p, s0)  loss = ReduceMean <keepdims = 0> (t)
-        }}"""
-    )
-    return _with(model, w=RNG.normal(size=(8, 8)), **biases)
-
-
-def _relative(window: int) -> Array:
-    """Biases of two heads for the pairs of positions in a window, expanded from a table of relative positions."""
-    places = np.stack(np.meshgrid(*[np.arange(window)] * 2, indexing="ij")).reshape(2, -1)
-    apart = places[:, :, None] - places[:, None, :] + window - 1
-    return RNG.normal(size=(1, 2, (2 * window - 1) ** 2))[..., apart[0] * (2 * window - 1) + apart[1]]
-
-
-def test_tables_that_an_exporter_expanded_are_not_trained_unless_they_are_named() -> None:
-    shifted = np.where(np.arange(16)[:, None] // 8 == np.arange(16) // 8, 0.0, -100.0)[None, None]
-    model = _scores(
-        table=_relative(4), mask=shifted, learned=RNG.normal(size=(1, 2, 16, 16)), zeros=np.zeros((2, 16, 16))
-    )
-    step, why = _step(model), "a table that an exporter expanded from fewer numbers, which would part"
-    assert set(step.parameters) == {"w", "learned", "zeros"}
-    assert [_why(step)[name] for name in ("table", "mask")] == [("frozen", why)] * 2
-    assert "table" in _step(model, parameters=["table", "w"]).parameters
-
-
-@pytest.mark.parametrize("window", [2, 3, 7])
-def test_relative_positions_of_small_windows_are_known(window: int) -> None:
-    assert fixed_values.is_expanded(_relative(window))
-    assert not fixed_values.is_expanded(RNG.normal(size=_relative(window).shape))
-
-
-@pytest.mark.parametrize(
-    ("shape", "norm", "trained"),
-    [((2, 12, 1), False, False), ((1, 12, 1), True, False), ((1, 12, 1), False, True), ((12, 1), True, True)],
-)
-def test_ones_that_multiply_tokens_of_a_batch_are_a_mask(shape: tuple[int, ...], norm: bool, trained: bool) -> None:
-    before = "a = LayerNormalization <axis = -1> (x, g)" if norm else "a = Mul (x, g)"
-    model = parsed(
-        f"""net (float[2,12,8] x) => (float loss) {{
-          {before}  p = Mul (a, ones)  h = MatMul (p, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
-        }}"""
-    )
-    step = _step(_with(model, g=RNG.normal(size=8), ones=np.ones(shape), w=RNG.normal(size=(8, 8))))
-    assert ("ones" in step.parameters) is trained
-
-
 def test_zeros_and_ones_that_multiply_are_a_mask_and_weights_in_nodes_are_listed() -> None:
     model = parsed(
         """net (float[N,4] x) => (float loss) {
@@ -151,16 +99,6 @@ def test_zeros_and_ones_that_multiply_are_a_mask_and_weights_in_nodes_are_listed
 @pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "causal_mask", "layers.0.cos_cached", "pixel_mean"])
 def test_a_buffer_is_known_by_its_name(name: str) -> None:
     assert _why(_step(_positions(RNG.normal(size=(12, 8)), name)))[name] == ("frozen", "a buffer by its name")
-
-
-def test_inverse_frequencies_are_not_trained_and_falling_weights_are() -> None:
-    for row, role in ((WAVES[0], "frozen"), (np.array([1, 0.5, 0.4, 0.3]), "trained")):
-        model = parsed(
-            """net (float[N,4] x) => (float loss) { a = Mul (x, f)  c = Cos (a)  h = MatMul (c, w)  s = Mul (h, h)
-            loss = ReduceMean <keepdims = 0> (s) }"""
-        )
-        step = _step(_with(model, f=row, w=RNG.normal(size=(4, 4))))
-        assert _why(step)["f"][0] == role
 
 
 def test_an_initial_state_is_not_trained_behind_an_expand() -> None:
@@ -295,38 +233,6 @@ def test_weights_that_an_exporter_merged_are_an_error_with_the_way_out() -> None
 def test_weights_that_are_tied_on_purpose_are_trained_and_told() -> None:
     model = _with(parsed(_TWO_NORMS), scale=RNG.normal(size=4), w=RNG.normal(size=(4, 4)))
     assert _why(_step(model))["scale"] == ("trained", "read by 2 ops")
-
-
-def _tokens(rows: int) -> ModelProto:
-    """A class token before the tokens of x, expanded to a batch of 3 where it has so many rows."""
-    token = "token" if rows > 1 else "all"
-    expand = "" if rows > 1 else "all = Expand (token, shape)"
-    model = parsed(
-        f"""net (float[3,2,4] x) => (float loss) <int64[3] shape = {{3, 1, 4}}> {{
-          {expand} t = Concat <axis = 1> ({token}, x)  h = MatMul (t, w)  s = Mul (h, h)
-          loss = ReduceMean <keepdims = 0> (s)
-        }}"""
-    )
-    rng = np.random.default_rng(1)
-    one = rng.normal(size=(1, 1, 4))
-    return _with(model, token=np.repeat(one, rows, axis=0), w=rng.normal(size=(4, 4)))
-
-
-def test_rows_that_an_exporter_expanded_are_not_trained_unless_they_are_named() -> None:
-    kinds = parsed(
-        """net (float[2,3,4] x) => (float loss) {
-          t = Add (x, kind)  h = MatMul (t, w)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
-        }"""
-    )
-    rng = np.random.default_rng(1)
-    kinds = _with(kinds, kind=np.repeat(rng.normal(size=(1, 1, 4)), 3, axis=1), w=rng.normal(size=(4, 4)))
-    equal = _tokens(3)
-    equal.graph.initializer[1].CopyFrom(from_array(np.zeros((3, 1, 4), F32), "token"))
-    why = "one row that an exporter expanded, whose copies would part; export by from_torch to train it"
-    for model, name in ((_tokens(3), "token"), (equal, "token"), (kinds, "kind")):
-        assert _why(_step(model))[name] == ("frozen", why)
-        assert _why(_step(model, parameters=[name, "w"]))[name][0] == "trained"
-    assert _why(_step(_tokens(1)))["token"][0] == "trained"
 
 
 # -- opset -------------------------------------------------------------------------------------------
