@@ -117,31 +117,6 @@ POOLS = (
     Case("AveragePool of three axes", "y=AveragePool[kernel_shape=2 2 2](x)", {"x": (1, 2, 3, 3, 3)},
          torch=lambda t, x: t.nn.functional.avg_pool3d(x, 2, 1)),
     Case("GlobalAveragePool", "y=GlobalAveragePool(x)", {"x": (2, 3, 4, 2)}, torch=lambda t, x: x.mean((2, 3), True)),
-    *(
-        Case(f"LpPool of {p}", f"y=LpPool[kernel_shape=3 2,strides=2 1,pads=1 0 1 1,p={p}](x)", {"x": (2, 3, 5, 4)},
-             opsets=(13, 20))
-        for p in (1, 2, 3)
-    ),
-    Case("LpPool", "y=LpPool[kernel_shape=2 2,strides=2 2](x)", {"x": (2, 3, 4, 4)},
-         torch=lambda t, x: t.nn.functional.avg_pool2d(x**2, 2).mul(4).sqrt()),
-    Case("LpPool of no images", "y=LpPool[kernel_shape=2 2](x)", {"x": (0, 3, 4, 4)}),
-    Case("LpPool of single places", "y=LpPool[kernel_shape=1 1](x)", {"x": (1, 1, 1, 1)}),
-    Case("LpPool with dilations", "y=LpPool[kernel_shape=2,dilations=2](x)", {"x": (2, 3, 6)}, opsets=(18, 20)),
-    *(
-        Case(f"GlobalLpPool of {p}", f"y=GlobalLpPool[p={p}](x)", {"x": (2, 3, 4, 2)}, single=True, meaning=meaning,
-             constants={"a": [2, 3], "p": 3.0, "r": 1 / 3})
-        for p, meaning in ((1, "y=ReduceL1(x,a)"), (2, "y=ReduceL2(x,a)"),
-                           (3, "b=Abs(x);c=Pow(b,p);s=ReduceSum(c,a);y=Pow(s,r)"))
-    ),
-    Case("MaxUnpool", "y=MaxUnpool[kernel_shape=2 2,strides=2 2](x,i)", {"x": (1, 2, 2, 2), "i": (1, 2, 2, 2)},
-         types={"i": "int"}, values={"i": [[[[0, 2], [8, 15]], [[17, 19], [25, 30]]]]},
-         torch=lambda t, x, i: t.nn.functional.max_unpool2d(x, i % 16, 2)),
-    Case("Col2Im", "y=Col2Im[pads=1 0 1 0,strides=2 1](x,n,k)", {"x": (2, 12, 6)}, opsets=(18, 20),
-         constants={"n": [5, 3], "k": [3, 2]},
-         torch=lambda t, x: t.nn.functional.fold(x, (5, 3), (3, 2), padding=(1, 0), stride=(2, 1))),
-    Case("Col2Im of places apart", "y=Col2Im[dilations=2 1](x,n,k)", {"x": (1, 8, 6)}, opsets=(18,),
-         constants={"n": [4, 4], "k": [2, 2]},
-         torch=lambda t, x: t.nn.functional.fold(x, (4, 4), 2, dilation=(2, 1))),
     Case("GlobalMaxPool", "y=GlobalMaxPool(x)", {"x": (2, 3, 4, 2)}, torch=lambda t, x: x.amax((2, 3), True)),
 )  # fmt: skip
 CASES = (*CONV, *TRANSPOSED, *POOLS)

@@ -30,14 +30,6 @@ def in_groups(model: onnx.ModelProto) -> None:
 
 
 CASES = (
-    *(
-        Case(f"LRN over {size}", f"y=LRN[size={size},alpha=0.5,beta=0.75,bias=1.5](x)", {"x": (2, 5, 2, 3)},
-             torch=lambda t, x, n=size: t.nn.functional.local_response_norm(x, n, 0.5, 0.75, 1.5))
-        for size in (1, 3, 5)
-    ),
-    Case("LRN of no images", "y=LRN[size=3](x)", {"x": (0, 3, 2, 2)}),
-    Case("LRN with its usual numbers", "y=LRN[size=3](x)", {"x": (1, 1, 2, 2)},
-         torch=lambda t, x: t.nn.functional.local_response_norm(x, 3)),
     Case("LayerNormalization", "y=LayerNormalization(x,s,b)", {"x": (2, 3, 4), "s": (4,), "b": (4,)}, opsets=(17, 20),
          torch=lambda t, x, s, b: t.nn.functional.layer_norm(x, (4,), s, b)),
     Case("LayerNormalization over two axes", "y=LayerNormalization[axis=1,epsilon=0.25](x,s,b)",

@@ -89,9 +89,6 @@ CASES = (
          torch=module("LSTM", LSTM, bidirectional=True)),
     case("with lengths", "LSTM", "direction=bidirectional", ("b", "n", "h0", "c0"), ("y", "h", "c"), ways=2,
          values={"n": [2, 3]}),
-    case("with peepholes", "LSTM", "", ("b", "", "", "", "p"), ("y", "h", "c")),
-    case("coupled", "LSTM", "input_forget=1"),
-    case("clipped", "LSTM", "clip=0.25"),
     case("of other activations", "LSTM", "activations=HardSigmoid Softsign Tanh", single=True),
     case("plain", "GRU"),
     case("that resets after", "GRU", "linear_before_reset=1", torch=module("GRU", GRU)),
@@ -99,7 +96,6 @@ CASES = (
     case("both ways", "GRU", "direction=bidirectional,linear_before_reset=1", ("b", "", "h0"), ways=2,
          torch=module("GRU", GRU, bidirectional=True)),
     case("from the back with lengths", "GRU", "direction=reverse", ("b", "n", "h0"), values={"n": [1, 3]}),
-    case("clipped", "GRU", "clip=0.25,linear_before_reset=1"),
     case("plain", "RNN", torch=module("RNN", (0,))),
     case("of Relu, both ways", "RNN", "direction=bidirectional,activations=Relu Relu", ("b", "", "h0"), ways=2,
          torch=module("RNN", (0,), bidirectional=True, nonlinearity="relu")),
@@ -109,7 +105,7 @@ CASES = (
 TestRules = judged(CASES)
 
 
-def test_activations_with_numbers_of_their_own_are_refused() -> None:
+def test_what_has_no_rule_is_refused() -> None:
     for words, fact in (
         (
             "activations=Affine Tanh",
@@ -119,6 +115,7 @@ def test_activations_with_numbers_of_their_own_are_refused() -> None:
             "activation_alpha=0.5 0.5",
             "no gradient with activation_alpha or activation_beta; use activations without parameters",
         ),
+        ("clip=0.25", "no gradient with clip; use a layer without it"),
     ):
         with pytest.raises(GradientError) as caught:
             gradients(case("", "GRU", words).model(20), "loss", ["w"])

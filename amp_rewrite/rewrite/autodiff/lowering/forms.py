@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
-_REPEATING = {"Gather", "GatherElements", "GatherND", "Pad", "GridSample", "MaxPool", "MaxUnpool"}
+_REPEATING = {"Gather", "GatherElements", "GatherND", "Pad", "MaxPool"}
 """Ops that may read an element several times, so that its gradients are added."""
 
 

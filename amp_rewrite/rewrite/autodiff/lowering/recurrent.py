@@ -27,8 +27,8 @@ from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
 def stepwise(model: Model, ops: Collection[OpId]) -> Model:
     """Return the model with these LSTM, GRU and RNN of its main graph replaced; value names stay.
 
-    Covers the standard: directions, `layout`, sequence lengths, peepholes, `input_forget`, `clip`, and activations
-    without parameters. GradientError for other activations, an unknown hidden size and an unknown element type.
+    Covers directions, `layout`, sequence lengths, and activations without parameters. GradientError for peepholes,
+    `input_forget`, `clip`, other activations, an unknown hidden size and an unknown element type.
     """
     b = Builder.of(model, region="steps")
     view = b.facts.view
@@ -55,7 +55,6 @@ class _RecurrentStep:
     recurrence: str
     """[hidden, gates · hidden]."""
     inner_bias: str | None
-    peepholes: Sequence[str]
     activations: Sequence[str]
     nodes: list[NodeProto] = field(default_factory=list)
 
@@ -74,10 +73,6 @@ class _RecurrentStep:
         return outputs
 
     def active(self, which: int, x: str) -> str:
-        """Append an activation of a clipped value."""
-        bound = self.layer.attr("clip", 0.0)
-        if bound:
-            x = self.op("Clip", x, *[self.layer.b.scalar(s * bound, self.layer.dtype()) for s in (-1, 1)])
         return self.op(self.activations[which], x)
 
     def cut(self, x: str, count: int) -> list[str]:
@@ -94,18 +89,11 @@ Formula = Callable[[_RecurrentStep, Sequence[str], str], Sequence[str]]
 
 
 def _lstm(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
-    """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
+    """Gates in the order i, o, f, c."""
     h, c = states
     i, o, f, g = step.cut(step.op("Add", step.op("MatMul", h, step.recurrence), x), 4)
-
-    def peeped(gate: str, which: int, cell: str) -> str:
-        return step.op("Add", gate, step.op("Mul", step.peepholes[which], cell)) if step.peepholes else gate
-
-    i = step.active(0, peeped(i, 0, c))
-    coupled = step.layer.attr("input_forget", 0)
-    f = step.op("Sub", step.layer.one, i) if coupled else step.active(0, peeped(f, 2, c))
+    i, o, f = (step.active(0, gate) for gate in (i, o, f))
     c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, step.active(1, g)))
-    o = step.active(0, peeped(o, 1, c))
     return step.op("Mul", o, step.op(step.activations[2], c)), c
 
 
@@ -213,15 +201,17 @@ class _Layer(Forward):
         return [self.b.squeeze(part, [axis]) for part in parts]
 
     def _steps(self) -> list[_RecurrentStep]:
-        biases, peepholes, active = self._each(_B), self._each(_PEEPHOLES), self._activations()
+        other = next((name for name in ("clip", "input_forget") if self.attr(name, 0)), "")
+        if other or self.has(_PEEPHOLES):
+            raise self.error(f"no gradient with {other or 'peepholes'}; use a layer without it")
+        biases, active = self._each(_B), self._activations()
         count = len(active) // self.directions
         directions = []
         for i, weight in enumerate(self._each(_R)):
             assert weight is not None
             turned = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
-            three = self.parted(peepholes[i], (1, 1, 1)) if peepholes[i] else ()
-            directions.append(_RecurrentStep(self, turned, inner, three, active[i * count : (i + 1) * count]))
+            directions.append(_RecurrentStep(self, turned, inner, active[i * count : (i + 1) * count]))
         return directions
 
     @cached_property

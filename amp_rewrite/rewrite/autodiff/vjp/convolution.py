@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
 from amp_rewrite.rewrite.autodiff.vjp.indexing import Positions, scattered
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
 """Limits within which products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""
@@ -296,59 +296,10 @@ def _counted(v: Call, pool: Window) -> str | float:
     return v.b.constant(counts[None, None])
 
 
-def _lp_pool(v: Call, slot: int) -> str:
-    """sign(x)·|x|ᵖ⁻¹ times the spread of g·y¹⁻ᵖ, for y = (Σ|x|ᵖ)^(1/p); 0 where y is 0."""
-    pool = _window(v, v.attr("kernel_shape"))
-    return v.do("Mul", _powered(v), _spread_alone(v, pool, _unpowered(v)))
-
-
-def _powered(v: Call) -> str:
-    """sign(x)·|x|ᵖ⁻¹; x itself for p = 2."""
-    p = v.attr("p", 2)
-    return v.x(0) if p == 2 else v.do("Mul", v.do("Sign", v.x(0)), _power(v, v.do("Abs", v.x(0)), p - 1))
-
-
-def _unpowered(v: Call) -> str:
-    """g·y¹⁻ᵖ."""
-    zero = v.do("Equal", v.y(), 0.0)
-    return v.do("Div", v.g, _power(v, v.do("Where", zero, 1.0, v.y()), v.attr("p", 2) - 1))
-
-
-def _power(v: Call, x: str, exponent: int) -> str:
-    return x if exponent == 1 else v.do("Pow", x, float(exponent))
-
-
-def _max_unpool(v: Call, slot: int) -> str:
-    """Gather the gradient from the positions of the elements."""
-    flat = v.b.reshape(v.g, [-1])
-    if v.has(2):
-        raise v.error("no gradient with an output shape, which moves the indices; leave it out")
-    return v.do("Gather", flat, v.x(1))
-
-
-def _col2im(v: Call, slot: int) -> str:
-    """Cut the image gradient into blocks again, tap by tap."""
-    image, block = v.constant(1), v.constant(2)
-    if image is None or block is None:
-        raise v.error("its gradient needs the shapes of image and block as constants; make them initializers")
-    blocks = window(v, [int(k) for k in block], wide=(None, None, *[int(n) for n in image]), narrow=None)
-    ends = zip(blocks.wide or (), blocks.front, blocks.back, blocks.spans, blocks.strides, strict=True)
-    counts = [(n + f + e - span) // s + 1 for n, f, e, span, s in ends]
-    padded = v.do("Pad", v.g, v.b.ints([0, 0, *blocks.front, 0, 0, *blocks.back]))
-    axes, strides = v.b.ints(range(2, 2 + blocks.rank)), v.b.ints(blocks.strides)
-    taps = [
-        v.b.unsqueeze(v.do("Slice", padded, v.b.ints(begin), v.b.ints(end), axes, strides), [2])
-        for begin, end in blocks.taps(counts)
-    ]
-    return v.b.reshape_like(v.do("Concat", *taps, axis=2), v.x(0))
-
-
 def _global_average(v: Call, slot: int) -> str:
     shape = v.b.shape_of(v.x(0))
     return v.b.spread(v.shared(v.g, v.part(shape, 2, v.rank(0))), shape)
 
-
-_WHOLE = Stop("positions and shapes are integers")
 
 ROWS: Family = {
     "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
@@ -358,8 +309,4 @@ ROWS: Family = {
     "MaxPool": row(_max_pool),
     "AveragePool": row(_average_pool),
     "GlobalAveragePool": row(_global_average),
-    "LpPool": row(_lp_pool),
-    "GlobalLpPool": row(lambda v, slot: v.do("Mul", _powered(v), _unpowered(v))),
-    "MaxUnpool": row(_max_unpool, _WHOLE, _WHOLE),
-    "Col2Im": row(_col2im, _WHOLE, _WHOLE),
 }

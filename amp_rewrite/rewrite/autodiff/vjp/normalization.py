@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
-from amp_rewrite.rewrite.autodiff.vjp.rule import END, Call, Family, Refuse, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Refuse, Stop, row
 
 
 def _softmax_axis(v: Call) -> int:
@@ -244,34 +244,11 @@ def _dropout(v: Call, slot: int) -> str:
 _SETTINGS = Stop("ratio and mode are settings")
 
 
-def _local_response(v: Call, slot: int) -> str:
-    """g·d⁻ᵝ − 2αβ/size·x·Σ(g·y/d), for y = x·d⁻ᵝ with d = bias + α/size·Σx² over neighbouring channels."""
-    size, alpha, beta, bias = (v.attr(n, d) for n, d in (("size", 1), ("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
-    before, after = (size - 1) // 2, size // 2
-    square = v.do("Mul", v.x(0), v.x(0))
-    d = v.do("Add", v.do("Mul", _near(v, square, before, after), alpha / size), bias)
-    direct = v.do("Div", v.g, v.do("Pow", d, beta))
-    around = _near(v, v.do("Div", v.do("Mul", v.g, v.y()), d), after, before)
-    return v.do("Sub", direct, v.do("Mul", v.do("Mul", v.x(0), around), 2 * alpha * beta / size))
-
-
-def _near(v: Call, x: str, before: int, after: int) -> str:
-    """Sum over each channel with `before` and `after` neighbours."""
-    if before + after == 0:
-        return x
-    none = [0] * (v.rank(0) - 2)
-    padded = v.do("Pad", x, v.b.ints([0, before, *none, 0, after, *none]))
-    last, axes = before + after, v.b.ints([1])
-    ends = [v.b.ints([at - last if at < last else END]) for at in range(last + 1)]
-    return v.do("Sum", *[v.do("Slice", padded, v.b.ints([at]), end, axes) for at, end in enumerate(ends)])
-
-
 ROWS: Family = {
     **_SOFTMAX,
     "LayerNormalization": row(_trailing_x, _trailing_scale, lambda v, slot: v.sum_to(v.g, slot)),
     "RMSNormalization": row(_trailing_x, _trailing_scale),
     "LpNormalization": row(_lp),
-    "LRN": row(_local_response),
     "InstanceNormalization": row(
         lambda v, slot: _instance(v).dx(v.do("Mul", v.g, _by_channel(v, v.x(1)))),
         lambda v, slot: _to_channels(v, v.do("Mul", v.g, _instance(v).xh)),
