@@ -73,7 +73,7 @@ class ForwardFindings:
         kept = [name for name in drops if dropout and name not in trained.draws]
         if kept and not run(kept).equals(expected):
             kept = [name for name in kept if run([name]).equals(expected)]
-        left = [name for name in (*drops, *trained.draws) if name not in kept]
+        left = [name for name in parts if name in {**drops, **trained.draws} and name not in kept]
         others = [name for name, part in parts.items() if _has_own_statistics(torch, part)]
         if not trained.equals(expected):
             others += [name for name in parts if name not in left and not run([name]).equals(expected)]

@@ -17,7 +17,6 @@ from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import SGD
-from amp_rewrite.train.update.parameter_group import ParameterGroup
 from support import stub
 from support.paths import ROOT
 from support.train.nets import CROSS_ENTROPY, F32, Run, batches, mlp, parsed, same
@@ -137,13 +136,6 @@ def test_a_normalization_whose_statistics_are_frozen_uses_them() -> None:
     plain = training_step(parsed(NORMALIZED), loss="loss", policy="float32")
     assert [v.name for v in frozen.state] == ["parameter/s", "parameter/b", "step"]
     assert same(Run(frozen)(_normalized_batch()).state, Run(plain)(_normalized_batch()).state)
-    grouped = training_step(
-        parsed(NORMALIZED),
-        loss="loss",
-        training_mode=True,
-        optimizer=SGD(groups=[ParameterGroup("[bm]*", frozen=True)]),
-    )
-    assert not any(v.name.startswith("buffer/") for v in grouped.state)
     loss = ModelLoss.of(parsed(NORMALIZED), "loss", training_mode=True, freeze="*ea*")
     before = loss.export().to_proto().SerializeToString()
     loss.on(_normalized_batch()).gradients(loss.variables, np.array(1, F32))
