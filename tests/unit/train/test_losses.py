@@ -385,7 +385,7 @@ def test_an_ignored_class_is_no_wrong_target_and_other_ones_are() -> None:
 @pytest.mark.parametrize(
     ("loss", "number", "message"),
     [
-        ("kl_divergence(y, t)", -1, "has -1, but its targets are shares of classes, at least 0; kl_divergence takes"),
+        ("kl_divergence(y, t)", -1, "has -1, but its targets are shares of classes, at least 0"),
         ("binary_cross_entropy(y, t)", -1, "has -1, but its targets are yes or no, from 0 to 1; write no as 0"),
     ],
 )

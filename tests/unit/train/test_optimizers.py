@@ -203,7 +203,7 @@ def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
         (
             "sgd,beta_1=0.5",
             "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
-            " groups, decay_biases_and_norms, learning_rate, momentum, nesterov,"
+            " decay_biases_and_norms, learning_rate, momentum, nesterov,"
             " rate_in_momentum",
         ),
         ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
