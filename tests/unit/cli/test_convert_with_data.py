@@ -254,7 +254,7 @@ def test_explain_tells_of_its_stages_as_a_conversion_does(model: str, monkeypatc
     told: list[str] = []
 
     @contextlib.contextmanager
-    def drawn(quiet: bool, verbose: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    def drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
         yield None if quiet else lambda title, done, total: told.append(title)
 
     monkeypatch.setattr(terminal, "_shown", drawn)

@@ -34,9 +34,8 @@ def test_a_report_in_place_of_ranges_is_recognized() -> None:
     assert run(NET, "--dry-run", "--report", "r.json").exit_code == 0
     with pytest.raises(EvidenceError) as refused:
         Ranges.load("r.json")
-    assert str(refused.value) == (
-        "r.json is a conversion report, not a ranges file; `amp-rewrite calibrate` writes one"
-    )
+    assert "is a conversion report, not a ranges file" in str(refused.value)
+    assert str(refused.value).startswith("r.json") and "calibrate" in str(refused.value)
 
 
 def test_a_rule_page_says_what_to_do() -> None:
