@@ -45,8 +45,8 @@ INTRO = f"""# What the plain command makes
 break them, and on the models that were [measured on a GPU](gpu.md), on random data. *Right*: no error above {NEAR:g} of
 the largest value of its output, with half precision [emulated](../concepts/emulation.md). *Kept*: ops that the check on
 a random batch keeps in float32. `python benchmarks/run.py plain CACHE` writes this page. [Trained models](trained.md)
-are asked what their packages ask them, by the same command. *Small*: an export of the same architecture stands in for a
-model of more than 600 MB.
+are asked what their packages ask them, by the same command. *Small*: a small export of the same architecture
+stands in for the model.
 """
 
 
