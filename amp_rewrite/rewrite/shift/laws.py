@@ -46,6 +46,8 @@ y0 = x1 + x0, y0 = x2 : Conv ConvTranspose
 y0 = x1 + x0 + alpha, y0 = x2 + beta : Gemm
 y0 = x1 + x0, y0 = x3 : DeformConv
 y0 = x0 + x2, y0 = x5 : com.microsoft::MatMulNBits
+x2 = - x0, x6 = - x0, y0 = x4, y0 = x5 : com.microsoft::MoE
+x3 = - x0, x9 = - x0, y0 = x6, y0 = x7 : com.microsoft::QMoE
 y0 = - x0         : Reciprocal
 2y0 = x0          : Sqrt
 y0 = 2x0          : ReduceSumSquare

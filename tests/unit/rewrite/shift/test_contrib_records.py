@@ -80,6 +80,23 @@ NODES = {
     "a window and a smooth softmax": Node(
         "GroupQueryAttention", grouped(), CACHED, {**GROUPED, "local_window_size": 2, "smooth_softmax": 1}
     ),
+    "experts": Node(
+        "MoE",
+        {"x": floats(3, 8), "router": floats(3, 4), "w1": floats(4, 6, 8), "b1": floats(4, 6), "w2": floats(4, 8, 6),
+         "b2": floats(4, 8)},
+        "y",
+        {"k": 2, "activation_type": "silu", "normalize_routing_weights": 1},
+        "w1 b1 w2 b2",
+    ),
+    "quantized experts": Node(
+        "QMoE",
+        {"x": floats(3, 32), "router": floats(3, 4), "w1": RNG.integers(0, 255, (4, 32, 16)).astype(np.uint8),
+         "s1": np.abs(floats(4, 32)), "b1": floats(4, 32), "w2": RNG.integers(0, 255, (4, 32, 16)).astype(np.uint8),
+         "s2": np.abs(floats(4, 32)), "b2": floats(4, 32)},
+        "y",
+        {"k": 2, "activation_type": "gelu", "expert_weight_bits": 4},
+        "w1 s1 b1 w2 s2 b2",
+    ),
     "a scaled product": Node("FusedMatMul", {"x": floats(4, 8), "w": floats(8, 3)}, "y", {"alpha": 0.3}),
     "weights of four bits": Node(
         "MatMulNBits",
