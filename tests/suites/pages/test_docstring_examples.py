@@ -107,7 +107,7 @@ def arguments(name: str) -> tuple[list[str], set[str]]:
         return fields, listed_by_bases(value) | (set(fields) - inspect.get_annotations(value).keys())
     if hasattr(value, "_fields"):
         return list(value._fields), set()
-    made = vars(value).get("__init__")
+    made = inspect.unwrap(vars(value).get("__init__", value))
     plain = isinstance(made, FunctionType) and not getattr(value, "_is_protocol", False)
     own = parameters(made) if plain and made.__code__.co_filename == inspect.getfile(value) else []
     return own, listed_by_bases(value)

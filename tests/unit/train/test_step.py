@@ -311,20 +311,6 @@ def test_masks_single_numbers_and_statistics_are_no_parameters() -> None:
     assert training_step(model, loss="loss", parameters=["bias", "scale"]).parameters == ("scale", "bias")
 
 
-def test_a_mask_that_masks_nothing_is_no_parameter_and_a_table_of_zeros_is_one() -> None:
-    model = parsed(
-        """net (float[1,2,2,2] x) => (float[1,2,2,2] y)
-        <float[1,1,2,2] mask = {0, 0, 0, 0}, float[2,2] table = {0, 0, 0, 0},
-         float[1,1,2,2] learned = {0, 0, 0, 1}> {
-          a = Add (x, mask)
-          b = Add (a, table)
-          y = Add (b, learned)
-          loss = ReduceMean <keepdims = 0> (y)
-        }"""
-    )
-    assert training_step(model, loss="loss").parameters == ("table", "learned")
-
-
 def test_the_trained_model_has_the_new_weights_and_is_otherwise_the_old_one() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY)
     run = Run(step).all(2)
