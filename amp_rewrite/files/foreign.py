@@ -49,6 +49,12 @@ FORMATS = (
         _KERAS,
     ),
     Foreign(
+        (".npz",),
+        lambda head: head.startswith(_ZIP) and b".npy" in head,
+        "is an archive of arrays",
+        "name the model first, and these with --data {file}",
+    ),
+    Foreign(
         (".html", ".htm"),
         lambda head: head.lstrip()[:14].lower() == b"<!doctype html",
         "is a web page",
@@ -59,6 +65,12 @@ FORMATS = (
         lambda head: head.startswith(_TORCH_PICKLE) or (head.startswith(_ZIP) and b"/data" in head),
         "is a PyTorch file",
         f"load the module in Python, and call {_TORCH}",
+    ),
+    Foreign(
+        (".gz", ".tgz"),
+        lambda head: head.startswith(b"\x1f\x8b"),
+        "is compressed (gzip)",
+        "unpack it, as by `gunzip --keep {file}`",
     ),
     Foreign(
         (".tflite",),

@@ -53,10 +53,16 @@ def _names(proto: ModelProto) -> Iterator[Mend]:
     elif isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
         text = name.decode(errors="backslashreplace")
         yield Mend("graph", f"its name is not UTF-8; it is {text!r} now", lambda p: _call(p.graph, text))
+    if any(not tensor.name for tensor in proto.graph.initializer):
+        yield Mend("initializer", "an initializer has no name, so nothing can read it; it is left out", _drop_nameless)
 
 
 def _call(graph: GraphProto, name: str) -> None:
     graph.name = name
+
+
+def _drop_nameless(proto: ModelProto) -> None:
+    refill(proto.graph, "initializer", [tensor for tensor in proto.graph.initializer if tensor.name])
 
 
 def _old_ir(proto: ModelProto) -> Iterator[Mend]:
@@ -86,6 +92,11 @@ def _twice(proto: ModelProto) -> Iterator[Mend]:
             if not _equal(known, tensor):
                 raise ModelError(f"initializer {tensor.name!r} is there twice, with different values; keep one")
             yield Mend(tensor.name, "the initializer is there twice, with the same values; one is left", _once)
+    keys: set[str] = set()
+    for entry in proto.metadata_props:
+        if entry.key in keys:
+            yield Mend(entry.key, "the key of metadata is there twice; the last entry is left", _last_of_each_key)
+        keys.add(entry.key)
 
 
 def _equal(a: TensorProto, b: TensorProto) -> bool:
@@ -100,6 +111,10 @@ def _equal(a: TensorProto, b: TensorProto) -> bool:
 def _once(proto: ModelProto) -> None:
     first = {tensor.name: tensor for tensor in reversed(proto.graph.initializer)}
     refill(proto.graph, "initializer", [t for t in proto.graph.initializer if first[t.name] is t])
+
+
+def _last_of_each_key(proto: ModelProto) -> None:
+    refill(proto, "metadata_props", {entry.key: entry for entry in proto.metadata_props}.values())
 
 
 def _repeated(proto: ModelProto) -> Iterator[Mend]:
@@ -135,6 +150,10 @@ def _domains(proto: ModelProto) -> Iterator[Mend]:
             note = "nodes state the domain 'ai.onnx', which is written as ''; it is '' now"
             yield Mend(subject, note, _at(number, _to_default_domain))
         known = {imported.domain for imported in holder.opset_import}
+        for imported in holder.opset_import:
+            if not 0 < imported.version < OPSETS and imported.domain not in (*used, "", _SPELLED_OUT):
+                note = f"it imports {imported.domain} opset {imported.version}, which no node uses; it is left out"
+                yield Mend(subject, note, _at(number, _without_import(imported.domain)))
         for domain in sorted(used.keys() - known - local - {""}):
             if (version := _only_version(domain, used[domain])) is not None:
                 note = f"nodes are of {domain}, which is not imported; opset {version} of it is now"
@@ -157,6 +176,10 @@ def _to_default_domain(holder: _Holder) -> None:
     for imported in holder.opset_import:
         if imported.domain == _SPELLED_OUT:
             imported.domain = ""
+
+
+def _without_import(domain: str) -> Callable[[_Holder], None]:
+    return lambda holder: refill(holder, "opset_import", [o for o in holder.opset_import if o.domain != domain])
 
 
 def _with_import(domain: str, version: int) -> Callable[[_Holder], None]:

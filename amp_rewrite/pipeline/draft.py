@@ -147,6 +147,7 @@ class Draft:
         return PaintOptions(
             level=request.level,
             target=request.target,
+            gray_follows_allow=request.gray_follows_allow,
             keep=self.keep,
             lower=self.lower,
             pins=pins,

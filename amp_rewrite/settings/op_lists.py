@@ -2,26 +2,32 @@
 
 Four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
 class, unlisted. The lists are YAML files; the form of an entry is described at the top of
-`lists/float16.yaml`. Overlays move ops between the lists; the last one wins, and every entry keeps its source.
+`lists/float16.yaml`. Overlays and edits move ops between the lists; the last one wins, and every entry
+keeps its source.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ListError, PolicyError
+from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import Color, Entry, spell
+from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name, spell
 from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
 
 Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
+
+
+Edit = tuple[Color, Entry]
+"""One word of an environment variable: the list that an op is put on or taken off, and its new entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +116,15 @@ def lists_folder() -> Path:
     raise ListError("the shipped op lists are missing; reinstall amp-rewrite")
 
 
-def load_lists(to: DType | str, overlays: Sequence[str | Path | Mapping[str, object]] = ()) -> OpLists:
-    """Return the lists for a target type: the shipped ones, then each overlay in turn.
+def load_lists(
+    to: DType | str, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
+) -> OpLists:
+    """Return the lists for a target type: the shipped ones, then each overlay in turn, then the edits.
 
     Args:
         to: float16 or bfloat16, or its name.
         overlays: names of shipped lists (a new base), paths of YAML files, or mappings of the same form.
+        edits: ops to add to a list or to remove from one.
 
     Returns:
         The lists in force.
@@ -139,7 +148,37 @@ def load_lists(to: DType | str, overlays: Sequence[str | Path | Mapping[str, obj
         if file.name not in SHIPPED:
             names.append(file.name)
         table = _overlay(table, file)
-    return OpLists("+".join(names), table)
+    for edit in edits:
+        table = _edit(table, *edit)
+    return OpLists("+".join([*names, *(["environment"] if edits else [])]), table)
+
+
+def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
+    """Return the edits in `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}`: all additions, then all removals.
+
+    ListError for an unknown op, or one that two variables add; ConfigError for a variable with a similar name that is
+    not one of these.
+    """
+    variables = {
+        f"AMP_REWRITE_{color.name}LIST_{action}": (action == "ADD", color)
+        for action in ("ADD", "REMOVE")
+        for color in (Color.ALLOW, Color.GRAY, Color.DENY, Color.CLEAR)
+    }
+    for name in sorted(environ):
+        if re.match(r"AMP_REWRITE_\w*LIST_", name) and name not in variables:
+            legal = "AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}"
+            raise ConfigError(f"unknown environment variable {name}; use {legal}")
+    edits: list[Edit] = []
+    added: dict[Key, str] = {}
+    for name, (add, color) in variables.items():
+        for word in filter(None, (part.strip() for part in environ.get(name, "").split(","))):
+            op = parse_name(word, name)
+            check_known(*op, name, _shipped_ops)
+            if add and added.setdefault(op, name) != name:
+                raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
+            to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
+            edits.append((color, Entry(*op, to, f"{way} the {color.value} list", name)))
+    return tuple(edits)
 
 
 def _shipped(name: str, to: DType) -> Table:
@@ -173,6 +212,14 @@ def _overlay(below: Table, file: ListFile) -> Table:
     for entry in file.removed:
         table[entry.domain, entry.op_type] = (entry,)
     return table
+
+
+def _edit(table: Table, color: Color, new: Entry) -> Table:
+    key = new.domain, new.op_type
+    if new.color is color:
+        return {**table, key: (new,)}
+    changed = [replace(new, condition=e.condition) if e.color is color else e for e in table.get(key, ())]
+    return {**table, key: tuple(changed)} if changed else table
 
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:

@@ -53,6 +53,7 @@ class Painting(TypedDict, total=False):
     safety: Safety | None
     keep: str | Sequence[str] | None
     lower: str | Sequence[str] | None
+    gray_follows_allow: bool | None
 
 
 class Options(Painting, total=False):
@@ -224,6 +225,11 @@ class Request:
         words=get_args(Placement),
         stated=Stated.UNUSUAL,
     )
+    gray_follows_allow: bool | None = option(
+        None,
+        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers those between two"
+        " allow ops alone, as it does for float16; by default the rule of the type",
+    )
     external_data: bool | None = option(
         None,
         "weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
@@ -390,10 +396,10 @@ class Request:
 
     @cached_property
     def op_lists(self) -> OpLists:
-        """Lists in force. ListError if one is invalid."""
-        from amp_rewrite.settings.op_lists import load_lists  # late: help and settings need no lists
+        """Lists in force, with the edits of the environment. ListError if one is invalid."""
+        from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
 
-        return load_lists(self.to, self.lists)
+        return load_lists(self.to, self.lists, environment_edits(os.environ))
 
     def tell(self, stage: str, done: int = 0, total: int = 1) -> None:
         """Report the begin of a stage of the work, or its progress."""

@@ -314,6 +314,7 @@ DEFAULTS = {
     "opset": None,
     "shift": "auto",
     "placement": None,
+    "gray_follows_allow": None,
 }
 
 
@@ -332,6 +333,7 @@ DEFAULTS = {
         (["--io", "low", "--io", "out:y=float32"], {"io": ("low", "out:y=float32")}),
         (["--fuse", "none"], {"fuse": "none"}),
         (["--set", "placement=propagate"], {"placement": "propagate"}),
+        (["--set", "gray-follows-allow=false"], {"gray_follows_allow": False}),
         (["--opset", "auto"], {"opset": "auto"}),
         (["--opset", "20"], {"opset": 20}),
         (["--set", "shift=6"], {"shift": 6}),

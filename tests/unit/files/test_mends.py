@@ -145,6 +145,18 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
         model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),  # type: ignore[attr-defined]
         "bodies repeat initializers",
     ),
+    "a metadata key twice": (
+        model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"]),
+        "the last entry is left",
+    ),
+    "an import of opset 0 that no node uses": (
+        model(lambda m: m.opset_import.add(domain="foo", version=0)),
+        "foo opset 0, which no node uses",
+    ),
+    "an initializer without a name": (
+        model(lambda m: m.graph.initializer.append(tensor("", [1]))),
+        "an initializer has no name",
+    ),
 }
 UNCHECKED: Mapping[str, ModelProto] = {
     "value_info of another shape": model(
@@ -233,12 +245,6 @@ OVERLOOKED: Mapping[str, ModelProto] = {
     "an omitted output": model(lambda m: m.graph.node[1].output.append(""), PLAIN.replace("Relu", "Dropout")),
 }
 REFUSED: Mapping[str, tuple[ModelProto, str]] = {
-    "a metadata key twice": (model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"]), "duplicate keys"),
-    "an import of opset 0": (
-        model(lambda m: m.opset_import.add(domain="foo", version=0)),
-        "foo opset 0, which does not",
-    ),
-    "an initializer without a name": (model(lambda m: m.graph.initializer.append(tensor("", [1]))), "'name' of 'init'"),
     "two opsets": (model(lambda m: m.opset_import.add(domain="", version=13)), "imports ai.onnx opsets 17 and 13"),
     "ai.onnx not imported": (
         model(lambda m: m.opset_import[0].MergeFrom(onnx.OperatorSetIdProto(domain="com.microsoft"))),

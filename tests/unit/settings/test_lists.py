@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import amp_rewrite.settings.list_file
 import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ListError, PolicyError
+from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.settings.list_entry import Color, _same, check_attribute
-from amp_rewrite.settings.op_lists import OpLists, lists_folder, load_lists
+from amp_rewrite.settings.op_lists import OpLists, environment_edits, lists_folder, load_lists
 from amp_rewrite.settings.request import Request
 from support.paths import ROOT
 
@@ -464,6 +464,60 @@ def test_levels_change_the_lists_that_they_name() -> None:
     assert strict.ops(Color.DENY) == tuple(sorted(lists.ops(Color.GRAY) + lists.ops(Color.DENY)))
     was, now = lists.classify("", "Add", {}, 2), strict.classify("", "Add", {}, 2)
     assert (now.source, now.because) == (was.source, f"level treat-gray-as-deny, else gray: {was.because}")
+
+
+# ---- environment
+
+
+def test_the_environment_moves_ops_after_the_overlays() -> None:
+    edits = environment_edits(
+        {
+            "AMP_REWRITE_DENYLIST_ADD": "Softmax, my.domain::Fancy,",
+            "AMP_REWRITE_GRAYLIST_REMOVE": "Softmax,Add",
+            "AMP_REWRITE_CLEARLIST_REMOVE": "Resize",
+            "AMP_REWRITE_LISTS": "not ours",
+            "PATH": "/bin",
+        }
+    )
+    lists = load_lists(DType.FLOAT16, [{"gray": ["Exp"]}], edits)
+    assert [color(lists, op) for op in ("Softmax", "Add", "Exp")] == ["deny", "unlisted", "gray"]
+    assert (color(lists, "Resize", mode="nearest"), color(lists, "Resize", mode="linear")) == ("unlisted", "gray")
+    assert color(lists, "Fancy", "my.domain") == "deny"
+    entry = lists.classify("", "Softmax", {}, 1)
+    assert (entry.because, entry.source) == ("put on the deny list", "AMP_REWRITE_DENYLIST_ADD")
+    assert lists.name == "float16+<mapping>+environment"
+
+
+def test_an_op_added_and_removed_is_removed_as_in_tensorflow() -> None:
+    edits = environment_edits({"AMP_REWRITE_ALLOWLIST_REMOVE": "Exp", "AMP_REWRITE_ALLOWLIST_ADD": "Exp"})
+    assert color(load_lists(DType.FLOAT16, edits=edits), "Exp") == "unlisted"
+
+
+@pytest.mark.parametrize(
+    ("environ", "error", "message"),
+    [
+        (
+            {"AMP_REWRITE_DENYLIST_ADD": "Sofmax"},
+            ListError,
+            "AMP_REWRITE_DENYLIST_ADD: no such op as 'Sofmax'; did you mean 'Softmax'?",
+        ),
+        (
+            {"AMP_REWRITE_DENYLIST_ADD": "Exp", "AMP_REWRITE_ALLOWLIST_ADD": "Exp"},
+            ListError,
+            "AMP_REWRITE_DENYLIST_ADD: op 'Exp' is in AMP_REWRITE_ALLOWLIST_ADD too; keep one",
+        ),
+        (
+            {"AMP_REWRITE_INFERLIST_ADD": "Exp"},
+            ConfigError,
+            "unknown environment variable AMP_REWRITE_INFERLIST_ADD; "
+            "use AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}",
+        ),
+    ],
+)
+def test_a_bad_variable_is_refused(environ: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        environment_edits(environ)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
