@@ -22,8 +22,7 @@ OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
 # Tests that write the digests and numbers with which they compare.
-GOLDEN ?= suites/models/test_golden_digests suites/models/test_golden_products \
-	unit/decide/test_contexts_golden unit/cli/test_help
+GOLDEN ?= suites/models/test_golden_digests unit/decide/test_contexts_golden unit/cli/test_help
 # Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations
