@@ -32,7 +32,7 @@ PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 GROUPS = {
     "Convert": {
-        "convert": "Convert MODEL, a file or a folder, and print a report with reasons.",
+        "convert": "Convert MODEL, a file or folder.",
         "calibrate": "Run MODEL on data and write the ranges of its values.",
         "emulate": "Write MODEL as float32 ops that round as half precision does.",
         "train-step": "Write one ONNX model that makes a training step of MODEL.",

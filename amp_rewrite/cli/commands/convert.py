@@ -77,7 +77,7 @@ _KEYS = (*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS, "external_data
 def convert(
     model: Path, out: tuple[str, ...], output: str | None, dry_run: bool, report_file: Path | None, **given: Any
 ) -> int:
-    """Convert MODEL, a file or folder, for a GPU: half precision is slow on a CPU."""
+    """Convert MODEL, a file or folder. For GPUs: half precision is slow on a CPU."""
     asked = _Asked(
         dry_run, report_file, *(given.pop(word) for word in ("jobs", "resume", "as_json", "quiet", "verbose"))
     )

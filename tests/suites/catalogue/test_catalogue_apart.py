@@ -269,7 +269,7 @@ def test_a_convolution_that_needs_a_newer_opset_in_bfloat16_is_named_with_that_o
 
 def test_the_command_line_says_that_half_is_for_gpus() -> None:
     words = " ".join(CliRunner().invoke(program, ["convert", "--help"]).output.split())
-    assert "for a GPU: half precision is slow on a CPU" in words
+    assert "For GPUs: half precision is slow on a CPU" in words
 
 
 def test_a_session_on_a_cpu_runs_the_float32_model_and_says_why() -> None:
