@@ -124,7 +124,7 @@ class Ranges(Result):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str) -> Ranges:
-        """Read the text of `to_json`.
+        """Return the Ranges in the text of `to_json`.
 
         Raises:
             EvidenceError: the text is invalid; names the field.
