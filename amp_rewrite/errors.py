@@ -75,6 +75,7 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
     import difflib  # late: only errors need it
 
     names = list(known)
+    names.sort(key=lambda name: name[:1] != str(word)[:1])  # "Sofmax" is rather Softmax than softmax
     close = difflib.get_close_matches(str(word).lower(), dict.fromkeys(name.lower() for name in names), most)
     return [name for like in close for name in names if name.lower() == like][:most]
 

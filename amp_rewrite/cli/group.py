@@ -39,18 +39,18 @@ GROUPS = {
     },
     "Check and compare": {
         "verify": "Compare the outputs of B with those of A on the same data.",
-        "locate": "Print where values of B depart from A, and the ops that add most.",
+        "locate": "Print where B departs from A, and the ops that add most.",
         "diff": "Print how B differs from A; exit with 1 if it does.",
-        "gate": "Compare each FILE with the same file in a commit of git; exit with 1 if one differs.",
+        "gate": "Compare each FILE with a commit; exit with 1 if one differs.",
         "bench": "Time models side by side: latency, memory, ops.",
     },
     "Understand": {
         "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
-        "explain": "Print why NODE gets its type, back to the op that decides; or what WORD means.",
+        "explain": "Print why NODE gets its type, or what WORD means.",
         "doctor": "Find obstacles to fast half precision, here or in MODEL.",
     },
     "Shell": {
-        "completion": "Print the script that completes commands, options, values and models in a shell.",
+        "completion": "Print the script that completes words in a shell.",
     },
 }
 """Headings of the help, and below each the commands with the first sentence of their help."""
@@ -150,8 +150,10 @@ class Program(click.Group):
         named = Path(first).exists() or has_magic(first) or "://" in first
         if first.startswith("-") or ctx.resilient_parsing or named:
             return [self.default, *args]
-        hint = advice(first, [*COMMANDS, *_models_near(first)], "name a model or a command")
-        raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
+        is_path = Path(first).suffix or os.sep in first
+        hint = advice(first, [*COMMANDS, *_models_near(first)], "" if is_path else "name a model or a command")
+        fact = f"no such file: {first}" if is_path else f"no command or file {first!r}"
+        raise click.UsageError(f"{fact}; {hint}" if hint else fact, ctx)
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, print an error in one line, and exit."""
@@ -181,7 +183,8 @@ class Program(click.Group):
             return stop.exit_code
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else NAME
-            return _fail(f"{_misused(error)}; see '{path} --help'")
+            said = _misused(error)
+            return _fail(f"{said} See '{path} --help'" if said.endswith("?") else f"{said}; see '{path} --help'")
         except click.ClickException as error:
             return _fail(error.format_message())
         except AmpRewriteError as error:
@@ -232,6 +235,8 @@ def _misused(error: click.UsageError) -> str:
     known = {name: name for option in options for name in (*option.opts, *option.secondary_opts)}
     keys = {f"--{key.replace('_', '-')}": key for option in options for key in getattr(option, "keys", ())}
     known |= {name: f"--set {name[2:]}=…" for name in keys}
+    values = ((option, word.partition("[")[0]) for option in options for word in (option.metavar or "").split("|"))
+    known = {f"--{word}": f"{option.opts[-1]} {word}" for option, word in values if word.islower()} | known
     near = nearest(error.option_name.replace("_", "-"), [name for name in known if name.startswith("--")])
     return f"no such option {error.option_name}{f'; did you mean {known[near[0]]}?' if near else ''}"
 

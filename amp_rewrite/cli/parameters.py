@@ -159,8 +159,10 @@ def borrowed(*options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
 
 def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
-    more: dict[str, Any] = {"type": {Kind.NUMBER: click.FLOAT, Kind.WHOLE: click.INT}.get(row.kind)}
-    if row.kind is Kind.LIST:
+    more: dict[str, Any] = {}
+    if row.kind in (Kind.NUMBER, Kind.WHOLE):
+        more = {"type": lambda text: row.of_word(str(text), names)}
+    elif row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
         names = f"{names}/--no-{row.key}" if row.default else names

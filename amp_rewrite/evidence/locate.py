@@ -228,7 +228,7 @@ def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> boo
     return error > JUMP * max(before, pairing.low.eps)
 
 
-_CALM = "no op adds a sudden error"
+_CALM = "no op's error stands out"
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")
 
 

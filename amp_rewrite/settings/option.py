@@ -106,7 +106,7 @@ class Option:
             if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
                 return tuple(texts)
         if isinstance(value, (int, float)) and number and self.kind is Kind.NUMBER:
-            return float(value) if abs(value) <= DType.DOUBLE.max else math.inf  # TOML's integers have no bound
+            return math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML's integers have no bound
         if isinstance(value, int) and number and self.kind is Kind.WHOLE:
             return value
         if isinstance(value, int) and number and self.kind is Kind.TEXT:
@@ -130,7 +130,7 @@ _FORMS_IN_FILES = {
     Kind.PATH: "text in quotes",
     Kind.LIST: 'a list of text, as in ["..."]',
     Kind.SWITCH: "true or false",
-    Kind.NUMBER: "a number, as in 2",
+    Kind.NUMBER: "a number, as in 0.01",
     Kind.WHOLE: "a whole number, as in 2",
 }
 ROW = "option"

@@ -274,7 +274,8 @@ def _nothing_matched(
             why = expanded or f"{_CRITERIA[term.key].nothing.format(term.text)}; {_hint(view, term)}"
             return f"pattern '{pattern}' matches nothing: {why}"
     counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
-    return f"pattern '{pattern}' matches nothing: no op passes all its terms ({counts}); drop or widen one"
+    fact = f"no op passes all its terms ({counts})"
+    return f"pattern '{pattern}' matches nothing: {fact}; write a pattern for each, as commas mean AND"
 
 
 def _expanded(view: View, before: View, term: SelectorTerm) -> str | None:

@@ -126,7 +126,7 @@ def locate(
     report_file: Path | None,
     **given: Any,
 ) -> None:
-    """Print where values of B depart from A, and the ops that add most.
+    """Print where B departs from A, and the ops that add most.
 
     First comes the op where the error jumps, then the ops with the largest local errors.
     """

@@ -93,7 +93,8 @@ def convert(
     guided = guidance(settings, shapes, said)
     target = target or beside(model, f"{settings.to.spelling}.onnx")
     command = _typed(guided, [*out], settings)
-    with nullcontext() if dry_run else made_folders(target):
+    asked = replace(asked, makes_folder=not (dry_run or target.parent.is_dir()))
+    with made_folders(target) if asked.makes_folder else nullcontext():
         return _convert_one(model, target, asked, settings, guided, overwrite=overwrite, command=command)
 
 
@@ -108,6 +109,7 @@ class _Asked:
     as_json: bool
     quiet: bool
     verbose: bool
+    makes_folder: bool = False
 
     def show(self, converted: Converted, repaired: Repaired | None, *, command: str) -> None:
         """Print a conversion and its repair. `command`: the one to suggest."""
@@ -120,8 +122,8 @@ class _Asked:
             terminal.warn(report.findings, quiet=self.quiet)
             for line in searched.splitlines():
                 terminal.talk(line, quiet=self.quiet)
-        elif self.dry_run or not self.quiet:
-            terminal.show(report.text(verbose=self.verbose, more="" if self.quiet else searched, command=command))
+        elif not self.quiet:
+            terminal.show(report.text(verbose=self.verbose, more=searched, command=command))
 
 
 def _convert_one(
@@ -168,7 +170,8 @@ def _convert_one(
         why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
         terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=quiet)
     if not asked.dry_run:
-        terminal.talk(f"wrote {output}" if solved else f"not written: {output}", quiet=quiet)
+        where = f"{output}, in a new folder" if asked.makes_folder else str(output)
+        terminal.talk(f"wrote {where}" if solved else f"not written: {output}", quiet=quiet)
     for other in left if solved else ():
         remark = f"{other} held the data of the old {output.name}: remove it if no other model reads it"
         terminal.talk(remark, quiet=quiet)
@@ -304,14 +307,15 @@ def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
 def _show(outcome: Outcome, asked: _Asked) -> None:
     if asked.as_json:
         terminal.show(outcome.to_json())
-    elif not outcome.error and (asked.dry_run or not asked.quiet):
+    elif not outcome.error and not asked.quiet:
         terminal.show(f"ok  {outcome.source if asked.dry_run else outcome.target}: {outcome.fate}")
         if asked.verbose:
             terminal.warn(outcome.findings, quiet=False)
     if outcome.trace:
         sys.stderr.write(outcome.trace)
     if outcome.error:
-        terminal.talk(f"error: {outcome.source}: {outcome.error.removeprefix(f'{outcome.source}: ')}", quiet=False)
+        named = outcome.error.startswith((f"{outcome.source}:", f"{outcome.source} "))
+        terminal.talk(f"error: {'' if named else f'{outcome.source}: '}{outcome.error}", quiet=False)
 
 
 def _conclude(batch: Batch, done: int, failed: int, *, quiet: bool) -> None:

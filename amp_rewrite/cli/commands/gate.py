@@ -100,11 +100,11 @@ def gate(
     verbose: bool,
     **given: Any,
 ) -> int:
-    """Compare each FILE with the same file in a commit of git; exit with 1 if one differs.
+    """Compare each FILE with a commit; exit with 1 if one differs.
 
-    A FILE is a model or a JSON report. If the commit lacks it, only --expect checks it. If it cannot be read, the
-    others are still compared, and the exit code is 2. For a change that is meant, --accept writes FILE.accepted.json:
-    commit it with the FILE. The differences are accepted until the base holds that file, too.
+    A FILE is a model or a JSON report in git. If the commit lacks it, only --expect checks it. If it cannot be read,
+    the others are still compared, and the exit code is 2. For a change that is meant, --accept writes
+    FILE.accepted.json: commit it with the FILE. The differences are accepted until the base holds that file, too.
     """
     from amp_rewrite.reports.expect import Expectation
 

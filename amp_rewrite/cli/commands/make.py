@@ -251,10 +251,10 @@ def _scale_in_words(scale: LossScale | None) -> str:
 
 @parameters.command(click.argument("shell", metavar="|".join(SHELLS), type=parameters.WordChoice(SHELLS)))
 def completion(shell: str) -> None:
-    """Print the script that completes commands, options, values and models in a shell.
+    """Print the script that completes words in a shell.
 
     Bash and zsh: eval "$(amp-rewrite completion bash)" in ~/.bashrc or ~/.zshrc. Fish: write it to
-    ~/.config/fish/completions/amp-rewrite.fish.
+    ~/.config/fish/completions/amp-rewrite.fish. It completes commands, options, values and models.
     """
     from click.shell_completion import get_completion_class
 

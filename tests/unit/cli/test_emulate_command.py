@@ -131,7 +131,7 @@ def test_weights_go_where_they_are_asked_to_go() -> None:
         ),
         (
             ["net.onnx", "--rounding"],
-            "no such option --rounding; did you mean --no-rounding?; see 'amp-rewrite emulate",
+            "no such option --rounding; did you mean --no-rounding? See 'amp-rewrite emulate",
         ),
         (
             ["net.onnx", "-o", "net.onnx/out.onnx"],

@@ -13,7 +13,7 @@ import amp_rewrite
 from amp_rewrite.settings.choices import Target
 from unit.cli.test_cli import TEXT, run
 
-HELP = "; see 'amp-rewrite {} --help'\n"
+HELP = "see 'amp-rewrite {} --help'\n"
 NET = "net.onnx"
 
 
@@ -35,11 +35,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_misspelled_option_gets_the_name_it_has_here(word: str, option: str) -> None:
     done = run("convert", NET, word, "x")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"error: no such option {word}; did you mean {option}?{HELP.format('convert')}"
+    assert done.stderr == f"error: no such option {word}; did you mean {option}? S{HELP[1:].format('convert')}"
 
 
 def test_only_options_that_the_command_has_are_suggested() -> None:
-    assert run("completion", "--safety").stderr == f"error: no such option --safety{HELP.format('completion')}"
+    assert run("completion", "--safety").stderr == f"error: no such option --safety; {HELP.format('completion')}"
 
 
 KEYS = "it reads external-data, shard-size"
@@ -56,7 +56,7 @@ KEYS = "it reads external-data, shard-size"
             "--set overwrite: this setting has an option of its own; write --overwrite",
         ),
         ("convert net.onnx --set safety=off", "--set safety: unknown value 'off' for safety; use one of default, none"),
-        ("convert net.onnx --set headroom=much", "--set headroom: headroom is 'much'; write a number, as in 2"),
+        ("convert net.onnx --set headroom=much", "--set headroom: headroom is 'much'; write a number, as in 0.01"),
         ("convert net.onnx --set steps=1.5", "--set steps: steps is '1.5'; write a whole number, as in 2"),
         ("convert net.onnx --set external-data=1", "--set external-data: external_data is '1'; write true or false"),
         ("emulate net.onnx --set safety=none", f"--set safety: emulate does not read this setting; {KEYS}"),
@@ -65,7 +65,9 @@ KEYS = "it reads external-data, shard-size"
 def test_a_setting_that_is_wrong_says_what_to_type(words: str, said: str) -> None:
     done = run(*words.split())
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"error: {said}{HELP.format(words.partition(' ')[0])}"
+    assert (
+        done.stderr == f"error: {said}{' S' if said.endswith('?') else '; s'}{HELP[1:].format(words.partition(' ')[0])}"
+    )
 
 
 def test_a_setting_is_what_the_file_and_the_keyword_are() -> None:

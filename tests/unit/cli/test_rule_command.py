@@ -85,7 +85,7 @@ def test_an_unknown_name_is_a_usage_error_with_the_nearest() -> None:
     done = run("mask_fil")
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: no file, rule or type of ops 'mask_fil'; did you mean 'mask_fill'?; see 'amp-rewrite explain --help'\n",
+        "error: no file, rule or type of ops 'mask_fil'; did you mean 'mask_fill'? See 'amp-rewrite explain --help'\n",
     )
 
 

@@ -124,6 +124,7 @@ def test_folders_of_an_output_are_made(words: tuple[str, ...], output: str) -> N
     done = run(*words)
     assert done.exit_code == 0, done.stderr
     assert Path(output).is_file()
+    assert words[0] not in ("convert", NET) or "wrote a/b/out.onnx, in a new folder\n" in done.stderr
 
 
 @pytest.mark.parametrize(

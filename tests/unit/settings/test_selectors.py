@@ -170,7 +170,10 @@ def test_a_malformed_pattern_is_named_with_the_way_out(pattern: str, message: st
         ("input=past_keys", "no op reads a value 'past_keys'; did you mean 'past_key'?"),
         ("name~=^zz", "no node is named '^zz'; see the names that 'amp-rewrite report -v' prints"),
         (r"re:\d{5}", r"no node is named '\d{5}'; see the names that 'amp-rewrite report -v' prints"),
-        ("op=Conv,feeds=Softmax", "no op passes all its terms (op=Conv: 1, feeds=Softmax: 3); drop or widen one"),
+        (
+            "op=Conv,feeds=Softmax",
+            "no op passes all its terms (op=Conv: 1, feeds=Softmax: 3); write a pattern for each, as commas mean AND",
+        ),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error_with_a_suggestion(block: View, pattern: str, message: str) -> None:
