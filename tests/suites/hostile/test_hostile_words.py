@@ -255,6 +255,7 @@ def evil_model(last: str = "Exp") -> ModelProto:
 FORMS = ("text", "json", "markdown", "github")
 
 
+@pytest.mark.slow
 def test_no_name_can_make_a_terminal_or_a_workflow_do_anything(cage: Cage, folder: Path) -> None:
     onnx.save(evil_model(), folder / "m.onnx")
     onnx.save(evil_model("Softmax"), folder / f"n{EVIL.replace('/', '')}.onnx")

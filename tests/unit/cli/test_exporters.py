@@ -61,6 +61,7 @@ def test_a_conversion_passes_verify_diff_and_gate(name: str) -> None:
         assert run("gate", "model.onnx").exit_code == (name in LOWERED)
 
 
+@pytest.mark.slow
 def test_data_repair_and_check_compare_all_outputs(name: str) -> None:
     kept = ran("model.onnx", "-o", "guarded.onnx", "--data", "batches.npz")
     assert ("next: " in kept) == (name in LOWERED)

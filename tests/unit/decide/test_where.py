@@ -338,6 +338,7 @@ def fused(row: Mapping[str, Any]) -> Counter[str]:
     return Counter({kind: n for kind, n in row["ops"].items() if FUSED.search(kind)})
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 @every_fixture
 def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str, cuda_stub: Path) -> None:

@@ -28,6 +28,7 @@ NEAR: dict[str, Any] = {"tolerance": 1e-2}
 BROKEN_BY_DATA = ("llama_outlier", "large_logits", "vae_decoder", "offset_norm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safety", ["default", "none"])
 @pytest.mark.parametrize("name", HARD)
 def test_hard_models_are_repaired_with_most_compute_ops_still_low(name: str, safety: str) -> None:
