@@ -134,7 +134,7 @@ def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, lo
     [
         "convert net.onnx --dry-run",
         "explain net.onnx first",
-        "calibrate net.onnx --random --shape x=4,8 -o -",
+        "calibrate net.onnx --random --shape x=4,8 -o ranges.json --overwrite",
         "doctor net.onnx",
         "explain",
     ],
