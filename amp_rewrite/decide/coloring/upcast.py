@@ -14,8 +14,8 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
 from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, Problem, fuses
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
-from amp_rewrite.ir.op_classes import ELEMENTLESS, SEEN_THROUGH
+from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -115,6 +115,10 @@ def _refuse(state: Upcast, op: OpId, note: str) -> None:
     state.refused[op] = Paint(low_type(state.view, op) or state.problem.to, reasons.UNRAISED, None, note)
 
 
+def _upcastable(state: Upcast, op: Op) -> bool:
+    return not isinstance(state.gate.upcastable(state.view, op), GateRefusal)
+
+
 def _is_upcast(state: Upcast, op: OpId) -> bool:
     return any((op, variable.name) in state.upcast for variable in state.view.variables[op])
 
@@ -181,6 +185,7 @@ def _takes_any_type(state: Upcast, use: Use) -> bool:
 def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
     view = state.view
     for op in reversed(view.ops):
+        _move_along(state, op)
         result = op.outputs[0] if op.kind == "Cast" else None
         if result is None or view.dtype(result) not in LOW_TYPES:
             continue
@@ -194,3 +199,32 @@ def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
         if (upcast or through) and (op.id in wishes or len(upcast) == len(uses)):
             paint = state.high(reasons.EXISTING_CAST, upcast[0].op if upcast else None)
             state.upcast[op.id, "T2"] = wishes.get(op.id, paint)
+
+
+def _move_along(state: Upcast, op: Op) -> None:
+    """Upcast an op that only moves the result of a Cast to a low type, and only for upcast ops.
+
+    The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.
+    """
+    view = state.view
+    results = op.results
+    if not _moves(view, op) or op.id in state.lower or any(exposed(view, v) for v in results):
+        return
+    uses = [use for v in results for use in view.uses[v]]
+    if not uses or not all(state.reads(use) for use in uses) or not _upcastable(state, op):
+        return
+    if _cast_to_low(view, op):
+        note = "moves what is cast, and only ops in float32 read it"
+        _upcast(state, op.id, state.high(reasons.RAISED, uses[0].op, note))
+
+
+def _moves(view: View, op: Op) -> bool:
+    copies = COPIES.get(op.kind) == (0,) and op.kind not in CASTS
+    return copies and low_type(view, op.id) is not None and not _low_sequences(view, op)
+
+
+def _cast_to_low(view: View, op: Op) -> bool:
+    _, moved = trail(view, op.outputs[0], lambda step: step.inputs[0] if _moves(view, step) else None)
+    source = view.producer(moved, "Cast")
+    before = view.dtype(source.inputs[0]) if source is not None else None
+    return before is not None and not before.low

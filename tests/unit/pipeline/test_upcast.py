@@ -189,6 +189,13 @@ def test_no_rounding_is_left_between_raised_ops() -> None:
     ]
 
 
+def test_ops_that_move_a_cast_value_to_raised_ops_are_raised_so_nothing_is_rounded() -> None:
+    body = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Identity (b)  d = Exp (c)  y = Relu (d)"
+    result = raised(half(body, "int64[8,8] i"), "op=Exp")
+    assert told(result.model)[:4] == ["a = Cast<float32>(i)", "b = Transpose(a)", "c = Identity(b)", "d = Exp(c)"]
+    assert rules(result)["Transpose_1"] == ("float32", "raised")
+
+
 def test_what_moves_a_cast_value_to_low_ops_too_or_no_cast_value_stays_low() -> None:
     read_low = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Exp (b)  y = Sum (b, c)"
     assert told(raised(half(read_low, "int64[8,8] i"), "op=Exp").model)[:2] == [
