@@ -52,7 +52,8 @@ def export(
 
     Raises:
         MachineError: PyTorch or onnxscript is not installed.
-        ModelError: the check fails; nothing is written.
+        ModelError: it is not a module, or the check fails; nothing is written.
+        FeedError: the arguments are neither a tensor nor a tuple.
         AmpRewriteError: as `convert` and `Converted.save` raise it.
 
     Example:
@@ -66,6 +67,10 @@ def export(
         raise MachineError(f"export needs {' and '.join(missing)}; pip install {' '.join(missing)}")
     import torch
 
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"module must be a torch.nn.Module, not {type(module).__name__}; load weights into a module")
+    if not isinstance(args, (torch.Tensor, tuple, list)):
+        raise FeedError(f"args must be a tensor or a tuple of tensors, not {type(args).__name__}; see torch.as_tensor")
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
     training = module.training
@@ -75,6 +80,7 @@ def export(
         )
     finally:
         module.train(training)
+    program.model.graph.name = type(module).__name__  # for reports, where torch writes "main_graph"
     source = Model.load(program)
     converted = convert(source, check=_fed(source, given) if check else False, **options)
     evidence = converted.report.evidence

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import amp_rewrite
-from amp_rewrite.errors import MachineError, ModelError
+from amp_rewrite.errors import FeedError, MachineError, ModelError
 from amp_rewrite.integrations import torch_export
 
 
@@ -35,6 +35,11 @@ def test_a_module_becomes_a_checked_file(tmp_path: Path) -> None:
         expected = net.eval()(image).numpy()
     (found,) = amp_rewrite.Session(path).run(None, {"image": image.numpy()})
     assert abs(found - expected).max() < 1e-2
+    assert report.model.name == "Sequential"
+    with pytest.raises(ModelError, match="not OrderedDict; load weights into a module"):
+        amp_rewrite.export(net.state_dict(), image, path)
+    with pytest.raises(FeedError, match="args must be a tensor or a tuple of tensors, not ndarray"):
+        amp_rewrite.export(net, image.numpy(), path)
     with pytest.raises(ModelError, match="exists"):
         amp_rewrite.export(net, (image,), path)
     with torch.no_grad():
