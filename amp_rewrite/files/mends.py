@@ -125,10 +125,13 @@ def _repeated(proto: ModelProto) -> Iterator[Mend]:
 
 
 def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tuple[GraphProto, TensorProto]]:
-    known = {**outer, **{t.name: t for t in graph.initializer}}
+    own = {formal.name for formal in graph.input} | {name for node in graph.node for name in node.output}
+    known = {name: t for name, t in outer.items() if name not in own} | {t.name: t for t in graph.initializer}
     for node in graph.node:
         for _, body in bodies(node):
-            yield from ((body, t) for t in body.initializer if t.name in known and _equal(known[t.name], t))
+            ends = {formal.name for formal in (*body.input, *body.output)}
+            repeats = [t for t in body.initializer if t.name in known and t.name not in ends]
+            yield from ((body, t) for t in repeats if _equal(known[t.name], t))
             yield from _repeats(body, known)
 
 

@@ -239,10 +239,12 @@ def _need(node: _ListNode, color: Color) -> Need:
     if color not in (Color.DENY, Color.UNLISTED):
         raise ListError(f"{node.where}: 'need' in '{color.value}'; only ops of deny and unlisted wait for one")
     names = {need.name.lower(): need for need in Need}
+    if not isinstance(node.value, str):
+        raise ListError(f"{node.where}: 'need' holds {node}; write one of {', '.join(names)}")
     if node.value not in names:
-        hint = advice(str(node.value), names, f"use one of {', '.join(names)}")
+        hint = advice(node.value, names, f"use one of {', '.join(names)}")
         raise ListError(f"{node.where}: unknown need {node}; {hint}")
-    return names[str(node.value)]
+    return names[node.value]
 
 
 def _op(node: _ListNode, known: Known | None) -> tuple[str, str]:

@@ -355,3 +355,32 @@ def test_a_type_that_readers_alone_tell_is_no_fault_of_the_conversion() -> None:
         " { a = MatMul (x, x) k = e.Thing (a) b = MatMul (k, k) y = MatMul (b, x) }"
     )
     assert not [f for f in amp_rewrite.convert(source).report.findings if f.kind == "mended"]
+
+
+HIDING = (
+    "n = Constant <value_int = 2> () c = Constant <value = bool {1}> ()"
+    " y = Loop (n, c, x) <body = b (int64 i, bool on, float[4,16] w) => (bool on, float[4,16] v)"
+    " { v = If (on) <then_branch = t () => (float[16,16] a) { a = Neg (w) },"
+    " else_branch = e () => (float[16,16] z) { z = Abs (w) }> }>"
+)
+RETURNED = (
+    "o = Constant <value = bool {1}> () k = If (o) <then_branch = t () => (float[16,16] w) { q = Neg (x) },"
+    " else_branch = e () => (float[16,16] z) { z = Abs (w) }> y = MatMul (x, k)"
+)
+
+
+def inner(made: ModelProto) -> object:
+    return made.graph.node[2].attribute[0].g.node[0].attribute[0].g
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        model(lambda m: inner(m).initializer.append(tensor("w", WEIGHT)), HIDING),  # type: ignore[attr-defined]
+        model(lambda m: m.graph.node[1].attribute[0].g.initializer.append(tensor("w", WEIGHT)), RETURNED),
+    ],
+    ids=["a name in between hides it", "the branch returns it"],
+)
+def test_an_initializer_that_a_body_needs_itself_stays(source: ModelProto) -> None:
+    before = source.SerializeToString()
+    assert mended(source, ours=False)[0].SerializeToString() == before

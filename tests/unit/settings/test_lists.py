@@ -335,6 +335,11 @@ def test_only_float16_and_bfloat16_have_lists() -> None:
             "my.yaml:1: 'need' in 'gray'; only ops of deny and unlisted wait for one",
         ),
         ("deny: [{op: Exp, need: rang}]", "my.yaml:1: unknown need 'rang'; did you mean 'range'?"),
+        (
+            "deny: [{op: Exp, need: [range]}]",
+            "my.yaml:1: 'need' holds a list; write one of exact, side, order, tiny, ratio, range, long, digits, place,"
+            " path, factor, slope",
+        ),
         ("deny: [{op: Exp, when: x}]", "my.yaml:1: 'when' holds 'x'; write when: {{mode: nearest}}"),
         ("deny: [{op: Exp, when: {}}]", "my.yaml:1: 'when' holds a mapping; write when: {{mode: nearest}}"),
         ("deny: [{op: Resize, when: {mod: x}}]", "my.yaml:1: Resize has no attribute 'mod'; did you mean 'mode'?"),
