@@ -101,9 +101,3 @@ def test_colors_follow_the_scheme_and_print_keeps_the_marks(visit: Visiting) -> 
     assert fills[0] != fills[1]
     page.emulate_media(media="print")
     assert page.locator(".chart .rows svg").first.bounding_box()["width"] > 100
-
-
-def test_a_notebook_shows_the_drawings(visit: Visiting) -> None:
-    for kind in ("ranges", "verify"):
-        visited = visit(f"<!doctype html><title>n</title>{results()[kind]._repr_html_()}")
-        assert visited.quiet and visited.page.locator(".amp-rewrite figure.chart").count() >= 1
