@@ -78,7 +78,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("explain model.onnx /encoder/layer.0/MatMul", "explain Softmax mask_fill", "explain rules"),
     "gate": ("gate model.onnx --base origin/main --fail-on raised,casts",),
     "locate": ("locate model.onnx model.float16.onnx --data batches.npz",),
-    "report": ("report model.onnx --expect 'float16 >= 95%'",),
+    "report": ("report model.onnx --expect 'compute >= 95%'",),
     "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
 }

@@ -353,6 +353,8 @@ class _Planner:
                 )
                 yield Finding("saturated", name, note)
             if fit.flushed:
-                few = f" · {reasons.HARMLESS} beside larger weights" if fit.flushed < fit.count / 100 else ""
+                lost, rounding = fit.flushed * bake.to.smallest_subnormal, fit.absmax * bake.to.eps  # twice, at most
+                little = fit.flushed < fit.count / 100 or lost < rounding
+                few = f" · {reasons.HARMLESS} beside larger weights" if little else ""
                 note = f"{fit.flushed} of {count(fit.count, 'nonzero value')} stored as 0{few}"
                 yield Finding("flushed", name, note)

@@ -86,7 +86,7 @@ DENY_FORWARD = _reason("deny_forward", "between ops that stay float32", Strength
 KEEP = _reason("keep", "kept in float32 by name, with `keep`", Strength.USER)
 RAISED = _reason("raised", "low in the model, and raised to float32", Strength.USER)
 UNRAISED = _reason("unraised", "float32 was requested, but is not possible", Strength.USER)
-UNLISTED = _reason("unlisted", "on none of the lists", Strength.LIST)
+UNLISTED = _reason("unlisted", "not on any op list", Strength.LIST)
 BOUNDARY = _reason("boundary", "at the edge of a loop, branch or unknown op, where types are fixed", Strength.GATE)
 UNPAINTED = _reason("unpainted", "not between lowered ops", Strength.SPREAD)
 KERNEL_GATE = _reason("kernel_gate", "the target has no kernel for it in the low type", Strength.GATE)
@@ -113,6 +113,7 @@ OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", S
 UNDERFLOW = _reason("underflow", "data showed values that underflow in the type", Strength.PIN)
 NONFINITE = _reason("nonfinite", "its float32 result is already infinite on the data", Strength.PIN)
 UNSEEN = _reason("unseen", "no data reached it", Strength.PIN)
+CHECK = _reason("check", "kept in float32 by the check, whose batch fails in the low type", Strength.PIN)
 REPAIR = _reason("repair", "pinned so that the outputs stay within tolerance", Strength.PIN)
 LOSS = _reason("loss", "computes the loss of a training step, in float32", Strength.PIN)
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
@@ -198,7 +199,7 @@ _REMARKS = {
         "--fuse basic writes standard operators alone, --target ort-cuda:RELEASE those that an older release has",
     ),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
-    "repaired": ("these ops compute in float32", "a wider tolerance or bound pins fewer"),
+    "repaired": ("these ops compute in float32", "a looser tolerance keeps fewer ops in float32"),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
     "kernel_table": (

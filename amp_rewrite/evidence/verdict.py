@@ -89,7 +89,7 @@ class Verdict(Result):
         """Return the reason in one line: the first objection and the number of others, or the compared values."""
         objections = self._objections
         if objections:
-            more = f" (and {count(len(objections) - 1, 'more objection')})" if len(objections) > 1 else ""
+            more = f" ({count(len(objections) - 1, 'more failure')})" if len(objections) > 1 else ""
             return objections[0] + more
         values = sum(row.difference.compared for row in self.rows)
         where = f"{count(len(self.outputs), 'output')} and {count(self.fed.batches, 'batch', 'batches')}"
@@ -114,7 +114,7 @@ class Verdict(Result):
     def _next(self) -> tuple[str, ...]:
         if self.ok or self.refusals:
             return ()
-        return ("locate names the op that the error comes from",)
+        return ("`amp-rewrite locate` names the op that the error comes from",)
 
     @property
     def allowed(self) -> CriterionLine:
@@ -199,11 +199,19 @@ class Verdict(Result):
         lines = [f"{self.candidate.model} against {self.reference.model}", *table(facts)]
         if self.rows:
             cells = [(row.label, *_cells(row)) for row in self.rows] if verbose else map(self._worst_cells, self.worst)
-            lines += ["", *table(cells, head=_HEAD, right=" >>>>>")]
+            lines += ["", *self._columns(cells, verbose)]
         lines += ["", self.brief]
-        lines += [f"note: {note}" for note in self._remarks]
+        lines += [f"note: {note}" for note in (*self._remarks, *self._next)]
         lines += [f"next: {command}"] if command else []
         return "\n".join(lines) + "\n"
+
+    def _columns(self, cells: Iterable[tuple[str, ...]], verbose: bool) -> list[str]:
+        """Return the table without relative errors per element unless `verbose`, and without a score already shown."""
+        hidden = set() if verbose else {"max rel"}
+        hidden |= {"score"} if all(row.difference.score == row.difference.scaled for row in self.rows) else set()
+        shown = [i for i, name in enumerate(_HEAD) if name not in hidden]
+        right = " >>>>>"[: len(_HEAD) - 4 - len(hidden)]
+        return table([[row[i] for i in shown] for row in cells], head=[_HEAD[i] for i in shown], right=right)
 
     @property
     def advised(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
         with suppress(ModelError):  # values inside of the model cannot be measured
             ops = _blamed(draft, reference.feed, tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row))))
             found += [pattern for op in ops if (pattern := exactly(draft.view.ops[op])) not in found]
-            draft, converted = convert(replace(request, keep=(*request.keep, *found)))
+            draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
             rows = reference.rows(converted.result)
         if not any(map(_is_wrong, rows)):
             return reference.judged(converted, rows, REPAIRED, found)

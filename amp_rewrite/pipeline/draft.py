@@ -155,6 +155,7 @@ class Draft:
             low_inputs=self.io,
             place=request.places,
             rescale=self.rescale,
+            found=request.found,
         )
 
     def _painted(self, pins: Sequence[Pin]) -> Coloring:

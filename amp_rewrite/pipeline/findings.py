@@ -31,10 +31,11 @@ _FEW = 0.25
 _NAMED = 2
 """Rules that a message names."""
 _REMEDIES = {
+    reasons.CHECK: "--data FILE --tolerance X may keep fewer",
     reasons.KEEP: "keep fewer ops",
     reasons.LONG_SUM: "--lower 'op=MatMul' lowers them anyway, with the error of longer sums",
     reasons.OVERFLOW: "--to bfloat16 holds larger values",
-    reasons.REPAIR: "a wider tolerance or bound pins fewer",
+    reasons.REPAIR: "a looser tolerance keeps fewer ops in float32",
     reasons.UNSEEN: "use data that reaches them",
 }
 
@@ -78,7 +79,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
         remedy = _served_by(view, [op for op, rule in kept.items() if rule == first], request)
     else:
         remedy = _REMEDIES.get(first, f"`amp-rewrite explain {first}` says how to override it")
-    means = "the result is hardly quicker or smaller" if low else "the result computes as the float32 model does"
+    means = "the result is hardly quicker or smaller" if low else "the result is effectively float32"
     yield Finding("mostly_float32", "model", f"{to} has {shown}: {', '.join(facts)} · {means} · {remedy}")
 
 

@@ -203,9 +203,10 @@ class Search:
 
     def _verdict(self, converted: Converted, stage: str, *, to_failure: bool = False) -> Verdict:
         conditions = self._conditions(stage)
+        reference = self.reference  # first: what does not open may be the model itself
         candidate = Side.of(converted.result, "the conversion", conditions, valid=True)
         comparison = Comparison(self.by, self.outputs, to_failure=to_failure)
-        return verdict_of(self.reference, candidate, self.feed, comparison, conditions)
+        return verdict_of(reference, candidate, self.feed, comparison, conditions)
 
     def _converted(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
         pinned = [self.regions[i] for i in sorted(held)]

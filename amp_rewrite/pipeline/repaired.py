@@ -54,9 +54,10 @@ class Region:
     @property
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
-        local = f"adds an error of {self.error:.2g} of the norm"
+        local = f"adds a relative error of {self.error:.2g}"
         what = "makes infinity of finite numbers" if math.isinf(self.error) else local
-        return f"{self.name!r} ({self.kind}) alone {what}"
+        kind = "" if self.name == self.kind else f" ({self.kind})"
+        return f"{self.name}{kind} alone {what}"
 
     @property
     def pins(self) -> tuple[Pin, ...]:
@@ -211,6 +212,9 @@ class Repaired(Result):
         if self.verdict is None:
             return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
         summary = search_summary(len(self.regions), self.candidates, self.trials, self.minimal)
+        notes = [f"note: {note}" for note in self.verdict.notes]
+        if self.solved and not self.regions and not verbose:  # the evidence says all of it
+            return "".join(f"{note}\n" for note in notes)
         shown = self.regions if verbose else self.regions[:_SHOWN]
         lines = [f"  {region.because}" for region in shown]
         if rest := len(self.regions) - len(shown):
@@ -228,7 +232,6 @@ class Repaired(Result):
         if verbose:
             return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
         failure = [] if self.verdict.ok else [self.verdict.brief]
-        notes = [f"note: {note}" for note in self.verdict.notes]
         return "\n".join([f"repair: {summary}", *lines, *failure, *notes]) + "\n"
 
 

@@ -100,7 +100,8 @@ def _changes(before: Row, after: Row) -> Iterator[Change]:
 def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
     """Yield the types of variables; the type of the op as a whole if the two share no variable."""
     shared = [name for name in before.variables if name in after.variables]
-    yield from ((name, before.variables[name], after.variables[name]) for name in shared)
+    names = shared if len(after.variables) > 1 else [""] * len(shared)
+    yield from ((name, before.variables[of], after.variables[of]) for name, of in zip(names, shared, strict=True))
     if not shared:
         yield "", before.dtype, after.dtype
 

@@ -48,7 +48,7 @@ class Evidence:
         facts += ["half precision emulated"] if self.emulated and not self.random else []
         batches = count(self.batches, *(f"{'random ' if self.random else ''}{noun}" for noun in ("batch", "batches")))
         words = f"checked on {batches} ({self.data.removeprefix('random, ')}): {', '.join(facts)}"
-        return f"{words}; not proof for your data" if self.random else words
+        return f"{words}; says nothing about your data" if self.random else words
 
     @property
     def enough(self) -> bool:
@@ -59,7 +59,7 @@ class Evidence:
 UNCHECKED = Evidence()
 
 _FACTS = {
-    GUARDED: "guarded by the ranges seen, outputs not compared",
+    GUARDED: "ranges only; add a tolerance to compare outputs",
     SMOKE: "no gross fault",
     VERIFIED: "verified",
     REPAIRED: "repaired with {pinned} in float32",

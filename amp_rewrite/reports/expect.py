@@ -40,7 +40,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">": lambda a, b: a > b,
 }
 _HELP = (
-    "write it like 'float16 >= 95%', 'casts <= 4', 'io = float32', 'weights[float32] <= 1 MB' or 'ops[Gemm] = float16'"
+    "write it like 'compute >= 95%', 'casts <= 4', 'io = float32', 'weights[float32] <= 1 MB' or 'ops[Gemm] = float16'"
 )
 
 

@@ -22,6 +22,8 @@ _LINES, _COLUMNS = 19, 80
 """The screen that a summary fits; the line about the file that was written follows it."""
 _NEXT, _OPEN = "next: ", "on CUDA: "
 """Starts of lines to copy, which are never broken: a command, and Python that opens the result."""
+_BATCHES = "batches.npz"
+"""The file that a next step reads."""
 _LEAST = 1
 """Lines that a table keeps where the screen is short."""
 _OBJECTION = 100
@@ -96,14 +98,14 @@ def _head(report: ReportData) -> _Part:
     unusual = [f"{name} {plain(value)}" for name, value in settings.items() if value != "default"]
     facts += [("settings", ", ".join(unusual))] if unusual else []
     facts += [("config", plain(model.config))] if model.config else []
-    return [f"{plain(model.name)}{f' → {model.to}' if model.to else ''}", *table(facts)]
+    return [f"{plain(model.name)}{f' → {model.to}' if _affected(report) and model.to else ''}", *table(facts)]
 
 
 def _work(report: ReportData) -> str:
     totals = report.totals
     if not totals.compute_ops:
-        return "no matrix product, convolution or the like: a low type gains little"
-    low = " and ".join(low_types(report)) or report.model.to or "a low type"
+        return f"no matrix products or convolutions, so {report.model.to or 'float16'} gains little"
+    low = " and ".join(low_types(report)) or report.model.to or "float16 or bfloat16"
     ops = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')}"
     part, whole = (totals.flops_low, totals.flops) if totals.flops else (totals.compute_lowered, totals.compute_ops)
     return f"{share(part, whole)} in {low}: {ops}"
@@ -243,7 +245,7 @@ def _casts(report: ReportData) -> _Part:
     totals = report.totals
     parts = [f"{count(totals.casts_to_low + totals.casts_to_float32, 'Cast')} added"]
     parts += [f"{totals.casts_folded} removed"] if totals.casts_folded else []
-    parts += [f"{totals.casts_existing} of the model kept"] if totals.casts_existing else []
+    parts += [f"{totals.casts_existing} kept from the model"] if totals.casts_existing else []
     inserted = [cast for cast in report.casts if cast.origin == "inserted"]
     if report.inventory or not (inserted or totals.casts_folded):
         return []
@@ -302,8 +304,8 @@ _STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
 
 def _finding_counts(report: ReportData) -> str:
     asked, whole = sum(map(needs_action, report.findings)), len(report.findings)
-    need = f"{asked} need{'s' if asked == 1 else ''} action" if asked else "none needs action"
-    return f"{need if asked == whole else f'{whole}, {need}'} (-v shows all)"
+    need = f"{asked} need{'s' if asked == 1 else ''} action" if asked else f"{count(whole, 'note')}, nothing to do"
+    return f"{f'{whole}, {need}' if 0 < asked < whole else need} (-v shows all)"
 
 
 def _findings(report: ReportData) -> _Part:
@@ -342,7 +344,11 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
     if not verbose:
         evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
     opened = [f"{_OPEN}{plain(finding.message)}" for finding in report.findings if finding.kind == "channels_last"]
-    return [plain(str(evidence)), *opened, *([f"{_NEXT}{plain(command)}"] if command else [])]
+    asked = [f"{_NEXT}{plain(command)}"] if command else []
+    if _BATCHES in command:  # a file to be made
+        names = ", ".join(f"{port.name}=…" for port in report.inputs) or "name=…"
+        asked.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {names})'), _COLUMNS))
+    return [plain(str(evidence)), *opened, *asked]
 
 
 def unchecked(report: ReportData) -> bool:
@@ -363,7 +369,7 @@ def next_command(report: ReportData) -> str:
     if not PurePath(model.name).suffix:
         return f"amp_rewrite.repair(model, data, tolerance={tolerance})"
     to = ["--to", model.to] if model.to not in (None, LOW[0]) else []
-    return shlex.join(["amp-rewrite", model.name, *to, "--data", "batches.npz", "--tolerance", tolerance])
+    return shlex.join(["amp-rewrite", model.name, *to, "--data", _BATCHES, "--tolerance", tolerance])
 
 
 def _affected(report: ReportData) -> bool:

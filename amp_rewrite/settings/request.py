@@ -114,7 +114,8 @@ class Request:
     """Options of one run, read and checked.
 
     `of` takes keywords of `convert`. Other fields are options of commands that run, compare or write models.
-    `config`: the settings that a file changed, and the file, for people. `progress` hears of the stages of the work.
+    `config`: the settings that a file changed, and the file, for people. `found`: patterns of `keep` from a check.
+    `progress` hears of the stages of the work.
     """
 
     to: DType = option(
@@ -362,6 +363,7 @@ class Request:
         keyword=False,
     )
     config: str = ""
+    found: tuple[str, ...] = ()
     progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -14,12 +14,14 @@ from amp_rewrite.cli.data import Batches, criterion
 from amp_rewrite.cli.files import check_report, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
+from amp_rewrite.settings.choices import Target, stated_in, target_of
 from amp_rewrite.settings.option import DATA
 from amp_rewrite.settings.request import STARTS
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.bench.result import Benchmark
     from amp_rewrite.evidence.verdict import Verdict
+    from amp_rewrite.settings.request import Request
 
 # -- diff ----------------------------------------------------------------------------------------------------
 
@@ -90,15 +92,31 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 
     given |= {"outputs": given.pop("only"), **bound}
     verdict = batches.compared(verify, a, b, quiet=quiet, **given)
-    text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=_command(verdict, report_file))
+    command = "" if as_json else _command(verdict, a, b, settings, report_file)
+    text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=command)
     present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING
 
 
-def _command(verdict: Verdict, report_file: Path | None) -> str:
+def _command(verdict: Verdict, a: Path, b: Path, settings: Request, report_file: Path | None) -> str:
+    """Return the next command: with states fed back, or the repair of a failed conversion; "" for none."""
     typed = click.get_current_context().find_root().obj
-    more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
-    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more]) if verdict.states else ""
+    if verdict.states:
+        more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
+        return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more])
+    if verdict.ok or verdict.refusals or not settings.data:
+        return ""
+    from amp_rewrite.files.model import Model
+
+    made = Model.load(b)
+    to, target = stated_in(made, "to"), target_of(made)
+    if not to:
+        return ""
+    given = {"to": to, "data": settings.data, **criterion(settings), "steps": settings.steps}
+    given |= {} if target is None or target.family is Target.ORT_CUDA else {"target": target.value}
+    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    words += [word for text in settings.feedback for word in ("--feedback", text)]
+    return shlex.join(["amp-rewrite", str(a), "-o", str(b), *words, "--overwrite"])
 
 
 # -- locate --------------------------------------------------------------------------------------------------

@@ -155,6 +155,10 @@ def _convert_one(
         text = _page(converted, repaired).to_html() if is_page(file) else converted.report.to_json()
         write_file(file, text, f"{output} is written, the report is not" if written else "nothing was changed")
         terminal.talk(f"wrote {file}", quiet=quiet)
+    if converted.plan.empty and solved:
+        pinned = repaired is not None and repaired.regions
+        why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
+        terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=quiet)
     try:
         lost_source = written and output.exists() and output.resolve() == model.resolve()
         replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
@@ -165,10 +169,6 @@ def _convert_one(
     except OSError as error:  # stdout is closed, or its disk is full
         ending = f"; {output} is written" if written else ""
         raise OSError(error.errno, f"{error.strerror}{ending}, the report is not printed") from error
-    if converted.plan.empty and solved:
-        pinned = repaired is not None and repaired.regions
-        why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
-        terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=quiet)
     if not asked.dry_run:
         where = f"{output}, in a new folder" if asked.makes_folder else str(output)
         terminal.talk(f"wrote {where}" if solved else f"not written: {output}", quiet=quiet)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from amp_rewrite.settings.request import Request
 
 _TOPICS = ("lists", "rules")
+_COLORS = ("allow", "gray", "clear")
+"""Lists whose names are not reasons, too."""
 
 
 @parameters.command(
@@ -101,17 +103,21 @@ def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str,
         elif word in known_words():
             fact = described(word)
             yield rule_page(fact), [fact]
+        elif word in _COLORS:
+            listed = [entry for entry in lists if entry.color is Color(word)]
+            yield list_table(listed), list_rows(listed)
         elif "::" in word or word in known_ops(word) or word in contrib_schemas():
             ops += entries_of(lists, word)
         else:
-            hint = advice(word, _known(), "`amp-rewrite explain rules` and `explain lists` name all")
+            ways = "`amp-rewrite explain rules` and `explain lists` name all, docs/reference/glossary.md has more words"
+            hint = advice(word, _known(), ways)
             raise click.UsageError(f"no file, rule or type of ops {word!r}; {hint}")
     if ops:
         yield list_table(ops), list_rows(ops)
 
 
 def _known() -> list[str]:
-    return [*_TOPICS, *sorted(known_words()), *known_ops("")]
+    return [*_TOPICS, *_COLORS, *sorted(known_words()), *known_ops("")]
 
 
 # -- rules and reasons ---------------------------------------------------------------------------------------

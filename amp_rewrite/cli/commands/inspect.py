@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     option(
         "--expect",
         "TEXT",
-        "Exit with 1 unless this holds: 'float16 >= 95%', 'casts <= 4', 'io = float32', 'weights <= 40 MB',"
+        "Exit with 1 unless this holds: 'compute >= 95%', 'casts <= 4', 'io = float32', 'weights <= 40 MB',"
         " 'ops[Softmax] = float32'; repeatable.",
         multiple=True,
     ),

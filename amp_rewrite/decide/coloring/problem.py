@@ -190,6 +190,7 @@ class PaintOptions:
         low_inputs: inputs and outputs of the model that are low.
         place: move the border between the types to where it takes the fewest Casts.
         rescale: quantizers are clear.
+        found: patterns of `keep` from a check, not from the user.
     """
 
     level: Level = "default"
@@ -202,6 +203,7 @@ class PaintOptions:
     low_inputs: Collection[ValueId] = ()
     place: bool = False
     rescale: bool = False
+    found: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Problem:
     @cached_property
     def held(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        held = {op: self.high(reasons.KEEP, None, f"kept by {p!r}") for op, p in sorted(self.options.keep.items())}
+        held = {op: self.high(*self._kept(pattern)) for op, pattern in sorted(self.options.keep.items())}
         groups = {op: cluster for cluster in self.options.clusters for op in cluster.ops} if self.options.pins else {}
         for pin in self.pins:
             if pin.op not in self.options.lower:
@@ -259,6 +261,11 @@ class Problem:
                 if op not in self.options.lower:
                     held.setdefault(op, self.high(reasons.CLUSTER, pin.op, note))
         return held
+
+    def _kept(self, pattern: str) -> tuple[str, None, str]:
+        if pattern in self.options.found:
+            return reasons.CHECK, None, f"keep={pattern!r} does the same without a check"
+        return reasons.KEEP, None, f"kept by {pattern!r}"
 
     def can(self, v: int) -> bool:
         """True if neither the gate nor a user, rule or pin holds a vertex in float32."""

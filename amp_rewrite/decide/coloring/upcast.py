@@ -79,8 +79,10 @@ def upcast_low(problem: Problem, gate: Gate) -> Upcast:
 
 def _wishes(state: Upcast) -> Iterator[tuple[OpId, Paint]]:
     paints: dict[OpId, Paint] = {}
+    found = state.problem.options.found
     for op, pattern in state.problem.options.keep.items():
-        paints[op] = state.high(reasons.RAISED, None, f"kept by {pattern!r}")
+        by = "the check" if pattern in found else repr(pattern)
+        paints[op] = state.high(reasons.RAISED, None, f"kept by {by}")
     for pin in state.problem.pins:
         if pin.raises and pin.op not in state.lower:
             paints.setdefault(pin.op, state.high(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))

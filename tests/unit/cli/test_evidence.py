@@ -44,7 +44,8 @@ def closing(*words: str) -> list[str]:
 
 
 def test_a_conversion_without_data_says_so_and_names_the_next_command(model: str) -> None:
-    words, command = closing(model, "--no-check")
+    words, data, command = closing(model, "--no-check")
+    assert data == 'your inputs: np.savez("batches.npz", x=…)'
     assert words == "not checked on data: what overflows on your inputs cannot be seen in a graph"
     rest = "--no-check --target onnx --data batches.npz --tolerance 1e-2 --overwrite"
     assert command == f"next: amp-rewrite net.onnx {rest}"
@@ -54,13 +55,13 @@ def test_the_next_command_runs_as_it_is_printed(model: str) -> None:
     Path("a folder").mkdir()
     Path(model).rename("a folder/my net.onnx")
     np.savez("batches.npz", x=BATCH["x"])
-    _, command = closing("a folder/my net.onnx", "-o", "its out.onnx")
+    *_, command = closing("a folder/my net.onnx", "-o", "its out.onnx")
     done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
     assert (done.exit_code, done.stderr) == (0, "wrote its out.onnx\n")
 
 
 def test_the_next_command_keeps_all_options_and_names_a_second_file_as_output(model: str) -> None:
-    _, command = closing(model, "out.onnx", "--keep", "op=*", "--io=low")
+    *_, command = closing(model, "out.onnx", "--keep", "op=*", "--io=low")
     words = "--keep 'op=*' --io=low --target onnx -o out.onnx --data batches.npz --tolerance 1e-2 --overwrite"
     assert command == f"next: amp-rewrite net.onnx {words}"
 
@@ -71,7 +72,7 @@ def test_a_replaced_model_has_no_next_command(model: str) -> None:
 
 def test_a_conversion_guarded_by_ranges_says_that_no_outputs_were_compared(model: str) -> None:
     words, command = closing(model, "--dry-run", "--data", "d.npz")
-    assert words == "checked on 1 batch (d.npz): guarded by the ranges seen, outputs not compared"
+    assert words == "checked on 1 batch (d.npz): ranges only; add a tolerance to compare outputs"
     assert command == "next: amp-rewrite net.onnx --dry-run --data d.npz --target onnx --tolerance 1e-2"
 
 
@@ -90,9 +91,9 @@ def test_a_failed_repair_says_why(model: str) -> None:
 
 
 def test_random_inputs_are_weak_evidence(model: str) -> None:
-    words, command = closing(model, "--dry-run", "--shape=x=8,8")
+    words, _, command = closing(model, "--dry-run", "--shape=x=8,8")
     assert words.startswith("checked on 1 random batch (seed 0, deviation 2): no gross fault, largest error 0.")
-    assert words.endswith("; not proof for your data")
+    assert words.endswith("; says nothing about your data")
     assert command == "next: amp-rewrite net.onnx --dry-run --target onnx --data batches.npz --tolerance 1e-2"
 
 

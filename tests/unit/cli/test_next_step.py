@@ -199,7 +199,7 @@ def test_the_evidence_is_in_the_unit_of_the_criterion(near: dict[str, Any], unit
 def test_the_reason_of_a_pin_states_the_unit_of_its_error() -> None:
     found = repair(needy(layers=2, needs=(1,)), {"x": BATCH["x"]}, tolerance=1e-3)
     assert found.regions
-    assert all(re.search(r"adds an error of \S+ of the norm$", region.because) for region in found.regions)
+    assert all(re.search(r"adds a relative error of \S+$", region.because) for region in found.regions)
 
 
 def test_evidence_of_older_reports_reads_as_before() -> None:

@@ -17,7 +17,7 @@ CARRIERS = {"Pin", "Paint", "GateRefusal", "RangeFault", "high"}
 """What is built with a rule id."""
 OTHER_MEANINGS = {
     "compat": {"keep"},
-    "cli": {"keep", "lower", "loss", "deny", "unlisted"},
+    "cli": {"check", "keep", "lower", "loss", "deny", "unlisted"},
     "decide": {"epsilon"},
     "evidence": {"overflow", "nonfinite"},
     "reports": {"raised", "folded"},

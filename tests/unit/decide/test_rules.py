@@ -204,6 +204,15 @@ def test_a_constant_that_does_not_fit_is_reported_when_no_safety_rule_protects_i
     assert numpy_helper.to_array(result.model.graph.initializer[0])[0, 0] == np.float16(kept)
 
 
+@pytest.mark.parametrize(("largest", "harmless"), [(1.0, True), (1e-5, False)])
+def test_lost_weights_are_harmless_beside_weights_whose_rounding_is_larger(largest: float, harmless: bool) -> None:
+    weight = np.full((8, 8), largest)
+    weight[0, :4] = 1e-9
+    result = convert(cases.build("a=MatMul(x,w)", ["a"], constants={"w": weight}), **TENSORFLOW)
+    (found,) = result.report.findings
+    assert (found.kind, "harmless" in found.message) == ("flushed", harmless)
+
+
 def test_a_constant_that_fits_is_not_reported_and_not_clamped() -> None:
     weight = np.full((8, 8), 65504.0)
     result = convert(cases.build("a=MatMul(x,w)", ["a"], constants={"w": weight}), **TENSORFLOW)

@@ -82,7 +82,7 @@ def test_pins_of_a_region_hold_all_its_ops_and_say_why() -> None:
     region = regions(GELU, {"bell": 0.5}, fuse="none")["bell"]
     assert [pin.op for pin in region.pins] == list(region.ops)
     assert {(pin.rule, pin.raises, pin.note) for pin in region.pins} == {
-        ("repair", True, "'bell' (gelu_erf) alone adds an error of 0.5 of the norm")
+        ("repair", True, "bell (gelu_erf) alone adds a relative error of 0.5")
     }
 
 

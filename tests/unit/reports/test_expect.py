@@ -79,7 +79,7 @@ def test_an_expectation_is_met_or_not_and_says_the_numbers(text: str, met: bool,
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("float16", "is not a comparison; write it like 'float16 >= 95%'"),
+        ("float16", "is not a comparison; write it like 'compute >= 95%'"),
         ("flot16 >= 3", "unknown 'flot16'; did you mean 'float16'"),
         ("casts[x] <= 3", "casts takes no brackets"),
         ("weights[half] <= 3", "unknown type 'half'"),

@@ -239,7 +239,7 @@ def test_changes_stand_at_their_ops_with_their_types_and_those_of_removed_ops_in
     changes, words = figure.data["changes"], figure.data["words"]
     spelled = [tuple(words[at] for at in column) for column in zip(*list(changes.values())[1:], strict=True)]  # type: ignore
     assert changes["vertex"] == [1, 2]  # type: ignore[index]
-    assert spelled == [("lowered", "T", "float32", "float16"), ("added", "", "", "float32")]
+    assert spelled == [("lowered", "", "float32", "float16"), ("added", "", "", "float32")]
     assert [one["kind"] for one in table.data["changes"]] == ["lowered", "added", "removed", "cast +"]  # type: ignore
     assert [cast["sign"] for cast in figure.data["casts"]] == ["+"]  # type: ignore[attr-defined]
     links = [cell.get("data-vertex") for cell in table.drawing.iter("td") if cell.get("data-vertex")]

@@ -368,7 +368,7 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
 
 def test_the_text_of_an_inventory_counts_op_types() -> None:
     text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
-    assert "  work     0 % in a low type: 0 of 2 compute ops\n" in text
+    assert "  work     0 % in float16 or bfloat16: 0 of 2 compute ops\n" in text
     assert "  2  MatMul     2 float32\n" in text
 
 
