@@ -141,7 +141,7 @@ class Delta(Result):
         if verbose is False:
             return "\n".join([*lines, *self._by_type()]) + "\n"
         for kind, group in self._by_kind().items():
-            lines += ["", kind, *table([(c.title, c.op, c.types, c.variable, c.why) for c in group])]
+            lines += ["", kind, *table([(c.title, c.op, f"{c.types}  {c.variable}".rstrip(), c.why) for c in group])]
         if self.casts:
             rows = [(c.sign, c.scope + c.value, f"{c.before} → {c.after}", c.why) for c in self.casts]
             lines += ["", "casts", *table(rows)]

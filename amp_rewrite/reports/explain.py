@@ -171,12 +171,17 @@ def _step(row: Row, *, first: bool) -> list[str]:
     head = f"{'' if first else 'because '}{plain(row.path)} ({row.op}) is {_types(row)}"
     if row.rule is None:
         return [f"{head} in the model already" if row.dtype in LOW else f"{head}: it computes no float32"]
-    lines = [f"{head}: {row.rule}", f"    {reasons.words(row.rule)}{': ' + plain(row.note) if row.note else ''}"]
+    listed = reasons.UNLISTED if row.color == reasons.UNLISTED else f"on the {row.color} list"
+    words = reasons.words(row.rule)
+    said = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # by the note, or by the last line
+    facts = ["" if said else words, plain(row.note)]
+    lines = [f"{head}: {row.rule}", *(f"    {fact}" for fact in [": ".join(filter(None, facts))] if fact)]
     reason = reasons.reason_of(row.rule)
     if reason is not None and reason.has_page:
         lines.append(f"    more: amp-rewrite explain {row.rule}, or {reason.docs}")
     if row.color:
-        lines.append(f"    {row.color}: {plain(row.source)}{': ' + plain(row.reason) if row.reason else ''}")
+        source = f" ({plain(row.source)})" if row.source else ""
+        lines.append(f"    {listed}{source}{': ' + plain(row.reason) if row.reason else ''}")
     return lines
 
 

@@ -14,6 +14,8 @@ from amp_rewrite.cli.data import Batches, criterion
 from amp_rewrite.cli.files import check_report, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import spelled
 from amp_rewrite.settings.choices import Target, stated_in, target_of
 from amp_rewrite.settings.option import DATA
 from amp_rewrite.settings.request import STARTS
@@ -112,10 +114,12 @@ def _command(verdict: Verdict, a: Path, b: Path, settings: Request, report_file:
     to, target = stated_in(made, "to"), target_of(made)
     if not to:
         return ""
-    given = {"to": to, "data": settings.data, **criterion(settings), "steps": settings.steps}
-    given |= {} if target is None or target.family is Target.ORT_CUDA else {"target": target.value}
-    words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    words = ["--to", to] if to != DType.FLOAT16.spelling else []
+    words += [] if target is None or target.family is Target.ORT_CUDA else ["--target", target.value]
+    words += ["--data", settings.data]
+    words += [word for name, value in criterion(settings).items() for word in spelled(name, value).split(" ", 1)]
     words += [word for text in settings.feedback for word in ("--feedback", text)]
+    words += [] if settings.steps is None else ["--steps", str(settings.steps)]
     return shlex.join(["amp-rewrite", str(a), "-o", str(b), *words, "--overwrite"])
 
 

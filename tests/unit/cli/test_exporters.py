@@ -79,7 +79,7 @@ def test_a_failed_comparison_is_short_and_names_the_output(name: str) -> None:
     ran("model.onnx", "-o", "low.onnx")
     done = run("verify", "model.onnx", "low.onnx", "--data", "batches.npz", "--tolerance", "1e-7")
     assert done.exit_code == 1
-    assert len(done.stdout.splitlines()) < 14
+    assert len(done.stdout.splitlines()) < 15
     verdict = json.loads(run("verify", "model.onnx", "low.onnx", *NEAR, "--json").stdout)
     outputs = [output.name for output in onnx.load("model.onnx").graph.output]
     assert [row["output"] for row in verdict["worst"]] == outputs

@@ -38,7 +38,8 @@ def test_the_advice_of_a_verdict_runs_as_it_is_printed() -> None:
     assert command == f"next: amp-rewrite {words} --feedback hn=h --steps 100 --overwrite"
     done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
     assert done.exit_code == 1 and "100 steps each, hn fed back to h" in done.stdout
-    assert "next: " not in done.stdout and "hundredth" not in done.stdout
+    repair = "next: amp-rewrite leaky.onnx -o low.onnx --target onnx --data one.npz --tolerance 0.01 --feedback hn=h"
+    assert done.stdout.endswith(f"{repair} --steps 100 --overwrite\n") and "hundredth" not in done.stdout
     assert {row["step"] for row in json.loads(Path("v.json").read_text())["rows"]} == set(range(100))
 
 

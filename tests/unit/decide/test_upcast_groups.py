@@ -238,7 +238,7 @@ def test_the_report_counts_what_is_raised_and_says_who_asked() -> None:
     assert str(explained(result.report, ["one"])) == (
         "one (MatMul) is float32: raised\n"
         "    low in the model, and raised to float32: kept by 'one'\n"
-        "    allow: float16.yaml:26: matrix product on tensor cores, float32 accumulation\n"
+        "    on the allow list (float16.yaml:26): matrix product on tensor cores, float32 accumulation\n"
     )
 
 

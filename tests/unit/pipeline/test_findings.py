@@ -27,8 +27,7 @@ def found(graph: str = CHAIN, output: str = "v8", **options: Any) -> list[str]:
 def test_a_model_of_which_nothing_becomes_low_is_told_with_cause_and_remedy() -> None:
     (message,) = found(keep=["op=MatMul"])
     assert message == (
-        "float16 has no compute op: keep keeps 100 % in float32"
-        " · the result is effectively float32 · keep fewer ops"
+        "float16 has no compute op: keep keeps 100 % in float32 · the result is effectively float32 · keep fewer ops"
     )
 
 
