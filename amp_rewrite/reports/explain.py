@@ -174,7 +174,7 @@ def _step(row: Row, *, first: bool) -> list[str]:
     listed = reasons.UNLISTED if row.color == reasons.UNLISTED else f"on the {row.color} list"
     words = reasons.words(row.rule)
     said = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # by the note, or by the last line
-    facts = ["" if said else words, plain(row.note)]
+    facts = ["" if said else words, plain(row.note).removeprefix(f"{row.color}: ")]
     lines = [f"{head}: {row.rule}", *(f"    {fact}" for fact in [": ".join(filter(None, facts))] if fact)]
     reason = reasons.reason_of(row.rule)
     if reason is not None and reason.has_page:

@@ -149,8 +149,8 @@ def _edge(problem: Problem, op: Op) -> Paint | None:
 
 _UNPAINTED: Mapping[Color, str] = {
     Color.ALLOW: "not lowered",
-    Color.GRAY: "not between two {low} ops",
-    Color.CLEAR: "no {low} op beside it",
+    Color.GRAY: "gray: not between two {low} ops",
+    Color.CLEAR: "clear: no {low} op beside it",
     Color.DENY: "on the deny list",
     Color.UNLISTED: "on no list",
 }
