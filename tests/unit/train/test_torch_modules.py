@@ -13,7 +13,6 @@ from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective.module_parameters import module_notes
 from amp_rewrite.train.step.model_loss import ModelLoss
-from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import AdamW
 from support.train.nets import F32
 
@@ -226,9 +225,6 @@ def test_label_smoothing_of_pytorch_stays_in_the_export(way: str) -> None:
         assert here.results["loss"] == pytest.approx(theirs.item(), rel=1e-6)
         for variable, gradient in zip(loss.variables, gradients, strict=True):
             np.testing.assert_allclose(gradient, net.get_parameter(variable.name).grad, rtol=1e-5, atol=1e-6)
-    assert bool(training_step(model, loss="output", policy="float32").weight) == (
-        way in ("classes", "weights", "shares")
-    )
 
 
 def test_an_export_of_another_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +241,9 @@ def test_an_export_of_another_function_is_refused(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(0)
     net, example = Net(), (np.linspace(-2, 2, 32, dtype=F32).reshape(4, 8), np.arange(4))
     from_torch(net, example)
-    monkeypatch.setattr(torch_forms, "_ARGUMENTS", {})  # so that PyTorch's exporter leaves the smoothing out
+    monkeypatch.setattr(
+        torch_forms, "_cross_entropy", lambda *_: None
+    )  # so that PyTorch's exporter leaves the smoothing out
     with pytest.raises(
         TrainingError, match="PyTorch exports another function than the module: on the example 'output'"
     ):
