@@ -36,6 +36,11 @@ def exposed(view: View, value: ValueId) -> bool:
     return view.values[value].public or value in view.yielded
 
 
+def confined(view: View, value: ValueId | None, ops: Container[OpId]) -> bool:
+    """True if these ops alone see a value."""
+    return value is not None and not exposed(view, value) and all(use.op in ops for use in view.uses[value])
+
+
 def fed(view: View, value: ValueId) -> bool:
     """True if a value comes from outside its graph: an input, or an initializer open to override."""
     return view.values[value].role is Role.INPUT or view.values[value].overridable

@@ -321,7 +321,13 @@ OPS: Mapping[str, OpRow] = {
         (0, 1, 2),
         T.INTEGER,
     ),
-    **_rows("com.microsoft::GroupQueryAttention", Way.PRODUCT, (0, 1, 2), shapes=(5, 6)),
+    **_rows(
+        "com.microsoft::GroupQueryAttention",
+        Way.PRODUCT,
+        (0, 1, 2),
+        shapes=(5, 6),
+        needs=((7, Need.RANGE), (8, Need.RANGE)),
+    ),
     **_rows("ArgMax ArgMin", Way.TEST, needs=((0, Need.ORDER),)),
     **_rows("NonZero", Way.TEST),
     **_rows("And BitwiseAnd BitwiseOr Or Xor", Way.TEST, ALL, T.BROADCASTS),
@@ -350,6 +356,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Optional OptionalGetElement SequenceEmpty", Way.UNKNOWN, (0,), T.EXACT),
     **_rows("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", Way.UNKNOWN, (0,), T.LABEL_LOSS),
     **_rows("com.microsoft::ConvTransposeWithDynamicPads", Way.UNKNOWN, shapes=(2,)),
+    **_rows("RotaryEmbedding", Way.UNKNOWN, needs=((1, Need.RANGE), (2, Need.RANGE))),
+    **_rows("com.microsoft::RotaryEmbedding", Way.UNKNOWN, needs=((2, Need.RANGE), (3, Need.RANGE))),
 }
 """The rows, by kind of op."""
 

@@ -244,7 +244,7 @@ class Needs:
         limits = self.facts.limits
         many = fact.whole is not None and fact.whole > limits.integers
         if fact.constant:
-            return need is Need.EXACT and many
+            return (need is Need.EXACT and many) or (need is Need.RANGE and limits.most < fact.size < INF)
         unknown = fact.raw and fact.whole is None
         match need:
             case Need.EXACT:
@@ -261,7 +261,7 @@ class Needs:
                 near = fact.near_one or fact.beside_one or fact.peak
                 return fact.small or self._is_small(fact) or near or bool(fact.squares)
             case Need.RANGE:
-                return fact.grows or (fact.terms > limits.most / TERM and fact.size > limits.most)
+                return fact.grows or bool(fact.beyond) or (fact.terms > limits.most / TERM and fact.size > limits.most)
             case Need.LONG:
                 return fact.terms > 1 and fact.size > limits.most
             case Need.FACTOR:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from amp_rewrite.ir.dataflow import casts_floats, exposed
+from amp_rewrite.ir.dataflow import casts_floats, confined
 from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -322,5 +322,4 @@ def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
 
 def _encloses(view: View, ops: Container[OpId], op: Op) -> bool:
     """True if only these ops read the results of an op."""
-    results = op.results
-    return not any(exposed(view, v) or any(use.op not in ops for use in view.uses[v]) for v in results)
+    return all(confined(view, value, ops) for value in op.results)

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
+from amp_rewrite.ir.dataflow import confined
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.equivalence import mismatch_of
@@ -50,8 +51,7 @@ def write(site: FusibleAttention) -> WrittenAttention:
 def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple[OpId, ...]:
     gone = set(ops)
     for op_id in sorted(moves, reverse=True):
-        result = view.ops[op_id].outputs[0]
-        if result is not None and result not in view.yielded and all(use.op in gone for use in view.uses[result]):
+        if confined(view, view.ops[op_id].outputs[0], gone):
             gone.add(op_id)
     return tuple(sorted(gone))
 

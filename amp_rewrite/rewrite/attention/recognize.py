@@ -12,7 +12,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.dataflow import alone, keeps_type, number, only_reader, orders
+from amp_rewrite.ir.dataflow import alone, confined, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.masks import ScoreMask, added, hides, selected
@@ -213,8 +213,7 @@ def _unfit(view: View, form: AttentionForm) -> str | None:
             return "not all of it is float32"
         op = view.ops[op_id]
         result = op.outputs[0]
-        outer = result is None or any(use.op not in inside for use in view.uses[result])
-        if op_id != form.last.id and (outer or result in view.yielded or op.scope != form.last.scope):
+        if op_id != form.last.id and (op.scope != form.last.scope or not confined(view, result, inside)):
             return f"others read what {op.name} gives"
     if not DType.FLOAT.smallest_subnormal <= form.scale <= DType.FLOAT.max:
         return f"its scale is {form.scale:g}, and the runtime wants one above 0"

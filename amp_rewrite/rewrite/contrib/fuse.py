@@ -14,7 +14,7 @@ from onnx import NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.dataflow import alone, exposed, number, orders, trail
+from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.clusters import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
@@ -211,7 +211,7 @@ def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> 
         return "the summands are not known to have one shape, or the second to lack but the batch"
     inner, summands, bias = _with_bias(site, add, summands, shape)
     ops = (*inner, *ops)
-    apart = exposed(view, total) or any(use.op not in ops for use in view.uses[total])
+    apart = not confined(view, total, ops)
     for weight in (gamma, beta, bias) if apart else ():
         made_by = view.producer(weight)
         if made_by is not None and made_by.id > add.id:
@@ -299,7 +299,7 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
     add = view.producer(x, "Add")
     if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):
         return None
-    if exposed(view, x) or any(use.op not in gelu.ops for use in view.uses[x]):
+    if not confined(view, x, gelu.ops):
         return None
     for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)

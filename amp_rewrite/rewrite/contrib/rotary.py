@@ -15,7 +15,7 @@ import numpy as np
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import Surroundings
-from amp_rewrite.ir.dataflow import alone, number, orders
+from amp_rewrite.ir.dataflow import alone, confined, number, orders
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -77,7 +77,7 @@ def _halves(view: View, joined: ValueId, reader: Op) -> tuple[tuple[Op, ...], Va
     x, *more = {cut.inputs[0] for cut in found}
     inside = {op.id for op in (*found, minus, concat)}
     read = (value for op in (*found, minus) for value in op.results)
-    if more or x is None or any(use.op not in inside for value in read for use in view.uses[value]):
+    if more or x is None or not all(confined(view, value, inside) for value in read):
         return None
     return tuple(view.ops[op] for op in sorted(inside)), x
 
@@ -99,7 +99,12 @@ def _rotated(
 
 def _stated(table: Dims, whole: Dims) -> bool:
     """True for a table of positions by features: axes before are 1, and the positions are those of the heads."""
-    return len(table) > 1 and all(d == 1 for d in table[:-2]) and table[-2:] == whole[-2:] and table[-2] is not None
+    return (
+        1 < len(table) <= len(whole)
+        and all(d == 1 for d in table[:-2])
+        and table[-2:] == whole[-2:]
+        and table[-2] is not None
+    )
 
 
 def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
@@ -111,7 +116,7 @@ def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
         if op is not None and op.kind == "Concat" and len(op.operands) == 2:
             return int_attribute(op.node, "axis", 0) in (-1, len(known) - 1) and len(set(op.operands)) == 1
         source = None
-        if op is not None and (op.kind in _KEEPING or (op.kind == "Gather" and not int_attribute(op.node, "axis", 0))):
+        if op is not None and (op.kind in _KEEPING or _picks_rows(view, context, op)):
             source = op.inputs[0]
         elif op is not None and op.kind == "Mul":
             source = next((x for x, by in orders(op) if number(view, by, axes=1) is not None), None)
@@ -120,6 +125,15 @@ def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
             return held is not None and np.array_equal(held[..., : width // 2], held[..., width // 2 :])
         value = source
     return False
+
+
+def _picks_rows(view: View, context: Context, op: Op) -> bool:
+    """True for a Gather along the first of several axes."""
+    return (
+        op.kind == "Gather"
+        and not int_attribute(op.node, "axis", 0)
+        and len(dims_at(view, context.dims(view), op.inputs[0])) > 1
+    )
 
 
 def _split_from(view: View, context: Context, rotation: _Rotation) -> ValueId | None:

@@ -22,7 +22,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.builder import restate
-from amp_rewrite.ir.dataflow import Flow, number
+from amp_rewrite.ir.dataflow import Flow, exposed, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
@@ -113,7 +113,7 @@ def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     if shown is None or result is None or view.opset < FIRST_ROW_SOFTMAX:
         return False
     rows = all(r.kind == "Softmax" and int_attribute(r.node, "axis", -1) == -1 for r in view.readers(result))
-    return rows and bool(shown.any(axis=-1).all())
+    return rows and not exposed(view, result) and bool(shown.any(axis=-1).all())
 
 
 def _shown(view: View, value: ValueId, shows: bool) -> Array | None:

@@ -174,6 +174,15 @@ def test_it_is_a_selection_where_a_row_may_be_masked_or_a_masked_score_is_seen(r
     assert kinds(selected(causal(reader, opset))).split()[1] == "Where"
 
 
+def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
+    shown = causal()
+    shown.graph.output.insert(0, shown.graph.output[0])
+    shown.graph.output[0].name = "z"
+    view = selected(shown)
+    assert kinds(view).split()[1] == "Where"
+    assert run(view.model.proto).tobytes() == run(shown).tobytes()
+
+
 def test_without_safety_rules_the_sum_stays() -> None:
     converted = amp_rewrite.convert(model(), safety="none")
     assert "Add" in kinds(converted.view)

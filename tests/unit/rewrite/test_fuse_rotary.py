@@ -10,7 +10,9 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite import convert
+from amp_rewrite import DType, convert
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.equivalence import UNIT
 from support import cases
 from support.contrib_models import fused, random_feed
@@ -123,6 +125,80 @@ def test_another_rotation_stays(old: str, new: str) -> None:
     shapes = {"given": (3, 16), "batches": (2, 1, 3, 16), "e": (2, 2, 3, 8)}
     kept = after(model(text, "r e" if "e=" in text else "r", shapes))
     assert "RotaryEmbedding" not in kept
+
+
+WIDE = np.random.default_rng(8).standard_normal((3, 16)).astype(np.float32)
+WIDE[:, 8:] = WIDE[:, :8]
+
+
+def of_tables(shape: tuple[int, ...]) -> ModelProto:
+    """A rotation by constant tables of this shape."""
+    shapes = {"q": (1, 2, 3, 16), "r": (1,) * max(len(shape) - 4, 0) + (1, 2, 3, 16)}
+    return model(rotation("q", "r").rstrip(";"), "r", shapes, cos=WIDE.reshape(shape), sin=WIDE.reshape(shape))
+
+
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_tables_of_leading_ones_are_two_axes(axes: int) -> None:
+    assert "RotaryEmbedding" in after(of_tables((1,) * (axes - 2) + (3, 16)))
+
+
+def test_tables_that_give_the_result_more_axes_stay() -> None:
+    assert "RotaryEmbedding" not in after(of_tables((1, 1, 1, 3, 16)))
+
+
+def test_elements_picked_from_one_axis_are_not_halves() -> None:
+    tables = "cos=Gather(table,places);sin=Gather(table,places);"
+    places = np.random.default_rng(6).integers(0, 16, (3, 16))
+    proto = model(ROTATED.replace(TABLES, tables), "r", table=WIDE[0], places=places)
+    assert "RotaryEmbedding" not in after(proto)
+
+
+@pytest.mark.parametrize("shown", ["rn", "r1", "r2", "rt", "rs", "rc"])
+def test_a_rotation_of_which_a_part_is_an_output_stays(shown: str) -> None:
+    proto = model(ROTATED, f"r {shown}", {shown: (2, 2, 3, 8 if shown in ("rn", "r1", "r2") else 16)})
+    assert "RotaryEmbedding" not in after(proto)
+    assert shown in [output.name for output in convert(proto).model.graph.output]
+
+
+def test_the_operand_of_a_rotation_may_be_an_output() -> None:
+    assert "RotaryEmbedding" in after(model(ROTATED, "r q0", {"q0": (2, 2, 3, 16)}))
+
+
+CONSTANT = "cos=Identity(far_cos);sin=Identity(far_sin);"
+GATHERED = "cos=Gather(far_cos,rows);sin=Gather(far_sin,rows);"
+COMPUTED = "both=Concat[axis=-1](turn,turn);c0=Cos(both);s9=Sin(both);cos=Mul(c0,far);sin=Mul(s9,far);"
+GROUPED_OF_PRODUCTS = GROUPED.replace("zs=Reshape(z,", "zm=MatMul(z,keyed);zs=Reshape(zm,")
+ROTATING = ("com.microsoft::RotaryEmbedding", "com.microsoft::GroupQueryAttention")
+
+
+@pytest.mark.parametrize("text", [ROTATED, GROUPED_OF_PRODUCTS], ids=["alone", "before attention"])
+@pytest.mark.parametrize(
+    ("tables", "far", "dtype"),
+    [
+        (CONSTANT, 1e5, DType.FLOAT),
+        (GATHERED, 1e5, DType.FLOAT),
+        (COMPUTED, 1e5, DType.FLOAT),
+        (CONSTANT, 3e4, DType.FLOAT16),
+        (GATHERED, 3e4, DType.FLOAT16),
+    ],
+)
+def test_tables_beyond_the_type_are_multiplied_in_float32(text: str, tables: str, far: float, dtype: DType) -> None:
+    angles = np.concatenate([NUMBERS["angles"]] * 2, axis=-1)  # type: ignore[arg-type, list-item]
+    numbers = {"far_cos": far * np.cos(angles), "far_sin": far * np.sin(angles), "far": far}
+    small = {"w": 1e-5 * np.asarray(NUMBERS["w"]), "keyed": 1e-5 * np.eye(16)}
+    held = {name: np.asarray(array, np.float32) for name, array in {**numbers, **small}.items()}
+    output = "r" if text == ROTATED else "y"
+    proto = model(text.replace(TABLES, tables), output, {"turn": (3, 8)}, rows=np.array([2, 0, 1]), **held)
+    converted = convert(proto).model
+    view = View.of(Model(converted))
+    assert {view.dtype(op.outputs[0]) for op in view.of_kinds(ROTATING)} == {dtype}
+    assert _error(proto, converted) <= 1.5 * _error(proto, convert(proto, fuse="none").model)
+
+
+def _error(proto: ModelProto, converted: ModelProto) -> float:
+    session = onnxruntime.InferenceSession(converted.SerializeToString(), providers=["CPUExecutionProvider"])
+    feed = random_feed(proto)
+    return float(np.abs(session.run(None, feed)[0] - outputs_of(proto, feed)[0]).max())
 
 
 # -- several heads of queries for one of keys ------------------------------------------------------
