@@ -167,23 +167,33 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Identity", Way.COPY, (0,), _COPIED | T.SAME_SHAPE | T.RELABELS | T.MOVES | T.PERMUTES | T.SEE_THROUGH),
     **_rows("DepthToSpace SpaceToDepth", Way.COPY, (0,), _COPIED | T.PERMUTES),
     **_rows("Gather GatherElements GatherND", Way.COPY, (0,), _COPIED | T.PICKS),
+    **_rows(
+        "com.microsoft::GatherND com.microsoft::RemovePadding com.microsoft::RestorePadding "
+        "com.microsoft::TorchEmbedding com.microsoft::UnfoldTensor",
+        Way.COPY,
+        (0,),
+        _COPIED,
+    ),
+    **_rows("com.microsoft::BitmaskDropout", Way.COPY, (0,), T.SAME_SHAPE),
     **_rows("Dropout", Way.COPY, (0,), _MAPPED | T.SEE_THROUGH),
     **_rows("CenterCropPad SequenceAt SequenceErase Split SplitToSequence", Way.COPY, (0,), _COPIED, shapes=(1,)),
     **_rows("Expand Tile", Way.COPY, (0,), _COPIED | T.MOVES, shapes=(1,)),
     **_rows("Reshape Squeeze Unsqueeze", Way.COPY, (0,), _COPIED | T.RELABELS | T.MOVES | T.PERMUTES, shapes=(1,)),
     **_rows("ReverseSequence", Way.COPY, (0,), _COPIED | T.PERMUTES, shapes=(1,)),
-    **_rows("Trilu", Way.COPY, (0,), _COPIED | T.SAME_SHAPE, shapes=(1,)),
+    **_rows("Trilu com.microsoft::Trilu", Way.COPY, (0,), _COPIED | T.SAME_SHAPE, shapes=(1,)),
     **_rows("Slice", Way.COPY, (0,), _COPIED | T.PICKS, shapes=(1, 2, 3, 4)),
     **_rows("SequenceInsert", Way.COPY, (0, 1), _COPIED, shapes=(2,)),
     **_rows("Scatter", Way.COPY, (0, 2), T.CARRIES | T.FILLS),
     **_rows("ScatterElements ScatterND", Way.COPY, (0, 2), _MAPPED | T.FILLS),
     **_rows("Pad", Way.COPY, (0, 2), T.CARRIES | T.FILLS, shapes=(1, 3)),
+    **_rows("com.microsoft::Pad", Way.COPY, (0, 2), T.CARRIES, shapes=(1,)),
     **_rows("If Scan SequenceMap", Way.COPY, (), T.EXACT),
     **_rows("Loop", Way.COPY, (), T.EXACT, shapes=(0,)),
     **_rows("GridSample RoiAlign com.microsoft::GridSample", Way.PICK, needs=((1, Need.PLACE),)),
     **_rows("Hardmax Unique com.microsoft::ExpandDims", Way.PICK, (0,), T.EXACT),
     **_rows("GlobalMaxPool MaxPool", Way.PICK, (0,), T.POOLS, bends=True),
     **_rows("AffineGrid Upsample", Way.PICK, shapes=(1,)),
+    **_rows("com.microsoft::RelativePositionBias", Way.PICK, shapes=(1, 2)),
     **_rows("TopK", Way.PICK, (0,), T.EXACT, shapes=(1,), needs=((0, Need.ORDER),)),
     **_rows("Col2Im", Way.PICK, shapes=(1, 2)),
     **_rows("Resize", Way.PICK, shapes=(1, 2, 3)),
@@ -192,20 +202,31 @@ OPS: Mapping[str, OpRow] = {
     **_rows("com.microsoft::CropAndResize", Way.PICK, shapes=(3,), needs=((1, Need.PLACE),)),
     **_rows("Max Min", Way.SELECT, ALL, _COPIED | T.BROADCASTS),
     **_rows("Relu", Way.SELECT, (0,), _COPIED | T.SAME_SHAPE, low=0.0),
+    **_rows("ThresholdedRelu", Way.SELECT, (0,), T.EXACT | T.SAME_SHAPE),
     **_rows("Clip", Way.SELECT, (0, 1, 2), _MAPPED),
     **_rows("Where", Way.SELECT, (1, 2), _COPIED | T.BROADCASTS),
     **_rows("Add Sub", Way.SUM, ALL, T.CARRIES | T.BROADCASTS | T.SUMS | T.IEEE),
     **_rows("Sum", Way.SUM, ALL, T.CARRIES | T.BROADCASTS | T.SUMS),
     **_rows("Mean", Way.SUM, ALL, T.CARRIES),
+    **_rows(
+        "com.microsoft::BiasAdd com.microsoft::BiasDropout com.microsoft::BitmaskBiasDropout",
+        Way.SUM,
+        (0, 1, 2),
+        T.SAME_SHAPE,
+    ),
     **_rows("Neg", Way.SUM, (0,), _COPIED | T.SAME_SHAPE | T.IEEE),
     **_rows("Div", Way.SCALE, ALL, T.CARRIES | T.BROADCASTS | T.SCALES | T.IEEE, needs=((1, Need.TINY),)),
     **_rows("Mul", Way.SCALE, ALL, T.CARRIES | T.BROADCASTS | T.SCALES | T.SQUARES | T.IEEE),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, (0, 1), T.DEQUANTIZES),
     **_rows("Mod", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS, keeps=_LEVELS),
     **_rows("Pow", Way.FUNCTION, ALL, T.CARRIES | T.BROADCASTS | T.SQUARES | T.GROWS, passes=_MAGNITUDE),
-    **_rows("Acos Acosh", Way.FUNCTION, needs=((0, Need.DIGITS),), passes=_ROOT),
+    **_rows("Acos Acosh Asin", Way.FUNCTION, needs=((0, Need.DIGITS),), passes=_ROOT),
     **_rows("Atanh", Way.FUNCTION, needs=((0, Need.RATIO),), passes=_ROOT),
-    **_rows("Asinh Atan Celu Mish Swish", Way.FUNCTION),
+    **_rows("Asinh Atan Celu Mish Swish com.microsoft::ScaledSiLU", Way.FUNCTION),
+    **_rows("Cosh", Way.FUNCTION, (0,), T.SAME_SHAPE | T.GROWS, low=1.0),
+    **_rows("Sinh", Way.FUNCTION, (0,), T.SAME_SHAPE | T.GROWS, passes=_ROOT, keeps=("small",)),
+    **_rows("Tan", Way.FUNCTION, (0,), T.SAME_SHAPE | T.GROWS, needs=((0, Need.PLACE),), passes=frozenset()),
+    **_rows("Shrink", Way.FUNCTION, (0,), T.SAME_SHAPE, passes=_MAGNITUDE, keeps=("small",)),
     **_rows(
         "Sigmoid", Way.FUNCTION, (0,), _MAPPED | T.SMALL | T.SQUEEZES, low=0.0, high=1.0, small=True, near_one=True
     ),
@@ -266,7 +287,26 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Exp", Way.FUNCTION, (0,), _MAPPED | T.SQUEEZES | T.GROWS, low=0.0, small=True, keeps=("peak",)),
     **_rows("Softplus", Way.FUNCTION, (0,), _MAPPED | T.SQUEEZES, low=0.0, small=True),
     **_rows("Elu Gelu HardSwish LeakyRelu Selu", Way.FUNCTION, (0,), T.SAME_SHAPE),
-    **_rows("CumProd", Way.REDUCE, (0,), T.GROWS, bends=True),
+    **_rows("com.microsoft::Gelu com.microsoft::QuickGelu", Way.FUNCTION, (0,), T.SAME_SHAPE),
+    **_rows("com.microsoft::BiasGelu com.microsoft::FastGelu", Way.FUNCTION, (0, 1), T.SAME_SHAPE),
+    **_rows("SwiGLU com.microsoft::BiasSplitGelu", Way.FUNCTION, (0, 1)),
+    **_rows("com.microsoft::GatedRelativePositionBias", Way.FUNCTION, (0, 1, 3, 4)),
+    **_rows("com.microsoft::LinearAttentionGate", Way.FUNCTION, (0, 1, 2, 3), near_one=True),
+    **_rows(
+        "RotaryEmbedding com.microsoft::MRotaryEmbedding com.microsoft::RotaryEmbedding",
+        Way.FUNCTION,
+        ALL,
+        T.SAME_SHAPE,
+        passes=_SUMMED,
+    ),
+    **_rows(
+        "com.microsoft::ComplexMul com.microsoft::ComplexMulConj com.microsoft::GatedAdd "
+        "com.microsoft::HyperConnectionPostMix com.microsoft::HyperConnectionPreMix",
+        Way.FUNCTION,
+        ALL,
+        passes=_SUMMED,
+    ),
+    **_rows("CumProd Det", Way.REDUCE, (0,), T.GROWS, bends=True),
     **_rows("DFT", Way.REDUCE, shapes=(1, 2)),
     **_rows("STFT", Way.REDUCE, shapes=(1, 3)),
     **_rows("AveragePool GlobalAveragePool", Way.REDUCE, (0,), T.POOLS),
@@ -278,6 +318,7 @@ OPS: Mapping[str, OpRow] = {
         shapes=(1,),
         bends=True,
     ),
+    **_rows("GlobalLpPool LpPool", Way.REDUCE, (0,), T.POOLS | T.GROWS, bends=True),
     **_rows("ReduceMax ReduceMin", Way.REDUCE, (0,), T.CARRIES, shapes=(1,), bends=True),
     **_rows("ReduceProd", Way.REDUCE, (0,), T.CARRIES | T.GROWS, shapes=(1,), bends=True),
     **_rows("ReduceMean", Way.REDUCE, (0,), T.CARRIES, shapes=(1,)),
@@ -285,9 +326,12 @@ OPS: Mapping[str, OpRow] = {
     **_rows("CumSum", Way.REDUCE, (0,), _MAPPED | T.LONG_SUM | T.GROWS, shapes=(1,)),
     **_rows(
         "LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization "
-        "com.microsoft::SkipLayerNormalization com.microsoft::SkipSimplifiedLayerNormalization",
+        "com.microsoft::BranchwiseRMSNorm com.microsoft::EngramGate com.microsoft::GatedRMSNorm "
+        "com.microsoft::GroupNorm com.microsoft::SkipGroupNorm com.microsoft::SkipLayerNormalization "
+        "com.microsoft::SkipSimplifiedLayerNormalization",
         Way.NORM,
     ),
+    **_rows("com.microsoft::EmbedLayerNormalization", Way.NORM, ()),
     **_rows("Softmax", Way.NORM, (0,), T.SAME_SHAPE | T.SMALL | T.SQUEEZES | T.SOFTMAX, low=0.0, high=1.0, small=True),
     **_rows("BatchNormalization", Way.NORM, (0, 1, 2, 3, 4), T.SAME_SHAPE),
     **_rows("GroupNormalization InstanceNormalization", Way.NORM, (0,), T.SAME_SHAPE),
@@ -296,14 +340,23 @@ OPS: Mapping[str, OpRow] = {
     **_rows("com.microsoft::BiasSoftmax", Way.NORM, (0,), T.SQUEEZES | T.SOFTMAX),
     **_rows("LinearAttention com.microsoft::LinearAttention", Way.PRODUCT, (0, 1, 2), states=((3, 1),)),
     **_rows(
-        "Attention DeformConv com.microsoft::Attention com.microsoft::DecoderMaskedMultiHeadAttention "
-        "com.microsoft::FusedConv com.microsoft::FusedGemm com.microsoft::GemmFastGelu com.microsoft::MatMulNBits "
-        "com.microsoft::MoE com.microsoft::MultiHeadAttention com.microsoft::NhwcConv "
-        "com.microsoft::PackedAttention com.microsoft::PackedMultiHeadAttention com.microsoft::QAttention "
-        "com.microsoft::QMoE",
+        "Attention CausalConvWithState DeformConv com.microsoft::Attention com.microsoft::CausalConvWithState "
+        "com.microsoft::DecoderAttention com.microsoft::DecoderMaskedMultiHeadAttention "
+        "com.microsoft::DecoderMaskedSelfAttention com.microsoft::DynamicSparseAttention com.microsoft::FusedConv "
+        "com.microsoft::FusedGemm com.microsoft::FusedMatMulActivation com.microsoft::GemmFastGelu "
+        "com.microsoft::GemmFloat8 com.microsoft::LongformerAttention com.microsoft::MatMulBlockQuantizedFp4Weight "
+        "com.microsoft::MatMulBlockQuantizedFp8Weight com.microsoft::MatMulBnb4 com.microsoft::MatMulNBits "
+        "com.microsoft::MatMulNBitsMlp com.microsoft::MatMulNBitsQkv com.microsoft::MoE "
+        "com.microsoft::MultiHeadAttention com.microsoft::NhwcConv com.microsoft::NhwcFusedConv "
+        "com.microsoft::PackedAttention com.microsoft::PackedMultiHeadAttention "
+        "com.microsoft::PackedSparseAttentionIndexer com.microsoft::PagedAttention com.microsoft::QAttention "
+        "com.microsoft::QMoE com.microsoft::SparseAttention com.microsoft::SparseAttentionIndexer "
+        "com.microsoft::SparsePagedAttention com.microsoft::TransposeMatMul",
         Way.PRODUCT,
         (0, 1, 2),
     ),
+    **_rows("com.microsoft::GatedDeltaNet", Way.PRODUCT, (0, 1, 2), states=((6, 1),)),
+    **_rows("com.microsoft::VarlenCausalConvWithState", Way.PRODUCT, (0, 1, 3)),
     **_rows("Conv ConvTranspose", Way.PRODUCT, (0, 1, 2), T.LAYER),
     **_rows("Gemm MatMul", Way.PRODUCT, (0, 1, 2), T.MULTIPLIES | T.LAYER),
     **_rows("Einsum", Way.PRODUCT, ALL, T.MULTIPLIES),
@@ -330,6 +383,7 @@ OPS: Mapping[str, OpRow] = {
     ),
     **_rows("ArgMax ArgMin", Way.TEST, needs=((0, Need.ORDER),)),
     **_rows("NonZero", Way.TEST),
+    **_rows("SequenceLength", Way.TEST, ()),
     **_rows("And BitwiseAnd BitwiseOr Or Xor", Way.TEST, ALL, T.BROADCASTS),
     **_rows(
         "Equal Greater GreaterOrEqual Less LessOrEqual",

@@ -169,8 +169,8 @@ class Labelling(Free):
     def _gain(self, v: int) -> int:
         """Return the worth of a low type for a vertex, in units: two bytes for each element of gain to a product.
 
-        For other variables it is the least unit: copies of low values gain it if they are low, and the rest if they
-        are not, so that what rounds falls only to spare a Cast.
+        For other variables it is the least unit: exact ops on values whose makers are low or free gain it if they are
+        low, and the rest if they are not, so that what rounds falls only to spare a Cast.
         """
         if self.gains(v):
             return 2 * UNIT * sum(map(self.elements, self.problem.ports(v)[1]))

@@ -11,9 +11,9 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.elementwise import factor, is_single_input
-from amp_rewrite.decide.needs.facts import Fact, Values
+from amp_rewrite.decide.needs.facts import INF, Fact, Values
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.sums import centers
+from amp_rewrite.decide.needs.sums import adds_peak, centers
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -93,9 +93,10 @@ class Asks:
             if mean > limits.most / 4 or mean > limits.beside * deviation:
                 yield Asked(op.inputs[0], Need.DIGITS, f"its mean is {mean:g}, its deviation {deviation:g}")
         elif op.kind == "Pow":
-            exponent = facts[1].number
-            if exponent is not None and exponent < 1:
+            if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
                 yield Asked(op.inputs[0], Need.TINY)
+        elif op.kind == "ReduceLogSum" and not adds_peak(self.facts, op):
+            yield Asked(op.inputs[0], Need.RATIO)
 
     def _by_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:
         for value, fact in ((op.inputs[0], a), (op.inputs[1], b)):

@@ -258,7 +258,7 @@ class Needs:
             case Need.TINY:
                 return self._is_small(fact)
             case Need.RATIO:
-                near = fact.near_one or fact.beside_one or fact.peak
+                near = fact.near_one or fact.beside_one or bool(fact.peak)
                 return fact.small or self._is_small(fact) or near or bool(fact.squares)
             case Need.RANGE:
                 return fact.grows or bool(fact.beyond) or (fact.terms > limits.most / TERM and fact.size > limits.most)

@@ -11,6 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.ops import OpRow, Trait
 from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId
 
 FREE = 4096
@@ -65,7 +66,7 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         steps=steps_of(facts, op, read),
         run=run_of(read),
         guard=INF,
-        peak=False,
+        peak=(),
         beside_one=False,
         running=False,
         beyond=fact.beyond or _scales_away(facts, op, read, low, high),
@@ -243,10 +244,19 @@ def fact_of_norm(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         small=row.small,
         constant=fact.constant,
         sources=fact.sources,
-        peak=op.kind == "Softmax",
+        peak=_rows_of_softmax(facts, op) if op.kind == "Softmax" else (),
         nudged=fact.nudged,
         terms=1 / _row_length(facts, op) if op.kind == "Softmax" else 1.0,
     )
+
+
+def _rows_of_softmax(facts: Known, op: Op) -> tuple[int, ...]:
+    """Return the axes of its rows, counted from the end if the rank is known: all axes from one on, in old opsets."""
+    shape = shape_of(facts.view, op.inputs[0])
+    flattens = op.signature is not None and op.signature.since < FIRST_ROW_SOFTMAX
+    axis = int_attribute(op.node, "axis", 1 if flattens else -1)
+    from_end = axis - len(shape) if shape is not None and axis >= 0 else axis
+    return tuple(range(from_end, 0)) if flattens and from_end < 0 else (from_end,)
 
 
 def _row_length(facts: Known, op: Op) -> int:

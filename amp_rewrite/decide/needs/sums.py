@@ -11,7 +11,7 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Known, joined, ra
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
-from amp_rewrite.ir.dataflow import orders, outweighs
+from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.patterns.scores import MOST, scored_rows
@@ -32,12 +32,11 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     high = sum(f.high if sign > 0 else -f.low for f, sign in zip(read, signs, strict=True))
     varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
     if op.kind == "Neg":
-        return fact._replace(
-            low=low, high=high, number=None, negative=not fact.negative, peak=False, guard=INF, top=None
-        )
+        return fact._replace(low=low, high=high, number=None, negative=not fact.negative, peak=(), guard=INF, top=None)
     tiny = [f.number for f in constants if f.number is not None and 0 < f.number < 1]
     guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
-    peak = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
+    centered = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
+    peak = read[1].top_axes if centered else ()
     wholes = [f.whole for f in read if f.whole is not None]
     hides = fact.hides or any(f.raw for f in varying)
     counting = [f for f in read if f.grid and not (f.constant and op.id in _near(facts.view, facts.to))]
@@ -109,26 +108,41 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
         gated=0,
         top=None,
     )
-    if op.kind in ("ReduceSumSquare", "ReduceL2"):
+    if op.kind in ("ReduceSumSquare", "ReduceL2", "GlobalLpPool", "LpPool"):
         squares = frozenset((facts.line(op.operands[0]),))
         small = fact.small or bool(fact.sources)
-        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=False)
+        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=())
         return fact._replace(low=0.0, high=INF)
     if op.kind in ("ReduceMax", "ReduceMin"):
-        return fact._replace(peak=False, top=op.inputs[0] if op.kind == "ReduceMax" else None)
+        top, axes = (op.inputs[0], _from_end(facts, op)) if op.kind == "ReduceMax" else (None, ())
+        return fact._replace(peak=(), top=top, top_axes=axes)
     if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
-        return fact._replace(whole=None, peak=False)
+        return fact._replace(whole=None, peak=())
     if op.kind in ("DFT", "STFT"):
-        return fact._replace(low=-INF, high=INF, whole=None, peak=False)
+        return fact._replace(low=-INF, high=INF, whole=None, peak=())
     known = combined_elements(facts.view, op)
     count = min(known or FREE, _MANY)
     whole = fact.whole * count if fact.whole is not None else None
-    if op.kind in ("ReduceProd", "CumProd"):
-        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=False)
-    small = fact.small and not fact.peak
+    if op.kind in ("ReduceProd", "CumProd", "Det"):
+        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=())
+    small = (fact.small or (bool(fact.peak) and fact.low >= 0)) and not adds_peak(facts, op)
     added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
     low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
-    return fact._replace(low=low, high=high, whole=whole, small=small, peak=False, terms=fact.terms * added)
+    return fact._replace(low=low, high=high, whole=whole, small=small, peak=(), terms=fact.terms * added)
+
+
+def adds_peak(facts: Known, op: Op) -> bool:
+    """True for a sum along rows whose largest element is 1: it is not small."""
+    peak = facts[op.inputs[0]].peak
+    return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_from_end(facts, op)))
+
+
+def _from_end(facts: Known, op: Op) -> tuple[int, ...]:
+    """Return the axes of a reduction, counted from the end if the rank is known; all if none are stated."""
+    axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
+    if shape is None:
+        return tuple(axes)
+    return tuple(axis - len(shape) if axis >= 0 else axis for axis in axes or range(len(shape)))
 
 
 def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:

@@ -178,6 +178,8 @@ def test_real_data_in_a_where_is_never_clamped() -> None:
     [
         ("a=Add(column,eps);s=Sqrt(a);y=Div(x,s)", ["a", "s"]),  # the root of epsilon fits
         ("a=Add(column,eps);r=Pow(a,half);y=Mul(x,r)", ["a", "r"]),
+        ("a=Add(column,eps);r=Pow(a,roots);y=Mul(x,r)", ["a", "r"]),
+        ("a=Add(column,eps);r=Pow(a,squares);y=Mul(x,r)", []),
         ("a=Add(column,eps);s=Sqrt(a);r=Div(one,s);y=Mul(x,r)", ["a", "s"]),
         ("a=Max(column,eps);y=Div(x,a)", ["a", "y"]),
         ("a=Clip(column,eps);e=Expand(a,n);y=Div(x,e)", ["a", "e", "y"]),
@@ -196,6 +198,8 @@ def test_an_epsilon_below_the_normal_range_is_held_up_to_where_it_fits(text: str
         "large": 1e-3,
         "minus": -1e-5,
         "half": -0.5,
+        "roots": np.linspace(0.3, 1.5, 8),
+        "squares": np.linspace(1.0, 2.0, 8),
         "two": 2.0,
         "one": 1.0,
         "n": np.array([8, 8]),
