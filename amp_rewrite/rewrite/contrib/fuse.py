@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
+from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
@@ -257,11 +258,18 @@ def _with_bias(
         if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
             continue
         for a, b in orders(inner):
-            if a == b or site.shape(b) != (shape[-1],) or not site.holds(b):
+            if a == b or site.shape(b) != (shape[-1],) or not site.holds(b) or _stands_out(site, b, value):
                 continue
             if site.shape(a) == site.shape(value) and site.floats((inner.id,)):
                 return (inner.id,), ((a, summands[1]) if slot == 0 else (summands[0], a)), b
     return (), summands, None
+
+
+def _stands_out(site: OpIndex, bias: ValueId, total: ValueId) -> bool:
+    """True if a bias is mostly one number for all features, which a norm subtracts, and its sum better in float32."""
+    held = site.view.array(bias)
+    common = held is not None and held.size > 0 and abs(held.mean()) > held.std()
+    return bool(common) and Facts.of(site.view, site.context.to)[total].beyond != ""
 
 
 # -- activations -----------------------------------------------------------------------------------

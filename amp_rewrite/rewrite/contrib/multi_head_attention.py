@@ -17,6 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
@@ -132,7 +133,7 @@ class _MultiHeadWriter(Surroundings):
         if not site.causal or None in reads or self.width != self.depth or self.width > _WIDEST:
             return None
         rotations = [site.view.producer(value, ROTARY_KIND) for value in reads[:2]]
-        tables = _shared_tables(site.view, rotations)
+        tables = _shared_tables(site.view, rotations, self.dims, (self.heads, fewer), self.width)
         if self.width % (16 if tables else 8) or (any(rotations) and not tables):
             return None  # one rotation alone onnxruntime would fuse by itself, and crashes
         reads[:2] = [op.inputs[0] if op is not None else value for op, value in zip(rotations, reads, strict=False)]
@@ -290,13 +291,24 @@ class _MultiHeadWriter(Surroundings):
         return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 
 
-def _shared_tables(view: View, rotations: Sequence[Op | None]) -> list[str]:
-    """Return the cosines and sines of rotations from the first position on, if all have the same; else none."""
+def _shared_tables(
+    view: View, rotations: Sequence[Op | None], dims: AllDims, heads: Sequence[int], width: int
+) -> list[str]:
+    """Return the cosines and sines of rotations from the first position on, if all have the same; else none.
+
+    Rotations of other heads, or of a part of each, have none in common with the attention.
+    """
     first, *others = [op.inputs[1:] if op is not None else () for op in rotations]
-    plain = all(op is not None and {a.name for a in op.node.attribute} <= {"num_heads"} for op in rotations)
+    plain = all(
+        op is not None
+        and {a.name for a in op.node.attribute} <= {"num_heads"}
+        and int_attribute(op.node, "num_heads", 0) in (0, count)
+        for op, count in zip(rotations, heads, strict=True)
+    )
     if not plain or any(read != first for read in others) or number(view, first[0]) != 0:
         return []
-    return [view.value_name(value) for value in first[1:] if value is not None]
+    whole = all(dims_at(view, dims, value)[1:] == (width // 2,) for value in first[1:])
+    return [view.value_name(value) for value in first[1:] if value is not None] if whole else []
 
 
 def _splits(before: Dims, after: Dims) -> bool:

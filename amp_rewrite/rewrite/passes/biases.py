@@ -116,22 +116,30 @@ _ROWS = 1 << 6  # rows of a weight that are in float64 at once
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """An Add of a value and a constant along the last axis."""
+    """An Add of a value and a constant along the last axis, in the shape of the value."""
 
     add: Op
     source: ValueId
     bias: ValueId
 
     @classmethod
-    def of(cls, view: View, add: Op | None) -> _Sum | None:
+    def of(cls, view: View, add: Op | None, context: Context) -> _Sum | None:
         pairs = orders(add) if add is not None and add.kind == "Add" else ()
-        return next((cls(add, a, b) for a, b in pairs if add and _flat(view, b) and not _flat(view, a)), None)
+        return next((cls(add, a, b) for a, b in pairs if add and _along(view, context, a, b)), None)
 
     @classmethod
-    def before(cls, view: View, value: ValueId | None, reader: Op) -> _Sum | None:
+    def before(cls, view: View, value: ValueId | None, reader: Op, context: Context) -> _Sum | None:
         made_by = view.producer(value, "Add")
         near = made_by is not None and made_by.scope == reader.scope and alone(view, value, reader)
-        return cls.of(view, made_by) if near else None
+        return cls.of(view, made_by, context) if near else None
+
+
+def _along(view: View, context: Context, source: ValueId, bias: ValueId) -> bool:
+    """True if a flat constant has a number for each of the last axis of a value, and no more axes."""
+    tensor, shape = view.constant(bias) if _flat(view, bias) else None, context.shape(view, source)
+    if tensor is None or shape is None or _flat(view, source):
+        return False
+    return len(tensor.dims) <= len(shape) and tensor.dims[-1] in (1, shape[-1])
 
 
 def _flat(view: View, value: ValueId) -> bool:
@@ -155,7 +163,7 @@ class _Projection:
     total: _Sum | None
 
     @classmethod
-    def of(cls, view: View, op: Op) -> _Projection | None:
+    def of(cls, view: View, op: Op, context: Context) -> _Projection | None:
         value = op.outputs[0]
         zeroing = only_reader(view, value, "Where")
         if zeroing is not None:
@@ -166,7 +174,9 @@ class _Projection:
         weight = view.constant(product.inputs[1]) if product is not None else None
         if product is None or weight is None or len(weight.dims) != 2 or not only_float32(view, (product.id,)):
             return None
-        return cls(zeroing, product, weight.dims[0], _Sum.of(view, only_reader(view, product.outputs[0], "Add")))
+        return cls(
+            zeroing, product, weight.dims[0], _Sum.of(view, only_reader(view, product.outputs[0], "Add"), context)
+        )
 
     @property
     def last(self) -> Op:
@@ -180,7 +190,7 @@ def part_biases(view: View, context: Context) -> Iterator[Outcome]:
     """
     for op in view.of_kinds((f"{DOMAIN}::MultiHeadAttention",)):
         split = view.producer(op.inputs[0], "Split")
-        total = _Sum.before(view, split.inputs[0], split) if split is not None else None
+        total = _Sum.before(view, split.inputs[0], split, context) if split is not None else None
         if split is None or total is None or split.outputs != op.inputs[:3] or not only_float32(view, (split.id,)):
             continue
         shapes, bias = [context.shape(view, value) for value in split.outputs], view.array(total.bias)
@@ -223,8 +233,8 @@ def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
         more = [*op.inputs[3:_ADDED], *op.inputs[_ADDED + 1 :], *op.outputs[1:]]
         if more.count(None) < len(more) or len(set(op.inputs[:3])) < 3 or not only_float32(view, (op.id,)):
             continue
-        keys, values = (_Sum.before(view, value, op) for value in op.inputs[1:3])
-        behind = _Projection.of(view, op) if values is not None else None
+        keys, values = (_Sum.before(view, value, op, context) for value in op.inputs[1:3])
+        behind = _Projection.of(view, op, context) if values is not None else None
         if behind is not None and values is not None and _width(view, values) != behind.rows:
             behind = None
         if behind is not None or keys is not None:
@@ -373,13 +383,21 @@ def spread_gemms(view: View, context: Context) -> Iterator[Replacement]:
 def _stated_shape(view: View, around: Surroundings, parts: Op, whole: Dims, weight: Sequence[int]) -> str | None:
     if all(isinstance(d, int) for d in whole):
         return around.constant(f"{parts.node.output[0]}_rows_shape", np.array(whole, np.int64))
-    return parts.node.input[1] if weight[0] == weight[1] else None
+    return parts.node.input[1] if weight[0] == weight[1] and not _may_copy(view, parts.inputs[1]) else None
+
+
+def _may_copy(view: View, shape: ValueId | None) -> bool:
+    """True if a shape may hold 0, by which a Reshape copies an axis of what it reads."""
+    made_by = view.producer(shape, "Concat")
+    parts = made_by.operands if made_by is not None and view.constant(shape) is None else (shape,)
+    held = [view.array(part) for part in parts if view.constant(part) is not None]
+    return any(array is None or not np.all(array) for array in held)
 
 
 def widen_biases(view: View, context: Context) -> Iterator[Replacement]:
     """Give each bias of one axis that is added to a MatMul of three axes three axes, too. O(Adds)."""
     for op in view.of_kinds(("Add",)):
-        total = _Sum.of(view, op)
+        total = _Sum.of(view, op, context)
         product = view.producer(total.source, "MatMul") if total is not None else None
         tensor = view.constant(total.bias) if total is not None else None
         if total is None or product is None or tensor is None or len(tensor.dims) != 1:

@@ -1,0 +1,151 @@
+"""Models that a fusion would break, or lose numbers of, each beside one that it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto, numpy_helper
+
+import amp_rewrite
+from support.fusing import kinds, outputs_of
+
+RNG = np.random.default_rng(1)
+
+
+def model(text: str, **constants: Any) -> ModelProto:
+    head = '<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>'
+    proto = onnx.parser.parse_model(f"{head} g {text}")
+    stored = [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in constants.items()]
+    proto.graph.initializer.extend(stored)
+    return proto
+
+
+def error(proto: ModelProto, sizes: dict[str, int] | None = None, **options: Any) -> tuple[float, list[str]]:
+    """The largest difference of emulated outputs, as a part of the largest number, and the ops of the mixed model."""
+    converted = amp_rewrite.convert(proto, **options).model
+    twin = amp_rewrite.emulate(converted).to_proto()
+    shapes = {
+        i.name: [d.dim_value or (sizes or {})[d.dim_param] for d in i.type.tensor_type.shape.dim]
+        for i in proto.graph.input
+    }
+    feed = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    pairs = zip(outputs_of(proto, feed), outputs_of(twin, feed), strict=True)
+    return max(float(np.abs(x - y).max() / np.abs(x).max()) for x, y in pairs), kinds(converted)
+
+
+# -- a bias before a norm --------------------------------------------------------------------------
+
+NORMS = """(float[2,3,64] x, float[2,3,64] r) => (float[2,3,64] y)
+    { p=MatMul(x,w) h=Add(p,c) s=Add(h,r) n=LayerNormalization<axis=-1>(s,g,z) y=MatMul(n,w) }"""
+OUTLIER = np.where(np.arange(64) == 3, 3000, 0)
+
+
+@pytest.mark.parametrize(
+    ("bias", "apart"),
+    [
+        pytest.param(np.full(64, 300), 1, id="a common bias"),
+        pytest.param(np.full(64, 3000), 1, id="a large one"),
+        pytest.param(np.full(64, 1), 0, id="a small one"),
+        pytest.param(OUTLIER, 0, id="one feature"),
+    ],
+)
+def test_a_sum_and_its_norm_take_no_bias_that_the_norm_subtracts(bias: Any, apart: int) -> None:
+    off, found = error(model(NORMS, w=RNG.standard_normal((64, 64)), c=bias, g=np.ones(64), z=np.zeros(64)))
+    assert "SkipLayerNormalization" in found
+    assert found.count("Add") == apart
+    assert off < 5e-3
+
+
+# -- a Gemm between Reshapes -----------------------------------------------------------------------
+
+GEMM = """(float[B,T,16] x) => (float[N,1,16] y) <int64[2] rows={-1,16}, int64[3] apart={APART}>
+    { r=Reshape(x,rows) g=Gemm(r,w,c) y=Reshape(g,apart) }"""
+COMPUTED = """(float[B,T,16] x) => (float[M,1,16] y) <int64[2] rows={-1,16}, int64[1] third={2}, int64[2] apart={APART}>
+    { r=Reshape(x,rows) g=Gemm(r,w,c) d=Shape(x) e=Gather(d,third) shape=Concat<axis=0>(apart,e) y=Reshape(g,shape) }"""
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("text", "spread"),
+    [
+        pytest.param(GEMM.replace("APART", "0,1,16"), False, id="a 0"),
+        pytest.param(GEMM.replace("APART", "-1,1,16"), True, id="no 0"),
+        pytest.param(GEMM.replace("APART", "0,1,16").replace("[B,T,16]", "[B,T,2,8]"), False, id="a 0, four axes"),
+        pytest.param(COMPUTED.replace("APART", "0,1"), False, id="a computed shape with a 0"),
+        pytest.param(COMPUTED.replace("APART", "-1,1"), True, id="a computed shape without"),
+    ],
+)
+def test_a_gemm_keeps_the_rows_of_a_shape_that_copies_them(text: str, spread: bool, to: str) -> None:
+    off, found = error(model(text, w=RNG.standard_normal((16, 16)), c=np.ones(16)), {"B": 2, "T": 5}, to=to)
+    assert ("Gemm" not in found) == spread
+    assert off < (5e-3 if to == "float16" else 4e-2)
+
+
+# -- biases of keys and values ---------------------------------------------------------------------
+
+HEADS = " ".join(
+    f"{x}1=Reshape({x},h) {x}2=Transpose<perm=[PERM]>({x}1)".replace("PERM", perm)
+    for x, perm in (("q", "0,2,1,3"), ("k", "0,2,3,1"), ("v", "0,2,1,3"))
+)
+ATTENTION = f"""(float[1,6,8] x, float[1,6,1] n, float[6,8] e) => (float[1,6,8] y)
+    <int64[4] h={{1,6,2,4}}, int64[3] flat={{1,6,8}}>
+    {{ q=MatMul(x,w) k0=MatMul(x,w) k=Add(k0,c) v0=MatMul(x,w) v=Add(v0,c) {HEADS} s=MatMul(q2,k2) p=Softmax(s)
+    o=MatMul(p,v2) t=Transpose<perm=[0,2,1,3]>(o) f=Reshape(t,flat) y=MatMul(f,u) }}"""
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "added"),
+    [
+        pytest.param("", "", 1, id="of their shape"),
+        pytest.param("k=Add(k0,c)", "k=Add(n,c)", 2, id="spread to keys"),
+        pytest.param("v=Add(v0,c)", "v=Add(n,c)", 1, id="spread to values"),
+        pytest.param("k=Add(k0,c)", "k=Add(e,d)", 2, id="of one axis more than keys"),
+        pytest.param("v=Add(v0,c)", "v=Add(e,d)", 1, id="of one axis more than values"),
+    ],
+)
+def test_a_bias_that_gives_keys_or_values_their_shape_stays(replaced: str, by: str, added: int) -> None:
+    weights = {"w": RNG.standard_normal((8, 8)), "u": RNG.standard_normal((8, 8)), "c": np.arange(8)}
+    proto = model(ATTENTION.replace(replaced, by), **weights, d=np.arange(8).reshape(1, 1, 8))
+    off, found = error(proto)
+    assert "MultiHeadAttention" in found
+    assert found.count("Add") == added
+    assert off < 5e-3
+
+
+# -- rotations that the model has ------------------------------------------------------------------
+
+ROTATED = """(float[2,3,32] x, float[2,3,16] z, float[2,3,16] u) => (float[2,3,32] y)
+    <int64[4] heads={0,0,2,16}, int64[4] fewer={0,0,1,16}, int64[5] twice={1,1,2,1,1}, int64[1] two={2},
+    int64[1] first={0}, int64[4] repeated={0,2,-1,16}, int64[3] flat={0,0,32}, float[2,3,32] q, float[2,3,16] k,
+    float half={0.5}>
+    { xm=MatMul(x,w) q=com.microsoft.RotaryEmbedding(xm,first,cos,sin) k=com.microsoft.RotaryEmbedding(z,first,cos,sin)
+    q1=Reshape(q,heads) q2=Transpose<perm=[0,2,1,3]>(q1) k1=Reshape(k,fewer) k2=Transpose<perm=[0,2,1,3]>(k1)
+    v1=Reshape(u,fewer) v2=Transpose<perm=[0,2,1,3]>(v1)
+    k3=Unsqueeze(k2,two) k4=Expand(k3,twice) k5=Reshape(k4,repeated) v3=Unsqueeze(v2,two) v4=Expand(v3,twice)
+    v5=Reshape(v4,repeated) kt=Transpose<perm=[0,1,3,2]>(k5) s0=MatMul(q2,kt) s1=Mul(s0,half) s2=Add(s1,causal)
+    p=Softmax<axis=-1>(s2) o=MatMul(p,v5) t=Transpose<perm=[0,2,1,3]>(o) y=Reshape(t,flat) }"""
+
+
+@pytest.mark.parametrize(
+    ("width", "stated", "taken"),
+    [
+        pytest.param(16, "", True, id="of whole heads"),
+        pytest.param(16, "num_heads", True, id="of whole heads, whose number is stated"),
+        pytest.param(8, "", False, id="of other heads"),
+    ],
+)
+def test_an_attention_takes_a_rotation_of_its_own_heads_alone(width: int, stated: str, taken: bool) -> None:
+    angles = RNG.standard_normal((3, width // 2))
+    causal = np.where(np.tri(3), 0, -1e38)
+    weights = {"w": RNG.standard_normal((32, 32)), "cos": np.cos(angles), "sin": np.sin(angles), "causal": causal}
+    text = ROTATED
+    if stated:
+        text = text.replace("Embedding(xm", "Embedding<num_heads=2>(xm").replace(
+            "Embedding(z", "Embedding<num_heads=1>(z"
+        )
+    off, found = error(model(text, **weights))
+    assert ("GroupQueryAttention" in found) == taken
+    assert off < 5e-3
