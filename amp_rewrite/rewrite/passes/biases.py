@@ -388,10 +388,13 @@ def _stated_shape(view: View, around: Surroundings, parts: Op, whole: Dims, weig
 
 def _may_copy(view: View, shape: ValueId | None) -> bool:
     """True if a shape may hold 0, by which a Reshape copies an axis of what it reads."""
-    made_by = view.producer(shape, "Concat")
-    parts = made_by.operands if made_by is not None and view.constant(shape) is None else (shape,)
-    held = [view.array(part) for part in parts if view.constant(part) is not None]
-    return any(array is None or not np.all(array) for array in held)
+    if shape is not None and view.constant(shape) is not None:
+        held = view.array(shape)
+        return held is None or not np.all(held)
+    made_by = view.producer(shape)
+    if made_by is not None and made_by.kind in ("Concat", "Cast", "Identity"):
+        return any(_may_copy(view, part) for part in made_by.operands)
+    return made_by is None
 
 
 def widen_biases(view: View, context: Context) -> Iterator[Replacement]:

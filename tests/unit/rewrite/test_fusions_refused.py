@@ -65,6 +65,8 @@ GEMM = """(float[B,T,16] x) => (float[N,1,16] y) <int64[2] rows={-1,16}, int64[3
     { r=Reshape(x,rows) g=Gemm(r,w,c) y=Reshape(g,apart) }"""
 COMPUTED = """(float[B,T,16] x) => (float[M,1,16] y) <int64[2] rows={-1,16}, int64[1] third={2}, int64[2] apart={APART}>
     { r=Reshape(x,rows) g=Gemm(r,w,c) d=Shape(x) e=Gather(d,third) shape=Concat<axis=0>(apart,e) y=Reshape(g,shape) }"""
+CAST = COMPUTED.replace("e=Gather(d,third) shape=", "l=Gather(d,third) e=Cast<to=6>(l) near=")
+CAST = CAST.replace("int64[2] apart", "int32[2] apart").replace("y=", "shape=Cast<to=7>(near) y=")
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
@@ -76,6 +78,8 @@ COMPUTED = """(float[B,T,16] x) => (float[M,1,16] y) <int64[2] rows={-1,16}, int
         pytest.param(GEMM.replace("APART", "0,1,16").replace("[B,T,16]", "[B,T,2,8]"), False, id="a 0, four axes"),
         pytest.param(COMPUTED.replace("APART", "0,1"), False, id="a computed shape with a 0"),
         pytest.param(COMPUTED.replace("APART", "-1,1"), True, id="a computed shape without"),
+        pytest.param(CAST.replace("APART", "0,1"), False, id="a Cast of a shape with a 0"),
+        pytest.param(CAST.replace("APART", "-1,1"), True, id="a Cast of a shape without"),
     ],
 )
 def test_a_gemm_keeps_the_rows_of_a_shape_that_copies_them(text: str, spread: bool, to: str) -> None:
