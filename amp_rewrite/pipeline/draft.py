@@ -128,9 +128,7 @@ class Draft:
         return self._painted(pins) if pins else self._unpinned
 
     def groups_low(self, pins: Sequence[Pin] = ()) -> bool:
-        """True if each attention of the kind that CUDA has in the low types alone is low."""
-        grouped = {op.id for op in self.view.of_kinds((GROUPED_KIND,))}
-        return not grouped or grouped <= {op for op, _ in self.paint(pins).low}
+        return not self.view.of_kinds((GROUPED_KIND,)) or groups_low(self.view, self.paint(pins))
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
@@ -218,3 +216,8 @@ class _Costs:
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )
+
+
+def groups_low(view: View, coloring: Coloring) -> bool:
+    """True if each attention of the kind that CUDA has in the low types alone is low."""
+    return {op.id for op in view.of_kinds((GROUPED_KIND,))} <= {op for op, _ in coloring.low}

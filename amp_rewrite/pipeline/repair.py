@@ -22,7 +22,7 @@ from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.draft import Draft, groups_low
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -99,15 +99,23 @@ def repair(
     request = Request.of(**{name: value for name, value in given.items() if name not in CRITERION})
     draft = Draft.of(model, request, folder=folder)
     feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite, feedback=feedback, steps=steps)
-    if ranges is None:
-        ranges = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=_stage(progress, "calibrate"))
-    else:
-        ranges = ranges_for(draft, ranges)
-    draft, pinned = shifted_and_guarded(draft, ranges, headroom)
-    if by is None:
-        converted = finish(draft, draft.paint(pinned.pins), pinned.findings, measured=pinned)
-        return Repaired(converted, None, ranges, (), False, 0, budget, (), True)
-    return Search(draft, feed, by, ranges, pinned, budget, progress).repaired()
+
+    def found(draft: Draft) -> Repaired:
+        if ranges is None:
+            stage = _stage(progress, "calibrate")
+            known = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=stage)
+        else:
+            known = ranges_for(draft, ranges)
+        draft, pinned = shifted_and_guarded(draft, known, headroom)
+        if by is None:
+            converted = finish(draft, draft.paint(pinned.pins), pinned.findings, measured=pinned)
+            return Repaired(converted, None, known, (), False, 0, budget, (), True)
+        return Search(draft, feed, by, known, pinned, budget, progress).repaired()
+
+    repaired = found(draft)
+    if groups_low(repaired.converted.view, repaired.converted.coloring):
+        return repaired
+    return found(Draft.of(draft.source, request, grouped=False))
 
 
 def reference_of(draft: Draft) -> Model:

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite import DType, convert
+from amp_rewrite import DType, Feed, convert, repair
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.equivalence import UNIT
@@ -285,3 +285,24 @@ def test_the_file_opens_at_the_default_level_in_float16() -> None:
     feed = random_feed(proto)
     (expected,) = outputs_of(proto, feed)
     np.testing.assert_allclose(session.run(None, feed)[0], expected, rtol=0, atol=4e-3 * np.abs(expected).max())
+
+
+LOUD = UNROTATED.replace("us=Reshape(u,fewer)", "loud=MatMul(u,large);us=Reshape(loud,fewer)")
+LARGE = (1e5 * np.eye(16)).astype(np.float32)
+
+
+def test_a_check_keeps_float32_without_grouping_and_its_patterns_repeat_the_file() -> None:
+    source = model(LOUD, large=LARGE)
+    checked = convert(source, check=True)
+    again = convert(source, keep=checked.report.evidence.keep)
+    assert checked.report.evidence.level == "repaired"
+    assert "GroupQueryAttention" not in kinds(checked.model)
+    assert [node.op_type for node in again.model.graph.node] == [node.op_type for node in checked.model.graph.node]
+
+
+def test_a_repair_that_keeps_attention_float32_is_not_grouped() -> None:
+    source = model(UNROTATED)
+    found = repair(source, Feed.randomly(Model.load(source)), tolerance=2e-5)
+    assert found.solved and "GroupQueryAttention" not in kinds(found.converted.model)
+    loose = repair(source, Feed.randomly(Model.load(source)), tolerance=1e-2)
+    assert loose.solved and "GroupQueryAttention" in kinds(loose.converted.model)
