@@ -292,11 +292,21 @@ OPS: Mapping[str, OpRow] = {
     **_rows("SwiGLU com.microsoft::BiasSplitGelu", Way.FUNCTION, (0, 1)),
     **_rows("com.microsoft::GatedRelativePositionBias", Way.FUNCTION, (0, 1, 3, 4)),
     **_rows("com.microsoft::LinearAttentionGate", Way.FUNCTION, (0, 1, 2, 3), near_one=True),
+    **_rows("com.microsoft::MRotaryEmbedding", Way.FUNCTION, ALL, T.SAME_SHAPE, passes=_SUMMED),
     **_rows(
-        "RotaryEmbedding com.microsoft::MRotaryEmbedding com.microsoft::RotaryEmbedding",
+        "RotaryEmbedding",
         Way.FUNCTION,
         ALL,
         T.SAME_SHAPE,
+        needs=((1, Need.RANGE), (2, Need.RANGE)),
+        passes=_SUMMED,
+    ),
+    **_rows(
+        "com.microsoft::RotaryEmbedding",
+        Way.FUNCTION,
+        ALL,
+        T.SAME_SHAPE,
+        needs=((2, Need.RANGE), (3, Need.RANGE)),
         passes=_SUMMED,
     ),
     **_rows(
@@ -410,8 +420,6 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Optional OptionalGetElement SequenceEmpty", Way.UNKNOWN, (0,), T.EXACT),
     **_rows("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", Way.UNKNOWN, (0,), T.LABEL_LOSS),
     **_rows("com.microsoft::ConvTransposeWithDynamicPads", Way.UNKNOWN, shapes=(2,)),
-    **_rows("RotaryEmbedding", Way.UNKNOWN, needs=((1, Need.RANGE), (2, Need.RANGE))),
-    **_rows("com.microsoft::RotaryEmbedding", Way.UNKNOWN, needs=((2, Need.RANGE), (3, Need.RANGE))),
 }
 """The rows, by kind of op."""
 

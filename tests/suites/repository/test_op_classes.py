@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx.defs
 import yaml
 
-from amp_rewrite.ir import op_classes
+from amp_rewrite.ir import op_classes, ops
 from amp_rewrite.ir.ops import OPS, Trait
 from amp_rewrite.ir.schema import contrib_schemas
 from amp_rewrite.settings.list_entry import Color
@@ -34,6 +34,14 @@ def test_each_set_has_ops_and_a_description() -> None:
     }
     assert CLASSES.keys() <= described
     assert all(CLASSES.values())
+
+
+def test_no_op_has_two_rows() -> None:
+    """A later row would replace an earlier one without a word."""
+    calls = [node for node in ast.walk(ast.parse(Path(ops.__file__).read_text("utf-8"))) if isinstance(node, ast.Call)]
+    named = [call.args[0].value for call in calls if call.args and ast.unparse(call.func) == "_rows"]  # type: ignore[attr-defined]
+    words = " ".join(named).split()
+    assert len(words) > 200 and sorted(words) == sorted(set(words))
 
 
 def test_each_trait_has_ops_and_a_set() -> None:
