@@ -26,7 +26,7 @@ _BATCHES = "batches.npz"
 """The file that a next step reads."""
 _LEAST = 1
 """Lines that a table keeps where the screen is short."""
-_OBJECTION = 100
+_OBJECTION = 240
 """Characters of an error that stand in the evidence; onnxruntime's run over several lines."""
 _UNASKED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
 """Op types whose float32 needs no reason."""
