@@ -23,6 +23,8 @@ from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind, p
 _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes that stand for free dimensions: no two alike, no product one of them
 _LARGEST = 1 << 24  # elements that are moved to see where they go
 RANK = 4
+SWAP = (0, 2, 1, 3)
+"""Heads before tokens, and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,12 @@ class OperandSource:
 def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
     """Return the dimensions of a value, as far as they are known; () if its rank is not."""
     return shape_at(dims, view, value) or ()
+
+
+def split_behind(view: View, value: ValueId) -> Op | None:
+    """Return the Reshape that splits heads off, behind the Transpose that moves them before the tokens."""
+    op = view.producer(value, "Transpose")
+    return view.producer(op.inputs[0], "Reshape") if op is not None and permutation(op) == SWAP else None
 
 
 def keys_source(view: View, dims: AllDims, transposed: ValueId) -> OperandSource:

@@ -24,7 +24,7 @@ from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared
-from amp_rewrite.rewrite.attention.layout import RANK, dims_at
+from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
@@ -35,7 +35,6 @@ KIND = "multi_head_attention"
 GROUPED = "group_query_attention"
 GROUPED_KIND = f"{DOMAIN}::GroupQueryAttention"
 ROTARY_KIND = f"{DOMAIN}::RotaryEmbedding"
-_SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 
 
 def _packed(array: Array) -> Array:
@@ -187,7 +186,7 @@ class _MultiHeadWriter(Surroundings):
         view, form = self.site.view, self.site.form
         transpose = only_reader(view, form.last.outputs[0], "Transpose")
         reshape = None if transpose is None else only_reader(view, transpose.outputs[0], "Reshape")
-        if transpose is None or permutation(transpose) != _SWAP or reshape is None or reshape.outputs[0] is None:
+        if transpose is None or permutation(transpose) != SWAP or reshape is None or reshape.outputs[0] is None:
             return ()
         queries = dims_at(view, self.dims, form.queries)
         laid = dims_at(view, self.dims, reshape.outputs[0])
@@ -205,7 +204,7 @@ class _MultiHeadWriter(Surroundings):
             split = self.name(f"{result}_split")
             shape = self.constant(f"{result}_heads", np.array([0, 0, self.heads, self.depth]))
             self.after("Reshape", (flat, shape), split)
-            self.after("Transpose", (split,), result, perm=_SWAP)
+            self.after("Transpose", (split,), result, perm=SWAP)
         return attended
 
     def _zero(self, stem: str) -> str:
@@ -218,7 +217,7 @@ class _MultiHeadWriter(Surroundings):
         queries, values = self._packed(form.queries, self.heads), self._packed(form.values, self.heads)
         if queries is None:
             base = self._base(form.queries, "queries", "heads")
-            swapped = self.before("Transpose", (base,), f"{result}_q", perm=_SWAP)
+            swapped = self.before("Transpose", (base,), f"{result}_q", perm=SWAP)
             flat = self.constant(f"{result}_flat", np.array([0, 0, self.heads * self.width]))
             read = self.before("Reshape", (swapped, flat), f"{result}_queries")
         else:
@@ -227,8 +226,8 @@ class _MultiHeadWriter(Surroundings):
             read = self.before("Where", (seeing, read, self._zero(result)), f"{result}_seeing")
         upright = keys.groups == 1 and keys.perm == (0, 1, 2, 3)
         packed = self._packed(keys.value, self.heads) if upright else None
-        if keys.groups == 1 and keys.perm == _SWAP:
-            packed = self._merged(keys.value, self.heads)
+        if keys.groups == 1 and keys.perm == SWAP:
+            packed = self._merged(self.site.view.producer(keys.value, "Reshape"), self.heads)
         if packed is not None and values is not None:
             return [read, self._base(packed, "keys", "packed"), self._base(values, "values", "packed")]
         if upright:
@@ -239,14 +238,12 @@ class _MultiHeadWriter(Surroundings):
 
     def _packed(self, value: ValueId, heads: int) -> ValueId | None:
         """Return the tokens by features behind heads split off and moved."""
-        op = self.site.view.producer(value)
-        return self._merged(op.inputs[0], heads) if op is not None and permutation(op) == _SWAP else None
+        return self._merged(split_behind(self.site.view, value), heads)
 
-    def _merged(self, split: ValueId | None, heads: int) -> ValueId | None:
-        op = self.site.view.producer(split, "Reshape")
+    def _merged(self, op: Op | None, heads: int) -> ValueId | None:
         if op is None:
             return None
-        before, after = (dims_at(self.site.view, self.dims, value) for value in (op.inputs[0], split))
+        before, after = (dims_at(self.site.view, self.dims, value) for value in (op.inputs[0], op.outputs[0]))
         return op.inputs[0] if _splits(before, after) and after[2] == heads else None
 
     def _base(self, value: ValueId, what: str, layout: str) -> str:

@@ -19,14 +19,13 @@ from amp_rewrite.ir.dataflow import alone, confined, number, orders
 from amp_rewrite.ir.shapes.onnx_shapes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.layout import RANK, dims_at
-from amp_rewrite.rewrite.const_eval import numbers, permutation
+from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
+from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, run, runs_of
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged, only_float32
 
 KIND = "rotary_embedding"
-_SWAP = (0, 2, 1, 3)  # heads before tokens, and back
 _KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
 """Ops of whose result each half is made of the same half of what they read, as long as its last axis stays."""
 _MOST_STEPS = 16
@@ -137,11 +136,10 @@ def _picks_rows(view: View, context: Context, op: Op) -> bool:
 
 
 def _split_from(view: View, context: Context, rotation: _Rotation) -> ValueId | None:
-    move, dims = view.producer(rotation.x, "Transpose"), context.dims(view)
-    split = view.producer(move.inputs[0], "Reshape") if move is not None and permutation(move) == _SWAP else None
-    if move is None or split is None:
+    split, dims = split_behind(view, rotation.x), context.dims(view)
+    if split is None:
         return None
-    before, after = (dims_at(view, dims, value) for value in (split.inputs[0], move.inputs[0]))
+    before, after = (dims_at(view, dims, value) for value in (split.inputs[0], split.outputs[0]))
     fits = len(before) == RANK - 1 and len(after) == RANK and before[:2] == after[:2] and None not in after
     return split.inputs[0] if fits else None
 
@@ -164,7 +162,7 @@ class _RotationWriter(Surroundings):
         if self.packed is not None:
             shape = self.constant(f"{result}_heads", np.array([0, 0, self.heads, self.width]))
             self.after("Reshape", (rotated, shape), self.name(f"{result}_apart"))
-            self.after("Transpose", (self.name(f"{result}_apart"),), result, perm=_SWAP)
+            self.after("Transpose", (self.name(f"{result}_apart"),), result, perm=SWAP)
         ops = tuple(sorted(op.id for op in self.rotation.ops))
         fusion = Replacement(KIND, ops, last.id, node, **self.parts())
         return self._mismatch(fusion) or fusion
