@@ -156,6 +156,7 @@ UNKNOWN = OpRow(Way.UNKNOWN, ())
 T = Trait
 _COPIED = T.CARRIES | T.EXACT
 _MAPPED = T.CARRIES | T.SAME_SHAPE
+_ROTATES = (Way.FUNCTION, ALL, T.SAME_SHAPE)
 _LEVELS = ("low", "high", "whole", "levels")
 OPS: Mapping[str, OpRow] = {
     **_rows("Concat SequenceConstruct", Way.COPY, ALL, _COPIED),
@@ -292,23 +293,9 @@ OPS: Mapping[str, OpRow] = {
     **_rows("SwiGLU com.microsoft::BiasSplitGelu", Way.FUNCTION, (0, 1)),
     **_rows("com.microsoft::GatedRelativePositionBias", Way.FUNCTION, (0, 1, 3, 4)),
     **_rows("com.microsoft::LinearAttentionGate", Way.FUNCTION, (0, 1, 2, 3), near_one=True),
-    **_rows("com.microsoft::MRotaryEmbedding", Way.FUNCTION, ALL, T.SAME_SHAPE, passes=_SUMMED),
-    **_rows(
-        "RotaryEmbedding",
-        Way.FUNCTION,
-        ALL,
-        T.SAME_SHAPE,
-        needs=((1, Need.RANGE), (2, Need.RANGE)),
-        passes=_SUMMED,
-    ),
-    **_rows(
-        "com.microsoft::RotaryEmbedding",
-        Way.FUNCTION,
-        ALL,
-        T.SAME_SHAPE,
-        needs=((2, Need.RANGE), (3, Need.RANGE)),
-        passes=_SUMMED,
-    ),
+    **_rows("com.microsoft::MRotaryEmbedding", *_ROTATES, passes=_SUMMED),
+    **_rows("RotaryEmbedding", *_ROTATES, needs=((1, Need.RANGE), (2, Need.RANGE)), passes=_SUMMED),
+    **_rows("com.microsoft::RotaryEmbedding", *_ROTATES, needs=((2, Need.RANGE), (3, Need.RANGE)), passes=_SUMMED),
     **_rows(
         "com.microsoft::ComplexMul com.microsoft::ComplexMulConj com.microsoft::GatedAdd "
         "com.microsoft::HyperConnectionPostMix com.microsoft::HyperConnectionPreMix",
