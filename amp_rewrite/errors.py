@@ -98,7 +98,7 @@ _OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=Non
 def options_spelled(own: Collection[str]) -> Iterator[None]:
     """Let `spelled` write words of the command line while the body runs, not keywords of Python.
 
-    `own`: the options of the command; what is none of them is a key of `--set`.
+    `own`: the options of the command; another name is a key of `--set`.
     """
     token = _OPTIONS.set(own)
     try:

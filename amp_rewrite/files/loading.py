@@ -72,7 +72,7 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
 def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> ModelProto:
     """Return the proto of bytes, an open file, a ModelProto or a program; sources of its tensors go to `own`.
 
-    ModelError if it is none of these.
+    ModelError for any other object.
     """
     source = _read(source) if hasattr(source, "read") else source
     if isinstance(source, (bytes, bytearray, memoryview)):

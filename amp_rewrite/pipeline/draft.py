@@ -176,7 +176,7 @@ def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, 
 def _worse(moved: Draft, kept: Draft) -> str | None:
     """Return why the draft at a newer opset is worse than at the model's own; None if it is not, "" if no better.
 
-    What lowers nothing is no better: such a model stays as it is.
+    What lowers nothing is not better: such a model stays as it is.
     """
     after, before = _Costs.of(moved), _Costs.of(kept)
     if not after.low:

@@ -282,7 +282,7 @@ def small_model(dtype: str = "float") -> ModelProto:
 
 @cache
 def cuda_opens() -> bool:
-    """True if a model can be opened on CUDA here; a build with CUDA is no guarantee."""
+    """True if a model can be opened on CUDA here; a build with CUDA is not a guarantee."""
     try:
         return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):

@@ -167,7 +167,7 @@ class Asks:
     def _counts(self, op: Op) -> bool:
         """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.
 
-        A number that multiplies the dividend before, as a loss scale does, is none.
+        A number that multiplies the dividend before, as a loss scale does, does not count.
         """
         value = op.inputs[1]
         if value is None or self.facts[value].constant:

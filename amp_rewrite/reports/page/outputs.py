@@ -65,7 +65,7 @@ def outputs_figure(
     cells = (
         (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled))) for row, d in shown
     )
-    chart = [rows(axis, lines, name=lead, legend=legend)] if len(shown) > 1 else []  # one point is no chart
+    chart = [rows(axis, lines, name=lead, legend=legend)] if len(shown) > 1 else []  # one point is not a chart
     drawing = element("div", *chart, *remarks(notes), numbers(head, cells, right=3))
     drawn: dict[str, object] = {
         "criterion": allowed.words,

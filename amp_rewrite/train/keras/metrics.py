@@ -95,7 +95,7 @@ class Accuracy(Metric):
         """Add the targets and the predictions of a batch.
 
         Raises:
-            TrainingError: the shapes do not fit, targets could be read in two ways, or one is no class, yes or no.
+            TrainingError: the shapes do not fit, targets could be read in two ways, or one is not a class, yes or no.
         """
         if len(values) != 2:
             raise TrainingError(f"the metric {self.name!r} takes targets and predictions, not {len(values)} arrays")
