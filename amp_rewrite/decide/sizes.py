@@ -15,7 +15,7 @@ from onnx import ValueInfoProto
 
 from amp_rewrite.ir.attributes import equation, int_attribute
 from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT, TENSOR_CORE_STEP
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, declared_dims, fixed, shape_of
+from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View
 
 UNKNOWN_SIZE = 1 << 16

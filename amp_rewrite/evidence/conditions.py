@@ -14,10 +14,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import clone, names_read, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.builder import new_cast
-from amp_rewrite.ir.graphs import names_read
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View

@@ -19,7 +19,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.ir.dataflow import Flow, exact, made_variable, read_variable
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
-from amp_rewrite.ir.shapes.onnx_shapes import combined_elements
+from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.reports.evidence import GUARDED, UNCHECKED, Evidence
 from amp_rewrite.reports.render import count

@@ -1,16 +1,22 @@
-"""External data: locations in a model file become a `Source`, confined to the model's folder."""
+"""Tensors outside of protos: external data in a model's folder, and those of a program of torch or onnx_ir."""
 
 from __future__ import annotations
 
+import copy
 import os
 import re
+import secrets
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import onnx
+from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
+from amp_rewrite.files.program_tensors import ProgramTensor
+from amp_rewrite.files.protos import clone
 from amp_rewrite.files.tensors import Source, dtype, elements, stamp
 
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
@@ -86,3 +92,119 @@ def _number(text: str, key: str, where: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise ModelError(f"{where} has the {key} {text!r}, which is not a byte count; export the model again")
     return int(text)
+
+
+def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
+    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, without importing torch; the program stays as it is.
+
+    Its tensors have no values yet, but locations, and a source for each. `folder`: that of external data, which is not
+    resolved then; by default each tensor knows its own.
+    """
+    model = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
+    if model is None:
+        proto = getattr(source, "model_proto", None)  # of an older torch
+        if isinstance(proto, ModelProto):
+            return proto, {}
+        raise ModelError(
+            f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
+            " an onnx_ir.Model, or a result of convert or repair"
+        )
+    import onnx_ir
+
+    shelf = _TensorStore(folder)
+    try:
+        proto = onnx_ir.serde.serialize_model(shelf.model(model))
+    except onnx_ir.serde.SerdeError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, ModelError):
+            raise cause from None
+        words = one_line(cause)
+        raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {words}; export it again") from error
+    assert isinstance(proto, ModelProto)
+    return proto, shelf.own
+
+
+def _of_onnx_ir(model: object) -> bool:
+    return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
+
+
+class _TensorStore:
+    """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.own: dict[str, Source] = {}
+        self._secret = secrets.token_hex(16)  # cannot collide with a location of external data
+        self._folders: dict[str, Folder] = {}
+        self._known: dict[int, tuple[object, str]] = {}  # the tensor too: its id is its own while it lives
+
+    def model(self, model: Any) -> Any:
+        """Return a copy of a program with its tensors replaced; the program must not be changed."""
+        copy = model.clone()
+        graphs = [copy.graph, *copy.graph.subgraphs()]
+        for function in copy.functions.values():
+            self._replace(function.attributes)
+            graphs += [function, *function.subgraphs()]
+        for graph in graphs:
+            for value in getattr(graph, "initializers", {}).values():
+                if value.const_value is not None:
+                    value.const_value = self._tensor(value.const_value)
+            for node in graph:
+                self._replace(node.attributes)
+        return copy
+
+    def _replace(self, attributes: Any) -> None:
+        import onnx_ir
+
+        for name, a in list(attributes.items()):
+            kind = onnx_ir.AttributeType.UNDEFINED if a.is_ref() else a.type
+            if kind == onnx_ir.AttributeType.TENSOR:
+                attributes[name] = onnx_ir.AttrTensor(name, self._tensor(a.value), doc_string=a.doc_string)
+            elif kind == onnx_ir.AttributeType.TENSORS:
+                attributes[name] = onnx_ir.AttrTensors(name, list(map(self._tensor, a.value)), doc_string=a.doc_string)
+
+    def _tensor(self, tensor: Any) -> Any:
+        """Return a tensor with the facts of the given one and values elsewhere, or a copy of a small one."""
+        import onnx_ir
+
+        kind = DType.of(tensor.dtype.value)
+        explicit = False
+        if isinstance(tensor, onnx_ir.serde.TensorProtoTensor):
+            proto = tensor.raw
+            if not proto.HasField("raw_data") or proto.HasField("segment") or kind in (None, DType.STRING):
+                return onnx_ir.serde.TensorProtoTensor(clone(proto))
+            explicit = proto.HasField("data_location")
+        elif kind in (None, DType.STRING) or (isinstance(tensor, onnx_ir.ExternalTensor) and not self._found(tensor)):
+            return copy.copy(tensor)
+        if id(tensor) not in self._known:
+            key = f"{self._secret}.{len(self.own)}"
+            self.own[key] = self._source(tensor, kind, explicit)
+            self._known[id(tensor)] = tensor, key
+        return onnx_ir.ExternalTensor(
+            self._known[id(tensor)][1],
+            None,
+            None,
+            tensor.dtype,
+            shape=onnx_ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+
+    def _found(self, tensor: Any) -> bool:
+        return self.folder is None and bool(os.fspath(tensor.base_dir))
+
+    def _source(self, tensor: Any, kind: DType, explicit: bool) -> Source:
+        import onnx_ir
+
+        proto = onnx.TensorProto(name=tensor.name or "", data_type=kind.code, dims=tensor.shape.numpy())
+        if isinstance(tensor, onnx_ir.ExternalTensor):
+            for key in ("location", "offset", "length"):
+                if (value := getattr(tensor, key)) is not None:
+                    proto.external_data.add(key=key, value=str(value))
+            base = os.fspath(tensor.base_dir)
+            return self._folders.setdefault(base, Folder(Path(base))).source(proto)
+        held = ProgramTensor(tensor, kind, count := elements(proto))
+        return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held=held)

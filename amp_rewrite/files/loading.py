@@ -19,9 +19,9 @@ from onnx.serialization import registry
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, one_line
-from amp_rewrite.files import program, tensors, wire
+from amp_rewrite.files import tensors, wire
 from amp_rewrite.files.disk import open_regular
-from amp_rewrite.files.external_data import Folder
+from amp_rewrite.files.external_data import Folder, of_program
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.protos import all_nodes, clone
 from amp_rewrite.files.tensors import Source, Sources, is_stub
@@ -80,7 +80,7 @@ def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> Mo
     elif isinstance(source, ModelProto):
         proto = source
     else:
-        proto, lent = program.lazily(source, folder)
+        proto, lent = of_program(source, folder)
         own |= lent
     _check(proto, "the model")
     stubs = [t for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx.defs
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.errors import Finding, ModelError
 from amp_rewrite.files import tensors
@@ -19,16 +19,24 @@ _FREE_INITIALIZERS = 4  # the first IR version in which an initializer need not 
 UNNAMED = "graph"
 """The name of a graph without one."""
 
-_Edit = Callable[[ModelProto], None]
 
+@dataclass
+class _Mending:
+    """A model under repair, and its defects so far. `ours`: it may be changed; else the first edit copies it."""
 
-@dataclass(frozen=True, slots=True)
-class Mend:
-    """A defect of a model, and the edit of it or of a copy; None to leave the model as it is."""
+    proto: ModelProto
+    ours: bool
+    findings: list[Finding] = field(default_factory=list)
 
-    subject: str
-    message: str
-    edit: _Edit | None = None
+    def note(self, subject: str, message: str) -> None:
+        self.findings.append(Finding("mended", subject, message))
+
+    def mend(self, subject: str, message: str) -> ModelProto:
+        """Note a defect; return the model to edit."""
+        self.note(subject, message)
+        if not self.ours:
+            self.proto, self.ours = clone(self.proto), True
+        return self.proto
 
 
 def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
@@ -37,66 +45,59 @@ def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding,
     `ours`: the model may be changed; without that, one with defects is copied. ModelError for tensors of one name with
     different values.
     """
-    found = [mend for rule in _RULES for mend in rule(proto)]
-    edits = [mend.edit for mend in found if mend.edit is not None]
-    if edits and not ours:
-        proto = clone(proto)
-    for edit in edits:
-        edit(proto)
-    return proto, tuple(Finding("mended", mend.subject, mend.message) for mend in found)
+    model = _Mending(proto, ours)
+    for rule in _RULES:
+        rule(model)
+    return model.proto, tuple(model.findings)
 
 
-def _names(proto: ModelProto) -> Iterator[Mend]:
-    name = proto.graph.name
+def _names(model: _Mending) -> None:
+    name, initializers = model.proto.graph.name, model.proto.graph.initializer
     if not name:
-        yield Mend("graph", f"it has no name; {UNNAMED!r} is its name now", lambda p: _call(p.graph, UNNAMED))
+        model.mend("graph", f"it has no name; {UNNAMED!r} is its name now").graph.name = UNNAMED
     elif isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
         text = name.decode(errors="backslashreplace")
-        yield Mend("graph", f"its name is not UTF-8; it is {text!r} now", lambda p: _call(p.graph, text))
-    if any(not tensor.name for tensor in proto.graph.initializer):
-        yield Mend("initializer", "an initializer has no name, so nothing can read it; it is left out", _drop_nameless)
+        model.mend("graph", f"its name is not UTF-8; it is {text!r} now").graph.name = text
+    if any(not tensor.name for tensor in initializers):
+        graph = model.mend("initializer", "an initializer has no name, so nothing can read it; it is left out").graph
+        refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name])
 
 
-def _call(graph: GraphProto, name: str) -> None:
-    graph.name = name
+def _old_ir(model: _Mending) -> None:
+    """Raise the IR version of a model with free initializers, as onnxruntime saves old models.
 
-
-def _drop_nameless(proto: ModelProto) -> None:
-    refill(proto.graph, "initializer", [tensor for tensor in proto.graph.initializer if tensor.name])
-
-
-def _old_ir(proto: ModelProto) -> Iterator[Mend]:
-    """Yield the mend of a model of IR version 3 with free initializers, as onnxruntime saves old models."""
+    Initializers listed as inputs stay constant.
+    """
+    proto = model.proto
     if proto.ir_version >= _FREE_INITIALIZERS or not proto.opset_import:
         return
-    listed = {formal.name for formal in proto.graph.input}
-    free = [t.name for t in proto.graph.initializer if t.name not in listed]
+    listed, named = {formal.name for formal in proto.graph.input}, {t.name: t for t in proto.graph.initializer}
+    free = [name for name in named if name not in listed]
     if free or proto.ir_version < 1:
         what = f"initializer {free[0]!r} is not an input, which" if free else "it"
         note = f"{what} needs IR version {_FREE_INITIALIZERS}, not {proto.ir_version}; it has that one now"
-        yield Mend("IR", note, _of_free_initializers)
+        proto = model.mend("IR", note)
+        proto.ir_version = _FREE_INITIALIZERS
+        refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in named])
 
 
-def _of_free_initializers(proto: ModelProto) -> None:
-    """Raise the IR version; initializers listed as inputs stay constant."""
-    proto.ir_version = _FREE_INITIALIZERS
-    held = {tensor.name for tensor in proto.graph.initializer}
-    refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in held])
-
-
-def _twice(proto: ModelProto) -> Iterator[Mend]:
+def _twice(model: _Mending) -> None:
     first: dict[str, TensorProto] = {}
-    for tensor in proto.graph.initializer:
+    for tensor in model.proto.graph.initializer:
         known = first.setdefault(tensor.name, tensor)
-        if known is not tensor and tensor.name:
+        if known is not tensor:
             if not _equal(known, tensor):
                 raise ModelError(f"initializer {tensor.name!r} is there twice, with different values; keep one")
-            yield Mend(tensor.name, "the initializer is there twice, with the same values; one is left", _once)
-    keys: set[str] = set()
-    for entry in proto.metadata_props:
-        if entry.key in keys:
-            yield Mend(entry.key, "the key of metadata is there twice; the last entry is left", _last_of_each_key)
-        keys.add(entry.key)
+            model.mend(tensor.name, "the initializer is there twice, with the same values; one is left")
+    if len(first) < len(model.proto.graph.initializer):
+        refill(model.proto.graph, "initializer", first.values())
+    last: dict[str, StringStringEntryProto] = {}
+    for entry in model.proto.metadata_props:
+        if entry.key in last:
+            model.mend(entry.key, "the key of metadata is there twice; the last entry is left")
+        last[entry.key] = entry
+    if len(last) < len(model.proto.metadata_props):
+        refill(model.proto, "metadata_props", last.values())
 
 
 def _equal(a: TensorProto, b: TensorProto) -> bool:
@@ -108,20 +109,12 @@ def _equal(a: TensorProto, b: TensorProto) -> bool:
         return tensors.array(a, sources).tobytes() == tensors.array(b, sources).tobytes()
 
 
-def _once(proto: ModelProto) -> None:
-    first = {tensor.name: tensor for tensor in reversed(proto.graph.initializer)}
-    refill(proto.graph, "initializer", [t for t in proto.graph.initializer if first[t.name] is t])
-
-
-def _last_of_each_key(proto: ModelProto) -> None:
-    refill(proto, "metadata_props", {entry.key: entry for entry in proto.metadata_props}.values())
-
-
-def _repeated(proto: ModelProto) -> Iterator[Mend]:
-    """Yield the mend of bodies with initializers of the graph around them, as onnx-graphsurgeon writes them."""
-    if next(_repeats(proto.graph, {}), None) is not None:
-        note = "bodies repeat initializers of the graph around them; the result has each once"
-        yield Mend("model", note, _without_repeats)
+def _repeated(model: _Mending) -> None:
+    """Remove initializers of bodies that are also in the graph around them, as onnx-graphsurgeon writes them."""
+    if next(_repeats(model.proto.graph, {}), None) is not None:
+        proto = model.mend("model", "bodies repeat initializers of the graph around them; the result has each once")
+        for body, tensor in list(_repeats(proto.graph, {})):
+            body.initializer.remove(tensor)
 
 
 def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tuple[GraphProto, TensorProto]]:
@@ -135,95 +128,74 @@ def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tu
             yield from _repeats(body, known)
 
 
-def _without_repeats(proto: ModelProto) -> None:
-    for body, tensor in list(_repeats(proto.graph, {})):
-        body.initializer.remove(tensor)
+_SPELLED_OUT = "ai.onnx"
 
 
-def _domains(proto: ModelProto) -> Iterator[Mend]:
-    """Yield mends of the domains of nodes, and of the opset imports of the model and its functions."""
-    local = {function.domain for function in proto.functions}
-    for number, holder in enumerate((proto, *proto.functions)):
+def _domains(model: _Mending) -> None:
+    """Correct the domains of nodes, and the opset imports of the model and its functions."""
+    local = {function.domain for function in model.proto.functions}
+    for number in range(-1, len(model.proto.functions)):
+        holder = _holder(model.proto, number)
         used: dict[str, set[str]] = {}
-        for node in all_nodes(holder.graph.node if isinstance(holder, ModelProto) else holder.node):
+        for node in _nodes(holder):
             if isinstance(node.domain, str) and isinstance(node.op_type, str):  # bytes are not UTF-8
                 used.setdefault(node.domain, set()).add(node.op_type)
         subject = "model" if isinstance(holder, ModelProto) else f"function {holder.name}"
+        versions = {imported.domain: imported.version for imported in holder.opset_import}
         if used.pop(_SPELLED_OUT, None):
             note = "nodes state the domain 'ai.onnx', which is written as ''; it is '' now"
-            yield Mend(subject, note, _at(number, _to_default_domain))
-        known = {imported.domain for imported in holder.opset_import}
-        for imported in holder.opset_import:
-            if not 0 < imported.version < OPSETS and imported.domain not in (*used, "", _SPELLED_OUT):
-                note = f"it imports {imported.domain} opset {imported.version}, which no node uses; it is left out"
-                yield Mend(subject, note, _at(number, _without_import(imported.domain)))
-        for domain in sorted(used.keys() - known - local - {""}):
+            own = _holder(model.mend(subject, note), number)
+            for named in (*_nodes(own), *own.opset_import):
+                named.domain = "" if named.domain == _SPELLED_OUT else named.domain
+        for domain, version in versions.items():
+            if not 0 < version < OPSETS and domain not in (*used, "", _SPELLED_OUT):
+                note = f"it imports {domain} opset {version}, which no node uses; it is left out"
+                own = _holder(model.mend(subject, note), number)
+                refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
+        for domain in sorted(used.keys() - versions - local - {""}):
             if (version := _only_version(domain, used[domain])) is not None:
                 note = f"nodes are of {domain}, which is not imported; opset {version} of it is now"
-                yield Mend(subject, note, _at(number, _with_import(domain, version)))
+                own = _holder(model.mend(subject, note), number)
+                own.opset_import.add(domain=domain, version=version)
 
 
-_SPELLED_OUT = "ai.onnx"
-
-_Holder = ModelProto | FunctionProto
-
-
-def _at(number: int, edit: Callable[[_Holder], None]) -> _Edit:
-    return lambda proto: edit(proto.functions[number - 1] if number else proto)
+def _holder(proto: ModelProto, number: int) -> ModelProto | FunctionProto:
+    """Return a function of a model; the model itself for a number below 0."""
+    return proto.functions[number] if number >= 0 else proto
 
 
-def _to_default_domain(holder: _Holder) -> None:
-    for node in all_nodes(holder.graph.node if isinstance(holder, ModelProto) else holder.node):
-        if node.domain == _SPELLED_OUT:
-            node.domain = ""
-    for imported in holder.opset_import:
-        if imported.domain == _SPELLED_OUT:
-            imported.domain = ""
-
-
-def _without_import(domain: str) -> Callable[[_Holder], None]:
-    return lambda holder: refill(holder, "opset_import", [o for o in holder.opset_import if o.domain != domain])
-
-
-def _with_import(domain: str, version: int) -> Callable[[_Holder], None]:
-    return lambda holder: holder.opset_import.extend([onnx.OperatorSetIdProto(domain=domain, version=version)])
+def _nodes(holder: ModelProto | FunctionProto) -> Iterator[NodeProto]:
+    return all_nodes(holder.graph.node if isinstance(holder, ModelProto) else holder.node)
 
 
 def _only_version(domain: str, op_types: set[str]) -> int | None:
     """Return an opset with the only meaning of operators known to onnx: 1 in a domain unknown to onnx."""
     newest = 1
     for op_type in op_types:
-        try:
-            schema = onnx.defs.get_schema(op_type, domain)
-        except onnx.defs.SchemaError:
-            continue
-        if schema.since_version > 1 and _known_at_first(op_type, domain):
-            return None
-        newest = max(newest, schema.since_version)
+        if onnx.defs.has(op_type, domain=domain):
+            since = onnx.defs.get_schema(op_type, domain).since_version
+            if since > 1 and onnx.defs.has(op_type, 1, domain):
+                return None
+            newest = max(newest, since)
     return newest
 
 
-def _known_at_first(op_type: str, domain: str) -> bool:
-    try:
-        onnx.defs.get_schema(op_type, 1, domain)
-    except onnx.defs.SchemaError:
-        return False
-    return True
-
-
-def _declarations(proto: ModelProto) -> Iterator[Mend]:
-    """Yield mends of declarations in conflict with those of inputs, and notes on ends without a type or a shape."""
-    stated = {formal.name: formal for formal in proto.graph.input}
-    wrong = {v.name for v in proto.graph.value_info if v.name in stated and v.type != stated[v.name].type}
+def _declarations(model: _Mending) -> None:
+    """Remove declarations in conflict with those of inputs; note ends without a type or a shape."""
+    graph = model.proto.graph
+    stated = {formal.name: formal for formal in graph.input}
+    wrong = {v.name for v in graph.value_info if v.name in stated and v.type != stated[v.name].type}
     if wrong:
         note = "value_info declares the input otherwise than the graph; the graph's declaration is left"
-        yield Mend(min(wrong), note, _without_value_info(wrong))
-    for kind, formals in (("input", proto.graph.input), ("output", proto.graph.output)):
+        graph = model.mend(min(wrong), note).graph
+        refill(graph, "value_info", [v for v in graph.value_info if v.name not in wrong])
+    for kind, formals in (("input", graph.input), ("output", graph.output)):
         for formal in formals:
             if bare(formal) and not (kind == "input" and not formal.type.tensor_type.elem_type):
                 lack = "shape" if formal.type.tensor_type.elem_type else "type"
-                note = f"the {kind} states no {lack}; it stays so, and onnx checks the model without that"
-                yield Mend(formal.name, note)
+                model.note(
+                    formal.name, f"the {kind} states no {lack}; it stays so, and onnx checks the model without that"
+                )
 
 
 def bare(formal: ValueInfoProto) -> bool:
@@ -232,11 +204,7 @@ def bare(formal: ValueInfoProto) -> bool:
     return kind is None or (kind == "tensor_type" and not formal.type.tensor_type.HasField("shape"))
 
 
-def _without_value_info(names: set[str]) -> _Edit:
-    return lambda proto: refill(proto.graph, "value_info", [v for v in proto.graph.value_info if v.name not in names])
-
-
-_RULES: Sequence[Callable[[ModelProto], Iterator[Mend]]] = (
+_RULES: Sequence[Callable[[_Mending], None]] = (
     _names,
     _old_ir,
     _twice,

@@ -1,8 +1,8 @@
-"""Protobuf messages: copies, repeated fields, and the nodes of graphs and their bodies."""
+"""Protobuf messages: copies, repeated fields, walks over graphs and their bodies, and new names for values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -46,3 +46,57 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         yield node
         for _, body in bodies(node):
             yield from all_nodes(body.node)
+
+
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph and the graphs inside it, in the order of a view's scopes."""
+    yield graph
+    for node in graph.node:
+        for _, body in bodies(node):
+            yield from all_graphs(body)
+
+
+def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
+    """Yield the names read by nodes and their bodies, perhaps a body's own among them."""
+    for node in nodes:
+        yield from filter(None, node.input)
+        for _, body in bodies(node):
+            yield from (formal.name for formal in body.output)
+            yield from names_read(body.node)
+
+
+def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
+    """Return the nodes behind these results, in order."""
+    read = set(results)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if read.intersection(node.output):
+            kept.append(node)
+            read.update(names_read([node]))
+    return kept[::-1]
+
+
+def rename(graph: GraphProto, new: Callable[[str], str]) -> None:
+    """Rename the values in a graph and its bodies, in place. `new` gives each name but "" its new name."""
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        named.name = new(named.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = new(sparse.values.name)
+    for node in graph.node:
+        rename_node(node, new)
+
+
+def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    """Return a copy of a node with new names for those of its inputs and outputs in `names`."""
+    copy = clone(node)
+    for own in (copy.input, copy.output):
+        own[:] = [names.get(name, name) for name in own]
+    return copy
+
+
+def rename_node(node: NodeProto, new: Callable[[str], str]) -> None:
+    """Rename the values of a node and its bodies, in place, as `rename` does."""
+    for names in (node.input, node.output):
+        names[:] = [name and new(name) for name in names]
+    for _, body in bodies(node):
+        rename(body, new)

@@ -23,8 +23,19 @@ from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.disk import alone, scratch, sweep, sync, undoing
-from amp_rewrite.files.layout import DataFile, Destinations, Layout, PlacedTensor, located, shard_bytes
-from amp_rewrite.files.targets import check_target, data_files, models_beside, outdated, replaces
+from amp_rewrite.files.targets import (
+    DataFile,
+    Destinations,
+    Layout,
+    PlacedTensor,
+    check_target,
+    data_files,
+    located,
+    models_beside,
+    outdated,
+    replaces,
+    shard_bytes,
+)
 from amp_rewrite.files.tensors import Sources, fresh_memory, is_stub, payload, source
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import networkx as nx
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
@@ -14,12 +15,24 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
-from amp_rewrite.files.protos import all_nodes, graphs_in
+from amp_rewrite.files.protos import all_graphs, all_nodes, bodies, clone, graphs_in, refill
 from amp_rewrite.files.tensors import dtype, elements, in_memory, is_stub
 from amp_rewrite.ir.node_check import missing_value, violation
-from amp_rewrite.ir.nodes import Op, OpId, Role, Scope, ScopeId, Use, Value, ValueId
+from amp_rewrite.ir.nodes import (
+    Op,
+    OpId,
+    Role,
+    Scope,
+    ScopeId,
+    Use,
+    Value,
+    ValueId,
+    body_input_types,
+    result_type,
+    state_pairs,
+    types_read,
+)
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
-from amp_rewrite.ir.type_inference import body_input_types, result_type, state_pairs, types_read
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZE_WITH_REGION
 
 _SCALES: Mapping[str, Callable[[int], int]] = {
@@ -62,6 +75,46 @@ def build(proto: ModelProto) -> Index:
     _refuse_bytes(walk.names, "a name in the model")
     parts = tuple(walk.ops), tuple(walk.values), tuple(walk.scopes), tuple(walk.types)
     return Index(walk.opsets, *parts, tuple(map(tuple, walk.uses)), tuple(walk.carried), frozenset(walk.names))
+
+
+def in_order(proto: ModelProto) -> ModelProto | None:
+    """Return a copy of a model with its nodes in topological order; None if there is none.
+
+    Nodes keep their order as far as possible. O(nodes · log nodes).
+    """
+    ordered = clone(proto)
+    holders = [*all_graphs(ordered.graph), *ordered.functions]
+    holders += [body for f in ordered.functions for node in f.node for _, g in bodies(node) for body in all_graphs(g)]
+    for holder in reversed(holders):  # a node with bodies depends on what those read
+        nodes = _sorted(holder.node)
+        if nodes is None:
+            return None
+        refill(holder, "node", nodes)
+    return ordered
+
+
+def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto] | None:
+    """Return nodes in topological order, the first of several possible ones first; None for a cycle."""
+    makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    for at, node in enumerate(nodes):
+        graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
+    try:
+        return [nodes[at] for at in nx.lexicographical_topological_sort(graph)]
+    except nx.NetworkXUnfeasible:
+        return None
+
+
+def _names_needed(node: NodeProto) -> set[str]:
+    """Return the names read by a node, and by its bodies from outside."""
+    read = set(filter(None, node.input))
+    for _, body in bodies(node):
+        inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
+        own = {held.name for held in (*body.input, *body.initializer)}
+        own.update(sparse.values.name for sparse in body.sparse_initializer)
+        read |= inside - own.union(*(step.output for step in body.node))
+    return read
 
 
 def check_imports(proto: ModelProto) -> None:

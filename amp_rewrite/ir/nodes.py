@@ -1,18 +1,27 @@
-"""The parts of a view: ops, values, uses, scopes, type variables. Ids are positions in the view's tuples.
+"""The parts of a view: ops, values, uses, scopes, type variables; and the element types of what ops make.
 
-Parts that a large model has by the hundred thousand are named tuples: a frozen dataclass takes four times as long to
-create and three times as long to hash.
+Ids are positions in the view's tuples. Parts that a large model has by the hundred thousand are named tuples: a frozen
+dataclass takes four times as long to create and three times as long to hash.
+
+Types are inferred from schemas, input types and attributes alone: shapes are not used, and declarations are not
+trusted, since `value_info` may be absent or wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple, NewType
 
 from onnx import GraphProto, NodeProto, TensorProto
 
-from amp_rewrite.ir.schema import Signature, ValueType
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
+from amp_rewrite.ir.attributes import int_attribute
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, parse_type, stated_dtype
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 OpId = NewType("OpId", int)
 ValueId = NewType("ValueId", int)
@@ -109,3 +118,141 @@ class TypeVariable(NamedTuple):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     type: ValueType | None
+
+
+Types = Sequence[ValueType | None]
+
+_REMEMBERED = 1 << 12  # a model has few kinds of nodes, even where it has many nodes
+
+
+def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
+    """Return the type of an op's output; None, or a dtype of None, if it is unknown. ModelError on a clash."""
+    if op.bodies and not op.domain:
+        return _body_result(op, slot, types, scopes)
+    if op.signature is None:
+        return None
+    inputs = _input_types(op, types)
+    by_inputs = _bound_result(op.signature, slot, inputs)
+    if by_inputs is not None:
+        return by_inputs
+    formal = op.signature.output(slot)
+    if formal is None:
+        raise ModelError(f"node {op.name!r} ({op.kind}) has more outputs than its schema; remove output {slot}")
+    bound(op, types)  # for its errors
+    dtype = stated_dtype(op.node, inputs)
+    if dtype is None:
+        legal = {parse_type(t).dtype for t in op.signature.types[formal.type]}
+        dtype = legal.pop() if len(legal) == 1 else None
+    return ValueType(_container(op.signature, formal.type, None), dtype)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _bound_result(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> ValueType | None:
+    """Return the type of an output by the schema and the inputs' types alone; else None."""
+    formal = signature.output(slot)
+    if formal is None:
+        return None
+    if formal.type not in signature.types:
+        return parse_type(formal.type)
+    binding = _binding(signature, inputs)
+    match = None if isinstance(binding, str) else binding.get(signature.output_variable(slot) or "")
+    return match and ValueType(_container(signature, formal.type, match), match.dtype)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _container(signature: Signature, variable: str, match: ValueType | None) -> str:
+    """Return the container of a result; some variables may be tensors, sequences or optionals alike."""
+    legal = {parse_type(t).container for t in signature.types[variable]}
+    if len(legal) == 1:
+        return legal.pop()
+    container = match.container if match else TENSOR
+    if signature.op_type == "OptionalGetElement":
+        return "seq" if "seq" in container else TENSOR
+    if signature.op_type == "Optional":
+        return "optional(seq)" if container == "seq" else "optional"
+    return container
+
+
+def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
+    return tuple([types[v] if v is not None else None for v in op.inputs])
+
+
+def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
+    """Return the type of each variable bound by the op's inputs. ModelError if two inputs disagree."""
+    if op.signature is None:
+        return {}
+    binding = _binding(op.signature, _input_types(op, types))
+    if isinstance(binding, str):
+        raise ModelError(f"node {op.name!r} ({op.kind}){binding}")
+    return binding
+
+
+def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
+    """Yield inputs of unknown type, such as results of unknown ops, with the only type readable by an op."""
+    for slot, value in enumerate(op.inputs if op.signature is not None else ()):
+        if value is not None and types[value] is None and op.signature is not None:
+            formal, variable = op.signature.input(slot), op.signature.input_variable(slot)
+            known = parse_type(formal.type) if formal and formal.type not in op.signature.types else None
+            known = known or bound(op, types).get(variable or "")
+            if known is not None and known.container == TENSOR:
+                yield value, known
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
+    """Return the type of each variable bound by inputs of these types; an error message if they cannot."""
+    binding: dict[str, ValueType] = {}
+    first: dict[str, int] = {}
+    for slot, actual in enumerate(inputs):
+        formal = signature.input(slot)
+        if formal is None:
+            return f" has more inputs than its schema; remove input {slot}"
+        if actual is None or actual.dtype is None or formal.type not in signature.types:
+            continue
+        if actual.onnx_spelling not in signature.types[formal.type]:
+            versioned = f"version {signature.since} of {signature.kind}"
+            return f": input {slot} is {actual}, which {versioned} does not admit; the model is invalid"
+        variable = signature.input_variable(slot) or ""
+        known = binding.setdefault(variable, actual)
+        if known.dtype is not actual.dtype:
+            return (
+                f": inputs {first[variable]} and {slot} must have one element type, "
+                f"but they are {known} and {actual}; the model is invalid"
+            )
+        first.setdefault(variable, slot)
+    return binding
+
+
+# -- bodies ------------------------------------------------------------------------------------------
+
+
+def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> Types:
+    """Return the types of a body's formal inputs, from the types of its owner's inputs."""
+    if domain:
+        return ()
+    if node.op_type == "Loop":
+        return (ValueType(TENSOR, DType.INT64), ValueType(TENSOR, DType.BOOL), *types[2:])
+    if node.op_type == "Scan":
+        return types[1:] if opset < FIRST_UNBATCHED_SCAN else types
+    if node.op_type == "SequenceMap":
+        return [ValueType(TENSOR, t.dtype) if t and t.container == "seq" else t for t in types]
+    return ()
+
+
+def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterator[tuple[ValueId, ValueId]]:
+    """Yield (body output, body input) of each state carried to the next iteration of a Loop or Scan."""
+    if node.op_type == "Loop" and not domain:
+        yield from zip(body.outputs[1:], body.inputs[2:], strict=False)
+    elif node.op_type == "Scan" and not domain:
+        states = len(body.inputs) - int_attribute(node, "num_scan_inputs", 0)
+        yield from zip(body.outputs[:states], body.inputs[:states], strict=False)
+
+
+def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
+    at = slot + 1 if op.op_type == "Loop" else slot
+    for body in op.bodies if op.op_type == "If" else op.bodies[:1]:
+        outputs = scopes[body].outputs
+        result = types[outputs[at]] if at < len(outputs) else None
+        if result is not None and result.dtype is not None:
+            return ValueType("seq", result.dtype) if op.op_type == "SequenceMap" else result
+    return None

@@ -45,8 +45,6 @@ RELABELS = _ops(Trait.RELABELS)
 """Ops that keep all elements in order and change at most the shape: no memory moves."""
 MOVES = _ops(Trait.MOVES)
 """Ops that give all elements of their first input, moved or repeated, and no others."""
-PERMUTES = _ops(Trait.PERMUTES)
-"""Ops that give each element of their first input exactly once."""
 PICKS = _ops(Trait.PICKS)
 """Ops that read a part of their first input, stated by the other inputs."""
 FILLS = _ops(Trait.FILLS)
@@ -90,12 +88,8 @@ AFFINE = SUMS | SCALINGS | {"Neg"}
 """Elementwise ops that are affine in one operand if all others are constant."""
 COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
 """Ops whose operands may stand in any order."""
-SQUARES = _ops(Trait.SQUARES)
-"""Ops that models write a square with."""
 MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops(Trait.MAGNIFIES), (0,))}
 """Ops in which small elements of these inputs count as much as large ones."""
-ROUNDS = _ops(Trait.ROUNDS)
-"""Ops that round to integers."""
 COMPARISONS = _ops(Trait.COMPARES)
 """Comparisons of two values, element by element."""
 PERIODIC = _ops(Trait.PERIODIC)
@@ -113,12 +107,8 @@ BOUNDED = frozenset(
     op for op, row in OPS.items() if row.way in (Way.FUNCTION, Way.NORM) and row.low >= -1 and row.high <= 1
 )
 """Ops whose results lie between -1 and 1."""
-POOLS = _ops(Trait.POOLS)
-"""Ops that reduce windows or whole maps."""
 SMALL = _ops(Trait.SMALL)
 """Ops whose results are finite and small for all inputs: normalizations, and the last ops of layers."""
-SQUEEZES = _ops(Trait.SQUEEZES)
-"""Ops that map distant values to near ones, close to 0 or 1."""
 SOFTMAXES = _ops(Trait.SOFTMAX)
 """Softmax, its logarithm, and onnxruntime's softmax of a sum."""
 

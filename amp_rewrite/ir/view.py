@@ -21,9 +21,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import Index, UnsortedError, build
+from amp_rewrite.ir.build import Index, UnsortedError, build, in_order
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.ir.graphs import in_order
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, TypeVariable, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, unknown
 

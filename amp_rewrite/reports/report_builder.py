@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import HEAVY, INTEGER
-from amp_rewrite.ir.patterns.integers import integer_ops
+from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.reports.attributes import NONE, counting, spell_type

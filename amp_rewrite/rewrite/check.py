@@ -15,7 +15,7 @@ from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.graphs import all_graphs, all_nodes
+from amp_rewrite.files.protos import all_graphs, all_nodes
 from amp_rewrite.ir.schema import (
     Signature,
     normal_domain,

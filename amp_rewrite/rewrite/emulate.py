@@ -17,11 +17,10 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource, baked
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.build import check_imports
 from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.dataflow import exact
-from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_element_type, type_of_proto

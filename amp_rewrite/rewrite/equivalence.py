@@ -23,7 +23,7 @@ from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
+from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS, evaluate, evaluate_plain
 from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed

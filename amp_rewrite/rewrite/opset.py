@@ -21,9 +21,8 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import all_graphs, clone, refill
 from amp_rewrite.ir.builder import restate
-from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import (

@@ -11,8 +11,7 @@ from typing import TypeVar
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.graphs import bodies
+from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, ValueId, View

@@ -11,8 +11,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
+from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims, shape_at
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 

@@ -20,13 +20,11 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
-from amp_rewrite.files.protos import clone
+from amp_rewrite.files.protos import clone, rename_node, renamed
 from amp_rewrite.ir.attributes import int_attribute, text_attribute
 from amp_rewrite.ir.builder import new_node, restate
-from amp_rewrite.ir.graphs import rename_node, renamed
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
+from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims, shape_at
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 

@@ -18,7 +18,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.attributes import int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.dataflow import behind, first_input_of
 from amp_rewrite.ir.op_classes import CASTS, DEQUANTIZES, HEAVY, LAYERS, QUANTIZES
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.kernels import release_number, stored
 

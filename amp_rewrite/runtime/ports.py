@@ -16,9 +16,8 @@ from amp_rewrite.errors import ModelError, advice
 from amp_rewrite.files import wire
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import all_nodes, clone, needed, refill
 from amp_rewrite.files.tensors import Sources, is_pending, is_stub, materialized, nbytes, source
-from amp_rewrite.ir.graphs import all_nodes, needed
 from amp_rewrite.ir.schema import TENSOR, type_of_proto
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, count
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.runtime.faults import CUDA, FAULTS, Made, float32_products, low_convolutions
 

@@ -19,7 +19,7 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.graphs import all_nodes
+from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.buffers import (
     STRANGE,

@@ -99,7 +99,7 @@ def _overlays(value: Sequence[ListSource] | ListSource) -> tuple[ListSource, ...
 
 
 def _shard_size(size: str | int) -> str | int:
-    from amp_rewrite.files.layout import shard_bytes  # late: few models are split
+    from amp_rewrite.files.targets import shard_bytes  # late: few models are split
 
     shard_bytes(size)
     return size

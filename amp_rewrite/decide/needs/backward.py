@@ -21,7 +21,7 @@ from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALIN
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
-from amp_rewrite.ir.shapes.onnx_shapes import declared_dims
+from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
 _WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)

@@ -10,7 +10,7 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Known, Pairs, joi
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.ops import OpRow, Trait
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId
 

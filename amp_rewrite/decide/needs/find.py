@@ -17,11 +17,10 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32_ops
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS
 from amp_rewrite.ir.ops import Need
-from amp_rewrite.ir.patterns.clusters import CUBIC, clusters, snakes
+from amp_rewrite.ir.patterns.clusters import CUBIC, clusters, integer_ops, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
-from amp_rewrite.ir.patterns.integers import integer_ops
 from amp_rewrite.ir.patterns.match import Search
-from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
+from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target

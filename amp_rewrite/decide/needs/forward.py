@@ -25,7 +25,7 @@ from amp_rewrite.ir.attributes import attribute, ints_attribute
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS
 from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View, once
 
 

@@ -15,7 +15,7 @@ from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.patterns.scores import MOST, scored_rows
-from amp_rewrite.ir.shapes.onnx_shapes import combined_elements, shape_of
+from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, View, once
 
 _MANY = 1 << 60

@@ -16,7 +16,7 @@ from amp_rewrite.decide.coloring.gate import kernel_types
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.schema import signature, unknown
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
+from amp_rewrite.ir.shapes import Shape, shape_of
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.reports.render import blocks, count

@@ -14,7 +14,7 @@ from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.sources import Raw, Source
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
+from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.runtime.ports import Port
 
 _DEFAULT_INTS = (0, 2)

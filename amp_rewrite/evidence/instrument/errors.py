@@ -22,9 +22,8 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.instrument.pairing import Pairing, reads
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import clone, names_read, needed, refill, rename_node
 from amp_rewrite.ir.builder import declared, new_node
-from amp_rewrite.ir.graphs import names_read, needed, rename_node
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.reports.render import count

@@ -18,9 +18,8 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.instrument.range_nodes import WIDTH, RangeNodes, merging, neutral
 from amp_rewrite.evidence.ranges import key
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.builder import NodeBuilder, declared, new_node
-from amp_rewrite.ir.graphs import bodies
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE

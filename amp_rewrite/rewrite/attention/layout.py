@@ -15,8 +15,8 @@ import numpy as np
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import RELABELS
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims, shape_at
-from amp_rewrite.ir.shapes.symbolic import names_in, renamed
+from amp_rewrite.ir.shapes import AllDims, shape_at
+from amp_rewrite.ir.sizes import Dims, names_in, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind, permutation
 

@@ -17,8 +17,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
-from amp_rewrite.ir.shapes.symbolic import times
+from amp_rewrite.ir.shapes import AllDims
+from amp_rewrite.ir.sizes import Dims, times
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import (
     RANK,

@@ -16,11 +16,11 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import refill
+from amp_rewrite.files.protos import all_graphs, refill
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import Op, ValueId
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES, StatedDims, stated_dims
+from amp_rewrite.ir.shapes import StatedDims, stated_dims
+from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import View
 
 Shape = StatedDims

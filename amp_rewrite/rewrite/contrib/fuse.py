@@ -19,8 +19,8 @@ from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.clusters import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, Search
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims, fixed, shape_at
-from amp_rewrite.ir.shapes.symbolic import Dim
+from amp_rewrite.ir.shapes import fixed, shape_at
+from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY

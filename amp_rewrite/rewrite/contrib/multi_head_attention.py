@@ -20,7 +20,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import number, only_reader
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
+from amp_rewrite.ir.shapes import AllDims
+from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared

@@ -16,7 +16,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import alone, confined, number, orders
-from amp_rewrite.ir.shapes.onnx_shapes import Dims
+from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind

@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import RECURRENT
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, elements
+from amp_rewrite.ir.shapes import Shape, elements
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe
 from amp_rewrite.rewrite.device_arithmetic.recurrent import layer
 

@@ -15,7 +15,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.shapes.onnx_shapes import Shape, shape_of
+from amp_rewrite.ir.shapes import Shape, shape_of
 from amp_rewrite.ir.view import Op, View
 
 

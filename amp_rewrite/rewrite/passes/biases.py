@@ -28,7 +28,7 @@ from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, number, on
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.node_check import node_check
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
-from amp_rewrite.ir.shapes.onnx_shapes import Dims
+from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, run, runs_of

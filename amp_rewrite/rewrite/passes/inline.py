@@ -19,10 +19,9 @@ from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone
+from amp_rewrite.files.protos import all_nodes, clone, rename
 from amp_rewrite.ir.build import check_imports
 from amp_rewrite.ir.dataflow import reach
-from amp_rewrite.ir.graphs import all_nodes, rename
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.view import Op, View

@@ -17,7 +17,7 @@ from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attri
 from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.names import unused
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape

@@ -21,7 +21,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute, int_attribute, text_attribute
 from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.schema import default_attributes
-from amp_rewrite.ir.shapes.onnx_shapes import Shape
+from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.view import Op, ValueId, View
 
 _TABLE = """

@@ -17,9 +17,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import clone, needed, refill
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import finish
 from amp_rewrite.pipeline.draft import Draft

@@ -18,7 +18,7 @@ import onnx.shape_inference
 import onnx.version_converter
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from amp_rewrite.ir.graphs import all_graphs, all_nodes
+from amp_rewrite.files.protos import all_graphs, all_nodes
 
 Rewrite = Callable[[ModelProto, random.Random], ModelProto | None]
 REWRITES: dict[str, Rewrite] = {}

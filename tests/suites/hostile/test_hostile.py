@@ -13,8 +13,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.wire import head
-from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
+from amp_rewrite.ir.shapes import known_dims
+from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts

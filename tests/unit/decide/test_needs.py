@@ -17,7 +17,7 @@ from amp_rewrite.decide.needs.find import Hazards, find_hazards
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.view import Op, ValueId, View
 from support.held import held
 

@@ -9,7 +9,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.find import find_hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.patterns.integers import integer_ops
+from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store
-from amp_rewrite.files.layout import shard_bytes
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.targets import shard_bytes
 
 UNIT = 1 << 16  # bytes; smaller weights are read when a model is loaded
 WEIGHTS = {name: np.full(UNIT * size // 4, size, np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}

@@ -11,9 +11,8 @@ import onnxruntime
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes.infer import _better, known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import MADE_UP, Dims
-from amp_rewrite.ir.shapes.symbolic import Dim, Size, countable, minus, over, plus, product, renamed, times
+from amp_rewrite.ir.shapes import _better, known_dims
+from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims, Size, countable, minus, over, plus, product, renamed, times
 from amp_rewrite.ir.view import MAIN, View
 from support.paths import TESTS
 

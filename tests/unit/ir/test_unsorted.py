@@ -13,8 +13,8 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import refill
-from amp_rewrite.ir.graphs import all_graphs, in_order
+from amp_rewrite.files.protos import all_graphs, refill
+from amp_rewrite.ir.build import in_order
 from amp_rewrite.ir.view import View
 from support.corpus import exported, text_model
 

@@ -48,7 +48,7 @@ MODELS = {
 SHAPES = """
 import sys
 from amp_rewrite import Model, View
-from amp_rewrite.ir.shapes.onnx_shapes import shape_of
+from amp_rewrite.ir.shapes import shape_of
 view = View.of(Model.load(sys.argv[1]))
 assert any(shape_of(view, value.id) for value in view.values)
 """

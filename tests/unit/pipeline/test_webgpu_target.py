@@ -11,7 +11,7 @@ import amp_rewrite
 from amp_rewrite import convert
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.graphs import all_nodes
+from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
 from amp_rewrite.settings.choices import Target, target_of

@@ -19,7 +19,7 @@ from onnx import ModelProto, numpy_helper
 import amp_rewrite
 from amp_rewrite.cli import program
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.graphs import all_nodes
+from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, present
 from amp_rewrite.runtime.probes import command, opened
 from amp_rewrite.runtime.runner import Runner

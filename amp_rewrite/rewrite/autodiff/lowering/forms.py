@@ -12,9 +12,8 @@ from onnx import FunctionProto, TypeProto
 
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.protos import all_graphs, clone, refill
 from amp_rewrite.ir.attributes import attribute, int_attribute
-from amp_rewrite.ir.graphs import all_graphs
 from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.schema import TENSOR, default_attributes
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD, FIRST_TRAINING_MODE

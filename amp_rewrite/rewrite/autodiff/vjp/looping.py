@@ -14,8 +14,7 @@ import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.protos import bodies, clone, refill
-from amp_rewrite.ir.graphs import names_read
+from amp_rewrite.files.protos import bodies, clone, names_read, refill
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder

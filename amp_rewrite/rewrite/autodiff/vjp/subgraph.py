@@ -9,9 +9,8 @@ import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.protos import refill
+from amp_rewrite.files.protos import needed, refill
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.nodes import ScopeId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.rewrite.autodiff.builder import Builder

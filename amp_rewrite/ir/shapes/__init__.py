@@ -1,1 +1,0 @@
-"""Shapes: numbers, and names for sizes, the same wherever they occur."""
