@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError
-from amp_rewrite.fleet.stores import url_of
+from amp_rewrite.files.disk import url_of
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.result import Result

@@ -12,7 +12,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.range_nodes import merged, neutral, ranges
 from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, Ranges, key
@@ -27,6 +26,7 @@ from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import LowType, low_type
+from amp_rewrite.settings.request import Data
 
 CHUNK = 2000
 """Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""

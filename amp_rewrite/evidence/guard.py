@@ -21,7 +21,7 @@ from amp_rewrite.ir.dataflow import Flow, exact, made_variable, read_variable
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.reports.evidence import GUARDED, UNCHECKED, Evidence
+from amp_rewrite.reports.evidence import GUARDED, Evidence, Guarded
 from amp_rewrite.reports.render import count
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 
@@ -30,15 +30,6 @@ FLUSHED_SHARE = 0.5
 Elsewhere what is flushed is smaller than the rounding of the largest element, and does no harm."""
 
 Paint = Callable[[Sequence[Pin]], Coloring]
-
-
-@dataclass(frozen=True, slots=True)
-class Guarded:
-    """Pins of ops that stay float32, and findings for the report, with what they rest on."""
-
-    pins: tuple[Pin, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    evidence: Evidence = UNCHECKED
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, drawing, low_types, name_of, unrolled
-from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.evidence.instrument.errors import Errors, SideBySide
 from amp_rewrite.evidence.instrument.pairing import Pairing, reads
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
@@ -23,6 +22,7 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.request import Data
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""

@@ -24,7 +24,7 @@ from amp_rewrite.evidence.conditions import (
 from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.feedback import state_pairs, words_of
-from amp_rewrite.evidence.data.sources import Data, nbytes
+from amp_rewrite.evidence.data.sources import nbytes
 from amp_rewrite.evidence.metric import Criterion, criterion
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
@@ -36,7 +36,7 @@ from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.choices import Target, target_of
 from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import CRITERION, CriterionKeywords
+from amp_rewrite.settings.request import CRITERION, CriterionKeywords, Data
 
 EMULATED = "emulated"
 """Word in the description of a run whose low type was emulated."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from glob import has_magic
 from pathlib import Path
 from typing import BinaryIO
 
@@ -173,3 +175,28 @@ def _lock(descriptor: int, *, wait: bool = False) -> bool:
 def _close(file: BinaryIO) -> None:
     with suppress(OSError):  # on a full disk this fails again, after the first error was raised
         file.close()
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}([^/].*)", re.DOTALL)
+
+
+def url_of(place: str | os.PathLike[str]) -> str:
+    """Return the URL of a word or a path; empty for paths of this machine."""
+    match = _URL.fullmatch(os.fspath(place))
+    if match is None or os.path.lexists(place):
+        return ""
+    return f"{match[1]}://{match[2]}"
+
+
+def name_of(place: str | os.PathLike[str]) -> str:
+    """Return the name of a file for people: its URL, or its path."""
+    return url_of(place) or os.fspath(place)
+
+
+def is_several(word: str | Path) -> bool:
+    """True if a word stands for any number of models: a folder, a URL, or a glob that is not the name of a file."""
+    text = str(word)
+    return bool(url_of(text)) or Path(text).is_dir() or (has_magic(text) and not os.path.lexists(text))

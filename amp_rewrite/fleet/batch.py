@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, spelled, spelled_options
+from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.fleet.job import Job, key_of, run
 from amp_rewrite.fleet.outcome import FAILED, Outcome, Summary
 from amp_rewrite.fleet.processes import Processes, cores, through
-from amp_rewrite.fleet.stores import SUFFIX, copy, listed, name_of, real, url_of
+from amp_rewrite.fleet.stores import SUFFIX, copy, listed, real
 from amp_rewrite.fleet.tree import Item, Listing, find
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io

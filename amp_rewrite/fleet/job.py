@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
-from amp_rewrite.files.disk import make_folder
+from amp_rewrite.files.disk import make_folder, name_of, url_of
 from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import SaveOptions, Saving, prefetching
 from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
-from amp_rewrite.fleet.stores import name_of, size_of, staged, state_of, url_of
+from amp_rewrite.fleet.stores import size_of, staged, state_of
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
 from amp_rewrite.settings.request import KEYWORDS, Request

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import filecmp
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,25 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
-from amp_rewrite.files.disk import make_folder, open_regular, replacing, undoing
+from amp_rewrite.files.disk import make_folder, name_of, open_regular, replacing, undoing, url_of
 
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}([^/].*)", re.DOTALL)
 _PIECE = 1 << 20  # bytes
-
-
-def url_of(place: str | os.PathLike[str]) -> str:
-    """Return the URL of a word or a path; empty for paths of this machine."""
-    match = _URL.fullmatch(os.fspath(place))
-    if match is None or os.path.lexists(place):
-        return ""
-    return f"{match[1]}://{match[2]}"
-
-
-def name_of(place: str | os.PathLike[str]) -> str:
-    """Return the name of a file for people: its URL, or its path."""
-    return url_of(place) or os.fspath(place)
 
 
 def real(place: str | os.PathLike[str]) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from amp_rewrite.errors import ModelError
+from amp_rewrite.files.disk import is_several, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.targets import data_files
-from amp_rewrite.fleet.stores import SUFFIX, listed, real, url_of
+from amp_rewrite.fleet.stores import SUFFIX, listed, real
 from amp_rewrite.fleet.stores import data_files as stored_data_files
 
 
@@ -39,12 +40,6 @@ class Listing:
     data: dict[Path, tuple[str, ...]] = field(default_factory=dict)
 
 
-def is_batch(word: str | Path) -> bool:
-    """True if a word stands for any number of models: a folder, a URL, or a glob that is not the name of a file."""
-    text = str(word)
-    return bool(url_of(text)) or Path(text).is_dir() or (glob.has_magic(text) and not os.path.lexists(text))
-
-
 def find(sources: Iterable[str | os.PathLike[str]], out: Path) -> Listing:
     """Return the files that sources stand for, in order, but none in the folder `out`.
 
@@ -57,10 +52,10 @@ def find(sources: Iterable[str | os.PathLike[str]], out: Path) -> Listing:
     listing = Listing()
     own = real(out)
     items: dict[Path, Item] = {}
-    named = [Path(word) for word in words if not is_batch(word)]
+    named = [Path(word) for word in words if not is_several(word)]
     several = sum(Path(word).is_dir() for word in words) > 1
     for word in words:
-        if not is_batch(word):
+        if not is_several(word):
             path = Path(word)
             if not os.path.lexists(path):
                 raise ModelError(f"cannot read {path}: No such file or directory")

@@ -27,6 +27,7 @@ from amp_rewrite.pipeline.findings import (
     target_findings,
     without_kernel,
 )
+from amp_rewrite.reports.evidence import Guarded
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
@@ -41,7 +42,6 @@ from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.evidence.guard import Guarded
     from amp_rewrite.evidence.ranges import Ranges
     from amp_rewrite.reports.page.page import Figure
 
@@ -169,10 +169,10 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
 
 
 def _guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> Guarded:
-    from amp_rewrite.evidence.guard import Guarded, guard  # late: only conversions with data need all of it
-
     if ranges is None:
         return Guarded()
+    from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
+
     return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.hazards.saturate)
 
 

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from amp_rewrite.errors import PolicyError, spelled
-from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import KEYWORDS, Options, Progress, Request
+from amp_rewrite.settings.request import KEYWORDS, Data, Options, Progress, Request
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
@@ -73,8 +71,6 @@ def convert(
     """
     if data is not None and ranges is not None:
         raise PolicyError(f"{spelled('data')} and {spelled('ranges')} both give ranges; leave one out")
-    if data is not None:
-        require("a conversion with data")
     request = Request.of(progress=progress, **options)
     source = Model.load(model, folder=folder)
     if check and data is None and ranges is None:

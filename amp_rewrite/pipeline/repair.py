@@ -12,8 +12,6 @@ from typing import Any, Unpack
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.data.sources import Data
-from amp_rewrite.evidence.guard import Guarded
 from amp_rewrite.evidence.instrument.errors import local_errors
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
@@ -24,12 +22,12 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft, groups_low
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
-from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, TrialRow
+from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, Guarded, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
 from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import CRITERION, KEYWORDS, OptionsAndCriterion, Request
+from amp_rewrite.settings.request import CRITERION, KEYWORDS, Data, OptionsAndCriterion, Request
 
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""

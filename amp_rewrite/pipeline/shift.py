@@ -10,11 +10,12 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.evidence.guard import Guarded, is_low, overflowing, seen_ranges
+from amp_rewrite.evidence.guard import is_low, overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.reports.evidence import Guarded
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.shift.emit import Shift, refusal, shift_view, shifted_by

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from amp_rewrite.reports.render import count
+
+if TYPE_CHECKING:
+    from amp_rewrite.decide.reasons import Pin
+    from amp_rewrite.errors import Finding
 
 NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "verified", "repaired", "failed"
 """Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs not near enough."""
@@ -57,6 +62,16 @@ class Evidence:
 
 
 UNCHECKED = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """Pins of ops that stay float32, and findings for the report, with what they rest on."""
+
+    pins: tuple[Pin, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    evidence: Evidence = UNCHECKED
+
 
 _FACTS = {
     GUARDED: "ranges only; add a tolerance to compare outputs",

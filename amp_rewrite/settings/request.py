@@ -8,7 +8,7 @@ section of docs/reference/options.md. A keyword of `convert` also has a line in 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Called with a stage of the work ("read", "decide" …), what is done of it, and its total."""
 ListSource = str | Path | Mapping[str, object]
+Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
+"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
 
 
 class Painting(TypedDict, total=False):

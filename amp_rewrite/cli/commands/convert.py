@@ -29,8 +29,8 @@ from amp_rewrite.cli.files import (
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.errors import ModelError, count, option_of
+from amp_rewrite.files.disk import is_several, name_of, url_of
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.fleet.stores import name_of, url_of
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.request import USUAL_TOLERANCES
 
@@ -224,13 +224,11 @@ def _page(converted: Converted, repaired: Repaired | None) -> Page:
 
 def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
     """True if words of the command line stand for a batch: one is a folder or a glob, or the output is a folder."""
-    from amp_rewrite.fleet.tree import is_batch
-
     for word in more if output is None else (*more, output):
         file_named(word)
     several = bool(more) and output is not None and Path(output).suffix.lower() != ".onnx"
     folder = output is not None and is_folder(output)
-    return several or folder or any(map(is_batch, (str(model), *more)))
+    return several or folder or any(map(is_several, (str(model), *more)))
 
 
 def convert_batch(

@@ -19,13 +19,13 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, low_types, name_of, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.data.sources import Data
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.runtime.installation import packages, require
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.provider_options import cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
 from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.request import Data
 from amp_rewrite.version import VERSION
 
 Tell = Callable[[str, int, int], None]

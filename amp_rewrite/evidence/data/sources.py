@@ -21,9 +21,6 @@ from amp_rewrite.runtime.ports import Port
 
 Raw = Mapping[str, Any]
 """A batch by input name, before any other check."""
-
-Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
-"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
 Source = Callable[[], Iterator[object]]
 
 

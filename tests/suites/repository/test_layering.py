@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import networkx as nx
 import pytest
+from onnx.parser import parse_model
 
 from support.paths import ROOT
 
@@ -133,6 +137,24 @@ def test_what_reads_reports_does_not_import_onnx() -> None:
         m for m in needed for tree in trees()[m] for n in imports(tree, at_start=True) if n.split(".")[0] == "onnx"
     }
     assert users == set()
+
+
+@pytest.mark.parametrize("start", ["amp_rewrite.convert({!r})", "amp_rewrite.cli.program.main([{!r}, '--no-check'])"])
+def test_a_conversion_without_a_check_imports_nothing_of_checks_and_batches(start: str, tmp_path: Path) -> None:
+    """Neither evidence nor fleet, and of the runtime what tells kernels and faults."""
+    model = tmp_path / "model.onnx"
+    graph = parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4,4] x) => (float[4,4] y) { y = MatMul (x, x) }'
+    )
+    model.write_bytes(graph.SerializeToString())
+    run = f"try: {start.format(str(model))}\nfinally: print(*sys.modules, file=sys.stderr)"
+    code = f"import sys, amp_rewrite, amp_rewrite.cli\n{run}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    own = {name.removeprefix("amp_rewrite.") for name in done.stderr.split() if name.startswith("amp_rewrite.")}
+    assert {"decide.plan", "runtime.kernels"} <= own
+    assert not [name for name in own if name.split(".")[0] in ("evidence", "fleet", "deploy", "train")]
+    told = {"kernels", "faults", "operators", "provider_options"}
+    assert {name.split(".")[1] for name in own if name.startswith("runtime.")} <= told
 
 
 def test_only_the_modules_for_files_read_and_write_onnx_files() -> None:
