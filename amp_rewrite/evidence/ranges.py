@@ -13,9 +13,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.disk import write_whole
-from amp_rewrite.reports.reading import Malformed, load, map_of, reader_of, record
 from amp_rewrite.reports.render import count, plain, table
-from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.result import Malformed, Result, load, map_of, reader_of, record
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Ranges(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the magnitudes along the depth, against the bands of the low types."""
-        from amp_rewrite.reports.page.ranges import ranges_figure  # late: few runs draw
+        from amp_rewrite.reports.page.measured_figures import ranges_figure  # late: few runs draw
 
         random = " (random, not real data)" if self.random else ""
         data = f"{count(self.batches, 'batch', 'batches')} of {self.origin}{random}"

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance
 from amp_rewrite.reports.evidence import Difference, OutputRow
-from amp_rewrite.reports.reading import line_by_line
 from amp_rewrite.reports.render import count, table
-from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.result import Result, line_by_line
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.reports.page.outputs import CriterionLine
+    from amp_rewrite.reports.page.measured_figures import CriterionLine
     from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
@@ -106,7 +105,7 @@ class Verdict(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the scores of the outputs, against the limit."""
-        from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
+        from amp_rewrite.reports.page.measured_figures import outputs_figure  # late: few runs draw
 
         return (outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next)),)
 
@@ -119,7 +118,7 @@ class Verdict(Result):
     @property
     def allowed(self) -> CriterionLine:
         """The criterion, as figures show it."""
-        from amp_rewrite.reports.page.outputs import CriterionLine  # late: few runs draw
+        from amp_rewrite.reports.page.measured_figures import CriterionLine  # late: few runs draw
 
         by = self.criterion
         return CriterionLine(str(by), by.measured, by.limit, by.higher)

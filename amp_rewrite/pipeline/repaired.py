@@ -194,7 +194,7 @@ class Repaired(Result):
         verdict = self.verdict
         if verdict is None:
             return ()
-        from amp_rewrite.reports.page.outputs import outputs_figure  # late: few runs draw
+        from amp_rewrite.reports.page.measured_figures import outputs_figure  # late: few runs draw
 
         return (outputs_figure(verdict.rows, verdict.allowed, verdict.brief, verdict.notes),)
 

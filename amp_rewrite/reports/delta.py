@@ -98,7 +98,7 @@ class Delta(Result):
 
     def figures(self) -> Sequence[Figure]:
         """Return the changes as a table, and model B as a graph with its changes."""
-        from amp_rewrite.reports.page.changes import changes_figure, marked_graph  # late: few runs draw
+        from amp_rewrite.reports.page.report_figures import changes_figure, marked_graph  # late: few runs draw
 
         graphs = () if self.marked is None else (marked_graph(self.marked, self.changes, self.b),)
         vertices = () if self.marked is None else self.marked.vertices

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import PatternError, ReportError, advice
-from amp_rewrite.reports import reading
-from amp_rewrite.reports.reading import Malformed, defaults_of, line_by_line, reader_of, record
 from amp_rewrite.reports.render import count
-from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.result import Malformed, Result, defaults_of, line_by_line, load, reader_of, record
 from amp_rewrite.reports.rows import (
     FIRST_INPUT,
     NO_ROW,
@@ -129,9 +127,7 @@ class Report(Result, ReportData):
         """
         if len(text) > MAX_CHARACTERS:
             raise ReportError(f"{source}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
-        report: Report = reading.load(
-            text, source, "a report of this tool", "write the report again", ReportError, _read
-        )
+        report: Report = load(text, source, "a report of this tool", "write the report again", ReportError, _read)
         return report
 
 

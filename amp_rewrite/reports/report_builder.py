@@ -24,10 +24,9 @@ from amp_rewrite.ir.op_classes import HEAVY, INTEGER
 from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
-from amp_rewrite.reports.attributes import NONE, counting, spell_type
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
-from amp_rewrite.reports.values import Lineage, PlannedTypes, retyped, spell
+from amp_rewrite.reports.values import NONE, Lineage, PlannedTypes, counting, retyped, spell, spell_type
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists

@@ -20,8 +20,8 @@ from amp_rewrite.cli.files import write_file
 from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
 from amp_rewrite.files.targets import data_files
-from amp_rewrite.reports import reading
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
+from amp_rewrite.reports.result import load, reader_of
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta
@@ -219,7 +219,7 @@ class Acceptance:
         except OSError as error:
             raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
         kind = "an acceptance of this tool"
-        held = reading.load(content, str(place), kind, remedy, ReportError, reading.reader_of(_AcceptedFile))
+        held = load(content, str(place), kind, remedy, ReportError, reader_of(_AcceptedFile))
         report = Report.from_json(json.dumps(held.report), str(place))
         return cls(held.accepted.base, held.accepted.differences, held.accepted.expect, report)
 

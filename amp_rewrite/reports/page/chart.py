@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
-from amp_rewrite.reports.page.markup import element, hint
 from amp_rewrite.reports.render import cut, plain
 
 _TICKS = 5
@@ -250,3 +249,44 @@ def _side(column: int, first: int, cell: str = "") -> dict[str, str]:
     if column >= first:
         return {"class_": "number"}
     return {"class_": "short"} if len(cell) <= _SHORT else {}
+
+
+# -- elements ---------------------------------------------------------------------------------------------------
+
+
+_NAME, _HINT = 160, 400
+"""Characters of a name in a sentence, and of what hovering shows."""
+
+
+def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
+    """Return an element with children and attributes."""
+    built = Element(tag, {name.rstrip("_").replace("_", "-"): _attribute(value) for name, value in attributes.items()})
+    last: Element | None = None
+    for child in children:
+        if isinstance(child, Element):
+            built.append(child)
+            last = child
+        elif last is None:
+            built.text = (built.text or "") + plain(child)
+        else:
+            last.tail = (last.tail or "") + plain(child)
+    return built
+
+
+def short(text: str) -> str:
+    """Return a text of others, such as a name, in few characters: of a longer one both ends."""
+    return cut(plain(text), _NAME)
+
+
+def hint(words: str) -> Element | str:
+    """Return a title to hover, cut if it is long; an empty text for no words."""
+    return element("title", cut(plain(words), _HINT)) if words else ""
+
+
+def written(tree: Element) -> str:
+    """Return the HTML of a tree."""
+    return tostring(tree, encoding="unicode", method="html")
+
+
+def _attribute(value: str | float) -> str:
+    return plain(value) if isinstance(value, str) else f"{value:.6g}"

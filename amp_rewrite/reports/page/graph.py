@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
-from amp_rewrite.reports.page.markup import element
+from amp_rewrite.reports.page.chart import element
 from amp_rewrite.reports.page.page import Figure
 from amp_rewrite.reports.page.scopes import Path, layers_of, paths_of, tree_of
 from amp_rewrite.reports.render import plain
@@ -29,7 +29,7 @@ from amp_rewrite.reports.rows import (
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.page.facts import RowFacts
+    from amp_rewrite.reports.page.scopes import RowFacts
 
 NAME = "graph"
 
@@ -56,7 +56,7 @@ def graph(
     """
     facts = None
     if view is not None:
-        from amp_rewrite.reports.page.facts import RowFacts  # late: a report alone is drawn without onnx
+        from amp_rewrite.reports.page.scopes import RowFacts  # late: a report alone is drawn without onnx
 
         facts = RowFacts(view)
     data = _Graph(report, facts, changes, frozenset(added)).data()

@@ -11,8 +11,7 @@ from importlib.resources import files
 from itertools import islice
 from xml.etree.ElementTree import Element
 
-from amp_rewrite.reports.page.chart import folded, table
-from amp_rewrite.reports.page.markup import element, written
+from amp_rewrite.reports.page.chart import element, folded, table, written
 from amp_rewrite.reports.render import plain
 
 _RECORDS = 100

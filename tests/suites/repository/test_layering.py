@@ -29,7 +29,7 @@ CONFINED = {
 }
 WITHOUT_ONNX = tuple(
     f"reports.{name}"
-    for name in ("report", "rows", "reading", "render", "explain", "diff", "match", "summary", "evidence")
+    for name in ("report", "rows", "result", "render", "explain", "diff", "match", "summary", "evidence")
 )
 """A report is read, compared and explained without onnx, which takes long to import."""
 

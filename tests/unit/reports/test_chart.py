@@ -23,8 +23,8 @@ from amp_rewrite.reports.page.chart import (
     spot,
     stretch,
     upright,
+    written,
 )
-from amp_rewrite.reports.page.markup import written
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 LOG = Axis.logarithmic("error", [1e-4, 1.0])

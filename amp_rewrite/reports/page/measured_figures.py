@@ -1,27 +1,133 @@
-"""Figure of ranges: the values with the least headroom, against the numbers of the low type."""
+"""Figures of measurements: the scores of outputs against the tolerance, and the ranges of values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.casting import Fit
+from amp_rewrite.reports.evidence import Difference, OutputRow
 from amp_rewrite.reports.page.chart import (
     Axis,
     Line,
     backdrop,
+    element,
     finite,
     number_text,
     numbers,
+    remarks,
     rows,
     sample,
+    short,
+    spot,
     stretch,
+    upright,
 )
-from amp_rewrite.reports.page.markup import element, short
 from amp_rewrite.reports.page.page import Figure
+
+_OUTPUTS, _BATCHES = 40, 50
+"""Outputs that are drawn, and batches of each; the worst ones of more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionLine:
+    """The criterion in words, the name of its score, the limit, and True if a higher score is better."""
+
+    words: str
+    score: str
+    limit: float
+    higher: bool
+
+
+def outputs_figure(
+    compared: Sequence[OutputRow], allowed: CriterionLine, verdict: str, notes: Sequence[str] = ()
+) -> Figure:
+    """Return the scores of outputs as a figure."""
+    by_output: dict[str, list[OutputRow]] = {row.label: [] for row in compared}
+    for row in sorted(compared, key=lambda row: _badness(row.difference, allowed), reverse=True):
+        by_output[row.label].append(row)
+    worst_first = sorted(by_output, key=lambda name: _badness(by_output[name][0].difference, allowed), reverse=True)
+    named = set(worst_first[:_OUTPUTS])
+    chosen = {name: group[:_BATCHES] for name, group in by_output.items() if name in named}
+    shown = [(row, row.difference) for group in chosen.values() for row in group]
+    axis = _axis([difference.score for _, difference in shown], allowed)
+    lines = []
+    for name, group in chosen.items():
+        worst = group[0].difference
+        number = f"{'' if worst.ok else '✗ '}{number_text(worst.score)}"
+        number = number if worst.score is not None else "equal" if worst.ok else "fails"
+        lines.append(Line(name, list(_marks(axis, group, allowed)), number))
+    lead = _lead(compared, len(shown), verdict)
+    legend = [
+        sample("low", "a batch that passes", "dot"),
+        sample("hollow", "a batch that fails", "dot"),
+        *([sample("tolerance", f"allowed: {allowed.limit:g}", "line")] if math.isfinite(allowed.limit) else []),
+    ]
+    head = ("output", "decides", "batch", "score", "error of the largest value")
+    cells = (
+        (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled))) for row, d in shown
+    )
+    chart = [rows(axis, lines, name=lead, legend=legend)] if len(shown) > 1 else []  # one point is not a chart
+    drawing = element("div", *chart, *remarks(notes), numbers(head, cells, right=3))
+    drawn: dict[str, object] = {
+        "criterion": allowed.words,
+        "limit": finite(allowed.limit),
+        "higher": allowed.higher,
+        "rows": [
+            {"output": row.label, "batch": row.batch, "score": finite(d.score), "scaled": finite(d.scaled), "ok": d.ok}
+            for row, d in shown
+        ],
+        "compared": len(compared),
+        "verdict": verdict,
+        "notes": list(notes),
+    }
+    return Figure("outputs", "Outputs against the tolerance", lead, drawing, drawn)
+
+
+def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, float]:
+    score, ok = difference.score, difference.ok
+    if score is None or math.isnan(score):
+        return not ok, -math.inf if ok else math.inf
+    return not ok, -score if allowed.higher else score
+
+
+def _axis(sizes: Sequence[float | None], allowed: CriterionLine) -> Axis:
+    """Return the axis of scores; exact zeros and dust stand at the left end, not to squeeze the others."""
+    if allowed.higher:
+        return Axis.linear(f"{allowed.score}, higher is better", [*sizes, allowed.limit])
+    least = allowed.limit * 1e-6 if allowed.limit else 0.0
+    above = (size for size in sizes if size is not None and size > least)
+    return Axis.logarithmic(allowed.score, [allowed.limit, 3 * allowed.limit, *above])
+
+
+def _marks(axis: Axis, group: Sequence[OutputRow], allowed: CriterionLine) -> Iterator[Element]:
+    yield from upright(axis, allowed.limit, "tolerance")
+    for row in reversed(group):  # the worst is in front
+        score, ok = row.difference.score, row.difference.ok
+        number = math.inf if score is None and not ok else score
+        if number is not None and not math.isfinite(number):
+            number = -math.inf if allowed.higher else math.inf
+        words = f"batch {row.place}: {number_text(score)}{'' if ok else ', ' + row.difference.because}"
+        yield from spot(axis, number, "low" if ok else "hollow", words)
+
+
+def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
+    if not compared:
+        return f"Nothing was compared. {short(verdict)}."
+    failed = sum(not row.difference.ok for row in compared)
+    dots = "Each dot is one output in one batch; " if len(compared) > 1 else ""
+    words = f"{dots}{failed} of {len(compared)} failed. Verdict: {short(verdict)}."
+    if shown < len(compared):
+        words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
+    return words
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------
+
 
 _DRAWN, _LISTED = 12, 500
 """Values that the chart draws, and that the table holds."""
@@ -95,7 +201,7 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     tight = sorted(seen, key=lambda value: (value.mask, not value.fit.nonfinite, value.headroom, value.place))
     drawn, listed = tight[:_DRAWN], tight[:_LISTED]
     bands = ((to.tiny, to.max, "low"), (to.smallest_subnormal, to.tiny, "cast"), (to.max, math.inf, "high"))
-    axis = _axis(drawn, to)
+    axis = _range_axis(drawn, to)
     lines = []
     for value in drawn:
         marks = [mark for low, high, kind in bands for mark in backdrop(axis, low, high, kind)]
@@ -122,10 +228,10 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     }
     table = numbers(_HEAD, (value.cells for value in listed), right=7, note=note)
     drawing = element("div", *([chart] if len(seen) > 1 else []), table)
-    return Figure("ranges", "Ranges", _lead(tight, to, data, len(values) - len(seen)), drawing, held)
+    return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing, held)
 
 
-def _lead(tight: Sequence[_DrawnRange], to: DType, data: str, left_out: int) -> str:
+def _range_lead(tight: Sequence[_DrawnRange], to: DType, data: str, left_out: int) -> str:
     if not tight:
         return f"No value other than zero was seen ({short(data)})."
     beyond = sum(value.beyond for value in tight)
@@ -137,7 +243,7 @@ def _lead(tight: Sequence[_DrawnRange], to: DType, data: str, left_out: int) -> 
     return " ".join(words)
 
 
-def _axis(values: Sequence[_DrawnRange], to: DType) -> Axis:
+def _range_axis(values: Sequence[_DrawnRange], to: DType) -> Axis:
     """Return the axis of the magnitudes; those far beyond float16 stand at its ends, not to squeeze the others."""
     sizes = [number for value in values for number in (value.fit.absmin, value.fit.absmax) if number]
     most = _MOST if to is DType.FLOAT16 else math.inf
