@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
+from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, PYTHON, Kind, Option
 from amp_rewrite.settings.request import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
@@ -28,7 +28,7 @@ WORDS = {
 
 def page() -> str:
     """Return the text of the page."""
-    order = (PRECISION, DATA, OUTPUT)
+    order = (PRECISION, DATA, OUTPUT, PYTHON)
     parts = [HEAD]
     options = sorted(OPTIONS.values(), key=lambda row: order.index(row.group))
     for group, rows in groupby(options, key=lambda row: row.group):
@@ -46,7 +46,7 @@ def _section(row: Option) -> str:
         "command line": f"`{spelled}`" if spelled else "",
         "key": f"`{row.key}`: {WORDS[row.kind]}" if row.setting else "",
         "environment": f"`{row.environment}`" if row.environment else "",
-        "stated in report and metadata": row.stated.name.lower() if row.stated else "",
+        "stated in report and metadata": row.stated,
     }
     lines = [f"- {name}: {fact or '–'}" for name, fact in facts.items()]
     return "\n".join([f"\n### {row.name}\n", f"{row.doc[0].upper()}{row.doc[1:]}.\n", *lines, ""])

@@ -25,7 +25,7 @@ from amp_rewrite.reports.rows import (
     Totals,
 )
 from amp_rewrite.reports.summary import summary
-from amp_rewrite.settings.option import Stated
+from amp_rewrite.settings.option import ALWAYS
 from amp_rewrite.settings.request import KEYWORDS, STATED
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _encode(item: Any) -> dict[str, object]:
     for name, default in defaults_of(item.__class__).items():
         value = getattr(item, name)
         if name == "settings":
-            encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated is Stated.ALWAYS}
+            encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated == ALWAYS}
             last = {name: text for name, text in value.items() if name not in encoded}
         elif value != default or (isinstance(item, Totals) and name not in _RARE):
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,8 +17,10 @@ from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelle
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import one_of
 
-PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
-"""Headings of help and documentation, in their order."""
+PRECISION, DATA, OUTPUT, PYTHON = "Precision", "Data and accuracy", "Output and settings", "In Python alone"
+"""Groups of options, the headings of help and documentation in their order."""
+ALWAYS, UNUSUAL = "always", "unusual"
+"""Conversions with an option in report and metadata: all, or those with an unusual value."""
 
 
 class Kind(Enum):
@@ -38,21 +40,13 @@ class Kind(Enum):
         return cls.LIST if annotation.startswith("tuple[") else kinds.get(annotation.partition(" ")[0], cls.TEXT)
 
 
-class Stated(Enum):
-    """Conversions with an option in report and metadata: all, or those with an unusual value."""
-
-    ALWAYS = auto()
-    UNUSUAL = auto()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One option; name and, unless it is a path, kind are those of its field.
 
-    `words`: those that the value may be. `keyword`: `convert` takes it. `setting`: a settings file has a key for it.
-    `help` is the sentence of the command line; without one, `--set` takes the key there. `doc` is the sentence of the
-    documentation. `default` holds where neither the caller nor the environment says anything. `parse` reads the value,
-    PolicyError for an illegal one.
+    `words`: those that the value may be. `help`: the sentence of the command line; without one, `--set` takes the key
+    there. `doc`: the sentence of the documentation. `default` holds where neither the caller nor the environment says
+    anything. `parse` reads the value, PolicyError for an illegal one.
     """
 
     doc: str
@@ -63,16 +57,24 @@ class Option:
     help: str = ""
     default: Any = None
     words: tuple[str, ...] = ()
-    keyword: bool = True
-    setting: bool = True
     parse: Callable[[Any], Any] | None = None
-    stated: Stated | None = None
+    stated: str = ""
     environment: str = ""
 
     @property
     def key(self) -> str:
         """Name on the command line and in settings files."""
         return self.name.replace("_", "-")
+
+    @property
+    def keyword(self) -> bool:
+        """True if `convert` takes it in Python, too: it decides types."""
+        return self.group == PRECISION
+
+    @property
+    def setting(self) -> bool:
+        """True if settings files and the command line take it."""
+        return self.group != PYTHON
 
     def read(self, value: Any) -> Any:
         """Return the value of the field for a given one; PolicyError for another type."""
@@ -98,22 +100,14 @@ class Option:
 
     def typed(self, value: object, where: str) -> object:
         """Return the value of a settings file as the command line would give it. ConfigError for another type."""
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if self.kind is Kind.SWITCH and isinstance(value, bool):
-            return value
-        if self.kind is Kind.LIST:
-            texts = [value] if isinstance(value, str) else value
-            if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-                return tuple(texts)
-        if isinstance(value, (int, float)) and number and self.kind is Kind.NUMBER:
+        if self.kind is Kind.TEXT and _is(int)(value):
+            value = str(value)  # an opset, say
+        forms = map(_form, alternatives(self.kind.value))
+        if value is None or not any(fits(value) for _, fits in forms):
+            raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS_IN_FILES[self.kind]}")
+        if self.kind is Kind.NUMBER and isinstance(value, (int, float)):
             return math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML's integers have no bound
-        if isinstance(value, int) and number and self.kind is Kind.WHOLE:
-            return value
-        if isinstance(value, int) and number and self.kind is Kind.TEXT:
-            return str(value)
-        if self.kind in (Kind.TEXT, Kind.PATH) and isinstance(value, str):
-            return value
-        raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS_IN_FILES[self.kind]}")
+        return as_names(value) if self.kind is Kind.LIST else value  # type: ignore[arg-type]
 
     def check(self, value: object, where: str) -> object:
         """Return the value. ConfigError, beginning with the place, for an illegal one."""
@@ -185,7 +179,7 @@ _FORMS: dict[str, _Form] = {
 }
 
 
-def _form(part: str, known: Mapping[str, object]) -> _Form:
+def _form(part: str, known: Mapping[str, object] = {}) -> _Form:
     if part in _FORMS:
         return _FORMS[part]
     if part.startswith("Callable"):

@@ -32,7 +32,7 @@ from amp_rewrite.settings.choices import (
     parse_opset,
     parse_shift,
 )
-from amp_rewrite.settings.option import DATA, OUTPUT, ROW, Kind, Option, Stated, option
+from amp_rewrite.settings.option import ALWAYS, DATA, OUTPUT, PYTHON, ROW, UNUSUAL, Kind, Option, option
 from amp_rewrite.settings.policy import LowType, low_type
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Request:
         "default",
         'how far to go, by TensorFlow\'s names or "lower-all"',
         words=get_args(Level),
-        stated=Stated.ALWAYS,
+        stated=ALWAYS,
         environment="AMP_REWRITE_LEVEL",
     )
     target: Target = option(
@@ -152,13 +152,13 @@ class Request:
         metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu",
         help="The runtime: ort-cuda, onnx, tensorrt, webgpu …",
         parse=Target.parse,
-        stated=Stated.ALWAYS,
+        stated=ALWAYS,
     )
     safety: Safety = option(
         "default",
         '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and with them `placement`',
         words=get_args(Safety),
-        stated=Stated.ALWAYS,
+        stated=ALWAYS,
     )
     keep: tuple[str, ...] = option(
         (),
@@ -184,14 +184,14 @@ class Request:
         None,
         "True makes float32 of what a model computes in float64, and decides about its types from there; inputs and"
         " outputs keep float64",
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     quantized: Quantized = option(
         "keep",
         '"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
         ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
         words=get_args(Quantized),
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     fuse: Fuse = option(
         "auto",
@@ -200,7 +200,7 @@ class Request:
         ' "contrib" for that target, and "basic" for all others',
         help="Fusions: auto, none, basic or contrib.",
         words=get_args(Fuse),
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     opset: Opset | None = option(
         None,
@@ -210,7 +210,7 @@ class Request:
         metavar="auto|keep|N",
         help="Opset of the result.  [default: 13 and up]",
         parse=parse_opset,
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     shift: Shift = option(
         "auto",
@@ -219,14 +219,14 @@ class Request:
         ' "none" keeps them float32; see [range shifting](../concepts/shift.md)',
         metavar="auto|none|K",
         parse=parse_shift,
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     placement: Placement | None = option(
         None,
         '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
         ' "propagate" leaves it; by default "mincut", and "propagate" without safety rules',
         words=get_args(Placement),
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     gray_follows_allow: bool | None = option(
         None,
@@ -237,14 +237,12 @@ class Request:
         None,
         "weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
         group=OUTPUT,
-        keyword=False,
     )
     shard_size: str | int | None = option(
         None,
         "the largest size of a file of weights; in Python an argument of `save`",
         group=OUTPUT,
         metavar="5GB",
-        keyword=False,
         parse=_shard_size,
     )
     overwrite: bool = option(
@@ -252,7 +250,6 @@ class Request:
         "replace an existing output; in Python an argument of `save`",
         group=OUTPUT,
         help="Replace an existing output.",
-        keyword=False,
     )
     fail_on: tuple[str, ...] = option(
         (),
@@ -261,7 +258,6 @@ class Request:
         group=OUTPUT,
         metavar="KIND,…",
         help="Differences that fail.  [default: all]",
-        keyword=False,
         parse=_kinds,
     )
     ranges: str | None = option(
@@ -272,14 +268,12 @@ class Request:
         group=DATA,
         metavar="FILE",
         help="Ranges that calibrate measured.",
-        keyword=False,
     )
     headroom: float | None = option(
         None,
         "the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
         group=DATA,
         metavar="X",
-        keyword=False,
         parse=lambda text: check_headroom(float(text)),
     )
     data: str | None = option(
@@ -289,7 +283,6 @@ class Request:
         group=DATA,
         metavar="FILE|FOLDER",
         help="Input data: .npz, .npy, or a folder of them.",
-        keyword=False,
     )
     check: bool = option(
         True,
@@ -297,7 +290,6 @@ class Request:
         " that shows the result wrong; in Python `convert(…, check=True)` does",
         group=DATA,
         help="Without data, check on one random batch.",
-        keyword=False,
     )
     int_range: tuple[str, ...] = option(
         (),
@@ -305,9 +297,8 @@ class Request:
         " argument of `Feed.randomly`",
         group=DATA,
         metavar="NAME=0,100",
-        keyword=False,
     )
-    allow_nonfinite: bool | None = option(None, "data may hold NaN and infinity", group=DATA, keyword=False)
+    allow_nonfinite: bool | None = option(None, "data may hold NaN and infinity", group=DATA)
     feedback: tuple[str, ...] = option(
         (),
         "outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
@@ -316,7 +307,6 @@ class Request:
         group=DATA,
         metavar="OUT=IN",
         help="An output that is an input of the next run; repeatable.",
-        keyword=False,
     )
     steps: int | None = option(
         None,
@@ -325,7 +315,6 @@ class Request:
         group=DATA,
         metavar="N",
         help="With --feedback: runs on each batch in a row.",
-        keyword=False,
     )
     tolerance: float | None = option(
         None,
@@ -333,7 +322,6 @@ class Request:
         group=DATA,
         metavar="X",
         help="Largest error, of each output's largest value.",
-        keyword=False,
     )
     rtol: float | None = option(
         None,
@@ -341,11 +329,8 @@ class Request:
         " element",
         group=DATA,
         metavar="X",
-        keyword=False,
     )
-    atol: float | None = option(
-        None, "absolute tolerance, added to the relative one", group=DATA, metavar="X", keyword=False
-    )
+    atol: float | None = option(None, "absolute tolerance, added to the relative one", group=DATA, metavar="X")
     metric: str | None = option(
         None,
         "a metric with its bound: `cosine=0.999`, `psnr=40`, `snr=40`, `top1=0.99` or `scaled=0.01`; in Python also a"
@@ -353,16 +338,14 @@ class Request:
         group=DATA,
         metavar="NAME=X",
         help="Instead: cosine=0.999, psnr=40, snr=40, top1=0.99.",
-        keyword=False,
     )
-    at_least: float | None = option(None, "lower bound of a callable `metric`", keyword=False, setting=False)
-    at_most: float | None = option(None, "upper bound of a callable `metric`", keyword=False, setting=False)
+    at_least: float | None = option(None, "lower bound of a callable `metric`", group=PYTHON)
+    at_most: float | None = option(None, "upper bound of a callable `metric`", group=PYTHON)
     budget: int | None = option(
         None,
         "the most trials of a repair, by default 100; in Python an argument of `repair`",
         group=DATA,
         metavar="N",
-        keyword=False,
     )
     config: str = ""
     found: tuple[str, ...] = ()
@@ -426,7 +409,7 @@ class Request:
         """Spellings of the options for report and metadata."""
         usual = Request(to=self.to, target=self.target)._served()
         pairs = {name: (_spelling(getattr(self, name)), _spelling(getattr(usual, name))) for name in STATED}
-        always = [name for name in STATED if OPTIONS[name].stated is Stated.ALWAYS]
+        always = [name for name in STATED if OPTIONS[name].stated == ALWAYS]
         return {name: text for name, (text, default) in pairs.items() if name in always or text != default}
 
 

@@ -87,7 +87,7 @@ FIELD = """    sparkle: str = option(
         "how it sparkles",
         metavar="a|b",
         help="How it sparkles.",
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
         environment="AMP_REWRITE_SPARKLE",
     )
 """
