@@ -1,7 +1,7 @@
-"""Charts as SVG without a script: labelled rows of marks on one axis, and the tables below them.
+"""Charts as SVG without a script: a bar for each item on one axis, before bands; tables; and elements of HTML.
 
 Marks stand in percent of an area that fills its page, so that text keeps its size on narrow and on wide ones. Numbers
-that an axis cannot show stand at its ends, marked as such.
+beyond an axis stand at its ends.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from xml.etree.ElementTree import Element, tostring
 from amp_rewrite.reports.render import cut, plain
 
 _TICKS = 5
-_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-"""Steps between ticks, by powers of ten."""
 _LEAST, _MOST = -308, 308
 """Powers of ten that a float holds in full precision."""
 _SHORT = 24
@@ -30,7 +28,7 @@ _LABEL, _CELL, _TITLE = 64, 160, 400
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The two ends of an axis, and its scale; those of a logarithmic one are above zero."""
+    """The two ends of an axis, and its scale; those of a logarithmic one are powers of ten."""
 
     label: str
     low: float
@@ -56,43 +54,23 @@ class Axis:
             first, last = (first - 1, first) if first == _MOST else (first, first + 1)
         return cls(label, 10.0**first, 10.0**last, log=True)
 
-    def at(self, number: float) -> float | None:
-        """Return the place of a number from 0 to 1; numbers beyond an end stand at the end, and NaN has no place."""
-        if math.isnan(number):
-            return None
+    def at(self, number: float) -> float:
+        """Return the place of a number from 0 to 1; numbers beyond an end stand there, and NaN at the high one."""
         if not self.low < number < self.high:
             return 0.0 if number <= self.low else 1.0
-        if self.log:
-            low = math.log10(self.low)
-            return (math.log10(number) - low) / (math.log10(self.high) - low)
-        return (number - self.low) / (self.high - self.low)
+        scale = math.log10 if self.log else float
+        return (scale(number) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
-    def along(self, number: float) -> str:
-        """Return the place of a number as an attribute; NaN stands at the start."""
-        return percent(self.at(number) or 0.0)
-
-    def holds(self, number: float) -> bool:
-        """True if a number lies between the ends."""
-        return self.low <= number <= self.high
-
-    def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """Return at most so many round numbers on the axis, 2 or more, with their labels."""
+    def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
+        """Return at most so many numbers on the axis, 2 or more, with their labels."""
         if not self.log:
-            return self._steps(most)
+            steps = (self.low + (self.high - self.low) * (i / (most - 1)) for i in range(most))
+            return [(number, number_text(number)) for number in dict.fromkeys(steps)]
         first, last = (round(math.log10(end)) for end in (self.low, self.high))
         step = max(1, -(-(last - first) // (most - 1)))
         start = -(-first // step) * step  # multiples of the step, so that 1 is a tick where it lies inside
         powers = range(start, last + 1, step)
         return [(10.0**n, f"{10.0**n:.{max(-n, 0)}f}" if -3 < n < 5 else f"1e{n}") for n in powers]
-
-    def _steps(self, most: int) -> list[tuple[float, str]]:
-        rough = (self.high - self.low) / (most - 1)
-        power = math.floor(math.log10(rough)) if rough > 0 else 0
-        step = next((s for s in (m * 10.0**power for m in _ROUND) if s >= rough), rough)
-        first = math.ceil(self.low / step)
-        ticks = (step * (first + i) for i in range(most))
-        inside = [tick for tick in ticks if tick <= self.high] or [self.low, self.high]
-        return [(tick, number_text(tick)) for tick in inside]
 
 
 def number_text(number: float | None) -> str:
@@ -122,95 +100,65 @@ def _finite(numbers: Iterable[float | None]) -> list[float]:
     return [float(number) for number in numbers if number is not None and math.isfinite(number)]
 
 
-# -- marks ---------------------------------------------------------------------------------------------
-
-
-def stretch(axis: Axis, low: float, high: float, kind: str, words: str = "") -> list[Element]:
-    """Return a bar from one number to another; hovering shows the words."""
-    if (extent := _extent(axis, low, high)) is None:
-        return []
-    sides = {"x": percent(extent[0]), "width": percent(max(extent[1] - extent[0], 0.003))}
-    return [element("rect", hint(words), y="20%", height="60%", class_=f"span {kind}", **sides)]
-
-
-def backdrop(axis: Axis, low: float, high: float, kind: str) -> list[Element]:
-    """Return a band over the full height of a row."""
-    start, end = _extent(axis, low, high) or (0.0, 0.0)
-    sides = {"x": percent(start), "width": percent(end - start)}
-    return [element("rect", **sides, y="0%", height="100%", class_=f"band {kind}")] if end > start else []
-
-
-def upright(axis: Axis, number: float, kind: str) -> list[Element]:
-    """Return a line across a row at a number; an empty list if it lies beyond the axis."""
-    place = axis.along(number)
-    return [element("line", x1=place, x2=place, y1="0%", y2="100%", class_=kind)] if axis.holds(number) else []
-
-
-def spot(axis: Axis, number: float | None, kind: str, words: str = "") -> list[Element]:
-    """Return a dot with words to hover; a triangle at the end beyond the axis, no mark for None."""
-    if number is None:
-        return []
-    if not axis.holds(number):
-        arrow = "▶" if math.isnan(number) or number > axis.high else "◀"
-        place = {"x": "100%" if arrow == "▶" else "0%", "text_anchor": "end" if arrow == "▶" else "start"}
-        return [element("text", arrow, hint(words), y="50%", dy="0.35em", class_=f"edge {kind}", **place)]
-    return [element("circle", hint(words), cx=axis.along(number), cy="50%", r=4.5, class_=f"dot {kind}")]
-
-
-def _extent(axis: Axis, low: float, high: float) -> tuple[float, float] | None:
-    """Return the places of two numbers; None for NaN, and for numbers in the wrong order."""
-    start, end = axis.at(low), axis.at(high)
-    return None if start is None or end is None or end < start else (start, end)
-
-
 # -- charts --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A labelled row of a chart: its marks, and the number beside it."""
+class Bar:
+    """A labelled bar from one number to another, with words beside it and words to hover."""
 
     label: str
-    marks: Sequence[Element]
-    number: str = ""
+    low: float
+    high: float
+    kind: str
+    beside: str = ""
+    words: str = ""
 
 
-def rows(axis: Axis, lines: Sequence[Line], *, name: str, legend: Iterable[Element] = ()) -> Element:
-    """Return a chart of labelled rows on one horizontal axis."""
-    places = [axis.along(n) for n, _ in axis.ticks(_TICKS)]
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A band of an axis behind all bars, and its words in the legend."""
+
+    low: float
+    high: float
+    kind: str
+    words: str
+
+
+def bars(axis: Axis, shown: Sequence[Bar], bands: Sequence[Band], *, name: str) -> Element:
+    """Return a chart of bars on one horizontal axis."""
+    places = [percent(axis.at(n)) for n, _ in axis.ticks()]
     ticks = [element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid") for place in places]
+    behind = [_span(axis, b.low, b.high, f"band {b.kind}", "", y="0%", height="100%") for b in bands]
     drawn = []
-    for line in lines:
-        label = element("span", cut(plain(line.label), _LABEL), title=cut(plain(line.label), _TITLE), class_="label")
-        bar = element("svg", *ticks, *line.marks, width="100%", height=20, aria_hidden="true")
-        drawn.append(element("div", label, bar, element("span", line.number, class_="number"), class_="row"))
+    for bar in shown:
+        label = element("span", cut(plain(bar.label), _LABEL), title=cut(plain(bar.label), _TITLE), class_="label")
+        mark = _span(axis, bar.low, bar.high, f"span {bar.kind}", bar.words, y="20%", height="60%")
+        marks = element("svg", *ticks, *behind, mark, width="100%", height=20, aria_hidden="true")
+        drawn.append(element("div", label, marks, element("span", bar.beside, class_="number"), class_="row"))
     foot = element("div", element("span", class_="label"), _below(axis), element("span", class_="number"), class_="row")
     box = element("div", *drawn, foot, class_="rows", role="group", aria_label=cut(plain(name), _TITLE))
-    entries = list(legend)
-    keys = [element("ul", *entries, class_="legend")] if entries else []
-    return element("figure", *keys, box, class_="chart")
+    return element("figure", element("ul", *map(_sample, bands), class_="legend"), box, class_="chart")
 
 
-def sample(kind: str, words: str, shape: str = "span") -> Element:
-    """Return an entry of a legend."""
-    if shape == "dot":
-        mark = element("circle", cx=9, cy=7, r=4, class_=f"dot {kind}")
-    elif shape == "line":
-        mark = element("line", x1=0, x2=18, y1=7, y2=7, class_=kind)
-    else:
-        mark = element("rect", x=0, y=2, width=18, height=10, class_=f"{shape} {kind}")
-    return element("li", element("svg", mark, width=18, height=14, aria_hidden="true"), cut(plain(words), _LABEL))
+def _span(axis: Axis, low: float, high: float, kind: str, words: str, **sides: str) -> Element:
+    start, least = axis.at(low), 0.003 if kind.startswith("span") else 0.0
+    start, width = min(start, 1 - least), max(axis.at(high) - start, least)
+    return element("rect", hint(words), class_=kind, x=percent(start), width=percent(width), **sides)
 
 
-def _below(x: Axis) -> Element:
-    ticks = x.ticks(_TICKS)
-    ends = {0: "start", len(ticks) - 1: "end"} if len(ticks) > 1 else {}
+def _sample(band: Band) -> Element:
+    mark = element("rect", x=0, y=2, width=18, height=10, class_=f"band {band.kind}")
+    return element("li", element("svg", mark, width=18, height=14, aria_hidden="true"), cut(plain(band.words), _LABEL))
+
+
+def _below(axis: Axis) -> Element:
     labels = []
-    for i, (number, words) in enumerate(ticks):
-        place = x.at(number) or 0.0
-        anchor = ends.get(i, "middle") if place < 0.05 or place > 0.95 else "middle"
+    for number, words in axis.ticks():
+        place = axis.at(number)
+        anchor = "start" if place < 0.05 else "end" if place > 0.95 else "middle"
         labels.append(element("text", words, x=percent(place), y=14, text_anchor=anchor, class_="tick"))
-    name = element("text", x.label, x="100%", y=30, text_anchor="end", class_="words")
+    name = element("text", axis.label, x="100%", y=30, text_anchor="end", class_="words")
     return element("svg", *labels, name, width="100%", height=36, aria_hidden="true", class_="scale")
 
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.evidence import Difference, OutputRow
-from amp_rewrite.reports.page.chart import (
-    Axis,
-    Line,
-    backdrop,
-    element,
-    finite,
-    number_text,
-    numbers,
-    remarks,
-    rows,
-    sample,
-    short,
-    spot,
-    stretch,
-    upright,
-)
+from amp_rewrite.reports.page.chart import Axis, Band, Bar, bars, element, finite, number_text, numbers, remarks, short
 from amp_rewrite.reports.page.page import Figure
 
 _OUTPUTS, _BATCHES = 40, 50
@@ -54,24 +38,17 @@ def outputs_figure(
     named = set(worst_first[:_OUTPUTS])
     chosen = {name: group[:_BATCHES] for name, group in by_output.items() if name in named}
     shown = [(row, row.difference) for group in chosen.values() for row in group]
-    axis = _axis([difference.score for _, difference in shown], allowed)
-    lines = []
-    for name, group in chosen.items():
-        worst = group[0].difference
-        number = f"{'' if worst.ok else '✗ '}{number_text(worst.score)}"
-        number = number if worst.score is not None else "equal" if worst.ok else "fails"
-        lines.append(Line(name, list(_marks(axis, group, allowed)), number))
     lead = _lead(compared, len(shown), verdict)
-    legend = [
-        sample("low", "a batch that passes", "dot"),
-        sample("hollow", "a batch that fails", "dot"),
-        *([sample("tolerance", f"allowed: {allowed.limit:g}", "line")] if math.isfinite(allowed.limit) else []),
-    ]
     head = ("output", "decides", "batch", "score", "error of the largest value")
     cells = (
         (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled))) for row, d in shown
     )
-    chart = [rows(axis, lines, name=lead, legend=legend)] if len(shown) > 1 else []  # one point is not a chart
+    chart = []
+    if len(shown) > 1:  # one point is not a chart
+        axis = _axis([difference.score for _, difference in shown], allowed)
+        ends = (allowed.limit, math.inf) if allowed.higher else (-math.inf, allowed.limit)
+        band = Band(*ends, "low", f"allowed: {allowed.limit:g}")
+        chart = [bars(axis, [_scores(name, group, allowed) for name, group in chosen.items()], [band], name=lead)]
     drawing = element("div", *chart, *remarks(notes), numbers(head, cells, right=3))
     drawn: dict[str, object] = {
         "criterion": allowed.words,
@@ -95,32 +72,32 @@ def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, floa
     return not ok, -score if allowed.higher else score
 
 
-def _axis(sizes: Sequence[float | None], allowed: CriterionLine) -> Axis:
+def _axis(scores: Sequence[float | None], allowed: CriterionLine) -> Axis:
     """Return the axis of scores; exact zeros and dust stand at the left end, not to squeeze the others."""
     if allowed.higher:
-        return Axis.linear(f"{allowed.score}, higher is better", [*sizes, allowed.limit])
+        return Axis.linear(f"{allowed.score}, higher is better", [*scores, allowed.limit])
     least = allowed.limit * 1e-6 if allowed.limit else 0.0
-    above = (size for size in sizes if size is not None and size > least)
+    above = (score for score in scores if score is not None and score > least)
     return Axis.logarithmic(allowed.score, [allowed.limit, 3 * allowed.limit, *above])
 
 
-def _marks(axis: Axis, group: Sequence[OutputRow], allowed: CriterionLine) -> Iterator[Element]:
-    yield from upright(axis, allowed.limit, "tolerance")
-    for row in reversed(group):  # the worst is in front
-        score, ok = row.difference.score, row.difference.ok
-        number = math.inf if score is None and not ok else score
-        if number is not None and not math.isfinite(number):
-            number = -math.inf if allowed.higher else math.inf
-        words = f"batch {row.place}: {number_text(score)}{'' if ok else ', ' + row.difference.because}"
-        yield from spot(axis, number, "low" if ok else "hollow", words)
+def _scores(name: str, group: Sequence[OutputRow], allowed: CriterionLine) -> Bar:
+    """Return the bar of an output, from its best score to its worst; one without a number stands at the bad end."""
+    bad = -math.inf if allowed.higher else math.inf
+    worst, row = group[0].difference, group[0]
+    known = [d.score for d in (row.difference for row in group) if d.score is not None and not math.isnan(d.score)]
+    ends = sorted(known if worst.ok or worst.score is not None else [*known, bad]) or [bad if not worst.ok else -bad]
+    score = number_text(worst.score) if worst.score is not None else "equal" if worst.ok else "fails"
+    words = f"worst in batch {row.place}: {score}{'' if worst.ok else ', ' + worst.because}"
+    return Bar(name, ends[0], ends[-1], "low" if worst.ok else "high", score if worst.ok else f"✗ {score}", words)
 
 
 def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
     if not compared:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
-    dots = "Each dot is one output in one batch; " if len(compared) > 1 else ""
-    words = f"{dots}{failed} of {len(compared)} failed. Verdict: {short(verdict)}."
+    what = "Each bar goes from the best batch of an output to its worst; " if len(compared) > 1 else ""
+    words = f"{what}{failed} of {len(compared)} failed. Verdict: {short(verdict)}."
     if shown < len(compared):
         words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words
@@ -153,6 +130,10 @@ class _DrawnRange:
     @property
     def beyond(self) -> bool:
         return (self.fit.nonfinite > 0 or self.fit.overflow > 0) and not self.mask
+
+    @property
+    def kind(self) -> str:
+        return "muted" if self.mask else "high" if self.beyond else "low"
 
     @property
     def headroom(self) -> float:
@@ -200,20 +181,15 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     ]
     tight = sorted(seen, key=lambda value: (value.mask, not value.fit.nonfinite, value.headroom, value.place))
     drawn, listed = tight[:_DRAWN], tight[:_LISTED]
-    bands = ((to.tiny, to.max, "low"), (to.smallest_subnormal, to.tiny, "cast"), (to.max, math.inf, "high"))
-    axis = _range_axis(drawn, to)
-    lines = []
-    for value in drawn:
-        marks = [mark for low, high, kind in bands for mark in backdrop(axis, low, high, kind)]
-        kind = "muted" if value.mask else "high" if value.beyond else "low"
-        marks += stretch(axis, value.fit.absmin, value.fit.absmax, kind, value.ends)
-        lines.append(Line(value.name, marks, value.words))
-    legend = [
-        sample("low", f"normal in {to.spelling}", "band"),
-        sample("cast", "subnormal: fewer digits", "band"),
-        sample("high", "overflow", "band"),
+    bands = [
+        Band(to.tiny, to.max, "low", f"normal in {to.spelling}"),
+        Band(to.smallest_subnormal, to.tiny, "cast", "subnormal: fewer digits"),
+        Band(to.max, math.inf, "high", "overflow"),
     ]
-    chart = rows(axis, lines, name=f"Values with the least headroom in {to.spelling}", legend=legend)
+    spans = [
+        Bar(value.name, value.fit.absmin, value.fit.absmax, value.kind, value.words, value.ends) for value in drawn
+    ]
+    chart = bars(_range_axis(drawn, to), spans, bands, name=f"Values with the least headroom in {to.spelling}")
     note = "" if len(listed) == len(seen) else "The tightest values; the file of ranges holds all."
     held: dict[str, object] = {
         "to": to.spelling,
