@@ -37,7 +37,7 @@ from click.testing import CliRunner
 
 import amp_rewrite
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = (

@@ -23,7 +23,7 @@ from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.check import misdeclared
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.gpu import main_memory
-from amp_rewrite.runtime.ort_errors import NO_KERNEL
+from amp_rewrite.runtime.installation import NO_KERNEL
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
 from amp_rewrite.settings.choices import Target, target_of
 

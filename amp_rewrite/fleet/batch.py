@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, spelled, spelled_options
-from amp_rewrite.files.disk import name_of, url_of
+from amp_rewrite.files.disk import is_several, name_of, url_of
+from amp_rewrite.files.foreign import foreign
+from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.store import SaveOptions
+from amp_rewrite.files.targets import data_files
 from amp_rewrite.fleet.job import Job, key_of, run
 from amp_rewrite.fleet.outcome import FAILED, Outcome, Summary
+from amp_rewrite.fleet.places import (
+    SUFFIX,
+    Item,
+    copy,
+    items_of,
+    listed,
+    real,
+    stored_data_files,
+)
 from amp_rewrite.fleet.processes import Processes, cores, through
-from amp_rewrite.fleet.stores import SUFFIX, copy, listed, real
-from amp_rewrite.fleet.tree import Item, Listing, find
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.keywords import checked, takes
@@ -88,6 +98,50 @@ def convert_many(
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
     batch = Batch.of(named, asked, options)
     return batch.run(executor, jobs or (cores() if executor is not None else 1))
+
+
+@dataclass(slots=True)
+class Listing:
+    """Models, other files, and remarks on what was left out.
+
+    `data`: the external data of each model that has some.
+    """
+
+    models: list[Item] = field(default_factory=list)
+    others: list[Item] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    data: dict[Path, tuple[str, ...]] = field(default_factory=dict)
+
+
+def find(sources: Iterable[str | os.PathLike[str]], out: Path) -> Listing:
+    """Return the models and other files that sources stand for, but none in the folder `out`.
+
+    ModelError for a source that does not exist or matches nothing, and if none of the files is a model.
+    """
+    words = [os.fspath(source) for source in sources]
+    listing = Listing()
+    single = {Path(word) for word in words if not is_several(word)}
+    for item in items_of(words, out, listing.remarks).values():
+        named = item.path in single and item.path.suffix.lower() != ".json" and format_of(item.path) is not None
+        (listing.models if item.path.suffix.lower() == SUFFIX or named else listing.others).append(item)
+    if not listing.models:
+        raise ModelError(_no_models(words, len(listing.others)))
+    weights: set[str] = set()
+    for item in listing.models:
+        named_by = stored_data_files(item.path) if url_of(item.path) else data_files(item.path)
+        if files := tuple(map(real, named_by)):
+            listing.data[item.path] = files
+            weights.update(files)
+    listing.others = [item for item in listing.others if real(item.path) not in weights]
+    return listing
+
+
+def _no_models(words: Sequence[str], others: int) -> str:
+    hints = [hint for word in words if Path(word).is_dir() and (hint := foreign(Path(word)))]
+    if hints:
+        return hints[0]
+    what = f"{others} other files" if others else "no files"
+    return f"no {SUFFIX} model in {', '.join(words[:3])} ({what}); name another folder"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.reports.render import share
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
-from amp_rewrite.runtime.operators import misfit, oldest_release, own_operators
-from amp_rewrite.runtime.provider_options import cuda_options_of
+from amp_rewrite.runtime.providers import cuda_options_of, misfit, oldest_release, own_operators
 from amp_rewrite.settings.choices import KEEP_OPSET, NEEDS, Target, stated_in
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request

@@ -1,4 +1,4 @@
-"""Values on a device: OrtValues, bound inputs and outputs, and state in double buffers."""
+"""Values on a device: OrtValues, and state in double buffers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import MachineError, ModelError, one_line
 from amp_rewrite.files.casting import Array as Array
-from amp_rewrite.runtime.ort_errors import model_errors
-from amp_rewrite.runtime.ports import Port
+from amp_rewrite.runtime.installation import model_errors, onnxruntime
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
 """Types of onnxruntime that numpy lacks."""
@@ -34,36 +32,38 @@ def strange_of(array: Array) -> DType | None:
     return None if array.dtype.isbuiltin == 1 else _strange_by_dtype().get(array.dtype)
 
 
-def from_array(ort: Any, array: Any, device: str = "cpu", index: int = 0) -> Any:
+def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
     """Return an OrtValue on a device. On the CPU it shares memory with a contiguous array. bfloat16 and float8 are
     those of ml_dtypes."""
     own = np.asarray(array, order="C")  # ascontiguousarray would give a single number a dimension
     strange = strange_of(own)
     if strange is None:
-        return ort.OrtValue.ortvalue_from_numpy(own, device, index)
+        return onnxruntime().OrtValue.ortvalue_from_numpy(own, device, index)
     bits = own.view(f"uint{strange.bits}")
-    here = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, strange.code)
-    return here if device == "cpu" else copied(ort, here, device, index)
+    here = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, strange.code)
+    return here if device == "cpu" else copied(here, device, index)
 
 
-def from_tensor(ort: Any, tensor: Any, device: str, index: int) -> Any:
+def from_tensor(tensor: Any, device: str, index: int) -> Any:
     """Return an OrtValue of a DLPack tensor (torch, cupy, jax …): the same memory if on the device, else a copy.
 
     ModelError for a tensor that DLPack cannot export: one that requires gradients or is not contiguous.
     """
     try:
         kind, at = tensor.__dlpack_device__()
-        value = ort.OrtValue.from_dlpack(tensor)
+        value = onnxruntime().OrtValue.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as cause:
         reason = one_line(cause)[:200]
         raise ModelError(f"a tensor cannot be bound: {reason}; pass tensor.detach().contiguous()") from cause
     same = _DEVICES.get(int(kind)) == device and (device == "cpu" or at == index)
-    return value if same else copied(ort, value, device, index)
+    return value if same else copied(value, device, index)
 
 
-def copied(ort: Any, value: Any, device: str, index: int = 0) -> Any:
+def copied(value: Any, device: str, index: int = 0) -> Any:
     """Copy an OrtValue to a device."""
-    fresh = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type(), device, index)
+    fresh = onnxruntime().OrtValue.ortvalue_from_shape_and_type(
+        list(value.shape()), value.element_type(), device, index
+    )
     overwrite(fresh, value)
     return fresh
 
@@ -91,160 +91,15 @@ def _nbytes(value: Any) -> int:
     return dtype.nbytes(math.prod(value.shape())) if dtype is not None else 0
 
 
-def to_array(ort: Any, value: Any) -> Array:
+def to_array(value: Any) -> Array:
     """Return the values of a tensor OrtValue on any device, bfloat16 as in ml_dtypes."""
     strange = _STRANGE_BY_CODE.get(value.element_type())
     if strange is None:
         array: Array = value.numpy()
         return array
-    here = value if value.device_name().lower() == "cpu" else copied(ort, value, "cpu")
+    here = value if value.device_name().lower() == "cpu" else copied(value, "cpu")
     bits = ctypes.string_at(here.data_ptr(), _nbytes(here))
     return np.frombuffer(bytearray(bits), strange.numpy).reshape(tuple(here.shape()))
-
-
-_NUMBERS = count(1)
-
-
-def graph_number(ort: Any, number: int) -> Any:
-    """Return the options of a run to record or replay the CUDA graph of this number; -1: none."""
-    options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(number))
-    return options
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Binding:
-    """An open model's inputs and outputs on its device. Made by `Runner.bind` or `Session.bind`.
-
-    `inputs` are OrtValues by name; `given_outputs` those that results are written into.
-    """
-
-    outputs: tuple[str, ...]
-    inputs: Mapping[str, Any]
-    given_outputs: Mapping[str, Any]
-    device: str
-    index: int
-    _ort: Any = field(repr=False)
-    _session: Any = field(repr=False)
-    _bound: Any = field(repr=False)
-    _options: Any = field(repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        opened: tuple[Any, Any],
-        ports: tuple[Mapping[str, Port], Mapping[str, Port]],
-        feeds: Mapping[str, object],
-        outputs: Sequence[str] | Mapping[str, object],
-        place: tuple[str, int],
-        fixed: bool,
-    ) -> Binding:
-        """Return the binding of feeds, and of outputs: by name, or by name with the tensor to write into.
-
-        `opened`: the module of onnxruntime, and the session. `ports`: inputs and outputs by name. `fixed`: outputs keep
-        their address from run to run, as a CUDA graph wants it; their shapes have to be known.
-        """
-        ort, session = opened
-        bound = session.io_binding()
-        values = {name: _value(ort, ports[0][name], value, *place) for name, value in feeds.items()}
-        targets = dict(outputs) if isinstance(outputs, Mapping) else {}
-        given = {name: _target(ort, ports[1][name], tensor, *place) for name, tensor in targets.items()}
-        for name in outputs if fixed else ():
-            if name not in given:
-                given[name] = _bound_room(ort, ports[1][name], *place)
-        for name, value in values.items():
-            bound.bind_ortvalue_input(name, value)
-        for name in outputs:
-            if name in given:
-                bound.bind_ortvalue_output(name, given[name])
-            else:
-                bound.bind_output(name, *place)
-        options = graph_number(ort, next(_NUMBERS)) if fixed else None
-        return cls(tuple(outputs), values, given, *place, ort, session, bound, options)
-
-    def feed(self, feeds: Mapping[str, object]) -> None:
-        """Copy new values into the bound inputs and tensors, in place; ModelError for another name, shape or type."""
-        for name, tensor in feeds.items():
-            if name not in self.inputs:
-                known = ", ".join(map(repr, self.inputs))
-                raise ModelError(f"input {name!r} is not bound; bound are {known}")
-            old, new = self.inputs[name], _any_value(self._ort, tensor)
-            if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
-                raise ModelError(
-                    f"input {name!r} is bound as {_spelled(old)}, not {_spelled(new)}; bind again for another shape"
-                )
-            overwrite(old, new)
-
-    def run(self) -> dict[str, Any]:
-        """Run once; return the results as OrtValues by name, on the device, for DLPack (`torch.from_dlpack`).
-
-        A result bound to a tensor is in that tensor. ModelError for an error of onnxruntime.
-        """
-        with model_errors("run"):
-            self._bound.synchronize_inputs()
-            self._session.run_with_iobinding(self._bound, self._options)
-            self._bound.synchronize_outputs()
-            return dict(zip(self.outputs, self._bound.get_outputs(), strict=True))
-
-    def arrays(self) -> dict[str, Array]:
-        """Run once; return copies of the results as numpy arrays, bfloat16 as in ml_dtypes."""
-        return {name: np.array(to_array(self._ort, value)) for name, value in self.run().items()}
-
-
-def _value(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any:
-    if isinstance(tensor, ort.OrtValue):
-        value = tensor if tensor.device_name().lower() == device else copied(ort, tensor, device, index)
-    elif _speaks_dlpack(tensor):
-        value = from_tensor(ort, tensor, device, index)
-    else:
-        value = from_array(ort, np.array(tensor), device, index)  # on a CPU the two share memory
-    _check(port, value, "input")
-    return value
-
-
-def _any_value(ort: Any, tensor: object) -> Any:
-    if isinstance(tensor, ort.OrtValue):
-        return tensor
-    if not _speaks_dlpack(tensor):
-        return from_array(ort, tensor)
-    kind, at = tensor.__dlpack_device__()  # type: ignore[attr-defined]
-    return from_tensor(ort, tensor, "cpu" if int(kind) == 1 else "cuda", at)
-
-
-def _speaks_dlpack(tensor: object) -> bool:
-    # numpy arrays do too, but not with bfloat16, and not read-only ones
-    return hasattr(tensor, "__dlpack__") and not isinstance(tensor, np.ndarray)
-
-
-def _target(ort: Any, port: Port, tensor: object, device: str, index: int) -> Any:
-    value = tensor if isinstance(tensor, ort.OrtValue) else _any_value(ort, tensor)
-    if value.device_name().lower() != device:
-        raise ModelError(
-            f"output {port.name!r} is written on {device}, but its tensor is on {value.device_name().lower()}; create"
-            f" it on {device}"
-        )
-    _check(port, value, "output")
-    return value
-
-
-def _bound_room(ort: Any, port: Port, device: str, index: int) -> Any:
-    dims = [d for d in port.shape or () if isinstance(d, int)]
-    if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
-        raise ModelError(
-            f"the shape of output {port.name!r} is unknown before the run, but a CUDA graph writes to fixed addresses;"
-            f" pass outputs={{{port.name!r}: tensor}}"
-        )
-    return ort.OrtValue.ortvalue_from_shape_and_type(dims, port.dtype.code, device, index)
-
-
-def _check(port: Port, value: Any, kind: str) -> None:
-    if port.dtype is not None and value.element_type() != port.dtype.code:
-        raise ModelError(f"{kind} {port.name!r} is {port.dtype.spelling}, not {_spelled(value)}; cast the tensor")
-
-
-def _spelled(value: Any) -> str:
-    dtype = DType.of(value.element_type())
-    return f"{dtype.spelling if dtype else value.data_type()}{list(value.shape())}"
 
 
 Side = Literal[0, 1]
@@ -261,25 +116,24 @@ class DoubleBuffer:
 
     place: tuple[str, int]
     sides: tuple[Mapping[str, Any], Mapping[str, Any]] = field(repr=False)
-    _ort: Any = field(repr=False)
 
     @classmethod
-    def of(cls, ort: Any, initial: Mapping[str, Array], place: tuple[str, int]) -> DoubleBuffer:
+    def of(cls, initial: Mapping[str, Array], place: tuple[str, int]) -> DoubleBuffer:
         """Allocate both sets and copy the values to side 0."""
         # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
-        sides = ({name: _room(ort, array, place) for name, array in initial.items()} for _ in "01")
-        buffer = cls(place, (next(sides), next(sides)), ort)
+        sides = ({name: _room(array, place) for name, array in initial.items()} for _ in "01")
+        buffer = cls(place, (next(sides), next(sides)))
         buffer.put(0, initial)
         return buffer
 
     def put(self, side: Side, values: Mapping[str, Array]) -> None:
         """Copy values of the tensors' shapes and types to one side."""
         for name, value in values.items():
-            _fill(self._ort, self.sides[side][name], value)
+            _fill(self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
         """Return the values of a tensor; on a CPU without a copy, valid until a run writes to this side."""
-        return to_array(self._ort, self.sides[side][name])
+        return to_array(self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:
         """Return copies of all tensors of a side."""
@@ -298,7 +152,6 @@ class BufferedRunner:
     told: tuple[str, ...]
     provider: str
     _session: Any = field(repr=False)
-    _ort: Any = field(repr=False)
     _bound: tuple[Any, Any] = field(repr=False)
     _fed: dict[str, tuple[Any, Any]] = field(repr=False)
     _shielded: Mapping[str, Any] = field(repr=False)
@@ -306,7 +159,6 @@ class BufferedRunner:
     @classmethod
     def of(
         cls,
-        ort: Any,
         opened: tuple[Any, str],
         buffer: DoubleBuffer,
         successors: Mapping[str, str],
@@ -321,7 +173,7 @@ class BufferedRunner:
         inputs = frozenset(port.name for port in session.get_inputs())
         state, _ = buffer.sides
         read = [name for name in state if name in inputs]
-        shielded = {name: copied(ort, state[name], *buffer.place) for name in read if name in spoiled}
+        shielded = {name: copied(state[name], *buffer.place) for name in read if name in spoiled}
         bound = tuple(session.io_binding() for _ in "01")
         for here, now, after in zip(bound, buffer.sides, reversed(buffer.sides), strict=True):
             for name in read:
@@ -331,7 +183,7 @@ class BufferedRunner:
             for name, output in successors.items():
                 here.bind_ortvalue_output(output, after[name])
         fed = inputs - state.keys()
-        return cls(buffer, fed, tuple(told), provider, session, ort, (bound[0], bound[1]), {}, shielded)
+        return cls(buffer, fed, tuple(told), provider, session, (bound[0], bound[1]), {}, shielded)
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
@@ -347,28 +199,28 @@ class BufferedRunner:
             self._session.run_with_iobinding(bound)
             bound.synchronize_outputs()
             results = bound.get_outputs_as_ortvaluevector()
-            values = [self._ort.OrtValue(results[at]) for at in range(len(self.told))]
-            return {name: to_array(self._ort, value) for name, value in zip(self.told, values, strict=True)}
+            values = [onnxruntime().OrtValue(results[at]) for at in range(len(self.told))]
+            return {name: to_array(value) for name, value in zip(self.told, values, strict=True)}
 
     def _feed(self, name: str, array: Array) -> None:
         like, held = self._fed.get(name, (None, None))
         if like != (array.shape, array.dtype):
             if name not in self.inputs:
                 raise ModelError(f"{name!r} is not an input to feed; the inputs are {', '.join(sorted(self.inputs))}")
-            held = _room(self._ort, array, self.buffer.place)
+            held = _room(array, self.buffer.place)
             for bound in self._bound:
                 bound.bind_ortvalue_input(name, held)
             self._fed[name] = (array.shape, array.dtype), held  # last, so that an interrupt leaves a consistent state
-        _fill(self._ort, held, array)
+        _fill(held, array)
 
 
-def _room(ort: Any, array: Array, place: tuple[str, int]) -> Any:
-    like = from_array(ort, array)
-    return ort.OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
+def _room(array: Array, place: tuple[str, int]) -> Any:
+    like = from_array(array)
+    return onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 
 
-def _fill(ort: Any, value: Any, array: Array) -> None:
+def _fill(value: Any, array: Array) -> None:
     if strange_of(array) is None:
         value.update_inplace(array)
     else:
-        overwrite(value, from_array(ort, array))
+        overwrite(value, from_array(array))

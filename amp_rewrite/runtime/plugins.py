@@ -1,19 +1,23 @@
-"""Providers of onnxruntime in libraries of their own: packages, devices, and WebGPU."""
+"""Providers of onnxruntime: those of the build, and those of packages with a library of their own, such as WebGPU."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from amp_rewrite.errors import PolicyError, one_line
 from amp_rewrite.runtime.faults import CPU, WEBGPU
+from amp_rewrite.runtime.installation import onnxruntime
 
 _PREFIX = "onnxruntime-ep-"
+PACKAGE, REQUIREMENT = "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"
+ASSIGNMENT = "session.record_ep_graph_assignment_info"
+"""Session entry by which onnxruntime remembers the provider of each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +44,28 @@ def _plugin(package: str) -> Plugin:
         names = module.get_ep_names() if hasattr(module, "get_ep_names") else [module.get_ep_name()]
         return Plugin(package, release, str(module.get_library_path()), tuple(map(str, names)))
     except (ImportError, AttributeError, OSError, RuntimeError) as cause:
-        return Plugin(package, release, failure=" ".join(f"{type(cause).__name__}: {cause}".split()))
+        return Plugin(package, release, failure=one_line(f"{type(cause).__name__}: {cause}"))
 
 
 @cache
 def registered(ort: Any) -> tuple[Plugin, ...]:
     """Register the libraries of all plugins, and return them with onnxruntime's objections."""
-    if not hasattr(ort, "register_execution_provider_library"):
-        told = f"onnxruntime {ort.__version__} takes no provider libraries; install 1.23 or newer"
-        return tuple(Plugin(p.package, p.release, p.library, p.providers, p.failure or told) for p in plugins())
     return tuple(_registered(ort, plugin) for plugin in plugins())
 
 
 def _registered(ort: Any, plugin: Plugin) -> Plugin:
     if plugin.failure or any(devices(ort, provider) for provider in plugin.providers):
         return plugin  # the process registered it before
-    failure = ""
     try:
         ort.register_execution_provider_library(plugin.package, plugin.library)
-        if not any(devices(ort, provider) for provider in plugin.providers):
-            failure = "it offers no device on this machine"
     except Exception as cause:  # noqa: BLE001 - classes of onnxruntime's extension
-        failure = one_line(cause)
-    return Plugin(plugin.package, plugin.release, plugin.library, plugin.providers, failure)
+        return replace(plugin, failure=one_line(cause))
+    offered = any(devices(ort, provider) for provider in plugin.providers)
+    return plugin if offered else replace(plugin, failure="it offers no device on this machine")
 
 
 def devices(ort: Any, provider: str) -> Sequence[Any]:
     """Return the devices of a provider in a registered library; none for providers of onnxruntime itself."""
-    if not hasattr(ort, "get_ep_devices"):
-        return ()
     return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
 
 
@@ -94,13 +91,8 @@ def refusals(ort: Any, provider: str) -> Iterator[str]:
             yield f"{plugin.package} {plugin.release}: {plugin.failure}"
 
 
-PACKAGE, REQUIREMENT = "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"
-ASSIGNMENT = "session.record_ep_graph_assignment_info"
-"""Session entry by which onnxruntime remembers the provider of each node."""
-
-
 def absence(ort: Any) -> str | None:
-    """Return the reason why the provider has no device here, and the remedy; None if it has one."""
+    """Return the reason why the WebGPU provider has no device here, and the remedy; None if it has one."""
     registered(ort)
     if devices(ort, WEBGPU):
         return None
@@ -109,3 +101,30 @@ def absence(ort: Any) -> str | None:
     return (
         f"{REQUIREMENT} finds no GPU; to accept a Vulkan device in software, set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
     )
+
+
+def has_provider(name: str) -> bool:
+    """True if this onnxruntime is built with a provider, even if the provider does not open."""
+    ort = onnxruntime()
+    return name in ort.get_available_providers() or bool(devices(ort, name))
+
+
+def offered_device(provider: str) -> str:
+    """Return the device of a plugin's provider in words; "" for other providers."""
+    return next(map(described, devices(onnxruntime(), provider)), "")
+
+
+def check_providers(providers: Sequence[str]) -> None:
+    """Raise PolicyError for a provider that this onnxruntime does not have, and for a plugin beside others."""
+    ort = onnxruntime()
+    known = ort.get_available_providers()
+    if any(provider not in known for provider in providers):
+        usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
+        known = list(dict.fromkeys((*known, *usable)))
+    for number, provider in enumerate(providers or ("",)):
+        plugged = devices(ort, provider)
+        if provider not in known and not plugged:
+            why = "".join(f" ({refusal})" for refusal in refusals(ort, provider))
+            raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
+        if plugged and (number or set(providers[1:]) - {CPU}):
+            raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")

@@ -14,17 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.installation import onnxruntime
-from amp_rewrite.runtime.ort_errors import model_errors
-from amp_rewrite.runtime.plugins import REQUIREMENT, described, devices, registered
-from amp_rewrite.runtime.runner import (
-    CUDA,
-    QUIET,
-    cuda_opens,
-    has_provider,
-    preload_once,
-    webgpu_absence,
-)
+from amp_rewrite.runtime.installation import model_errors, onnxruntime
+from amp_rewrite.runtime.plugins import REQUIREMENT, described, devices, has_provider, registered
+from amp_rewrite.runtime.runner import CUDA, QUIET, cuda_opens, preload_once, webgpu_absence
 
 _HOME = str(Path(__file__).parents[2])
 

@@ -1,12 +1,9 @@
-"""Running models: the way into onnxruntime.
-
-A `Runner` is a model opened by onnxruntime. It knows its provider, has numpy arrays by name as inputs and outputs, and
-raises errors of onnxruntime as one line.
-"""
+"""A model opened by onnxruntime: numpy arrays by name as inputs and outputs, errors as one line."""
 
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -21,34 +18,19 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.runtime.buffers import (
-    STRANGE,
-    Array,
-    Binding,
-    BufferedRunner,
-    DoubleBuffer,
-    from_array,
-    graph_number,
-    to_array,
-)
+from amp_rewrite.runtime.binding import Binding, graph_number
+from amp_rewrite.runtime.buffers import STRANGE, Array, BufferedRunner, DoubleBuffer, from_array, to_array
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
 from amp_rewrite.runtime.faults import RuntimeFault, present
 from amp_rewrite.runtime.gpu import loads
+from amp_rewrite.runtime.installation import model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
-from amp_rewrite.runtime.ort_errors import model_errors
 from amp_rewrite.runtime.plugins import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.plugins import (
-    absence,
-    described,
-    device_of,
-    devices,
-    refusals,
-    registered,
-)
+from amp_rewrite.runtime.plugins import absence, check_providers, device_of, devices
 from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
-from amp_rewrite.runtime.provider_options import CHANNELS_LAST, cuda_options
+from amp_rewrite.runtime.providers import CHANNELS_LAST, cuda_options
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -121,7 +103,7 @@ class Runner:
         """
         options = options or SessionOptions()
         providers = options.providers
-        _check_providers(providers)
+        check_providers(providers)
         chosen = model if options.outputs_only is None else reduced(model, options.outputs_only)
         nodes = list(all_nodes(chosen.proto.graph.node))
         bodies = (nodes, *(all_nodes(function.node) for function in chosen.proto.functions))
@@ -176,7 +158,7 @@ class Runner:
 
     def _unrecorded(self) -> Any:
         """Return the options of a run outside of CUDA graphs; None for a session without graphs."""
-        return graph_number(installed_onnxruntime(), -1) if self._records else None
+        return graph_number(-1) if self._records else None
 
     @property
     def _records(self) -> bool:
@@ -203,15 +185,14 @@ class Runner:
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
         """Run through OrtValues: unlike onnxruntime's numpy arrays, they support bfloat16."""
-        ort = installed_onnxruntime()
         for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
             if port.container != TENSOR and (port.name in fed or port.name in names):
                 raise ModelError(
                     f"{port.name!r} is not a tensor, which onnxruntime cannot combine with bfloat16 tensors; make the"
                     " bfloat16 inputs and outputs float32, as emulate(model) does"
                 )
-        values = {name: from_array(ort, value) for name, value in fed.items()}
-        return [to_array(ort, value) for value in self.inner.run_with_ort_values(names, values, self._unrecorded())]
+        values = {name: from_array(value) for name, value in fed.items()}
+        return [to_array(value) for value in self.inner.run_with_ort_values(names, values, self._unrecorded())]
 
     def bind(
         self,
@@ -228,17 +209,16 @@ class Runner:
         `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph requires. ModelError for
         names, types and devices that do not fit.
         """
-        ort = installed_onnxruntime()
         ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
         chosen = list(ports[1]) if outputs is None else outputs
         check_names("output", chosen, tuple(ports[1]))
         self._check_fed(feeds)
         with model_errors("run"):
-            return Binding.of((ort, self.inner), (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
+            return Binding.of(self.inner, (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
 
     def on_device(self, array: Array, device: int = 0) -> Any:
         """Return a copy of an array on the model's device, as an OrtValue."""
-        return from_array(installed_onnxruntime(), array, *self._place(device))
+        return from_array(array, *self._place(device))
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
         if not isinstance(feeds, Mapping):
@@ -250,8 +230,7 @@ class Runner:
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
         """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
-        ort = installed_onnxruntime()
-        return DoubleBuffer.of(ort, initial, self._place())
+        return DoubleBuffer.of(initial, self._place())
 
     def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
         """Bind the model to state in a buffer of the same device: each run reads one set and writes the other.
@@ -259,10 +238,9 @@ class Runner:
         `successors`: the output that succeeds each state input. `told`: outputs to return on the host. ModelError
         for unknown outputs.
         """
-        ort = installed_onnxruntime()
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with model_errors("run"):
-            return BufferedRunner.of(ort, (self.inner, self.provider), state, successors, told, self._written_to)
+            return BufferedRunner.of((self.inner, self.provider), state, successors, told, self._written_to)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
@@ -270,6 +248,53 @@ class Runner:
     def end_profile(self) -> Path:
         """End profiling and return onnxruntime's profile, for a model opened with `profile`."""
         return Path(self.inner.end_profiling())
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGraphs:
+    """Recorded runs of a model on CUDA: one for each set of shapes, up to a limit; other shapes run as usual.
+
+    The first run with new shapes is a usual one, which shows the shapes of the results, and is then recorded. Results
+    are copied from the device before the next replay writes over them; threads take turns.
+    """
+
+    runner: Runner
+    device: int
+    bindings: dict[tuple[object, ...], Binding | None] = field(default_factory=dict)
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
+        """Run as `Runner.run` does."""
+        with self._turn:
+            return self._run(feeds, outputs)
+
+    def _run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None) -> dict[str, Given]:
+        given = {name: value for name, value in feeds.items() if isinstance(value, (np.ndarray, np.generic))}
+        shapes = ((name, array.shape, array.dtype.str) for name, array in sorted(given.items()))
+        key = (*shapes, None if outputs is None else tuple(outputs))
+        binding = self.bindings.get(key)
+        if binding is not None:
+            binding.feed(given)
+            return dict(binding.arrays())
+        results = self.runner.run(feeds, outputs)
+        arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
+        fits = len(arrays) == len(results) and len(given) == len(feeds)
+        if fits and key not in self.bindings and len(self.bindings) < MOST_GRAPHS:
+            self.bindings[key] = self._bound(given, arrays)
+        return results
+
+    def _bound(self, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> Binding | None:
+        try:
+            room = {name: self.runner.on_device(array, self.device) for name, array in results.items()}
+            binding = self.runner.bind(feeds, room, device=self.device, fixed=True)
+            binding.run()
+        except ModelError:
+            return None
+        return binding
+
+
+MOST_GRAPHS = 8
+"""Sets of shapes of one session that are recorded; each keeps memory for its inputs and results."""
 
 
 def small_model(dtype: str = "float") -> ModelProto:
@@ -309,37 +334,11 @@ def webgpu_absence() -> str | None:
     return None if taken else "the WebGPU device does not take float16"
 
 
-def has_provider(name: str) -> bool:
-    """True if this onnxruntime is built with a provider, even if the provider does not open."""
-    ort = installed_onnxruntime()
-    return name in ort.get_available_providers() or bool(devices(ort, name))
-
-
-def offered_device(provider: str) -> str:
-    """Return the device of a plugin's provider in words; "" for other providers."""
-    ort = installed_onnxruntime()
-    return next((described(device) for device in devices(ort, provider)), "")
-
-
 def cuda_release() -> int | None:
     """Return the CUDA release of this onnxruntime (13); None for a build without CUDA."""
     ort = installed_onnxruntime()
     major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
     return int(major) if major.isdecimal() else None
-
-
-def _check_providers(providers: Sequence[str]) -> None:
-    ort = installed_onnxruntime()
-    known = ort.get_available_providers()
-    if any(provider not in known for provider in providers):
-        usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
-        known = list(dict.fromkeys((*known, *usable)))
-    for number, provider in enumerate(providers or ("",)):
-        if provider not in known and not devices(ort, provider):
-            why = "".join(f" ({refusal})" for refusal in refusals(ort, provider))
-            raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
-        if devices(ort, provider) and (number or set(providers[1:]) - {CPU}):
-            raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
 def _provider_options(
@@ -403,7 +402,7 @@ def preload_once() -> None:
     ort = installed_onnxruntime()
     release = cuda_release()
     lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
-    if release is not None and any(lost.values()) and hasattr(ort, "preload_dlls"):  # from 1.21 on
+    if release is not None and any(lost.values()):
         cuda, cudnn = lost.values()
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
             ort.preload_dlls(cuda=cuda, cudnn=cudnn)

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from amp_rewrite.runtime.provider_options import CHANNELS_LAST
+from amp_rewrite.runtime.providers import CHANNELS_LAST
 from benchmarks.gpu.gpu_session import CUDA, Card, Opened, batch_of, open_way
 from benchmarks.gpu.gpu_turns import error, ratio, timed
 from benchmarks.gpu.gpu_ways import BASELINES, files

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.provider_options import cuda_options
+from amp_rewrite.runtime.providers import cuda_options
 from benchmarks.gpu.gpu_ways import WAYS
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

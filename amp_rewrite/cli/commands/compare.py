@@ -21,7 +21,7 @@ from amp_rewrite.settings.option import DATA
 from amp_rewrite.settings.request import STARTS
 
 if TYPE_CHECKING:
-    from amp_rewrite.deploy.bench.result import Benchmark
+    from amp_rewrite.deploy.benchmark import Benchmark
     from amp_rewrite.evidence.verdict import Verdict
     from amp_rewrite.settings.request import Request
 
@@ -201,7 +201,7 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
 
 
 def _benchmark(models: tuple[Path, ...], batches: Batches, given: dict[str, Any], *, quiet: bool) -> Benchmark:
-    from amp_rewrite.deploy.bench.bench import bench
+    from amp_rewrite.deploy.timing import bench
     from amp_rewrite.files.model import Model
 
     asked = {word: value for word, value in given.items() if value is not None}

@@ -15,7 +15,7 @@ from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.deploy.doctor.advice import Checkup
+    from amp_rewrite.deploy.checkup import Checkup
 
 # -- report --------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ def doctor(
     """
     if opens and model is None:
         raise click.UsageError("--open only opens a model; name one")
-    from amp_rewrite.deploy.doctor.checkup import opening
+    from amp_rewrite.deploy.doctor import opening
 
     checkup = opening(model) if opens and model else _checked(model, to, target)
     terminal.show(checkup.to_json() if as_json else checkup.text())
@@ -109,7 +109,7 @@ def doctor(
 
 
 def _checked(model: Path | None, to: str | None, target: str | None) -> Checkup:
-    from amp_rewrite.deploy.doctor.checkup import doctor
+    from amp_rewrite.deploy.doctor import doctor
 
     device = None if target is None else Target.parse(target)
     return doctor(model, to=low_type(to) if to else None, target=device)

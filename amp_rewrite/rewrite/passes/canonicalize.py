@@ -48,7 +48,7 @@ from amp_rewrite.rewrite.passes.spell_out import (
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replace import Objection, run_round
 from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
-from amp_rewrite.runtime.operators import refusal
+from amp_rewrite.runtime.providers import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request

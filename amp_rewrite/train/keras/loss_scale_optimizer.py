@@ -19,7 +19,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings import loss_scale as scales

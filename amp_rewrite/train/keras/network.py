@@ -11,7 +11,7 @@ from typing import NamedTuple, Self, Unpack, overload
 
 import numpy as np
 
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint

@@ -12,7 +12,7 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Pin
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array

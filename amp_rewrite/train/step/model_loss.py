@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
-from amp_rewrite.deploy.doctor.advice import ALIGNED, better_size, misaligned
+from amp_rewrite.deploy.checkup import ALIGNED, better_size, misaligned
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.model import Model

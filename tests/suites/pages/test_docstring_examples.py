@@ -20,7 +20,7 @@ import pytest
 import amp_rewrite
 import amp_rewrite.train
 from amp_rewrite import errors
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 from support.paths import ROOT
 
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")

@@ -140,14 +140,14 @@ def benched() -> tuple[int, str]:
 
 @pytest.mark.usefixtures("folder")
 def test_an_onnxruntime_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_check_providers", missing)
+    monkeypatch.setattr(runner, "check_providers", missing)
     said = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` says what to install"
     assert benched() == (2, f"error: {said}\n")
 
 
 @pytest.mark.usefixtures("folder")
 def test_another_import_that_fails_is_a_bug_and_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_check_providers", ours)
+    monkeypatch.setattr(runner, "check_providers", ours)
     code, said = benched()
     assert code == 2
     assert said.startswith("Traceback") and said.endswith("failed inside; please report the lines above\n")

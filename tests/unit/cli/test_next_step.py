@@ -15,7 +15,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import View, calibrate, convert, repair
-from amp_rewrite.deploy.doctor.advice import on_cpu
+from amp_rewrite.deploy.checkup import on_cpu
 from amp_rewrite.errors import options_spelled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import criterion

@@ -17,9 +17,19 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import AmpRewriteError, Model, ModelError, PolicyError
-from amp_rewrite.deploy.bench import child
-from amp_rewrite.deploy.bench.bench import candidates, distinct_names
-from amp_rewrite.deploy.bench.child import (
+from amp_rewrite.deploy import measurement as child
+from amp_rewrite.deploy.benchmark import (
+    BenchEntry,
+    Benchmark,
+    OpChanges,
+    SpeedUp,
+    Timing,
+    interleaved,
+    runs_per_round,
+    speed_up,
+    warm_up,
+)
+from amp_rewrite.deploy.measurement import (
     BenchJob,
     GpuMemory,
     JobResult,
@@ -30,8 +40,7 @@ from amp_rewrite.deploy.bench.child import (
     outcome_of,
     read_profile,
 )
-from amp_rewrite.deploy.bench.result import BenchEntry, Benchmark, OpChanges
-from amp_rewrite.deploy.bench.timing import SpeedUp, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.deploy.timing import candidates, distinct_names
 from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens

@@ -18,8 +18,9 @@ from click.testing import CliRunner
 
 from amp_rewrite import Model, convert, doctor
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.doctor import checkup, model_checks
-from amp_rewrite.deploy.doctor.advice import Check, Checkup
+from amp_rewrite.deploy import doctor as checkup
+from amp_rewrite.deploy import model_checks
+from amp_rewrite.deploy.checkup import Check, Checkup
 from amp_rewrite.runtime import probes as apart
 from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, libraries
 from amp_rewrite.runtime.installation import Package, faults

@@ -6,8 +6,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from amp_rewrite import doctor
-from amp_rewrite.deploy.doctor import checkup
-from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, Check, Checkup
+from amp_rewrite.deploy import doctor as checkup
+from amp_rewrite.deploy.checkup import ADVICE, FINDING, OK, Check, Checkup
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from support.paths import TESTS
 

@@ -19,9 +19,9 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
-from amp_rewrite.deploy.session import process
-from amp_rewrite.deploy.session import session as home
-from amp_rewrite.deploy.session.session import IGNORE_PERFORMANCE, chosen_cache, stated_by
+from amp_rewrite.deploy import process
+from amp_rewrite.deploy import session as home
+from amp_rewrite.deploy.session import IGNORE_PERFORMANCE, chosen_cache, stated_by
 from amp_rewrite.errors import ConfigError, ConversionError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware

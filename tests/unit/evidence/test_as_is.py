@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from amp_rewrite.deploy.bench.bench import bench
-from amp_rewrite.deploy.session.session import Session
+from amp_rewrite.deploy.session import Session
+from amp_rewrite.deploy.timing import bench
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.locate import locate
 from amp_rewrite.evidence.verify import verify

@@ -13,7 +13,7 @@ from onnx import ModelProto, numpy_helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.targets import check_target, data_files_in, foreign_data, outdated
-from amp_rewrite.fleet.tree import find
+from amp_rewrite.fleet.batch import find
 
 
 class Counting(io.BytesIO):

@@ -15,16 +15,15 @@ from onnx import GraphProto, ModelProto, numpy_helper
 from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 import amp_rewrite
-from amp_rewrite.deploy.doctor import checkup
-from amp_rewrite.deploy.doctor.advice import FINDING
-from amp_rewrite.deploy.doctor.checkup import doctor
+from amp_rewrite.deploy.checkup import FINDING
+from amp_rewrite.deploy.doctor import checkup, doctor
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite import equivalence
 from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.runtime.installation import Package
-from amp_rewrite.runtime.operators import misfit
+from amp_rewrite.runtime.providers import misfit
 from amp_rewrite.runtime.runner import CPU, CUDA
 from support.contrib_models import (
     ATTENDED,

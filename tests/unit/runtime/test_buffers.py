@@ -113,19 +113,19 @@ class Tensor:
 def test_a_tensor_is_bound_where_it_lies_or_copied(
     kind: int, at: int, device: str, index: int, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ortvalue, "copied", lambda ort, value, device, index: ("copied", value, device, index))
-    ort: Any = SimpleNamespace(OrtValue=SimpleNamespace(from_dlpack=lambda tensor: "value"))
+    monkeypatch.setattr(ortvalue, "copied", lambda value, device, index: ("copied", value, device, index))
+    monkeypatch.setattr(onnxruntime, "OrtValue", SimpleNamespace(from_dlpack=lambda tensor: "value"))
     expected = "value" if same else ("copied", "value", device, index)
-    assert ortvalue.from_tensor(ort, Tensor(kind, at), device, index) == expected
+    assert ortvalue.from_tensor(Tensor(kind, at), device, index) == expected
 
 
-def test_a_tensor_that_cannot_be_exported_is_refused_in_one_line() -> None:
+def test_a_tensor_that_cannot_be_exported_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(tensor: object) -> None:
         raise RuntimeError("requires\n grad" + "x" * 300)
 
-    ort: Any = SimpleNamespace(OrtValue=SimpleNamespace(from_dlpack=refuse))
+    monkeypatch.setattr(onnxruntime, "OrtValue", SimpleNamespace(from_dlpack=refuse))
     with pytest.raises(ModelError, match=r"^a tensor cannot be bound: requires gradx{187}; pass tensor\.detach\(\)"):
-        ortvalue.from_tensor(ort, Tensor(1, 0), "cpu", 0)
+        ortvalue.from_tensor(Tensor(1, 0), "cpu", 0)
 
 
 class Elsewhere:
@@ -145,13 +145,13 @@ def test_bits_of_types_that_numpy_lacks_are_copied_only_between_devices(monkeypa
     array = np.arange(6, dtype=DType.BFLOAT16.numpy).reshape(2, 3)
     places: list[str] = []
 
-    def copied(_: Any, value: Any, device: str, index: int = 0) -> Any:
+    def copied(value: Any, device: str, index: int = 0) -> Any:
         places.append(f"{device}:{index}")
         return getattr(value, "value", value)
 
     monkeypatch.setattr(ortvalue, "copied", copied)
-    here = from_array(onnxruntime, array)
-    assert to_array(onnxruntime, here).tolist() == array.tolist() and places == []
-    from_array(onnxruntime, array, "cuda", 1)
-    assert to_array(onnxruntime, Elsewhere(here)).tolist() == array.tolist()
+    here = from_array(array)
+    assert to_array(here).tolist() == array.tolist() and places == []
+    from_array(array, "cuda", 1)
+    assert to_array(Elsewhere(here)).tolist() == array.tolist()
     assert places == ["cuda:1", "cpu:0"]

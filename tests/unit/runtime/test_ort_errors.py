@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amp_rewrite.runtime.ort_errors import error_text
+from amp_rewrite.runtime.installation import error_text
 
 LOOK = "`amp-rewrite report MODEL` shows what it is made of"
 NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"

@@ -15,12 +15,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from amp_rewrite.deploy.doctor.checkup import _plugins
+from amp_rewrite.deploy.doctor import _plugins
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime import plugins as plugins_module
 from amp_rewrite.runtime import plugins as webgpu
-from amp_rewrite.runtime import runner as runner_module
 from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.plugins import (
     Plugin,
@@ -58,12 +57,6 @@ class Runtime:
         return own + [SimpleNamespace(ep_name=PROVIDER, device=hardware)] * (self.offered if self.libraries else 0)
 
 
-class Old:
-    """A release without plugins."""
-
-    __version__ = "1.20.0"
-
-
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """An installed package with a provider, and no other."""
@@ -88,7 +81,6 @@ def test_installed_packages_with_a_provider_are_found(package: ModuleType) -> No
     [
         (Runtime("wrong\nversion"), "wrong version"),
         (Runtime(offered=0), "it offers no device on this machine"),
-        (Old(), "onnxruntime 1.20.0 takes no provider libraries"),
     ],
 )
 def test_a_plugin_that_cannot_be_used_says_why(package: ModuleType, runtime: Any, failure: str) -> None:
@@ -130,11 +122,11 @@ def test_a_plugin_is_named_alone_or_before_the_cpu(
 ) -> None:
     runtime = Runtime()
     runtime.libraries[NAME] = "there"
-    monkeypatch.setattr(runner_module, "installed_onnxruntime", lambda: runtime)
+    monkeypatch.setattr(plugins_module, "onnxruntime", lambda: runtime)
     named = [name if name == PROVIDER else f"{name}ExecutionProvider" for name in providers.split()]
     with nullcontext() if alone else pytest.raises(PolicyError, match="runs alone before CPUExecutionProvider"):
-        runner_module._check_providers(named)
-    assert runner_module.offered_device(CPU) == "" and runner_module.offered_device(PROVIDER) == "ACME GPU One"
+        plugins_module.check_providers(named)
+    assert plugins_module.offered_device(CPU) == "" and plugins_module.offered_device(PROVIDER) == "ACME GPU One"
 
 
 def test_doctor_lists_plugins_with_their_devices() -> None:

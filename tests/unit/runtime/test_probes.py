@@ -97,5 +97,3 @@ def test_libraries_that_the_loader_does_not_find_are_loaded_first(
     monkeypatch.setattr(runner, "loads", lambda name: name not in lost)
     runner.preload_once.__wrapped__()
     assert calls == ([] if preloaded is None else [preloaded])
-    monkeypatch.delattr(ort, "preload_dlls")
-    runner.preload_once.__wrapped__()

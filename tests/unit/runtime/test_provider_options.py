@@ -16,12 +16,11 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import Model, ModelError
-from amp_rewrite.deploy.bench.bench import Candidate
-from amp_rewrite.deploy.session.session import MOST_GRAPHS, CudaGraphs
+from amp_rewrite.deploy.timing import Candidate
 from amp_rewrite.evidence.conditions import session_on
 from amp_rewrite.runtime import runner as runner_module
-from amp_rewrite.runtime.provider_options import CHANNELS_LAST, CudaOptions, cuda_options
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions
+from amp_rewrite.runtime.providers import CHANNELS_LAST, CudaOptions, cuda_options
+from amp_rewrite.runtime.runner import CPU, CUDA, MOST_GRAPHS, CudaGraphs, Runner, SessionOptions
 from support import stub
 
 PRODUCT = "p = Cast <to = 1> (v) q = MatMul (p, p) y = Cast <to = 10> (q)"
@@ -115,7 +114,7 @@ class Opened:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The options of CUDA of each session that is opened."""
     monkeypatch.setattr("onnxruntime.InferenceSession", Opened)
-    monkeypatch.setattr(runner_module, "_check_providers", lambda _providers: None)
+    monkeypatch.setattr(runner_module, "check_providers", lambda _providers: None)
     monkeypatch.setattr(runner_module, "preload_once", lambda: None)
     monkeypatch.setattr(Opened, "seen", [])
     return Opened.seen

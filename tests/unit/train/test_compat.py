@@ -9,8 +9,8 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.deploy.session import process
-from amp_rewrite.deploy.session.process import set_policy
+from amp_rewrite.deploy import process
+from amp_rewrite.deploy.process import set_policy
 from amp_rewrite.errors import FeedError, PolicyError, TrainingError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices

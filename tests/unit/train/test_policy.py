@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import program
-from amp_rewrite.deploy.session import process
-from amp_rewrite.deploy.session.process import global_policy, policy_scope, set_policy
+from amp_rewrite.deploy import process
+from amp_rewrite.deploy.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.gpu import Gpu, Hardware, device_advice

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import View
-from amp_rewrite.deploy.session import process
+from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model

@@ -15,10 +15,10 @@ import onnx.helper
 import onnx.parser
 import pytest
 
-from amp_rewrite.deploy.doctor.advice import better_size
-from amp_rewrite.deploy.session import process
-from amp_rewrite.deploy.session.process import policy_scope, set_policy
-from amp_rewrite.deploy.session.session import Session
+from amp_rewrite.deploy import process
+from amp_rewrite.deploy.checkup import better_size
+from amp_rewrite.deploy.process import policy_scope, set_policy
+from amp_rewrite.deploy.session import Session
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.runtime.gpu import Gpu, Hardware

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from amp_rewrite.deploy.doctor.advice import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
-from amp_rewrite.deploy.doctor.model_checks import installed_kernels, model_checks
+from amp_rewrite.deploy.checkup import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
+from amp_rewrite.deploy.model_checks import installed_kernels, model_checks
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model, ModelSource

@@ -25,8 +25,9 @@ from amp_rewrite.evidence.conditions import session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
+from amp_rewrite.runtime.plugins import has_provider, offered_device
 from amp_rewrite.runtime.probes import command
-from amp_rewrite.runtime.runner import CUDA, Runner, has_provider, offered_device
+from amp_rewrite.runtime.runner import CUDA, Runner
 
 _STATUS = Path("/proc/self/status")
 _CPUS = Path("/proc/cpuinfo")
@@ -206,7 +207,7 @@ def apart(model: Path, batch: Batch, provider: str, **more: Any) -> JobResult:
         np.savez(folder / "batch.npz", **arrays)
         job = BenchJob(os.fspath(model.resolve()), str(folder / "batch.npz"), provider, **more)
         (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
-        words = command("from amp_rewrite.deploy.bench.child import main; main(sys.argv[1])", str(folder / "job.json"))
+        words = command("from amp_rewrite.deploy.measurement import main; main(sys.argv[1])", str(folder / "job.json"))
         environment = os.environ | (_BLOCKING if job.profile else {})
         ended = subprocess.run(words, env=environment, capture_output=True, text=True, errors="replace", check=False)
         result = folder / "outcome.json"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
-
-from amp_rewrite.deploy.session import process
-from amp_rewrite.deploy.session.cache import Cache
+from amp_rewrite.deploy import process
+from amp_rewrite.deploy.cache import Cache
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyError
 from amp_rewrite.evidence.ranges import Ranges
@@ -24,22 +21,23 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.report import Report
-from amp_rewrite.runtime.buffers import Array, Binding
+from amp_rewrite.runtime.binding import Binding
 from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.provider_options import cuda_options
+from amp_rewrite.runtime.plugins import has_provider
+from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import (
     CPU,
     CUDA,
     MOST_THREADS,
     TENSORRT,
+    CudaGraphs,
     Given,
     Runner,
     SessionOptions,
     cuda_opens,
     cuda_release,
-    has_provider,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
 from amp_rewrite.settings.keywords import checked
@@ -219,53 +217,6 @@ class Session:
     def inner(self) -> Any:
         """onnxruntime's own session."""
         return self._runner.inner
-
-
-@dataclass(frozen=True, slots=True)
-class CudaGraphs:
-    """Recorded runs of a model on CUDA: one for each set of shapes, up to a limit; other shapes run as usual.
-
-    The first run with new shapes is a usual one, which shows the shapes of the results, and is then recorded. Results
-    are copied from the device before the next replay writes over them; threads take turns.
-    """
-
-    runner: Runner
-    device: int
-    bindings: dict[tuple[object, ...], Binding | None] = field(default_factory=dict)
-    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
-        """Run as `Runner.run` does."""
-        with self._turn:
-            return self._run(feeds, outputs)
-
-    def _run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None) -> dict[str, Given]:
-        given = {name: value for name, value in feeds.items() if isinstance(value, (np.ndarray, np.generic))}
-        shapes = ((name, array.shape, array.dtype.str) for name, array in sorted(given.items()))
-        key = (*shapes, None if outputs is None else tuple(outputs))
-        binding = self.bindings.get(key)
-        if binding is not None:
-            binding.feed(given)
-            return dict(binding.arrays())
-        results = self.runner.run(feeds, outputs)
-        arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
-        fits = len(arrays) == len(results) and len(given) == len(feeds)
-        if fits and key not in self.bindings and len(self.bindings) < MOST_GRAPHS:
-            self.bindings[key] = self._bound(given, arrays)
-        return results
-
-    def _bound(self, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> Binding | None:
-        try:
-            room = {name: self.runner.on_device(array, self.device) for name, array in results.items()}
-            binding = self.runner.bind(feeds, room, device=self.device, fixed=True)
-            binding.run()
-        except ModelError:
-            return None
-        return binding
-
-
-MOST_GRAPHS = 8
-"""Sets of shapes of one session that are recorded; each keeps memory for its inputs and results."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.deploy.bench.child import JobResult, OpTime, apart, changes, device_name
-from amp_rewrite.deploy.bench.result import BenchEntry, Benchmark, OpChanges
-from amp_rewrite.deploy.bench.timing import MOST_RUNS, Timing, interleaved, runs_per_round, speed_up, warm_up
+from amp_rewrite.deploy.benchmark import (
+    MOST_RUNS,
+    BenchEntry,
+    Benchmark,
+    OpChanges,
+    Timing,
+    interleaved,
+    runs_per_round,
+    speed_up,
+    warm_up,
+)
+from amp_rewrite.deploy.measurement import JobResult, OpTime, apart, changes, device_name
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, low_types, name_of, open_on, session_on
@@ -22,7 +31,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.runtime.installation import packages, require
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.provider_options import cuda_options
+from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
 from amp_rewrite.settings.keywords import checked
 from amp_rewrite.settings.request import Data

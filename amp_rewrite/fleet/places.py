@@ -1,4 +1,4 @@
-"""Files of this machine and of stores: their names, and stores through fsspec.
+"""Files of a batch, of this machine and of stores: names, folders and globs; stores through fsspec.
 
 A URL is held as a Path, from whose text `url_of` makes it again. An object store cannot rename, but an object appears
 whole: of a result, data files are put first, then the model that reads them.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import filecmp
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
-from amp_rewrite.files.disk import make_folder, name_of, open_regular, replacing, undoing, url_of
+from amp_rewrite.files.disk import is_several, make_folder, name_of, open_regular, replacing, undoing, url_of
+from amp_rewrite.files.targets import data_files_in
 
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
@@ -82,10 +85,8 @@ def listed(place: Path) -> Iterator[tuple[Path, Path]]:
             yield place / relative, Path(relative)
 
 
-def data_files(place: Path) -> list[Path]:
+def stored_data_files(place: Path) -> list[Path]:
     """Return the data files that a model in a store names; only its graph is read where the store reads in parts."""
-    from amp_rewrite.files.targets import data_files_in  # late: help and names of files need no onnx
-
     store, path = _store_of(place)
     with _named_error(place, "read"), store.open(path, "rb") as file:
         return data_files_in(file, int(store.size(path)), place)
@@ -179,3 +180,101 @@ def _equal(source: Path, target: Path) -> bool:
     if url_of(source) or url_of(target):
         return size_of(source) == size_of(target)
     return target.is_file() and filecmp.cmp(source, target, shallow=False)
+
+
+# -- what sources stand for ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file: its path, and its place below the folder or the glob that was named."""
+
+    path: Path
+    relative: Path
+
+
+def items_of(words: Sequence[str], out: Path, remarks: list[str]) -> dict[Path, Item]:
+    """Return the files that words stand for, in order, but none in the folder `out`.
+
+    The files of a folder keep their places below it; of several folders, also the names of these. Folders whose name
+    begins with a dot, and links to folders, are left out, with a remark. ModelError for a word that does not exist or
+    matches nothing.
+    """
+    own = real(out)
+    items: dict[Path, Item] = {}
+    several = sum(Path(word).is_dir() for word in words) > 1
+    for word in words:
+        if url_of(word):
+            more = list(_in_store(Path(word), own))
+        elif Path(word).is_dir():
+            begin = Path(Path(word).resolve().name) if several else Path()
+            more = [Item(item.path, begin / item.relative) for item in _walk(Path(word), own, remarks)]
+        elif is_several(word):
+            more = list(_globbed(word, own))
+            if not more:
+                raise ModelError(f"no file matches {word!r}; see that it is spelled as the files are")
+        elif os.path.lexists(word):
+            more = [Item(Path(word), Path(Path(word).name))]
+        else:
+            raise ModelError(f"cannot read {word}: No such file or directory")
+        for item in more:
+            items.setdefault(item.path, item)
+    return items
+
+
+def _in_store(place: Path, out: str) -> Iterator[Item]:
+    for path, relative in listed(place):
+        if not Path(real(path)).is_relative_to(out) or real(place) == out:
+            yield Item(path, relative)
+
+
+def _walk(folder: Path, out: str, remarks: list[str]) -> Iterator[Item]:
+    """Yield the files of a folder and those below it, sorted. ModelError for a folder that cannot be read."""
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
+        entered = []
+        for name in sorted(folders):
+            path = Path(place, name)
+            if path.is_symlink():
+                remarks.append(f"{path} is left out: a link to a folder; name that folder too, if it has models")
+            elif name.startswith("."):
+                remarks.append(f"{path} is left out: a hidden folder")
+            elif os.path.realpath(path) != out:
+                entered.append(name)
+        folders[:] = entered
+        for name in sorted(names):
+            path = Path(place, name)
+            if _special(path):
+                remarks.append(f"{path} is left out: neither a file nor a folder")
+            elif not _scratch(name):
+                yield Item(path, path.relative_to(folder))
+
+
+def _unreadable(cause: OSError) -> NoReturn:
+    reason = cause.strerror or cause
+    raise ModelError(f"cannot read the folder {cause.filename}: {reason}; allow it, or name other folders") from cause
+
+
+def _globbed(pattern: str, out: str) -> Iterator[Item]:
+    """Yield the files that a glob matches, sorted, each by its path below the part of the glob without wildcards."""
+    parts = Path(pattern).parts
+    plain = next(i for i, part in enumerate(parts) if has_magic(part))
+    base = Path(*parts[:plain]) if plain else Path()
+    for path in sorted(base.glob(str(Path(*parts[plain:])))):
+        relative = path.relative_to(base) if plain else path
+        hidden = any(part.startswith(".") for part in relative.parts[:-1])
+        inside = Path(os.path.realpath(path)).is_relative_to(out)
+        if not (hidden or inside or path.is_dir() or _special(path) or _scratch(path.name)):
+            yield Item(path, relative)
+
+
+def _scratch(name: str) -> bool:
+    """True for what an interrupted run of this package left behind."""
+    return name.startswith(".amp-rewrite.")
+
+
+def _special(path: Path) -> bool:
+    """True for pipes, devices and sockets, which must not be opened; a broken link is not special."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False

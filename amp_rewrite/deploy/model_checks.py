@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import LONG_SUM, Strength
-from amp_rewrite.deploy.doctor.advice import (
+from amp_rewrite.deploy.checkup import (
     ADVICE,
     ALIGNED,
     FINDING,
@@ -35,7 +35,7 @@ from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.rows import FLOATING, Totals
 from amp_rewrite.runtime.installation import packages
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels, load_webgpu_kernels
-from amp_rewrite.runtime.provider_options import cuda_options
+from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.request import Request
 

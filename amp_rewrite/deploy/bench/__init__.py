@@ -1,1 +1,0 @@
-"""Benchmarks: latency, throughput, memory, and slower ops."""

@@ -1,1 +1,0 @@
-"""The doctor: obstacles to fast half precision in a machine or a model, and the remedy for each."""

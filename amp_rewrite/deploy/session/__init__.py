@@ -1,1 +1,0 @@
-"""Sessions with conversion on loading, their cache, and process-wide settings."""
