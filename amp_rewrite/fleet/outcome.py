@@ -11,7 +11,6 @@ from pathlib import Path
 
 from amp_rewrite.errors import Finding, ReportError, spelled
 from amp_rewrite.files.disk import check_place, open_regular, url_of, write_whole
-from amp_rewrite.reports.reading import Malformed, decode, record
 from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Malformed, Result, decode, record
 
