@@ -153,7 +153,7 @@ def test_a_conversion_without_a_check_imports_nothing_of_checks_and_batches(star
     own = {name.removeprefix("amp_rewrite.") for name in done.stderr.split() if name.startswith("amp_rewrite.")}
     assert {"decide.plan", "runtime.kernels"} <= own
     assert not [name for name in own if name.split(".")[0] in ("evidence", "fleet", "deploy", "train")]
-    told = {"kernels", "faults", "operators", "provider_options"}
+    told = {"kernels", "faults", "providers"}
     assert {name.split(".")[1] for name in own if name.startswith("runtime.")} <= told
 
 
