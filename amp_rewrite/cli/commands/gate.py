@@ -7,8 +7,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
 from amp_rewrite.files.targets import data_files
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
-from amp_rewrite.reports.result import load, reader_of
+from amp_rewrite.reports.result import load, record
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta
@@ -53,7 +53,7 @@ class _GatedFile:
         """Accept the failures in the file beside it, and return the new state."""
         words = self.delta.summary() if self.delta is not None and self.differs else ""
         expect = tuple(outcome.expected for outcome in self.failed)
-        Acceptance(base, words, expect, self.report).write(self.file)
+        Acceptance(_Accepted(base, words, expect), self.report).write(self.file)
         return replace(self, differs=False, failed=(), accepted=(*filter(None, (words,)), *map(str, self.failed)))
 
     def text(self, form: str, fail_on: Collection[str], *, verbose: bool = False) -> str:
@@ -166,8 +166,8 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
         differs = False
         words.append(delta.summary() if delta is not None else "")
     if failed and accepted and accepted.covers(report):
-        words.extend(str(outcome) for outcome in failed if outcome.expected in accepted.expect)
-        failed = tuple(outcome for outcome in failed if outcome.expected not in accepted.expect)
+        words.extend(str(outcome) for outcome in failed if outcome.expected in accepted.accepted.expect)
+        failed = tuple(outcome for outcome in failed if outcome.expected not in accepted.accepted.expect)
     return _GatedFile(file, report, delta, differs, failed, tuple(words))
 
 
@@ -183,27 +183,18 @@ def place_of(file: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Accepted:
+    """The accepted differences in words, the waived expectations, and the commit that both were seen against."""
+
     base: str
     differences: str
     expect: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _AcceptedFile:
-    accepted: _Accepted
-    report: Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The accepted report of a file, and its waived expectations.
+    """What is accepted of a file, and its report."""
 
-    `differences`: the accepted differences in words. `base`: the commit that they were seen against.
-    """
-
-    base: str
-    differences: str
-    expect: tuple[str, ...]
+    accepted: _Accepted
     report: Report
 
     @classmethod
@@ -218,18 +209,14 @@ class Acceptance:
                 content = stream.read(MAX_CHARACTERS + 1)
         except OSError as error:
             raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
-        kind = "an acceptance of this tool"
-        held = load(content, str(place), kind, remedy, ReportError, reader_of(_AcceptedFile))
-        report = Report.from_json(json.dumps(held.report), str(place))
-        return cls(held.accepted.base, held.accepted.differences, held.accepted.expect, report)
+        read = record(cls, {"report": lambda value: Report.from_json(json.dumps(value), str(place))})
+        held: Acceptance = load(content, str(place), "an acceptance of this tool", remedy, ReportError, read)
+        return held
 
-    def write(self, file: Path) -> Path:
-        """Write the acceptance beside a file, whole or not at all, and return the place."""
-        place = place_of(file)
-        stated = {"base": self.base, "differences": self.differences, "expect": list(self.expect)}
-        text = f'{{\n"accepted": {json.dumps(stated)},\n"report": {self.report.to_json().rstrip()}\n}}\n'
-        write_file(place, text, "nothing was accepted")
-        return place
+    def write(self, file: Path) -> None:
+        """Write the acceptance beside a file, whole or not at all."""
+        text = f'{{\n"accepted": {json.dumps(asdict(self.accepted))},\n"report": {self.report.to_json().rstrip()}\n}}\n'
+        write_file(place_of(file), text, "nothing was accepted")
 
     def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:
         from amp_rewrite.reports.diff import diff  # late: few files have one
