@@ -41,7 +41,11 @@ class _Models(click.Path):
 def file_named(word: str, ctx: click.Context | None = None, *, written: bool = False) -> Path:
     """Return the path of a word. UsageError if it names no file, or, where that is written, a folder."""
     if word in ("", "-"):
-        fact = "the name of the file is empty" if not word else "- names no file, and models do not go by pipes"
+        fact = (
+            "the name of the file is empty"
+            if not word
+            else "- is not a file: models cannot be read from or written to a pipe"
+        )
         raise click.UsageError(f"{fact}; name a file", ctx)
     if written and word.endswith(("/", os.sep)):
         raise click.UsageError(f"{word} is a folder; name a file in it", ctx)
@@ -92,7 +96,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
     if file is None:
         return
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
-        advice = "reports are known by their suffix; name a .json or .html file"
+        advice = "the suffix tells the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
     from amp_rewrite.files.disk import check_place  # late: few runs write one
 

@@ -35,11 +35,11 @@ GROUPS = {
         "convert": "Convert MODEL, a file or folder.",
         "calibrate": "Run MODEL on data and write the ranges of its values.",
         "emulate": "Write MODEL as float32 ops that round as half precision does.",
-        "train-step": "Write one ONNX model that makes a training step of MODEL.",
+        "train-step": "Write a training step of MODEL as one ONNX model.",
     },
     "Check and compare": {
         "verify": "Compare the outputs of B with those of A on the same data.",
-        "locate": "Print where B departs from A, and the ops that add most.",
+        "locate": "Show where B departs from A, and which ops add most error.",
         "diff": "Print how B differs from A; exit with 1 if it does.",
         "gate": "Compare each FILE with a commit; exit with 1 if one differs.",
         "bench": "Time models side by side: latency, memory, ops.",
@@ -50,7 +50,7 @@ GROUPS = {
         "doctor": "Find obstacles to fast half precision, here or in MODEL.",
     },
     "Shell": {
-        "completion": "Print the script that completes words in a shell.",
+        "completion": "Print the completion script of a shell.",
     },
 }
 """Headings of the help, and below each the commands with the first sentence of their help."""

@@ -255,7 +255,7 @@ CONVERSION, CONVERSION_KEYS = _own(KEYWORDS), _keyed(KEYWORDS)
 
 FEEDING = (
     ROWS["data"],
-    flag("--random", "Feed random numbers instead of data.", DATA),
+    flag("--random", "Use random inputs instead of data.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
 )
 FEEDING_KEYS = ("int_range", "allow_nonfinite")

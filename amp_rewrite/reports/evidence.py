@@ -46,14 +46,15 @@ class Evidence:
             return f"not checked on data{why}: what overflows on your inputs cannot be seen in a graph"
         kept = count(self.pinned, "op" if self.keep else "region")
         facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
-        scale = "" if self.random else " of an output's largest value"
+        stated = self.random or "largest value" in self.criterion
+        scale = "" if stated else " of an output's largest value"
         largest = f"largest error {self.error}{scale}" if self.error else ""
         facts += filter(None, [f"worst {self.score}" if self.score else largest])
         facts += [f"passes if {self.criterion}"] if self.criterion else []
         facts += ["half precision emulated"] if self.emulated and not self.random else []
         batches = count(self.batches, *(f"{'random ' if self.random else ''}{noun}" for noun in ("batch", "batches")))
         words = f"checked on {batches} ({self.data.removeprefix('random, ')}): {', '.join(facts)}"
-        return f"{words}; says nothing about your data" if self.random else words
+        return f"{words}; this says nothing about your data" if self.random else words
 
     @property
     def enough(self) -> bool:
@@ -74,10 +75,10 @@ class Guarded:
 
 
 _FACTS = {
-    GUARDED: "ranges only; add a tolerance to compare outputs",
-    SMOKE: "no gross fault",
+    GUARDED: "only ranges; add a tolerance to compare outputs",
+    SMOKE: "no gross error",
     VERIFIED: "verified",
-    REPAIRED: "repaired with {pinned} in float32",
+    REPAIRED: "repaired by keeping {pinned} in float32",
     FAILED: "failed: {why}",
 }
 

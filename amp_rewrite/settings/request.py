@@ -125,14 +125,14 @@ class Request:
         'the type to lower to: "float16" (or "fp16", "half"), "bfloat16" ("bf16") or a policy such as'
         ' "mixed_float16"; in Python also a type of numpy, ml_dtypes, torch or onnx, such as `np.float16`',
         metavar="float16|bfloat16|POLICY",
-        help="float16 or bfloat16.  [default: float16]",
+        help="The low type: float16 or bfloat16.  [default: float16]",
         parse=low_type,
     )
     lists: tuple[ListSource, ...] = option(
         (),
         "op lists on top of the default ones: YAML files, mappings (in Python) or shipped names",
         metavar="FILE|NAME",
-        help="Op lists on top of the default ones.",
+        help="Op lists to apply over the default ones.",
         parse=_overlays,
         environment="AMP_REWRITE_LISTS",
     )
@@ -257,7 +257,7 @@ class Request:
         " removed, casts; by default all. `float32` stands for ops that are raised, or added in float32",
         group=OUTPUT,
         metavar="KIND,…",
-        help="Differences that fail.  [default: all]",
+        help="Kinds of difference that fail.  [default: all]",
         parse=_kinds,
     )
     ranges: str | None = option(
@@ -267,7 +267,7 @@ class Request:
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE",
-        help="Ranges that calibrate measured.",
+        help="Ranges of values, from `amp-rewrite calibrate`.",
     )
     headroom: float | None = option(
         None,
@@ -321,7 +321,7 @@ class Request:
         f"largest error, relative to the largest value of the output; to start with, {STARTS}",
         group=DATA,
         metavar="X",
-        help="Largest error, of each output's largest value.",
+        help="Allowed error, relative to each output's largest value.",
     )
     rtol: float | None = option(
         None,
@@ -337,7 +337,7 @@ class Request:
         " callable of reference and candidate, with `at_least` or `at_most`",
         group=DATA,
         metavar="NAME=X",
-        help="Instead: cosine=0.999, psnr=40, snr=40, top1=0.99.",
+        help="Or a metric: cosine=0.999, psnr=40, snr=40, top1=0.99.",
     )
     at_least: float | None = option(None, "lower bound of a callable `metric`", group=PYTHON)
     at_most: float | None = option(None, "upper bound of a callable `metric`", group=PYTHON)

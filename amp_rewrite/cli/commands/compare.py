@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @parameters.command(
     *parameters.PAIR,
     parameters.ROWS["fail_on"],
-    parameters.form("text", "json", "markdown", "github", says="Output; github: annotations of a workflow."),
+    parameters.form("text", "json", "markdown", "github", says="Output format; github: workflow annotations."),
     parameters.verbose,
     parameters.config,
     *parameters.REPORT,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, **given: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports.
 
-    On a terminal this is a summary by type; -v names each op.
+    On a terminal, print a summary by type; -v names each op.
     """
     from amp_rewrite.reports.diff import diff
 
@@ -88,7 +88,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     batches, bound = Batches.of(settings, given), criterion(settings)
     if not bound:
         ways = "--tolerance X, or --metric NAME=X"
-        raise click.UsageError(f"no criterion for the outputs; add {ways}; to start with, a tolerance of {STARTS}")
+        raise click.UsageError(f"no criterion for the outputs; add {ways}; start with a tolerance of {STARTS}")
     check_report(report_file, overwrite=settings.overwrite, read=(a, b))
     from amp_rewrite.evidence.verify import verify
 
@@ -148,7 +148,7 @@ def locate(
     report_file: Path | None,
     **given: Any,
 ) -> None:
-    """Print where B departs from A, and the ops that add most.
+    """Show where B departs from A, and which ops add most error.
 
     First comes the op where the error jumps, then the ops with the largest local errors.
     """

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _OUTCOME = (
     option("-o --output", "OUT", "A file, or a folder.  [default: MODEL.float16.onnx]"),
     parameters.ROWS["overwrite"],
-    parameters.flag("--dry-run", "Print the outcome; write no model."),
+    parameters.flag("--dry-run", "Print the report without writing a model."),
     option(
         "--report report_file",
         "FILE",
@@ -59,7 +59,7 @@ _OUTCOME = (
     parameters.quiet("errors, and what --json asks for"),
     parameters.verbose,
     option("-j --jobs", "N|HOST:PORT", "Models at a time, or a Dask scheduler.  [default: 1]"),
-    parameters.flag("--resume", "Keep finished results of an earlier run."),
+    parameters.flag("--resume", "Skip models that an earlier run has finished."),
 )
 _KEYS = (*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS, "external_data", "shard_size")
 
@@ -276,7 +276,7 @@ def convert_batch(
                     draw(min(done + failed, batch.models), batch.models)
                 _show(outcome, asked)
     except KeyboardInterrupt:
-        how = "the same command with --resume goes on" if not asked.dry_run else "nothing was written"
+        how = "run the same command with --resume to go on" if not asked.dry_run else "nothing was written"
         terminal.talk(f"interrupted: {done} of {count(batch.models, 'model')} done; {how}", quiet=asked.quiet)
         raise
     _conclude(batch, done, failed, quiet=asked.quiet or asked.as_json)

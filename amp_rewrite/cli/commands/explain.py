@@ -47,9 +47,9 @@ _COLORS = ("allow", "gray", "clear")
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, or what WORD means.
 
-    The reasons go back to the op that decides. MODEL may also be a report. NODE is an op, a type of ops (Softmax) or a
-    pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that computes
-    it. Options of `convert`, including those for data, explain what `convert` would do with them.
+    The reasons lead back to the op that decided. MODEL can also be a report. NODE is an op, a type of ops (Softmax) or
+    a pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that
+    computes it. Options of `convert`, including those for data, explain what `convert` would do with them.
 
     WORD is a type of ops, whose lists are printed; a reason, rule, fusion or kind of finding; `lists` or `rules`, for
     all of them. Without words, print a summary of the lists.

@@ -80,8 +80,8 @@ class _GatedFile:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     parameters.ROWS["fail_on"],
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
-    parameters.flag("--accept", "Write what fails to FILE.accepted.json, so that it is accepted."),
-    parameters.form("text", "github", says="Output; github: annotations of a workflow."),
+    parameters.flag("--accept", "Accept what fails, in FILE.accepted.json."),
+    parameters.form("text", "github", says="Output format; github: workflow annotations."),
     parameters.option("--summary", "FILE", "Append the output as Markdown to a file.", type=parameters.FILE_OUT),
     parameters.option(
         "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", type=parameters.FILE_OUT
@@ -103,7 +103,7 @@ def gate(
     """Compare each FILE with a commit; exit with 1 if one differs.
 
     A FILE is a model or a JSON report in git. If the commit lacks it, only --expect checks it. If it cannot be read,
-    the others are still compared, and the exit code is 2. For a change that is meant, --accept writes
+    the others are still compared, and the exit code is 2. For an intended change, --accept writes
     FILE.accepted.json: commit it with the FILE. The differences are accepted until the base holds that file, too.
     """
     from amp_rewrite.reports.expect import Expectation

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     ),
     parameters.as_json,
     parameters.verbose,
-    option("-o --output", "FILE", "Also write it, as a .json file or an .html page.", type=parameters.FILE_OUT),
+    option("-o --output", "FILE", "Also write the report: .json or .html.", type=parameters.FILE_OUT),
     parameters.flag("--overwrite", "Replace an existing output."),
 )
 def report(
@@ -44,8 +44,8 @@ def report(
 ) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
-    MODEL may also be a report. With --expect, print the numbers beside each expectation; exit with 1 if one fails. A
-    page, as with -o page.html, draws the graph.
+    MODEL can also be a JSON report. With --expect, print the numbers beside each expectation; exit with 1 if one fails.
+    A page, as with -o page.html, draws the graph.
     """
     check_report(output, overwrite=overwrite, read=(model,))
     from amp_rewrite.reports.expect import Expectation
@@ -96,7 +96,7 @@ def doctor(
 
     Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
     ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options of a session; if it is
-    half already, also the ops that a conversion keeps in float32. Its values are not seen: `verify` compares them. On a
+    half already, also the ops that a conversion keeps in float32. Values are not checked: `verify` compares them. On a
     machine without a GPU, MODEL alone decides the exit code.
     """
     if opens and model is None:

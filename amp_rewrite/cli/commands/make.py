@@ -76,7 +76,7 @@ _KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or
 _TWIN = (
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
-    parameters.flag("--no-rounding", "Round nothing: write the float32 reference of a half model."),
+    parameters.flag("--no-rounding", "Do not round: write the float32 reference of a half model."),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     parameters.config,
@@ -117,7 +117,7 @@ _STEP = (
     option(
         "--loss",
         "VALUE|LOSS(A,B)",
-        "A value of the model, or as in cross_entropy(logits,label).",
+        "A value of the model, or a loss such as cross_entropy(logits,label).",
         _TRAINING,
         required=True,
     ),
@@ -132,21 +132,21 @@ _STEP = (
     option(
         "--loss-scale",
         "dynamic|none|NUMBER",
-        "Factor on the loss.  [default: by the policy]",
+        "Loss scale.  [default: by the policy]",
         _TRAINING,
     ),
     option(
         "--policy",
         "mixed_float16|mixed_bfloat16|float32",
-        "Types, as mixed_bfloat16.  [default: mixed_float16]",
+        "Precision policy.  [default: mixed_float16]",
         _TRAINING,
     ),
     option("--parameters", "GLOB", "Initializers to train; repeatable.", _TRAINING, multiple=True),
     option("--freeze", "GLOB", "Initializers not to train; repeatable.", _TRAINING, multiple=True),
     option(
-        "--micro-batches", "N", "Runs whose gradients make one step.", _TRAINING, type=int, default=1, show_default=True
+        "--micro-batches", "N", "Runs to accumulate for one step.", _TRAINING, type=int, default=1, show_default=True
     ),
-    parameters.flag("--training-mode", "Statistics of the batch, and dropout.", _TRAINING),
+    parameters.flag("--training-mode", "Use batch statistics and dropout.", _TRAINING),
     *parameters.borrowed(*parameters.STEP, parameters.config, parameters.keys(*parameters.STEP_KEYS, "external_data")),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
@@ -156,9 +156,9 @@ _STEP = (
 
 @parameters.command(parameters.model, *_STEP)
 def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
-    """Write one ONNX model that makes a training step of MODEL.
+    """Write a training step of MODEL as one ONNX model.
 
-    It takes a batch, the state and a learning rate, and gives loss, metrics and the new state: forward and backward
+    It takes a batch, the state and a learning rate, and returns loss, metrics and the new state: forward and backward
     pass, unscaling, finite test, update and loss scale in one graph. The state's initial values are in the file.
 
     --keep, --lower, --lists, --target, --set and amp.toml are those of `convert`; `to` selects the policy. Settings for
@@ -251,7 +251,7 @@ def _scale_in_words(scale: LossScale | None) -> str:
 
 @parameters.command(click.argument("shell", metavar="|".join(SHELLS), type=parameters.WordChoice(SHELLS)))
 def completion(shell: str) -> None:
-    """Print the script that completes words in a shell.
+    """Print the completion script of a shell.
 
     Bash and zsh: eval "$(amp-rewrite completion bash)" in ~/.bashrc or ~/.zshrc. Fish: write it to
     ~/.config/fish/completions/amp-rewrite.fish. It completes commands, options, values and models.

@@ -242,7 +242,7 @@ def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) ->
 @pytest.mark.parametrize(
     ("file", "fact"),
     [
-        ("net.onnx", "reports are known by their suffix; name a .json or .html file"),
+        ("net.onnx", "the suffix tells the format; name a .json or .html file"),
         ("net.json", "it would replace what is read; name another file"),
         ("out.json", "it would replace what is read; name another file"),
     ],

@@ -40,7 +40,7 @@ def test_a_repair_writes_the_model_and_says_what_was_pinned_and_how_near_it_is(m
     assert told[0] == "repair: 1 of 6 regions pinned to float32, each is needed; 5 trials"
     assert " alone adds a relative error of " in told[1]
     assert len(told) == 4 and told[2] == ""
-    assert told[-1].startswith("checked on 1 batch (d.npz): repaired with 1 region in float32, largest error 0.")
+    assert told[-1].startswith("checked on 1 batch (d.npz): repaired by keeping 1 region in float32, largest error 0.")
     assert done.stderr == "wrote out.onnx\n"
 
 

@@ -72,13 +72,13 @@ def test_a_replaced_model_has_no_next_command(model: str) -> None:
 
 def test_a_conversion_guarded_by_ranges_says_that_no_outputs_were_compared(model: str) -> None:
     words, command = closing(model, "--dry-run", "--data", "d.npz")
-    assert words == "checked on 1 batch (d.npz): ranges only; add a tolerance to compare outputs"
+    assert words == "checked on 1 batch (d.npz): only ranges; add a tolerance to compare outputs"
     assert command == "next: amp-rewrite net.onnx --dry-run --data d.npz --target onnx --tolerance 1e-2"
 
 
 def test_a_repair_by_real_data_needs_no_next_command(model: str) -> None:
     words, *more = closing(model, "--dry-run", "--data", "d.npz", "--tolerance", "0.01")
-    assert words.startswith("checked on 1 batch (d.npz): repaired with 1 region in float32, largest error 0.")
+    assert words.startswith("checked on 1 batch (d.npz): repaired by keeping 1 region in float32, largest error 0.")
     assert "passes if error ≤ 0.01 of the output's largest value" in words
     assert more == []
     assert " verified, largest error " in closing(model, "--dry-run", "--data", "d.npz", "--tolerance", "10")[0]
@@ -92,8 +92,8 @@ def test_a_failed_repair_says_why(model: str) -> None:
 
 def test_random_inputs_are_weak_evidence(model: str) -> None:
     words, _, command = closing(model, "--dry-run", "--shape=x=8,8")
-    assert words.startswith("checked on 1 random batch (seed 0, deviation 2): no gross fault, largest error 0.")
-    assert words.endswith("; says nothing about your data")
+    assert words.startswith("checked on 1 random batch (seed 0, deviation 2): no gross error, largest error 0.")
+    assert words.endswith("; this says nothing about your data")
     assert command == "next: amp-rewrite net.onnx --dry-run --target onnx --data batches.npz --tolerance 1e-2"
 
 

@@ -45,7 +45,7 @@ def test_an_inventory_and_a_report_in_a_file_are_drawn(model: str) -> None:
         ("old.html", "old.html exists; name another report, or replace it with --overwrite"),
         (
             "net.onnx",
-            "cannot write a report to net.onnx: reports are known by their suffix; name a .json or .html file",
+            "cannot write a report to net.onnx: the suffix tells the format; name a .json or .html file",
         ),
         ("away/net.html", None),
     ],

@@ -107,11 +107,11 @@ def test_a_page_that_exists_is_kept_unless_it_may_be_overwritten(name: str) -> N
     [
         (
             "half.onnx",
-            "cannot write a report to half.onnx: reports are known by their suffix; name a .json or .html file",
+            "cannot write a report to half.onnx: the suffix tells the format; name a .json or .html file",
         ),
         (
             "folder.html",
-            "cannot write a report to folder.html: reports are known by their suffix; name a .json or .html file",
+            "cannot write a report to folder.html: the suffix tells the format; name a .json or .html file",
         ),
         ("model.html", "cannot write a report to model.html: it would replace what is read; name another file"),
     ],

@@ -172,7 +172,9 @@ def test_ranges_are_not_written_under_the_name_of_a_model() -> None:
 def test_a_dash_is_refused(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: - names no file, and models do not go by pipes; name a file; see 'amp-")
+    assert done.stderr.startswith(
+        "error: - is not a file: models cannot be read from or written to a pipe; name a file"
+    )
     assert files() == [NET, "temporary"]
 
 

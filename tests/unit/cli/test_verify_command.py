@@ -130,7 +130,7 @@ NOTHING_FED = "no input data; add --data FILE, or --random"
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz"),
             "no criterion for the outputs; add --tolerance X, or --metric NAME=X;"
-            " to start with, a tolerance of 1e-2 for float16, 8e-2 for bfloat16;"
+            " start with a tolerance of 1e-2 for float16, 8e-2 for bfloat16;"
             " see 'amp-rewrite verify --help'",
         ),
         (

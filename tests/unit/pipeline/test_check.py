@@ -72,7 +72,7 @@ def test_without_a_check_these_are_wrong(name: str) -> None:
 def test_what_no_random_batch_shows_stays_and_the_report_says_so() -> None:
     hard = HARD["offset_norm"]()
     checked = convert(hard.model, check=True)
-    assert "no gross fault" in str(checked.report.evidence) and "says nothing" in str(checked.report.evidence)
+    assert "no gross error" in str(checked.report.evidence) and "says nothing" in str(checked.report.evidence)
     assert not verify(hard.model, checked, hard.batch, tolerance=1e-2)
 
 
