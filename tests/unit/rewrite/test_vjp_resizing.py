@@ -10,6 +10,7 @@ from amp_rewrite import GradientError, gradients
 from support.train.vjp_case import Case, judged, run_float32
 
 X = {"x": (1, 2, 4, 4)}
+BEYOND = "extrapolation_value=3.0"
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
@@ -45,12 +46,15 @@ CASES = (
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear")),
     by_sizes("mode=linear,coordinate_transformation_mode=align_corners", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear", align_corners=True)),
-    by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6, single=True,
+    by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6, single=True, close=2**-18,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bicubic")),
     by_sizes("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6))),
     by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic without an outside",
               single=True),
+    *(by_scales(f"mode={mode},antialias=1", 0.5, 0.75, single=True) for mode in ("linear", "cubic")),
+    Case("a crop", f"y=Resize[mode=linear,coordinate_transformation_mode=tf_crop_and_resize,{BEYOND}](x,r,s)", X,
+         constants={"r": [0.0, 0, 0.25, 0.1, 1, 1, 0.75, 1.2], "s": [1.0, 1, 2, 1.5]}, single=True),
     Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}),
     Case("one axis of three", "y=Resize[mode=linear](x,,s)", {"x": (2, 2, 3)}, constants={"s": [1.0, 1.0, 2.0]}),
     Case("to the size of another value",
@@ -61,22 +65,13 @@ CASES = (
 TestRules = judged(CASES)
 
 
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        ("mode=linear,antialias=1", "no gradient with antialias 1; set it to 0"),
-        (
-            "mode=linear,coordinate_transformation_mode=tf_crop_and_resize",
-            "no gradient of a crop; use Slice before Resize",
-        ),
-    ],
-)
-def test_what_has_no_rule_is_refused(words: str, fact: str) -> None:
-    graph = f"y=Resize[{words}](x,r,s)"
-    model = Case("", graph, X, constants={"r": [0.0] * 4 + [1.0] * 4, "s": [1.0, 1.0, 2.0, 2.0]}).model(20)
+def test_what_has_no_rule_is_refused() -> None:
+    model = by_sizes("mode=linear,keep_aspect_ratio_policy=not_larger", 5, 6).model(20)
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["x"])
-    assert str(caught.value) == f"node 'y' (Resize): {fact}"
+    assert str(caught.value) == (
+        "node 'y' (Resize): no gradient with keep_aspect_ratio_policy; compute the sizes, and set it to 'stretch'"
+    )
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
