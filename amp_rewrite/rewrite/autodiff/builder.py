@@ -33,9 +33,13 @@ class Builder(builder.NodeBuilder):
         super().__init__(taken, opset=facts.view.opset, region=region)
         self.facts = facts
         self.scope = scope
-        self.graph = clone(facts.view.scopes[scope].graph)
         self._instead: dict[int, list[NodeProto]] = {}
         self._narrow: dict[str, str] = {}
+
+    @cached_property
+    def graph(self) -> GraphProto:
+        """A copy of the graph."""
+        return clone(self.facts.view.scopes[self.scope].graph)
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from amp_rewrite.errors import GradientError
@@ -12,8 +12,7 @@ from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.lowering.forms import spelled_out, with_bodies
-from amp_rewrite.rewrite.autodiff.lowering.recurrent import recurrent, stepwise
+from amp_rewrite.rewrite.autodiff.lowering.forms import has_body, in_training, with_bodies
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Refuse, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
@@ -68,12 +67,11 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
     """Return an equivalent model that `backward` can differentiate; value names stay.
 
-    Local functions are inlined. BatchNormalization with batch statistics is decomposed, since no CUDA kernel of
-    onnxruntime runs it. On paths to the loss, LSTM, GRU and RNN become a Scan, and an op without a gradient rule
-    becomes the function body given by the standard. `loss` and `wrt` name floating values of the main graph. Errors
-    are those of `gradients`.
+    Local functions are inlined. On paths to the loss, an op without a gradient rule becomes a function body: one of
+    `lowering`, or that of the standard; a BatchNormalization with batch statistics does so everywhere. `loss` and
+    `wrt` name floating values of the main graph. Errors are those of `gradients`.
     """
-    ready = spelled_out(inlined(model))
+    ready = inlined(model)
     while True:
         view = View.of(ready)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
@@ -90,21 +88,26 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
                 f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
                 " initializers that it is computed from"
             )
-        stepped = {op.id for op in route.ops if recurrent(op)}
-        if stepped:
-            ready = stepwise(ready, stepped)
-            continue
-        bodies = nested(view, [body for op in route.ops for body in op.bodies])
-        expandable = _expandable(view, [*route.ops, *(view.ops[i] for body in bodies for i in view.scopes[body].ops)])
+        replaced = {op.id for op in view.ops if in_training(op)}
         for op in route.ops:
-            if (op.domain, op.op_type) not in VJPS and (op.domain or op.op_type not in expandable):
+            if _replaceable(view, op):
+                replaced.add(op.id)
+            elif (op.domain, op.op_type) not in VJPS:
                 raise GradientError(
                     f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
                     " replace the op, or do not train the parameters before it"
                 )
-        if not expandable:
+        for body in nested(view, [body for op in route.ops for body in op.bodies]):
+            replaced.update(i for i in view.scopes[body].ops if _replaceable(view, view.ops[i]))
+        if not replaced:
             return ready
-        ready = with_bodies(ready, expandable)
+        ready = with_bodies(ready, replaced)
+
+
+def _replaceable(view: View, op: Op) -> bool:
+    """True for an op without a gradient rule but with a body."""
+    known = (op.domain, op.op_type) in VJPS
+    return not known and has_body(op) and any(v is not None and floating(view, v) for v in op.outputs)
 
 
 def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
@@ -172,19 +175,6 @@ def _together(v: Call, row: GradientRule, route: Paths) -> list[tuple[ValueId, s
     names = [v.b.facts.view.value_name(c) for c in captured]
     values = [*[v.op.inputs[s] for s in slots], *captured]
     return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]
-
-
-def _expandable(view: View, ops: Iterable[Op]) -> set[str]:
-    """Types of ops that lack a gradient rule but have a function body in the standard."""
-    return {
-        op.op_type
-        for op in ops
-        if not op.domain
-        and ("", op.op_type) not in VJPS
-        and op.signature is not None
-        and op.signature.expandable
-        and any(v is not None and floating(view, v) for v in op.outputs)
-    }
 
 
 def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:

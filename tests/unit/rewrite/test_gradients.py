@@ -299,22 +299,6 @@ def test_an_op_without_a_gradient_in_a_branch() -> None:
     )
 
 
-def test_a_batch_norm_in_training_inside_a_branch() -> None:
-    model = onnx.parser.parse_model("""
-    <ir_version: 9, opset_import: ["": 20]>
-    g (float[2,3] a, float[3] s, float[3] m, bool c) => (float loss) {
-      y = If (c) <
-        then_branch = t () => (float[2,3] d) { d, n, w = BatchNormalization <training_mode = 1> (a, s, s, m, m) },
-        else_branch = e () => (float[2,3] k) { k = Neg (a) }
-      >
-      loss = ReduceSum <keepdims = 0> (y)
-    }""")
-    assert refusal(model) == (
-        "node 'If_0/then_branch/BatchNormalization_0' (BatchNormalization) is in training mode"
-        " inside a body, where it has no gradient; move it out, or set training_mode to 0"
-    )
-
-
 def test_a_sequence_on_the_way() -> None:
     model = onnx.parser.parse_model("""
     <ir_version: 9, opset_import: ["": 20]>

@@ -1,30 +1,32 @@
-"""Forms that gradients need: the opset whose ScatterND adds, BatchNormalization spelled out, bodies of functions."""
+"""Forms that gradients need: ops replaced by function bodies, and the opset whose ScatterND adds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import FunctionProto, TypeProto
+from onnx import FunctionProto, NodeProto, TypeProto
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_graphs, clone, refill
-from amp_rewrite.ir.attributes import attribute, int_attribute
-from amp_rewrite.ir.nodes import MAIN, Op
+from amp_rewrite.ir.attributes import attribute
+from amp_rewrite.ir.nodes import Op, OpId
 from amp_rewrite.ir.schema import TENSOR, default_attributes
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD, FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts
+from amp_rewrite.rewrite.autodiff.lowering.recurrent import CELLS, layer
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
-_REPEATING = {"Gather", "GatherElements", "GatherND", "Pad", "MaxPool"}
+_REPEATING = {"Gather", "GatherElements", "GatherND", "GridSample", "Pad", "MaxPool"}
 """Ops that may read an element several times, so that its gradients are added."""
 
 
@@ -49,66 +51,95 @@ def for_gradients(model: Model) -> tuple[Model, tuple[str, ...]]:
     return moved.model, (note,)
 
 
-def spelled_out(model: Model) -> Model:
-    """Return the model with each BatchNormalization in training mode decomposed, or the model itself without one.
+# -- bodies of our own -----------------------------------------------------------------------------
 
-    Mean and biased variance are over all axes but the second, in the type of the running statistics. The running
-    statistics are updated with weight 1 − momentum, as in the standard. GradientError inside a body, for an unknown
-    rank, and before opset 14.
+
+def _batch_norm(v: Forward) -> list[str]:
+    """Normalize by the statistics given, or by those of the batch: mean and biased variance, in their own type.
+
+    The running statistics are updated with weight 1 − momentum, as in the standard.
     """
-    view = View.of(model)
-    if not any(_training(op) for op in view.ops):
-        return model
-    b = Builder.of(model, region="batch_norm")
-    for position, op_id in enumerate(view.scopes[MAIN].ops):
-        if _training(view.ops[op_id]):
-            _spell_out(b, view.ops[op_id], position)
-    inside = next((op for op in view.ops if op.scope != MAIN and _training(op)), None)
-    if inside is not None:
-        raise GradientError(
-            f"node {inside.name!r} (BatchNormalization) is in training mode inside a body, where it has no gradient;"
-            " move it out, or set training_mode to 0"
-        )
-    return b.model()
+    b, kept, shape = v.b, v.dtype(3), _beside(v)
+    given = [b.reshape(v.x(slot), shape) for slot in (3, 4)]
+    if not in_training(v.op):
+        return [_normalized(v, kept, b.op("Sub", b.cast(v.x(0), kept), given[0]), given[1])]
+    b.requires(FIRST_TRAINING_MODE["BatchNormalization"], f"node {v.op.name!r} (BatchNormalization) in training mode")
+    centred, *moments = _moments(v, kept, [0, *range(2, v.rank())])
+    momentum = v.attr("momentum", 0.9)
+    results = [_normalized(v, kept, centred, moments[1])]
+    for slot, new in zip((3, 4), moments, strict=True):
+        moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, kept))
+        results.append(b.op("Add", b.op("Mul", v.x(slot), b.scalar(momentum, kept)), moved))
+    return results
 
 
-def _training(op: Op) -> bool:
-    if op.op_type != "BatchNormalization" or op.domain:
+def in_training(op: Op) -> bool:
+    """True for a BatchNormalization with the statistics of the batch: no CUDA kernel of onnxruntime runs it."""
+    if op.kind != "BatchNormalization":
         return False
-    return int_attribute(op.node, "training_mode", 0) != 0 or len(op.outputs) > 1
+    mode = attribute(op.node, "training_mode")
+    return (mode is not None and mode.i != 0) or len(op.outputs) > 1
 
 
-def _spell_out(b: Builder, op: Op, position: int) -> None:
-    v = Forward(b, op)
-    b.requires(FIRST_TRAINING_MODE["BatchNormalization"], f"node {op.name!r} (BatchNormalization) in training mode")
-    x, scale, bias, mean, variance = op.node.input
-    rank, dtype, kept = v.rank(0), v.dtype(0), v.dtype(3)
-    axes = [0, *range(2, rank)]
-    epsilon, momentum = v.attr("epsilon", 1e-5), v.attr("momentum", 0.9)
-    beside = [-1, *[1] * (rank - 2)]
-    with b.instead_of(position) as node:
-        wide = b.cast(x, kept)
-        centre = b.reduce("ReduceMean", wide, axes, keepdims=True)
-        centred = b.op("Sub", wide, centre)
-        spread = b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
-        root = b.op("Sqrt", b.op("Add", spread, b.scalar(epsilon, kept)))
-        scales, biases = (b.reshape(b.cast(p, kept), beside) for p in (scale, bias))
-        # one factor per channel first: every op on the whole tensor costs a pass forward and one backward
-        y = b.op("Add", b.op("Mul", centred, b.op("Div", scales, root)), biases)
-        b.name(b.cast(y, dtype, of=kept), node.output[0])
-        for name, old, new in zip(node.output[1:], (mean, variance), (centre, spread), strict=False):
-            if name:
-                moved = b.op("Mul", b.reshape(new, [-1]), b.scalar(1 - momentum, kept))
-                b.name(b.op("Add", b.op("Mul", old, b.scalar(momentum, kept)), moved), name)
+def _instance_norm(v: Forward) -> list[str]:
+    kept = DType.FLOAT if v.dtype().low else v.dtype()
+    centred, _, spread = _moments(v, kept, range(2, v.rank()))
+    return [_normalized(v, kept, centred, spread)]
+
+
+def _beside(v: Forward) -> list[int]:
+    """Shape by which a value per channel broadcasts with [N, C, d…]."""
+    return [-1, *[1] * (v.rank() - 2)]
+
+
+def _moments(v: Forward, kept: DType, axes: Sequence[int]) -> tuple[str, str, str]:
+    """Return x less its mean, the mean, and the biased variance."""
+    b, wide = v.b, v.b.cast(v.x(0), kept)
+    centre = b.reduce("ReduceMean", wide, axes, keepdims=True)
+    centred = b.op("Sub", wide, centre)
+    return centred, centre, b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
+
+
+def _normalized(v: Forward, kept: DType, centred: str, spread: str) -> str:
+    """One factor per channel first: every op on the whole tensor costs a pass forward and one backward."""
+    b = v.b
+    root = b.op("Sqrt", b.op("Add", spread, b.scalar(v.attr("epsilon", 1e-5), kept)))
+    scale, bias = (b.reshape(b.cast(v.x(slot), kept), _beside(v)) for slot in (1, 2))
+    return b.cast(b.op("Add", b.op("Mul", centred, b.op("Div", scale, root)), bias), v.dtype(), of=kept)
+
+
+def _lp_norm(v: Forward) -> list[str]:
+    norm = v.b.reduce(f"ReduceL{v.attr('p', 2)}", v.x(0), [v.axis(-1)], keepdims=True)
+    zero, one = (v.b.scalar(number, v.dtype()) for number in (0.0, 1.0))
+    return [v.b.op("Div", v.x(0), v.b.op("Where", v.b.op("Equal", norm, zero), one, norm))]
+
+
+Recipe = Callable[[Forward], Sequence[str]]
+"""Append the body of an op; return its results, in the order of its outputs."""
+
+_OWN: Mapping[str, Recipe] = {
+    "BatchNormalization": _batch_norm,
+    "InstanceNormalization": _instance_norm,
+    "LpNormalization": _lp_norm,
+    **dict.fromkeys(CELLS, layer),
+}
+
+
+# -- bodies in place of ops ------------------------------------------------------------------------
+
+
+def has_body(op: Op) -> bool:
+    """True if `with_bodies` can replace the op: by a body of our own, or one of the standard."""
+    return op.kind in _OWN or (not op.domain and op.signature is not None and op.signature.expandable)
 
 
 _DOMAIN = "amp_rewrite.bodies"
 
 
-def with_bodies(model: Model, op_types: Collection[str]) -> Model:
-    """Return the model with all ai.onnx ops of these types replaced, in bodies too; value names stay.
+def with_bodies(model: Model, ops: Collection[OpId]) -> Model:
+    """Return the model with these ops replaced by function bodies, in bodies too; value names stay.
 
-    GradientError if onnx cannot build a function body.
+    GradientError if there is no body of an op with its attributes.
     """
     facts = ModelFacts.of(model)
     proto = clone(model.proto)
@@ -116,9 +147,10 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     scopes = zip(facts.view.scopes, all_graphs(proto.graph), strict=True)
     for op_id, node in (pair for scope, graph in scopes for pair in zip(scope.ops, graph.node, strict=True)):
         op = facts.view.ops[op_id]
-        if not op.domain and op.op_type in op_types:
-            function = _body(facts, op)
+        if op_id in ops:
+            function = _own_body(facts, op, node) if op.kind in _OWN else _standard_body(facts, op)
             function.name, function.domain = f"{op.op_type}_{len(functions)}", _DOMAIN
+            function.opset_import.add(domain="", version=facts.view.opset)
             node.op_type, node.domain = function.name, _DOMAIN
             defaults = default_attributes(op.signature) if op.signature is not None else {}
             node.attribute.extend(held for name, held in defaults.items() if attribute(node, name) is None)
@@ -130,8 +162,18 @@ def with_bodies(model: Model, op_types: Collection[str]) -> Model:
     return replace(model, proto=out)
 
 
-def _body(facts: ModelFacts, op: Op) -> FunctionProto:
-    """Build the function body of an op at the model's opset."""
+def _own_body(facts: ModelFacts, op: Op, node: NodeProto) -> FunctionProto:
+    """Build a body with the names of the op's inputs as its own, and let the node call it."""
+    names = [name for name in dict.fromkeys(op.node.input) if name]
+    b = Builder(facts, op.scope, taken=set(facts.view.names), region=op.op_type)
+    results = zip(op.node.output, _OWN[op.op_type](Forward(b, op)), strict=False)
+    made = {name: result for name, result in results if name}
+    refill(node, "input", names)
+    refill(node, "output", made)
+    return FunctionProto(input=names, output=made.values(), node=b.nodes)
+
+
+def _standard_body(facts: ModelFacts, op: Op) -> FunctionProto:
     opset = facts.view.opsets[""]
     function = function_body(op, opset, [_type(facts, op, slot) for slot in range(len(op.inputs))])
     if function is None:
@@ -140,7 +182,6 @@ def _body(facts: ModelFacts, op: Op) -> FunctionProto:
             " body; replace the op"
         )
     del function.opset_import[:]
-    function.opset_import.add(domain="", version=opset)
     return function
 
 

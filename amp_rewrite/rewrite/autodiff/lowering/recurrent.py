@@ -6,7 +6,7 @@ Scan; the product of the state with the recurrence weights is computed in each s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,33 +15,10 @@ import onnx.helper
 from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.model import Model
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.nodes import MAIN, Op, OpId
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
-from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
-
-
-def stepwise(model: Model, ops: Collection[OpId]) -> Model:
-    """Return the model with these LSTM, GRU and RNN of its main graph replaced; value names stay.
-
-    Covers directions, `layout`, sequence lengths, and activations without parameters. GradientError for peepholes,
-    `input_forget`, `clip`, other activations, an unknown hidden size and an unknown element type.
-    """
-    b = Builder.of(model, region="steps")
-    view = b.facts.view
-    for position, op_id in enumerate(view.scopes[MAIN].ops):
-        if op_id in ops:
-            with b.instead_of(position) as node:
-                _Layer(b, view.ops[op_id]).replace(node)
-    return b.model()
-
-
-def recurrent(op: Op) -> bool:
-    """True if `stepwise` can replace the op."""
-    return not op.domain and op.op_type in _CELLS
 
 
 @dataclass(frozen=True)
@@ -129,7 +106,7 @@ class _Cell(NamedTuple):
     formula: Formula
 
 
-_CELLS: Mapping[str, _Cell] = {
+CELLS: Mapping[str, _Cell] = {
     "LSTM": _Cell(4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm),
     "GRU": _Cell(3, 1, ("Sigmoid", "Tanh"), _gru),
     "RNN": _Cell(1, 1, ("Tanh",), _rnn),
@@ -139,26 +116,29 @@ _KNOWN = {name.lower(): name for name in ("Sigmoid", "Tanh", "Relu", "Softsign",
 _W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
 
 
+def layer(v: Forward) -> list[str]:
+    """Append the Scans that are equivalent to an LSTM, GRU or RNN; return its results.
+
+    Covers directions, `layout`, sequence lengths, and activations without parameters. GradientError for peepholes,
+    `input_forget`, `clip`, other activations, an unknown hidden size and an unknown element type.
+    """
+    return _Layer(v.b, v.op).results()
+
+
 @dataclass(frozen=True)
 class _Layer(Forward):
-    """One LSTM, GRU or RNN of the main graph."""
-
-    def replace(self, node: NodeProto) -> None:
-        """Append the equivalent Scans and give their results the node's output names."""
+    def results(self) -> list[str]:
         sequences, ends = [], []
         for i, step in enumerate(self._steps()):
             sequence, *last = self._scan(step, i)
             sequences.append(self.b.unsqueeze(sequence, [1]))
             ends.append([self.b.unsqueeze(state, [0]) for state in last])
-        results = [self._joined(sequences, 1, [2, 0, 1, 3])]
-        results += [self._joined(states, 0, [1, 0, 2]) for states in zip(*ends, strict=True)]
-        for name, result in zip(node.output, results, strict=False):
-            if name:
-                self.b.name(result, name)
+        states = [self._joined(parts, 0, [1, 0, 2]) for parts in zip(*ends, strict=True)]
+        return [self._joined(sequences, 1, [2, 0, 1, 3]), *states]
 
     @property
     def cell(self) -> _Cell:
-        return _CELLS[self.op.op_type]
+        return CELLS[self.op.op_type]
 
     @cached_property
     def direction(self) -> str:

@@ -296,11 +296,6 @@ def _counted(v: Call, pool: Window) -> str | float:
     return v.b.constant(counts[None, None])
 
 
-def _global_average(v: Call, slot: int) -> str:
-    shape = v.b.shape_of(v.x(0))
-    return v.b.spread(v.shared(v.g, v.part(shape, 2, v.rank(0))), shape)
-
-
 ROWS: Family = {
     "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
     "ConvTranspose": row(
@@ -308,5 +303,4 @@ ROWS: Family = {
     ),
     "MaxPool": row(_max_pool),
     "AveragePool": row(_average_pool),
-    "GlobalAveragePool": row(_global_average),
 }

@@ -178,28 +178,6 @@ def _hard_sigmoid(v: Call, slot: int) -> str:
     return v.do("Where", inside, v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
 
 
-def _hard_swish(v: Call) -> str:
-    """y = x·clip(x/6 + 1/2, 0, 1): the slope is (2x + 3)/6 between −3 and 3, then 1."""
-    middle = v.do("Add", v.do("Div", v.x(0), 3.0), 0.5)
-    above = v.do("Where", v.do("GreaterOrEqual", v.x(0), 3.0), 1.0, middle)
-    return v.do("Where", v.do("LessOrEqual", v.x(0), -3.0), 0.0, above)
-
-
-def _swish(v: Call) -> str:
-    """y = x·s(αx): s + αx·s·(1 − s)."""
-    alpha = v.attr("alpha", 1.0)
-    scaled = v.x(0) if alpha == 1.0 else v.do("Mul", v.x(0), alpha)
-    s = v.do("Sigmoid", scaled)
-    return v.do("Mul", s, v.do("Add", v.do("Mul", scaled, v.do("Sub", 1.0, s)), 1.0))
-
-
-def _mish(v: Call) -> str:
-    """y = x·t, t = tanh(softplus(x)): t + x·(1 − t²)·sigmoid(x)."""
-    t = v.do("Tanh", v.do("Softplus", v.x(0)))
-    bend = v.do("Mul", _one_less_square(v, t), v.do("Sigmoid", v.x(0)))
-    return v.do("Add", t, v.do("Mul", v.x(0), bend))
-
-
 def _square_and(v: Call, shift: float) -> str:
     """x² + shift."""
     return v.do("Add", _square(v, v.x(0)), shift)
@@ -222,7 +200,6 @@ ROWS: Family = {
     "Neg": row(lambda v, slot: v.do("Neg", v.g)),
     "Identity": row(lambda v, slot: v.g),
     "Cast": row(lambda v, slot: v.typed(v.g)),
-    "CastLike": row(lambda v, slot: v.typed(v.g), Stop("only its type is read")),
     "Max": row(_extreme),
     "Min": row(_extreme),
     "Where": row(Stop("a choice"), _chosen, _chosen),
@@ -259,13 +236,7 @@ ROWS: Family = {
     # α·exp(x) = y + α below zero
     "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
     "Selu": _slope(_selu),
-    "Celu": row(
-        lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.do("Div", v.y(), v.attr("alpha", 1.0)), 1.0)))
-    ),
     "ThresholdedRelu": row(lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)),
     "Gelu": _slope(_gelu),
     "HardSigmoid": row(_hard_sigmoid),
-    "HardSwish": _slope(_hard_swish),
-    "Swish": _slope(_swish),
-    "Mish": _slope(_mish),
 }

@@ -1,8 +1,6 @@
-"""VJPs of normalizations, softmax, label losses, and Dropout.
+"""VJPs of softmax, label losses, norms over the last axes, and Dropout; `lowering` has bodies of the other norms.
 
-`lowering` decomposes BatchNormalization with batch statistics.
-
-All share one form. Let x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂. Then
+Let x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂. Then
 dx = r·(s − mean(s) − x̂·mean(s·x̂)), with means over the same axes (Ba et al., Layer Normalization, 2016; derived for
 a batch by Ioffe & Szegedy, Batch Normalization, 2015). Without centring, the term mean(s) is absent.
 """
@@ -110,7 +108,7 @@ _SOFTMAX: Family = {
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """x̂ and r of an op, their type, and the axes of the statistics."""
+    """x̂ and r of a norm over the last axes, and their type."""
 
     v: Call
     axes: Sequence[int]
@@ -118,6 +116,12 @@ class _Norm:
     r: str
     dtype: DType
     centred: bool
+
+    def wide(self, x: str) -> str:
+        return self.v.b.cast(x, self.dtype, of=self.v.dtype())
+
+    def narrow(self, x: str) -> str:
+        return self.v.b.cast(x, self.v.dtype(), of=self.dtype)
 
     def dx(self, s: str) -> str:
         """Gradient of x from that of x̂."""
@@ -129,106 +133,31 @@ class _Norm:
         return v.do("Mul", self.r, rest)
 
 
-def _inverse_root(v: Call, variance: str, dtype: DType) -> str:
-    """1/√(variance + ε)."""
-    epsilon = v.b.scalar(v.attr("epsilon", 1e-5), dtype)
-    return v.do("Reciprocal", v.do("Sqrt", v.do("Add", variance, epsilon)))
-
-
-def _computed(v: Call, axes: Sequence[int], dtype: DType, *, centred: bool) -> _Norm:
-    """Recompute x̂ and r from x."""
-    x = v.b.cast(v.x(0), dtype)
-    if centred:
-        x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
-    variance = v.b.reduce("ReduceMean", v.do("Mul", x, x), axes, keepdims=True)
-    r = _inverse_root(v, variance, dtype)
-    return _Norm(v, axes, v.do("Mul", x, r), r, dtype, centred)
-
-
-def _trailing(v: Call) -> _Norm:
+def _norm(v: Call) -> _Norm:
     """Use outputs 1 and 2 of a LayerNormalization; for float64 recompute, since they are float32 at most."""
     axes, centred = range(v.axis(-1), v.rank(0)), v.op.op_type == "LayerNormalization"
     double = v.dtype(0) is DType.DOUBLE
     dtype = DType.DOUBLE if double else DType(v.attr("stash_type", DType.FLOAT.code))
-    if double or not centred:
-        return _computed(v, axes, dtype, centred=centred)
-    mean, r = v.y(1), v.y(2)
-    xh = v.do("Mul", v.do("Sub", v.b.cast(v.x(0), dtype), mean), r)
-    return _Norm(v, axes, xh, r, dtype, centred)
+    x = v.b.cast(v.x(0), dtype)
+    if centred and not double:
+        r = v.y(2)
+        return _Norm(v, axes, v.do("Mul", v.do("Sub", x, v.y(1)), r), r, dtype, centred)
+    if centred:
+        x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
+    variance = v.b.reduce("ReduceMean", v.do("Mul", x, x), axes, keepdims=True)
+    epsilon = v.b.scalar(v.attr("epsilon", 1e-5), dtype)
+    r = v.do("Reciprocal", v.do("Sqrt", v.do("Add", variance, epsilon)))
+    return _Norm(v, axes, v.do("Mul", x, r), r, dtype, centred)
 
 
-def _trailing_x(v: Call, slot: int) -> str:
-    """dx for a scale of the shape of the last axes."""
-    norm, own = _trailing(v), v.dtype(0)
-    s = v.do("Mul", *(v.b.cast(x, norm.dtype, of=own) for x in (v.g, v.x(1))))
-    return v.b.cast(norm.dx(s), own, of=norm.dtype)
+def _norm_x(v: Call, slot: int) -> str:
+    norm = _norm(v)
+    return norm.narrow(norm.dx(v.do("Mul", norm.wide(v.g), norm.wide(v.x(1)))))
 
 
-def _trailing_scale(v: Call, slot: int) -> str:
-    norm, own = _trailing(v), v.dtype(0)
-    gradient = v.sum_to(v.do("Mul", v.b.cast(v.g, norm.dtype, of=own), norm.xh), slot)
-    return v.b.cast(gradient, own, of=norm.dtype)
-
-
-def _lp(v: Call, slot: int) -> str:
-    """(g − d·Σ g·y)/|x|, where d is the slope of the norm: y for p = 2, the sign for p = 1."""
-    p, axes = v.attr("p", 2), [v.axis(-1)]
-    norm = v.b.reduce(f"ReduceL{p}", v.x(0), axes, keepdims=True)
-    slope = v.y() if p == 2 else v.do("Sign", v.x(0))
-    along = v.b.reduce("ReduceSum", v.do("Mul", v.g, v.y()), axes, keepdims=True)
-    safe = v.do("Where", v.do("Equal", norm, 0.0), 1.0, norm)  # the gradient of a zero vector is 0
-    return v.do("Div", v.do("Sub", v.g, v.do("Mul", slope, along)), safe)
-
-
-def _instance(v: Call) -> _Norm:
-    return _computed(v, range(2, v.rank(0)), v.dtype(0), centred=True)
-
-
-def _by_channel(v: Call, x: str) -> str:
-    """Reshape a value per channel to broadcast with x of shape [N, C, d…]."""
-    return v.b.reshape(x, [-1, *[1] * (v.rank(0) - 2)])
-
-
-def _to_channels(v: Call, x: str) -> str:
-    """Sum over all axes but the channels."""
-    return v.b.reduce("ReduceSum", x, [0, *range(2, v.rank(0))], keepdims=False)
-
-
-def _batch_r(v: Call) -> str:
-    """1/√(var + ε) per channel, in the type of the statistics."""
-    return _inverse_root(v, v.x(4), v.dtype(4))
-
-
-def _batch_factor(v: Call) -> str:
-    return v.do("Mul", _as(v, v.x(1), 4), _batch_r(v))
-
-
-def _batch_total(v: Call) -> str:
-    """Σ g·(x − mean)."""
-    centred = v.do("Sub", v.x(0), _by_channel(v, _as(v, v.x(3), 0)))
-    return _as(v, _to_channels(v, v.do("Mul", v.g, centred)), 4)
-
-
-def _batch_x(v: Call, slot: int) -> str:
-    return v.do("Mul", v.g, _by_channel(v, _as(v, _batch_factor(v), slot)))
-
-
-def _batch_mean(v: Call, slot: int) -> str:
-    factor = _batch_factor(v)
-    return v.do("Neg", v.do("Mul", _as(v, _to_channels(v, v.g), slot), factor))
-
-
-def _batch_variance(v: Call, slot: int) -> str:
-    """−½·scale·r³·Σ g·(x − mean)."""
-    r, total = _batch_r(v), _batch_total(v)
-    cube = v.do("Mul", r, v.do("Mul", r, r))
-    half = v.b.scalar(-0.5, v.dtype(slot))
-    return v.do("Mul", v.do("Mul", v.do("Mul", total, _as(v, v.x(1), slot)), cube), half)
-
-
-def _as(v: Call, x: str, slot: int) -> str:
-    """Cast a value to the type of an input if the types of inputs differ."""
-    return x if v.dtype(0) is v.dtype(1) is v.dtype(3) else v.b.op("Cast", x, to=v.dtype(slot).code)
+def _norm_scale(v: Call, slot: int) -> str:
+    norm = _norm(v)
+    return norm.narrow(v.sum_to(v.do("Mul", norm.wide(v.g), norm.xh), slot))
 
 
 def _dropout(v: Call, slot: int) -> str:
@@ -246,20 +175,7 @@ _SETTINGS = Stop("ratio and mode are settings")
 
 ROWS: Family = {
     **_SOFTMAX,
-    "LayerNormalization": row(_trailing_x, _trailing_scale, lambda v, slot: v.sum_to(v.g, slot)),
-    "RMSNormalization": row(_trailing_x, _trailing_scale),
-    "LpNormalization": row(_lp),
-    "InstanceNormalization": row(
-        lambda v, slot: _instance(v).dx(v.do("Mul", v.g, _by_channel(v, v.x(1)))),
-        lambda v, slot: _to_channels(v, v.do("Mul", v.g, _instance(v).xh)),
-        lambda v, slot: _to_channels(v, v.g),
-    ),
-    "BatchNormalization": row(
-        _batch_x,
-        lambda v, slot: _as(v, v.do("Mul", _batch_total(v), _batch_r(v)), slot),
-        lambda v, slot: _as(v, _to_channels(v, v.g), slot),
-        _batch_mean,
-        _batch_variance,
-    ),
+    "LayerNormalization": row(_norm_x, _norm_scale, lambda v, slot: v.sum_to(v.g, slot)),
+    "RMSNormalization": row(_norm_x, _norm_scale),
     "Dropout": row(_dropout, _SETTINGS, _SETTINGS),
 }

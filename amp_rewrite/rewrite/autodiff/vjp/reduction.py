@@ -1,4 +1,4 @@
-"""VJPs of reductions, running sums and the global maximum."""
+"""VJPs of reductions, running sums and global pools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, 
 
 def _axes(v: Call) -> Sequence[int] | str | None:
     """Reduced axes: numbers, the name of a value that holds them, or None for all axes of an unknown rank."""
-    if v.op.op_type == "GlobalMaxPool":
+    if v.op.op_type.startswith("Global"):
         return range(2, v.rank(0))
     axes = v.attr("axes")
     if v.has(1):
@@ -57,6 +57,10 @@ def _count(v: Call) -> int | str:
     return v.b.op("Gather", v.b.shape_of(v.x(0)), index)
 
 
+def _mean(v: Call, slot: int) -> str:
+    return _spread(v, v.shared(_kept(v, v.g), _count(v)))
+
+
 def _extreme(v: Call, slot: int) -> str:
     """Split the gradient equally among the elements with the extreme value (as torch.amax).
 
@@ -97,7 +101,8 @@ _AXES = Stop("axes are integers")
 
 ROWS: Family = {
     "ReduceSum": row(lambda v, slot: _spread(v, _kept(v, v.g)), _AXES),
-    "ReduceMean": row(lambda v, slot: _spread(v, v.shared(_kept(v, v.g), _count(v))), _AXES),
+    "ReduceMean": row(_mean, _AXES),
+    "GlobalAveragePool": row(_mean),
     "ReduceMax": row(_extreme, _AXES),
     "ReduceMin": row(_extreme, _AXES),
     "GlobalMaxPool": row(_extreme),
