@@ -14,7 +14,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.forms import has_body, in_training, with_bodies
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Refuse, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -152,11 +152,6 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
     for slot in route.slots[v.op.id]:
         entry, value = row.entry(slot), v.op.inputs[slot]
         assert value is not None and not isinstance(entry, Stop)
-        if isinstance(entry, Refuse):
-            raise v.error(
-                f"no gradient through input {slot}, {v.x(slot)!r}: {entry.because}; it lies on the path"
-                f" {route.through(v.op)}; replace the op"
-            )
         if not isinstance(entry, Joint) and (gradient := entry(v, slot)) is not None:
             partials.append((value, gradient))
     return [*partials, *_together(v, row, route)]

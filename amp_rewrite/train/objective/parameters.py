@@ -11,10 +11,11 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
+from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.vjp.indexing import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
-from amp_rewrite.rewrite.autodiff.vjp.rule import Refuse, Stop
+from amp_rewrite.rewrite.autodiff.vjp.rule import Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective import fixed_values
@@ -191,7 +192,8 @@ def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
     """True if a gradient arrives from a use, directly or as a capture of an op whose body contains the use."""
     op = view.ops[use.op]
     row = VJPS.get((op.domain, op.op_type))
-    if row is not None and isinstance(row.entry(use.slot), (Refuse, Stop)):
+    class_weights = op.op_type in LABEL_LOSSES and use.slot > 1
+    if class_weights or (row is not None and isinstance(row.entry(use.slot), Stop)):
         return False
     if op.scope == MAIN:
         return use.slot in routes.slots.get(op.id, ())

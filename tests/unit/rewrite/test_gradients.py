@@ -255,17 +255,6 @@ def test_an_opset_too_low_is_named(body: str, opset: int, said: str) -> None:
     assert refusal(model).startswith(said)
 
 
-def test_an_input_without_a_gradient_is_named() -> None:
-    model = build(f"y=NegativeLogLikelihoodLoss[reduction=none](x,t,a);{TOTAL}", ["loss"],
-                  shapes={"x": (2, 3), "t": (2,), "a": (3,), **LOSS}, types={"t": "int"}, opset=20)  # fmt: skip
-    assert refusal(model) == (
-        "node 'y' (NegativeLogLikelihoodLoss): no gradient through input 2, 'a': class weights"
-        " have no gradient rule; it lies on the path a → NegativeLogLikelihoodLoss 'y' →"
-        " ReduceSum 'loss' → loss; replace the op"
-    )
-    assert refusal(model, wrt=["t"]).startswith("'t' is int64; only floating inputs and initializers have gradients")
-
-
 def test_what_needs_a_shape_says_which() -> None:
     loss = graph("y=Neg(a)", a=(2,))
     loss.graph.input[0].type.tensor_type.ClearField("shape")

@@ -114,6 +114,12 @@ def _lp_norm(v: Forward) -> list[str]:
     return [v.b.op("Div", v.x(0), v.b.op("Where", v.b.op("Equal", norm, zero), one, norm))]
 
 
+def _cross_entropy(v: Forward) -> list[str]:
+    b, words = v.b, {name: v.attr(name) for name in ("reduction", "ignore_index")}
+    logs = b.op("LogSoftmax", v.x(0), axis=1)
+    return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **words), logs]
+
+
 Recipe = Callable[[Forward], Sequence[str]]
 """Append the body of an op; return its results, in the order of its outputs."""
 
@@ -121,6 +127,7 @@ _OWN: Mapping[str, Recipe] = {
     "BatchNormalization": _batch_norm,
     "InstanceNormalization": _instance_norm,
     "LpNormalization": _lp_norm,
+    "SoftmaxCrossEntropyLoss": _cross_entropy,
     **dict.fromkeys(CELLS, layer),
 }
 

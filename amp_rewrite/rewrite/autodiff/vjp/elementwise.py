@@ -200,6 +200,7 @@ ROWS: Family = {
     "Neg": row(lambda v, slot: v.do("Neg", v.g)),
     "Identity": row(lambda v, slot: v.g),
     "Cast": row(lambda v, slot: v.typed(v.g)),
+    "CastLike": row(lambda v, slot: v.typed(v.g), Stop("only its type is read")),
     "Max": row(_extreme),
     "Min": row(_extreme),
     "Where": row(Stop("a choice"), _chosen, _chosen),

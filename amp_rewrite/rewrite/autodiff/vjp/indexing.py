@@ -85,8 +85,10 @@ def _gather(v: Call, slot: int) -> str:
 
 
 def _gather_elements(v: Call, slot: int) -> str:
-    to = Positions("ScatterElements", v.x(1), v.attr("axis", 0))
-    return scattered(v, to, v.b.shape_of(v.x(0)), v.g, repeats=True)
+    axis, picked = v.axis(0), v.shape(1)
+    to = Positions("ScatterElements", v.x(1), axis)
+    repeats = picked is None or picked[axis] != 1
+    return scattered(v, to, v.b.shape_of(v.x(0)), v.g, repeats=repeats)
 
 
 def _gather_nd(v: Call, slot: int) -> str:

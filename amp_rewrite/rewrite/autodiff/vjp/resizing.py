@@ -9,7 +9,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.builder import restate
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Refuse, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row
 
 _SCALES, _SIZES = 2, 3
 _REPEATING = {
@@ -91,6 +91,6 @@ def _summed(v: Call, times: Mapping[int, int]) -> str:
     return b.reduce("ReduceSum", b.reshape(v.g, b.op("Concat", *dims, axis=0)), repeats, keepdims=False)
 
 
-_REFUSED = Refuse("regions, scales and sizes have no gradient rule")
+_SETTINGS = Stop("regions, scales and sizes are settings")
 
-ROWS: Family = {"Resize": row(_resize, _REFUSED, _REFUSED, _REFUSED)}
+ROWS: Family = {"Resize": row(_resize, _SETTINGS, _SETTINGS, _SETTINGS)}

@@ -25,14 +25,7 @@ _ATEN = re.compile(r"target=torch\.ops\.aten\.([\w.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The derivative with respect to this input is zero wherever it exists: no gradient passes, without an error."""
-
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The derivative with respect to this input is not zero and has no rule: an error if it is needed."""
+    """No gradient passes: the derivative is zero wherever it exists, or the input is a setting."""
 
     because: str
 
@@ -48,7 +41,7 @@ Partial = Callable[["Call", int], str | None]
 Called with the op and the input's slot, only if needed.
 """
 
-Entry = Partial | Joint | Stop | Refuse
+Entry = Partial | Joint | Stop
 
 Together = Callable[["Call", Sequence[int], Sequence[str]], Sequence[str]]
 """Append the gradients of the inputs in these slots and of these captured values; return their names."""

@@ -4,8 +4,7 @@ To write a row: give one entry per formal input (`row(…)`). An entry is one of
 
 - a function `(v: Call, slot: int) -> str`. It appends the gradient of that input, of the input's shape and element
   type, and returns its name.
-- `Stop(because)`: the derivative is zero wherever it exists (Floor, indices, a mask).
-- `Refuse(because)`: the derivative has no rule; an error if it is needed.
+- `Stop(because)`: the derivative is zero wherever it exists (Floor, indices, a mask), or the input is a setting.
 - `Joint()`: computed with other inputs and captured values, by the row's `together` (Scan, Loop).
 
 `v` is the op (`Call`): `v.g` the gradient of its first output, `v.x(i)` and `v.y(i)` names of inputs and outputs,
