@@ -200,13 +200,17 @@ class NodeBuilder:
         """Append a node as it is, with output names from `fresh`."""
         self.nodes.append(node)
 
+    def inner(self, region: str) -> NodeBuilder:
+        """Return a builder of a body, with names that are free here, too."""
+        return NodeBuilder(self._taken, opset=self.opset, region=region)
+
     def choice(
         self, condition: str, then: Callable[[NodeBuilder], str], otherwise: Callable[[NodeBuilder], str]
     ) -> str:
         """Append an If with one output. Each function appends the nodes of a branch and returns the branch's result."""
         branches = []
         for build in (then, otherwise):
-            inner = NodeBuilder(self._taken, opset=self.opset, region=self._region)
+            inner = self.inner(self._region)
             result = build(inner)
             branches.append(new_branch(inner.nodes, [result]))
         result = self._numbered("If")

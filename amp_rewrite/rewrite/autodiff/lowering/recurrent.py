@@ -7,96 +7,72 @@ Scan; the product of the state with the recurrence weights is computed in each s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx.helper
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.versions import FIRST_AXES_INPUT
+from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
 
 
-@dataclass(frozen=True)
-class _RecurrentStep:
-    """One direction of a layer: its weights and activations, and the body of its Scan under construction.
-
-    The nodes of the body may capture values of the outer graph.
-    """
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """One direction of a layer: recurrence weights [hidden, gates · hidden], their bias, and activations."""
 
     layer: _Layer
     recurrence: str
-    """[hidden, gates · hidden]."""
     inner_bias: str | None
     activations: Sequence[str]
-    nodes: list[NodeProto] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return f"{self.layer.op.name}/step"
-
-    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        return self.ops(op_type, *inputs, results=1, **attributes)[0]
-
-    def ops(self, op_type: str, *inputs: str, results: int, **attributes: Any) -> list[str]:
-        fresh = self.layer.b.fresh
-        name = fresh(f"{self.name}/{op_type}")
-        outputs = [name] if results == 1 else [fresh(f"{name}_{i}") for i in range(results)]
-        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name=name, **attributes))
-        return outputs
-
-    def active(self, which: int, x: str) -> str:
-        return self.op(self.activations[which], x)
-
-    def cut(self, x: str, count: int) -> list[str]:
+    def cut(self, b: NodeBuilder, x: str, count: int) -> Sequence[str]:
         """Split a value into `count` gates."""
-        sizes = [self.layer.hidden] * count
-        if self.layer.b.opset < FIRST_AXES_INPUT:
-            return self.ops("Split", x, results=count, axis=-1, split=sizes)
-        # the constant is in the body, because onnx does not infer shapes from captured constants
-        return self.ops("Split", x, self.op("Constant", value_ints=sizes), results=count, axis=-1)
+        return b.split(x, [self.layer.hidden] * count, -1, results=count)
 
 
-Formula = Callable[[_RecurrentStep, Sequence[str], str], Sequence[str]]
-"""Append one step to a body, from states and input product to the next states; the output comes first."""
+Formula = Callable[[NodeBuilder, _Direction, Sequence[str], str], Sequence[str]]
+"""Append one step to a body, from states and input product to the next states; the output comes first.
+
+The body reads weights of the graph around it.
+"""
 
 
-def _lstm(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
+def _lstm(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order i, o, f, c."""
     h, c = states
-    i, o, f, g = step.cut(step.op("Add", step.op("MatMul", h, step.recurrence), x), 4)
-    i, o, f = (step.active(0, gate) for gate in (i, o, f))
-    c = step.op("Add", step.op("Mul", f, c), step.op("Mul", i, step.active(1, g)))
-    return step.op("Mul", o, step.op(step.activations[2], c)), c
+    i, o, f, g = way.cut(b, b.op("Add", b.op("MatMul", h, way.recurrence), x), 4)
+    i, o, f = (b.op(way.activations[0], gate) for gate in (i, o, f))
+    c = b.op("Add", b.op("Mul", f, c), b.op("Mul", i, b.op(way.activations[1], g)))
+    return b.op("Mul", o, b.op(way.activations[2], c)), c
 
 
-def _gru(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
+def _gru(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order z, r, h; the reset applies before or after the product."""
     (h,) = states
-    z, r, g = step.cut(x, 3)
-    if step.layer.resets_after:
-        product = step.op("MatMul", h, step.recurrence)
-        seen = product if step.inner_bias is None else step.op("Add", product, step.inner_bias)
-        of_z, of_r, of_g = step.cut(seen, 3)
-        r = step.active(0, step.op("Add", r, of_r))
-        reset = step.op("Mul", r, of_g)
+    z, r, g = way.cut(b, x, 3)
+    if way.layer.resets_after:
+        product = b.op("MatMul", h, way.recurrence)
+        seen = product if way.inner_bias is None else b.op("Add", product, way.inner_bias)
+        of_z, of_r, of_g = way.cut(b, seen, 3)
+        r = b.op(way.activations[0], b.op("Add", r, of_r))
+        reset = b.op("Mul", r, of_g)
     else:
-        for_gates, for_state = step.layer.parted(step.recurrence, (2, 1))
-        of_z, of_r = step.cut(step.op("MatMul", h, for_gates), 2)
-        r = step.active(0, step.op("Add", r, of_r))
-        reset = step.op("MatMul", step.op("Mul", r, h), for_state)
-    z = step.active(0, step.op("Add", z, of_z))
-    g = step.active(1, step.op("Add", g, reset))
-    return (step.op("Add", step.op("Mul", step.op("Sub", step.layer.one, z), g), step.op("Mul", z, h)),)
+        for_gates, for_state = way.layer.parted(way.recurrence, (2, 1))
+        of_z, of_r = way.cut(b, b.op("MatMul", h, for_gates), 2)
+        r = b.op(way.activations[0], b.op("Add", r, of_r))
+        reset = b.op("MatMul", b.op("Mul", r, h), for_state)
+    z = b.op(way.activations[0], b.op("Add", z, of_z))
+    g = b.op(way.activations[1], b.op("Add", g, reset))
+    return (b.op("Add", b.op("Mul", b.op("Sub", way.layer.one, z), g), b.op("Mul", z, h)),)
 
 
-def _rnn(step: _RecurrentStep, states: Sequence[str], x: str) -> Sequence[str]:
+def _rnn(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     (h,) = states
-    return (step.active(0, step.op("Add", step.op("MatMul", h, step.recurrence), x)),)
+    return (b.op(way.activations[0], b.op("Add", b.op("MatMul", h, way.recurrence), x)),)
 
 
 class _Cell(NamedTuple):
@@ -129,8 +105,8 @@ def layer(v: Forward) -> list[str]:
 class _Layer(Forward):
     def results(self) -> list[str]:
         sequences, ends = [], []
-        for i, step in enumerate(self._steps()):
-            sequence, *last = self._scan(step, i)
+        for i, way in enumerate(self._directions()):
+            sequence, *last = self._scan(way, i)
             sequences.append(self.b.unsqueeze(sequence, [1]))
             ends.append([self.b.unsqueeze(state, [0]) for state in last])
         states = [self._joined(parts, 0, [1, 0, 2]) for parts in zip(*ends, strict=True)]
@@ -180,7 +156,7 @@ class _Layer(Forward):
         parts = self.b.split(self.x(slot), [1] * 2, axis, results=2) if self.directions == 2 else (self.x(slot),)
         return [self.b.squeeze(part, [axis]) for part in parts]
 
-    def _steps(self) -> list[_RecurrentStep]:
+    def _directions(self) -> list[_Direction]:
         other = next((name for name in ("clip", "input_forget") if self.attr(name, 0)), "")
         if other or self.has(_PEEPHOLES):
             raise self.error(f"no gradient with {other or 'peepholes'}; use a layer without it")
@@ -191,7 +167,7 @@ class _Layer(Forward):
             assert weight is not None
             turned = self.b.op("Transpose", weight, perm=[1, 0])
             inner = self._biases(biases[i])[1] if self.resets_after else None
-            directions.append(_RecurrentStep(self, turned, inner, active[i * count : (i + 1) * count]))
+            directions.append(_Direction(self, turned, inner, active[i * count : (i + 1) * count]))
         return directions
 
     @cached_property
@@ -240,17 +216,16 @@ class _Layer(Forward):
         numbers_by_row = self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2])
         return self.b.op("Less", numbers_by_row, self.b.unsqueeze(self.x(_LENGTHS), [1]))
 
-    def _scan(self, step: _RecurrentStep, direction: int) -> list[str]:
+    def _scan(self, way: _Direction, direction: int) -> list[str]:
         """Append the Scan; return the outputs of all steps, then the last states."""
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
         running = self._running()
         scanned = [self._product(direction), *([running] if running else [])]
-        graph = self._graph(step, bool(running))
         turned = [int(self.direction == "reverse" or direction == 1)]
         *last, sequence = append_scan(
             self.b,
             self.b.fresh(self.op.name),
-            graph,
+            self._step(way, bool(running)),
             begin,
             scanned,
             scan_input_directions=turned * len(scanned),
@@ -258,24 +233,25 @@ class _Layer(Forward):
         )
         return [sequence, *last]
 
-    def _graph(self, step: _RecurrentStep, bounded: bool) -> GraphProto:
+    def _step(self, way: _Direction, bounded: bool) -> GraphProto:
         """Build the body of one step; rows past their length keep their states and output zeros."""
-        shape = self.shape(0)
+        shape, name = self.shape(0), f"{self.op.name}/step"
         batch = shape[self.batch_axis] if shape else None
-        formals = [self.b.fresh(f"{step.name}/{name}") for name in (*("h", "c")[: self.cell.states], "x")]
+        formals = [self.b.fresh(f"{name}/{part}") for part in (*("h", "c")[: self.cell.states], "x")]
         states, x = formals[:-1], formals[-1]
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
-        inputs = [declared(name, self.dtype(), (batch, n)) for name, n in zip(formals, widths, strict=True)]
-        now = list(self.cell.formula(step, states, x))
+        inputs = [declared(formal, self.dtype(), (batch, n)) for formal, n in zip(formals, widths, strict=True)]
+        b = self.b.inner(name)
+        now = list(self.cell.formula(b, way, states, x))
         output = now[0]
         if bounded:
-            runs = self.b.fresh(f"{step.name}/runs")
+            runs = self.b.fresh(f"{name}/runs")
             inputs.append(declared(runs, DType.BOOL, (batch, 1)))
-            output = step.op("Where", runs, output, self.b.scalar(0.0, self.dtype()))
-            now = [step.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
-        results = [*now, output if output not in now else step.op("Identity", output)]
-        outputs = [declared(name, self.dtype(), (batch, self.hidden)) for name in results]
-        return onnx.helper.make_graph(step.nodes, step.name, inputs, outputs)
+            output = b.op("Where", runs, output, b.scalar(0.0, self.dtype()))
+            now = [b.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
+        results = [*now, output if output not in now else b.op("Identity", output)]
+        outputs = [declared(result, self.dtype(), (batch, self.hidden)) for result in results]
+        return onnx.helper.make_graph(b.nodes, name, inputs, outputs)
 
     def _joined(self, parts: Sequence[str], axis: int, perm: Sequence[int]) -> str:
         """Concatenate the directions; move the batch axis to the front if `layout` is 1."""
