@@ -163,10 +163,7 @@ def _together(v: Call, row: GradientRule, route: Paths) -> list[tuple[ValueId, s
     captured = route.captured[v.op.id]
     if not slots and not captured:
         return []
-    if row.together is None:
-        raise v.error(
-            f"no gradient through values captured by its bodies, on the path {route.through(v.op)}; pass them as inputs"
-        )
+    assert row.together is not None
     names = [v.b.facts.view.value_name(c) for c in captured]
     values = [*[v.op.inputs[s] for s in slots], *captured]
     return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]

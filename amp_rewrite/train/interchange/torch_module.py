@@ -19,7 +19,7 @@ import numpy as np
 from amp_rewrite.errors import AmpRewriteError, TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
-from amp_rewrite.rewrite.autodiff.vjp.indexing import PADDING
+from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.interchange.torch_forms import mark_stops, stopping, training, written_out

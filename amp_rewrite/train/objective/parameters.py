@@ -13,7 +13,7 @@ from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.vjp.indexing import padding_index
+from amp_rewrite.rewrite.autodiff.vjp.movement import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS

@@ -123,7 +123,7 @@ def _cross_entropy(v: Forward) -> list[str]:
 Recipe = Callable[[Forward], Sequence[str]]
 """Append the body of an op; return its results, in the order of its outputs."""
 
-_OWN: Mapping[str, Recipe] = {
+OWN_BODIES: Mapping[str, Recipe] = {
     "BatchNormalization": _batch_norm,
     "InstanceNormalization": _instance_norm,
     "LpNormalization": _lp_norm,
@@ -137,7 +137,7 @@ _OWN: Mapping[str, Recipe] = {
 
 def has_body(op: Op) -> bool:
     """True if `with_bodies` can replace the op: by a body of our own, or one of the standard."""
-    return op.kind in _OWN or (not op.domain and op.signature is not None and op.signature.expandable)
+    return op.kind in OWN_BODIES or (not op.domain and op.signature is not None and op.signature.expandable)
 
 
 _DOMAIN = "amp_rewrite.bodies"
@@ -155,7 +155,7 @@ def with_bodies(model: Model, ops: Collection[OpId]) -> Model:
     for op_id, node in (pair for scope, graph in scopes for pair in zip(scope.ops, graph.node, strict=True)):
         op = facts.view.ops[op_id]
         if op_id in ops:
-            function = _own_body(facts, op, node) if op.kind in _OWN else _standard_body(facts, op)
+            function = _own_body(facts, op, node) if op.kind in OWN_BODIES else _standard_body(facts, op)
             function.name, function.domain = f"{op.op_type}_{len(functions)}", _DOMAIN
             function.opset_import.add(domain="", version=facts.view.opset)
             node.op_type, node.domain = function.name, _DOMAIN
@@ -173,7 +173,7 @@ def _own_body(facts: ModelFacts, op: Op, node: NodeProto) -> FunctionProto:
     """Build a body with the names of the op's inputs as its own, and let the node call it."""
     names = [name for name in dict.fromkeys(op.node.input) if name]
     b = Builder(facts, op.scope, taken=set(facts.view.names), region=op.op_type)
-    results = zip(op.node.output, _OWN[op.op_type](Forward(b, op)), strict=False)
+    results = zip(op.node.output, OWN_BODIES[op.op_type](Forward(b, op)), strict=False)
     made = {name: result for name, result in results if name}
     refill(node, "input", names)
     refill(node, "output", made)

@@ -16,8 +16,8 @@ from onnx import GraphProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.builder import NodeBuilder, declared
+from amp_rewrite.rewrite.autodiff.vjp.looping import append_scan
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
-from amp_rewrite.rewrite.autodiff.vjp.subgraph import append_scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,15 @@ CELLS: Mapping[str, _Cell] = {
 }
 
 _KNOWN = {name.lower(): name for name in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")}
+_REFUSED = ("activation_alpha", "activation_beta", "clip", "input_forget", "layout")
 _W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
 
 
 def layer(v: Forward) -> list[str]:
     """Append the Scans that are equivalent to an LSTM, GRU or RNN; return its results.
 
-    Covers directions, `layout`, sequence lengths, and activations without parameters. GradientError for peepholes,
-    `input_forget`, `clip`, other activations, an unknown hidden size and an unknown element type.
+    Covers directions, sequence lengths, and activations without parameters. GradientError for peepholes, other
+    attributes and activations, an unknown hidden size and an unknown element type.
     """
     return _Layer(v.b, v.op).results()
 
@@ -109,8 +110,7 @@ class _Layer(Forward):
             sequence, *last = self._scan(way, i)
             sequences.append(self.b.unsqueeze(sequence, [1]))
             ends.append([self.b.unsqueeze(state, [0]) for state in last])
-        states = [self._joined(parts, 0, [1, 0, 2]) for parts in zip(*ends, strict=True)]
-        return [self._joined(sequences, 1, [2, 0, 1, 3]), *states]
+        return [self.joined(sequences, 1), *(self.joined(states, 0) for states in zip(*ends, strict=True))]
 
     @property
     def cell(self) -> _Cell:
@@ -123,10 +123,6 @@ class _Layer(Forward):
     @property
     def directions(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
-
-    @cached_property
-    def batch_axis(self) -> int:
-        return 0 if self.attr("layout", 0) else 1
 
     @cached_property
     def hidden(self) -> int:
@@ -142,22 +138,20 @@ class _Layer(Forward):
 
     def _activations(self) -> list[str]:
         words = [w.decode() for w in self.attr("activations", [])]
-        if self.attr("activation_alpha", []) or self.attr("activation_beta", []):
-            raise self.error("no gradient with activation_alpha or activation_beta; use activations without parameters")
         for word in words:
             if word.lower() not in _KNOWN:
                 raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
         return [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
 
-    def _each(self, slot: int, axis: int = 0) -> list[str | None]:
+    def _each(self, slot: int) -> list[str | None]:
         """An input split by direction, without the direction axis; None if absent."""
         if not self.has(slot):
             return [None] * self.directions
-        parts = self.b.split(self.x(slot), [1] * 2, axis, results=2) if self.directions == 2 else (self.x(slot),)
-        return [self.b.squeeze(part, [axis]) for part in parts]
+        parts = self.b.split(self.x(slot), [1] * 2, 0, results=2) if self.directions == 2 else (self.x(slot),)
+        return [self.b.squeeze(part, [0]) for part in parts]
 
     def _directions(self) -> list[_Direction]:
-        other = next((name for name in ("clip", "input_forget") if self.attr(name, 0)), "")
+        other = next((name for name in _REFUSED if self.attr(name)), "")
         if other or self.has(_PEEPHOLES):
             raise self.error(f"no gradient with {other or 'peepholes'}; use a layer without it")
         biases, active = self._each(_B), self._activations()
@@ -183,16 +177,11 @@ class _Layer(Forward):
         assert x is not None
         return self.b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
-    @property
-    def _x(self) -> str:
-        """[steps, batch, features]."""
-        return self.x(0) if self.batch_axis else self.b.op("Transpose", self.x(0), perm=[1, 0, 2])
-
     def _product(self, direction: int) -> str:
         """Product of the input and its weights: [steps, batch, gates · hidden]."""
         weight, bias = self._each(_W)[direction], self._each(_B)[direction]
         assert weight is not None
-        product = self.b.op("MatMul", self._x, self.b.op("Transpose", weight, perm=[1, 0]))
+        product = self.b.op("MatMul", self.x(0), self.b.op("Transpose", weight, perm=[1, 0]))
         outer, inner = self._biases(bias)
         if outer is None or inner is None:
             return product
@@ -200,10 +189,10 @@ class _Layer(Forward):
 
     def _begin(self, slot: int, direction: int) -> str:
         """Initial state of a direction; zeros if the input is absent."""
-        initial = self._each(slot, axis=1 - self.batch_axis)[direction]
+        initial = self._each(slot)[direction]
         if initial is not None:
             return initial
-        batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([self.batch_axis]))
+        batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([1]))
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
     def _running(self) -> str | None:
@@ -211,7 +200,7 @@ class _Layer(Forward):
         if not self.has(_LENGTHS):
             return None
         int32 = DType.INT32
-        steps = self.b.op("Gather", self.b.op("Shape", self._x), self.b.scalar(0, DType.INT64))
+        steps = self.b.op("Gather", self.b.op("Shape", self.x(0)), self.b.scalar(0, DType.INT64))
         numbers = [self.b.scalar(0, int32), self.b.op("Cast", steps, to=int32.code), self.b.scalar(1, int32)]
         numbers_by_row = self.b.unsqueeze(self.b.op("Range", *numbers), [1, 2])
         return self.b.op("Less", numbers_by_row, self.b.unsqueeze(self.x(_LENGTHS), [1]))
@@ -236,7 +225,7 @@ class _Layer(Forward):
     def _step(self, way: _Direction, bounded: bool) -> GraphProto:
         """Build the body of one step; rows past their length keep their states and output zeros."""
         shape, name = self.shape(0), f"{self.op.name}/step"
-        batch = shape[self.batch_axis] if shape else None
+        batch = shape[1] if shape else None
         formals = [self.b.fresh(f"{name}/{part}") for part in (*("h", "c")[: self.cell.states], "x")]
         states, x = formals[:-1], formals[-1]
         widths = [self.hidden] * len(states) + [self.hidden * self.cell.gates]
@@ -252,8 +241,3 @@ class _Layer(Forward):
         results = [*now, output if output not in now else b.op("Identity", output)]
         outputs = [declared(result, self.dtype(), (batch, self.hidden)) for result in results]
         return onnx.helper.make_graph(b.nodes, name, inputs, outputs)
-
-    def _joined(self, parts: Sequence[str], axis: int, perm: Sequence[int]) -> str:
-        """Concatenate the directions; move the batch axis to the front if `layout` is 1."""
-        whole = parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
-        return whole if self.batch_axis else self.b.op("Transpose", whole, perm=perm)

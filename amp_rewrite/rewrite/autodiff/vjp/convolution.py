@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
-from amp_rewrite.rewrite.autodiff.vjp.indexing import Positions, scattered
+from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scattered
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
@@ -115,20 +115,12 @@ class Window:
         if any(self.pads):
             x = v.do("Pad", x, v.b.ints([0, *self.front, 0, 0, *self.back, 0]))
         g = v.b.reshape(v.do("Transpose", narrow, perm=[1, 0, *range(2, 2 + self.rank)]), [channels[0], -1])
-        products = []
+        products, axes = [], v.b.ints(range(1, 1 + self.rank))
         for begin, end in self.taps(self.narrow):
-            seen = v.b.reshape(self._cut(v, x, begin, end), [-1, channels[1]])
-            products.append(v.do("MatMul", g, seen))
+            cut = v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
+            products.append(v.do("MatMul", g, v.b.reshape(cut, [-1, channels[1]])))
         apart = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
         return v.do("Transpose", apart, perm=[0, 1 + self.rank, *range(1, 1 + self.rank)])
-
-    def _cut(self, v: Call, x: str, begin: Sequence[int], end: Sequence[int]) -> str:
-        """Slice from `begin` to `end` in strides; return x itself for the whole range."""
-        whole = [n + f + e for n, f, e in zip(self.wide or (), self.front, self.back, strict=True)]
-        if not any(begin) and list(end) == whole and set(self.strides) == {1}:
-            return x
-        axes = v.b.ints(range(1, 1 + self.rank))
-        return v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
 
     def _convolved(self, v: Call, wide: str, narrow: str, each: int) -> str:
         """One convolution, with the narrow tensor as its weight.

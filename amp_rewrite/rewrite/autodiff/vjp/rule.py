@@ -138,6 +138,10 @@ class Forward:
         """Values of a constant input; None if it is absent or not constant."""
         return self.b.constant_of(self.x(slot)) if self.has(slot) else None
 
+    def joined(self, parts: Sequence[str], axis: int) -> str:
+        """Concatenate values along an axis; one value stays as it is."""
+        return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
+
     def error(self, fact: str) -> GradientError:
         """Make an error that names this op."""
         return GradientError(f"node {self.op.name!r} ({self.op.kind}): {fact}")
@@ -202,10 +206,6 @@ class Call(Forward):
         zero = self.b.scalar(0, DType.INT64)
         end = count if isinstance(count, str) else self.b.scalar(count, DType.INT64)
         return self.b.op("Range", zero, end, self.b.scalar(1, DType.INT64))
-
-    def joined(self, parts: Sequence[str], axis: int) -> str:
-        """Concatenate values along an axis; one value stays as it is."""
-        return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
 
     def sum_to(self, gradient: str, slot: int) -> str:
         """Sum a gradient of output 0's shape over the axes along which an input was broadcast.

@@ -24,13 +24,11 @@ from __future__ import annotations
 from amp_rewrite.rewrite.autodiff.vjp import (
     convolution,
     elementwise,
-    indexing,
     linear,
     looping,
+    movement,
     normalization,
     reduction,
-    resizing,
-    shape,
 )
 from amp_rewrite.rewrite.autodiff.vjp.rule import Rows
 
@@ -39,13 +37,11 @@ VJPS: Rows = {
     for family in (
         convolution,
         elementwise,
-        indexing,
         linear,
         looping,
+        movement,
         normalization,
         reduction,
-        resizing,
-        shape,
     )
     for op_type, row in family.ROWS.items()
 }

@@ -1,4 +1,4 @@
-"""VJPs of operators that read or write elements by position: gathers, scatters, slices, padding."""
+"""VJPs of operators that move elements: gathers, scatters, slices, padding; shapes, joining and cutting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.rewrite.autodiff.facts import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.rule import END, Call, Family, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Family, Stop, positive, row
 
 PADDING = "amp_rewrite.padding_idx"
 """Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""
@@ -103,10 +103,10 @@ def _overwritten(v: Call, slot: int) -> str:
         return v.g
     if _reduction(v) in _EXTREMES:
         return v.do("Mul", _shares(v), _hits(v)[0])
-    return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_axis(v))
+    return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_scatter_axis(v))
 
 
-def _axis(v: Call) -> int | None:
+def _scatter_axis(v: Call) -> int | None:
     return v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
 
 
@@ -118,7 +118,7 @@ def _updates(v: Call, slot: int) -> str:
 
 def _picked(v: Call, x: str) -> str:
     """Gather the elements at the scattered positions."""
-    return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_axis(v))
+    return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_scatter_axis(v))
 
 
 def _hits(v: Call) -> tuple[str, str]:
@@ -130,7 +130,7 @@ def _hits(v: Call) -> tuple[str, str]:
 def _shares(v: Call) -> str:
     """Gradient divided by the number of extreme values of each position (as torch.scatter_reduce)."""
     data, updates = _hits(v)
-    to = Positions(v.op.op_type, v.x(1), _axis(v))
+    to = Positions(v.op.op_type, v.x(1), _scatter_axis(v))
     others = scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True)
     return v.do("Div", v.g, v.do("Add", data, others))
 
@@ -207,7 +207,58 @@ def _one_hot(v: Call, slot: int) -> str:
     return v.b.op("Concat", *[v.b.unsqueeze(part, [0]) for part in (v.b.op("Sub", both, on), on)], axis=0)
 
 
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+def _reshape_back(v: Call, slot: int) -> str:
+    return v.b.reshape_like(v.g, v.x(0))
+
+
+def _transpose(v: Call, slot: int) -> str:
+    perm = v.attr("perm")
+    return v.do("Transpose", v.g, perm=None if perm is None else [int(i) for i in np.argsort(perm)])
+
+
+def _concat(v: Call, slot: int) -> str:
+    """Take this input's part of the gradient; one Split serves all inputs."""
+    count = len(v.op.inputs)
+    if count == 1:
+        return v.g
+    axis = v.axis(0)
+    dims = known_dims(tuple(None if (s := v.shape(i)) is None else s[axis] for i in range(count)))
+    if dims is not None:
+        return v.b.split(v.g, dims, axis, results=count)[slot]
+    index = v.b.ints([axis])
+    sizes = v.b.op("Concat", *[v.b.op("Gather", v.b.shape_of(v.x(i)), index) for i in range(count)], axis=0)
+    return v.b.split(v.g, sizes, axis, results=count)[slot]
+
+
+def _split(v: Call, slot: int) -> str:
+    parts = [g or v.b.zeros_like(v.y(i), v.dtype(0)) for i, g in enumerate(v.gradients)]
+    return v.joined(parts, v.attr("axis", 0))
+
+
+def _tile(v: Call, slot: int) -> str:
+    """Reshape to (repeat, dim, repeat, dim …) and sum over the repeats."""
+    pairs = [v.b.unsqueeze(s, [1]) for s in (v.x(1), v.b.shape_of(v.x(0)))]
+    shape = v.b.reshape(v.b.op("Concat", *pairs, axis=1), [-1])
+    return v.b.reduce("ReduceSum", v.b.reshape(v.g, shape), range(0, 2 * v.rank(0), 2), keepdims=False)
+
+
+def _depth_to_space(v: Call, slot: int) -> str:
+    """SpaceToDepth, which orders channels block by block; for CRD, transpose them to channel by channel."""
+    block = v.attr("blocksize")
+    deep = v.do("SpaceToDepth", v.g, blocksize=block)
+    if v.attr("mode", "DCR") == "DCR":
+        return deep
+    shape = v.b.shape_of(v.x(0))
+    batch, dims = v.part(shape, 0, 1), v.part(shape, 2, 4)
+    apart = v.b.reshape(deep, v.b.op("Concat", batch, v.b.ints([block * block, -1]), dims, axis=0))
+    return v.b.reshape(v.do("Transpose", apart, perm=[0, 2, 1, 3, 4]), shape)
+
+
 _WHERE = Stop("positions are integers")
+_WHOLE = Stop("shapes, axes and counts are integers")
 
 ROWS: Family = {
     "Gather": row(_gather, _WHERE),
@@ -221,4 +272,17 @@ ROWS: Family = {
     "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),
     "OneHot": row(_WHERE, _WHERE, _one_hot),
+    "Reshape": row(_reshape_back, _WHOLE),
+    "Flatten": row(_reshape_back),
+    "Squeeze": row(_reshape_back, _WHOLE),
+    "Unsqueeze": row(_reshape_back, _WHOLE),
+    "Transpose": row(_transpose),
+    "Expand": row(lambda v, slot: v.sum_to(v.g, slot), _WHOLE),
+    "Concat": row(_concat),
+    "Split": row(_split, _WHOLE, outputs=ALL_OUTPUTS),
+    "Tile": row(_tile, _WHOLE),
+    "DepthToSpace": row(_depth_to_space),
+    "SpaceToDepth": row(lambda v, slot: v.do("DepthToSpace", v.g, blocksize=v.attr("blocksize"))),
+    **dict.fromkeys(("RandomNormalLike", "RandomUniformLike", "EyeLike"), row(Stop("only its shape is read"))),
+    "Trilu": row(lambda v, slot: v.do("Trilu", v.g, *([v.x(1)] if v.has(1) else []), upper=v.attr("upper", 1)), _WHOLE),
 }
