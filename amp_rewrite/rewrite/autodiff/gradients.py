@@ -75,14 +75,16 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
     while True:
         view = View.of(ready)
         ids = {v.name: v.id for v in view.values if v.scope == MAIN}
-        target = _value(view, ids, loss, "that could be the loss")
+        if loss not in ids:
+            outputs = ", ".join(repr(view.value_name(v)) for v in view.scopes[MAIN].outputs)
+            raise GradientError(f"the model has no value {loss!r} that could be the loss; its outputs are {outputs}")
+        target = ids[loss]
         kind = view.types[target]
         if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
             raise GradientError(
                 f"the loss {loss!r} is {kind or 'of unknown type'}; only floating tensors have gradients, cast it"
             )
-        sources = [_value(view, ids, name, "by which to differentiate") for name in wrt]
-        route = paths(view, MAIN, [target], sources, VJPS)
+        route = paths(view, MAIN, [target], [ids[name] for name in wrt], VJPS)
         if target not in route.reached:
             raise GradientError(
                 f"the loss {loss!r} has no differentiable path from {', '.join(map(repr, wrt))}; name inputs or"
@@ -152,8 +154,8 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
     for slot in route.slots[v.op.id]:
         entry, value = row.entry(slot), v.op.inputs[slot]
         assert value is not None and not isinstance(entry, Stop)
-        if not isinstance(entry, Joint) and (gradient := entry(v, slot)) is not None:
-            partials.append((value, gradient))
+        if not isinstance(entry, Joint):
+            partials.append((value, entry(v, slot)))
     return [*partials, *_together(v, row, route)]
 
 
@@ -177,13 +179,6 @@ def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
         return gradients[0]
     narrow = [b.narrow(g) for g in gradients]
     return b.op("Sum", *(gradients if all(n != g for n, g in zip(narrow, gradients, strict=True)) else narrow))
-
-
-def _value(view: View, ids: Mapping[str, ValueId], name: str, purpose: str) -> ValueId:
-    if name not in ids:
-        outputs = ", ".join(repr(view.value_name(v)) for v in view.scopes[MAIN].outputs)
-        raise GradientError(f"the model has no value {name!r} {purpose}; its outputs are {outputs}")
-    return ids[name]
 
 
 def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:

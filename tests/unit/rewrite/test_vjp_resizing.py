@@ -55,6 +55,18 @@ CASES = (
     *(by_scales(f"mode={mode},antialias=1", 0.5, 0.75, single=True) for mode in ("linear", "cubic")),
     Case("a crop", f"y=Resize[mode=linear,coordinate_transformation_mode=tf_crop_and_resize,{BEYOND}](x,r,s)", X,
          constants={"r": [0.0, 0, 0.25, 0.1, 1, 1, 0.75, 1.2], "s": [1.0, 1, 2, 1.5]}, single=True),
+    *(
+        Case(f"GridSample, {mode}, {padding}, align_corners {corners}",
+             f"y=GridSample[mode={mode},padding_mode={padding},align_corners={corners}](x,g)",
+             {"x": (2, 3, 4, 5), "g": (2, 3, 4, 2)}, low=-1.3, high=1.3, close=2**-20, single=True,
+             torch=lambda t, x, g, m=word, p=padding, c=corners: t.nn.functional.grid_sample(x, g, m, p, bool(c)))
+        for mode, word in (("linear", "bilinear"), ("nearest", "nearest"))
+        for padding in ("zeros", "border")
+        for corners in (0, 1)
+    ),
+    Case("GridSample of volumes", "y=GridSample[mode=linear](x,g)", {"x": (1, 2, 3, 4, 2), "g": (1, 2, 3, 2, 3)},
+         low=-1.3, high=1.3, single=True,
+         torch=lambda t, x, g: t.nn.functional.grid_sample(x, g, align_corners=False)),
     Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}),
     Case("one axis of three", "y=Resize[mode=linear](x,,s)", {"x": (2, 2, 3)}, constants={"s": [1.0, 1.0, 2.0]}),
     Case("to the size of another value",
@@ -65,13 +77,24 @@ CASES = (
 TestRules = judged(CASES)
 
 
-def test_what_has_no_rule_is_refused() -> None:
-    model = by_sizes("mode=linear,keep_aspect_ratio_policy=not_larger", 5, 6).model(20)
+@pytest.mark.parametrize(
+    ("case", "fact"),
+    [
+        (
+            by_sizes("mode=linear,keep_aspect_ratio_policy=not_larger", 5, 6),
+            "(Resize): no gradient with keep_aspect_ratio_policy; compute the sizes, and set it to 'stretch'",
+        ),
+        (
+            Case("", "y=GridSample[padding_mode=reflection](x,g)", {**X, "g": (1, 2, 3, 2)}),
+            "(GridSample): no gradient with mode cubic or padding_mode reflection; use linear or nearest, zeros or"
+            " border",
+        ),
+    ],
+)
+def test_what_has_no_rule_is_refused(case: Case, fact: str) -> None:
     with pytest.raises(GradientError) as caught:
-        gradients(model, "loss", ["x"])
-    assert str(caught.value) == (
-        "node 'y' (Resize): no gradient with keep_aspect_ratio_policy; compute the sizes, and set it to 'stretch'"
-    )
+        gradients(case.model(20), "loss", ["x"])
+    assert str(caught.value) == f"node 'y' {fact}"
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

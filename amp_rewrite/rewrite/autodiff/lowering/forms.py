@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import onnx
 import onnx.defs
@@ -120,13 +121,78 @@ def _cross_entropy(v: Forward) -> list[str]:
     return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **words), logs]
 
 
+# Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
+_SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
+
+
+def _selu(v: Forward) -> list[str]:
+    alpha, gamma = (v.attr(name, default) for name, default in _SELU.items())
+    return [v.b.op("Mul", v.b.op("Elu", v.x(0), alpha=alpha), v.b.scalar(gamma, v.dtype()))]
+
+
+def _grid_sample(v: Forward) -> list[str]:
+    """Sum over the elements around each place, times the weights of their axes; the image is made flat."""
+    if v.attr("mode", "linear").endswith("cubic") or v.attr("padding_mode", "zeros") == "reflection":
+        raise v.error("no gradient with mode cubic or padding_mode reflection; use linear or nearest, zeros or border")
+    b, rank, shape = v.b, v.rank() - 2, v.b.shape_of(v.x(0))
+    kept = DType.FLOAT if v.dtype().low else v.dtype()
+    lengths = [b.op("Gather", shape, b.scalar(axis, DType.INT64)) for axis in range(2, 2 + rank)]
+    batch, channels = (b.op("Slice", shape, b.ints([axis]), b.ints([axis + 1])) for axis in (0, 1))
+    image = b.op("Reshape", b.cast(v.x(0), kept), b.ints([0, 0, -1]))
+    columns = [b.op("Gather", v.x(1), b.scalar(i, DType.INT64), axis=-1) for i in reversed(range(rank))]
+    places = [b.op("Reshape", b.cast(column, kept, of=v.dtype(1)), b.ints([0, 1, -1])) for column in columns]
+    terms = []
+    for corner in product(*(_around(v, kept, *axis) for axis in zip(places, lengths, strict=True))):
+        index, weight = corner[0]
+        for (at, share), length in zip(corner[1:], lengths[1:], strict=True):
+            index, weight = b.op("Add", b.op("Mul", index, length), at), b.op("Mul", weight, share)
+        spread = b.op("Expand", index, b.op("Concat", batch, channels, b.ints([1]), axis=0))
+        terms.append(b.op("Mul", b.op("GatherElements", image, spread, axis=2), weight))
+    grid = b.shape_of(v.x(1))
+    out = b.op("Slice", grid, b.ints([1]), b.ints([1 + rank]))
+    total = b.reshape(b.op("Sum", *terms), b.op("Concat", batch, channels, out, axis=0))
+    return [b.cast(total, v.dtype(), of=kept)]
+
+
+def _around(v: Forward, kept: DType, x: str, length: str) -> list[tuple[str, str]]:
+    """Indices of the elements around places from −1 to 1 along an axis, each with its weight.
+
+    Beyond the border the weight is 0, or the place has no slope (as in torch.nn.functional.grid_sample).
+    """
+
+    def op(op_type: str, *operands: str | float) -> str:
+        return v.b.op(op_type, *(o if isinstance(o, str) else v.b.scalar(o, kept) for o in operands))
+
+    def index(place: str) -> str:
+        return v.b.op("Cast", op("Min", op("Max", place, 0.0), last), to=DType.INT64.code)
+
+    n, shifted = v.b.op("Cast", length, to=kept.code), op("Add", x, 1.0)
+    last, aligned = op("Sub", n, 1.0), v.attr("align_corners", 0)
+    place = op("Div", op("Mul", shifted, last) if aligned else op("Sub", op("Mul", shifted, n), 1.0), 2.0)
+    border = v.attr("padding_mode", "zeros") == "border"
+    if border:
+        inside = op("And", op("Greater", place, 0.0), op("Less", place, last))
+        place = op("Where", inside, place, v.b.op("Cast", index(place), to=kept.code))
+    below = op("Floor", place)
+    beyond = op("Sub", place, below)
+    around = [(below, op("Sub", 1.0, beyond)), (op("Add", below, 1.0), beyond)]
+    if v.attr("mode", "linear") == "nearest":
+        around = [(op("Round", place), v.b.scalar(1.0, kept))]
+    if border:
+        return [(index(at), share) for at, share in around]
+    held = [(at, v.b.op("Cast", index(at), to=kept.code), share) for at, share in around]
+    return [(index(at), op("Where", op("Equal", at, own), share, 0.0)) for at, own, share in held]
+
+
 Recipe = Callable[[Forward], Sequence[str]]
 """Append the body of an op; return its results, in the order of its outputs."""
 
 OWN_BODIES: Mapping[str, Recipe] = {
     "BatchNormalization": _batch_norm,
+    "GridSample": _grid_sample,
     "InstanceNormalization": _instance_norm,
     "LpNormalization": _lp_norm,
+    "Selu": _selu,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
     **dict.fromkeys(CELLS, layer),
 }

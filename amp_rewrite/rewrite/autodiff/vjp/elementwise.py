@@ -15,11 +15,8 @@ def _same(v: Call, slot: int) -> str:
     return v.sum_to(v.g, slot)
 
 
-def _times_other(v: Call, slot: int) -> str | None:
-    """g·b for a; 2·g·a for a square, once."""
+def _times_other(v: Call, slot: int) -> str:
     g = v.narrow if v.spans_output(1 - slot) else v.g
-    if v.x(0) == v.x(1):
-        return None if slot == 1 else v.do("Mul", v.do("Add", g, g), v.x(0))
     return v.sum_to(v.do("Mul", g, v.x(1 - slot)), slot)
 
 
@@ -34,13 +31,10 @@ def _modulus(v: Call, slot: int) -> str:
 
 
 def _base(v: Call, slot: int) -> str:
-    """p·x^(p−1), without the slow Pow for the common powers 1 and 2."""
+    """p·x^(p−1), without the slow Pow for a square."""
     constant = v.constant(1)
-    power = constant.item() if constant is not None and constant.size == 1 else None
-    if power == 2:
+    if constant is not None and constant.size == 1 and constant.item() == 2:
         return v.sum_to(v.do("Mul", v.g, v.do("Mul", v.x(0), 2.0)), 0)
-    if power == 1:
-        return v.sum_to(v.g, 0)
     p = v.b.cast(v.x(1), v.dtype(0))
     slope = v.do("Mul", p, v.do("Pow", v.x(0), v.do("Sub", p, 1.0)))
     # x^0 is 1 everywhere, so its slope is 0; 0·x^(−1) is NaN at x = 0
@@ -133,16 +127,6 @@ def _where_positive(v: Call, otherwise: str) -> str:
     return v.do("Where", v.do("Greater", v.x(0), 0.0), v.g, otherwise)
 
 
-# Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
-_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
-
-
-def _selu(v: Call) -> str:
-    alpha, gamma = v.attr("alpha", _SELU_ALPHA), v.attr("gamma", _SELU_GAMMA)
-    below = v.do("Add", v.y(), alpha * gamma)
-    return v.do("Where", v.do("Greater", v.x(0), 0.0), gamma, below)
-
-
 def _square(v: Call, x: str) -> str:
     return v.do("Mul", x, x)
 
@@ -165,12 +149,12 @@ _CUBIC = 0.044715  # Hendrycks & Gimpel, Gaussian Error Linear Units, 2016
 
 
 def _gelu_tanh(v: Call) -> str:
-    """y = x·(1 + t)/2, t = tanh(u), u = √(2/π)·(x + c·x³)."""
-    square, root = _square(v, v.x(0)), math.sqrt(2 / math.pi)
-    t = v.do("Tanh", v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root)))
+    """y = x·s(w), w = √(8/π)·(x + c·x³): s + x·s·(1 − s)·w'."""
+    square, root = _square(v, v.x(0)), math.sqrt(8 / math.pi)
+    s = v.do("Sigmoid", v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root)))
     slope = v.do("Add", v.do("Mul", square, 3 * root * _CUBIC), root)
-    bend = v.do("Mul", v.do("Mul", v.x(0), slope), _one_less_square(v, t))
-    return v.do("Mul", v.do("Add", v.do("Add", t, 1.0), bend), 0.5)
+    bend = v.do("Mul", v.do("Mul", v.x(0), slope), v.do("Mul", s, v.do("Sub", 1.0, s)))
+    return v.do("Add", s, bend)
 
 
 def _hard_sigmoid(v: Call, slot: int) -> str:
@@ -236,7 +220,6 @@ ROWS: Family = {
     ),
     # α·exp(x) = y + α below zero
     "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
-    "Selu": _slope(_selu),
     "ThresholdedRelu": row(lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)),
     "Gelu": _slope(_gelu),
     "HardSigmoid": row(_hard_sigmoid),

@@ -35,11 +35,8 @@ class Joint:
     """The gradient of this input is computed with those of all joint inputs, by the row's `together`."""
 
 
-Partial = Callable[["Call", int], str | None]
-"""Append the gradient of one input and return its name; None if another input has the same value, and brings it.
-
-Called with the op and the input's slot, only if needed.
-"""
+Partial = Callable[["Call", int], str]
+"""Append the gradient of one input, given by its slot, and return its name; called only if needed."""
 
 Entry = Partial | Joint | Stop
 
