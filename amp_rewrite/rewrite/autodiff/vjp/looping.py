@@ -15,9 +15,8 @@ import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.protos import bodies, clone, names_read, refill
+from amp_rewrite.files.protos import bodies, clone, names_read, needed, refill
 from amp_rewrite.ir.builder import declared
-from amp_rewrite.ir.graphs import needed
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.schema import TENSOR
