@@ -1,4 +1,4 @@
-"""Models of a few bytes that ask for much: deep text, functions that double, constants, dims, and kernels."""
+"""Models of a few bytes that ask for much: functions that double, constants, dims, and kernels."""
 
 from __future__ import annotations
 
@@ -19,37 +19,16 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]>'
 
 
-def attempt(cage: Cage, folder: Path, model: ModelProto | str, *words: str, command: str = "convert") -> Outcome:
+def attempt(cage: Cage, folder: Path, model: ModelProto, *words: str, command: str = "convert") -> Outcome:
     """What a command comes to on a model: success or one line, in little memory, and no scratch file."""
-    name = "m.onnxtxt" if isinstance(model, str) else "m.onnx"
-    (folder / name).write_bytes(model.encode() if isinstance(model, str) else model.SerializeToString())
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
     output = ("-q", "-o", "out.onnx", "--overwrite") if command == "convert" else ()
-    outcome = cage.run(command, name, *output, *words, folder=folder)
+    outcome = cage.run(command, "m.onnx", *output, *words, folder=folder)
     assert outcome.code in (0, 1) or outcome.refused, outcome
     assert "Traceback" not in outcome.err and "out of memory" not in outcome.err, outcome
     assert outcome.peak < 600e6
     assert not list(folder.glob(".amp-rewrite.*"))
     return outcome
-
-
-# -- text -------------------------------------------------------------------------------------------------------
-
-NEST = "y = If (x) <a = g () => (z) {" * 3000
-TEXTS = {
-    "behind arrows": " y = Foo <a = g () => () {}> (x)\n" * 3000 + NEST,
-    "behind other graphs": f"y = Foo <{','.join(f'a{i} = g () => () {{}}' for i in range(3000))}> (x) {NEST}",
-    "between quotes in comments": f'# "\n{NEST}\n# "\n',
-    "behind closing brackets in a comment": f"# {'}' * 10_000}\n{NEST}",
-    "behind a quote that a line break escapes": f'y = Foo <a = "\\\n"> (x) {NEST} "',
-    "behind closing brackets that close nothing": "}" * 10_000 + NEST,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_text_nested_without_end_is_refused_wherever_it_hides(cage: Cage, tmp_path: Path, name: str) -> None:
-    outcome = attempt(cage, tmp_path, f"{HEAD} net (float[2,4] x) => (float[2,4] y) {{\n{TEXTS[name]}\n}}")
-
-    assert outcome.refused and "nested deeper than 200 brackets" in outcome.err
 
 
 # -- functions --------------------------------------------------------------------------------------------------
@@ -65,12 +44,11 @@ def calling(levels: int, calls: int, body: str = "c = Relu (a)") -> ModelProto:
     return onnx.parser.parse_model(f"{HEAD} g (float[2,4] x) => (float[2,4] y) {{ y = l.f0 (x) }}\n{functions}")
 
 
-@pytest.mark.parametrize("command", ["convert", "report", "doctor"])
-def test_functions_that_double_thirty_times_are_refused(cage: Cage, tmp_path: Path, command: str) -> None:
+def test_functions_that_double_thirty_times_are_refused(cage: Cage, tmp_path: Path) -> None:
     model = calling(30, 2)
     assert model.ByteSize() < 5000
 
-    outcome = attempt(cage, tmp_path, model, command=command)
+    outcome = attempt(cage, tmp_path, model)
     assert outcome.refused and "inlined, are" in outcome.err and outcome.seconds < 5
 
 
@@ -159,15 +137,13 @@ DIMS = {
     "none between huge ones": [2**62, 0, 2**62],
     "least": [-(2**63), 2],
 }
-WAYS = (("--opset", "auto"), ("--fuse", "contrib", "--target", "tensorrt"))
 
 
 @pytest.mark.parametrize("place", ["input", "output", "value", "weight", "large weight"])
 @pytest.mark.parametrize("name", DIMS)
 def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path: Path, name: str, place: str) -> None:
     model = with_dims(DIMS[name], place)
-    for words in WAYS:
-        attempt(cage, tmp_path, model, *words)
-    attempt(cage, tmp_path, model, "--json", command="report")
-    if place == "value":  # the doctor starts processes of its own, and reads shapes as a conversion does
+    attempt(cage, tmp_path, model, "--opset", "auto", "--fuse", "contrib", "--target", "tensorrt")
+    if place == "value":  # other commands read shapes as a conversion does
+        attempt(cage, tmp_path, model, "--json", command="report")
         attempt(cage, tmp_path, model, command="doctor")

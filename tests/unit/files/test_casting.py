@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Fit, cast, scaled
+from amp_rewrite.files.casting import BLOCK, Fit, cast, scaled
 
 LOW = [DType.FLOAT16, DType.BFLOAT16]
 
@@ -93,3 +93,14 @@ def test_scaled_values_are_float32_or_wider_and_wide_ones_are_scaled_in_place(ex
         result = scaled(values, exponent)
         assert result.dtype == wide and np.shares_memory(result, values) == (wide is dtype)
         np.testing.assert_array_equal(result, expected)
+
+
+def test_one_block_with_an_overflow_saturates_and_the_others_are_as_before() -> None:
+    values = np.linspace(-3, 3, 3 * BLOCK + 5, dtype=np.float32).reshape(1, -1)
+    values[0, BLOCK + 7] = 1e6
+    values[0, BLOCK + 8] = -np.inf
+    found = cast(values, DType.FLOAT16)
+    wanted = np.clip(values, -65504, 65504).astype(np.float16)
+    wanted[0, BLOCK + 8] = -np.inf
+    assert found.shape == values.shape
+    np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))

@@ -109,16 +109,6 @@ def test_a_path_may_have_its_data_in_another_folder(scattered, tmp_path):
     assert heavy(Model.load(str(moved / "m.onnx"), folder=str(tmp_path)).proto)
 
 
-def test_an_onnx_ir_model_is_a_model(scattered):
-    onnx_ir = pytest.importorskip("onnx_ir")
-    proto = one(numpy_helper.from_array(values(90, 90), "w"))
-    external(proto.graph.initializer[0], "lone90.bin")
-    (scattered.parent / "lone90.bin").write_bytes(values(90, 90).tobytes())
-    onnx.save_model(proto, scattered.parent / "ir.onnx")
-    found = Model.load(onnx_ir.load(scattered.parent / "ir.onnx"))
-    np.testing.assert_array_equal(found.array(tensor(found, "w")), values(90, 90))
-
-
 @pytest.mark.parametrize("suffix", [".onnxtxt", ".textproto", ".json"])
 def test_text_formats_are_read_by_their_suffix(tmp_path, suffix):
     path = tmp_path / f"m{suffix}"

@@ -80,12 +80,3 @@ def test_what_making_a_piece_raises_is_raised_to_who_waits_for_it():
         for _ in prefetch(broken(sources), sources):
             seen += 1
     assert 0 < seen <= 50
-
-
-@pytest.mark.parametrize("external", [False, True])
-def test_a_file_that_vanished_is_one_line_also_in_the_other_thread(model, external, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "WORTH_IT", 0)
-    (tmp_path / "weights.onnx").unlink()
-    with pytest.raises(ModelError, match=r"^cannot read .*weights.onnx: No such file or directory$"):
-        written(model, tmp_path / "out", external=external)
-    assert list((tmp_path / "out").iterdir()) == []

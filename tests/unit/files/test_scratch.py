@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.files.disk import alone, replacing, scratch, sweep, sync, write_whole
+from amp_rewrite.files.disk import alone, replacing, scratch, sweep, write_whole
 
 OLD = time.time() - 3600
 
@@ -52,21 +51,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         file.write(b"third")
         raise KeyboardInterrupt
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("words", b"second")]
-
-
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EIO])
-def test_a_file_system_without_fsync_is_no_error_and_a_failed_write_is(
-    code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(descriptor: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    if code == errno.EIO:
-        with pytest.raises(OSError, match="Input/output"):
-            sync(3)
-    else:
-        sync(3)
 
 
 def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
