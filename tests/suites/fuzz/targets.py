@@ -6,8 +6,8 @@ Refusals (`AmpRewriteError` but for `ConversionError`, which says of itself that
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -45,14 +45,9 @@ WAYS: tuple[dict[str, str], ...] = (
 def model(content: bytes, way: int | None = None) -> None:
     """A model file, converted (in that of `WAYS`, else the one that its last byte chooses) and saved; its inventory,
     printed."""
-    chosen = _way(content, way)
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, "m.onnx")
-        path.write_bytes(content)
-        convert(path, **chosen).save(path.with_name("out.onnx"))  # type: ignore[arg-type]
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, "m.onnx")
-        path.write_bytes(content)
+    with _written(content, "m.onnx") as path:
+        convert(path, **_way(content, way)).save(path.with_name("out.onnx"))  # type: ignore[arg-type]
+    with _written(content, "m.onnx") as path:
         report_of(View.of(Model.load(path)), name="m", tool="").text(verbose=True)
 
 
@@ -62,57 +57,44 @@ def _way(content: bytes, way: int | None) -> dict[str, str]:
 
 def emulated(content: bytes, way: int | None = None) -> None:
     """A model file, emulated as it is and after a conversion (see `model`), and saved."""
-    chosen = _way(content, way)
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, "m.onnx")
-        path.write_bytes(content)
+    with _written(content, "m.onnx") as path:
         emulate(path).save(path.with_name("twin.onnx"))
-        converted = convert(path, **chosen)  # type: ignore[arg-type]
+        converted = convert(path, **_way(content, way))  # type: ignore[arg-type]
         emulate(converted.result).save(path.with_name("out.onnx"))
         emulate(converted.result, rounding=False, io="same").save(path.with_name("wide.onnx"))
 
 
 def stepped(content: bytes) -> None:
     """A model file, made into a training step."""
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, "m.onnx")
-        path.write_bytes(content)
+    with _written(content, "m.onnx") as path:
         policy = ("mixed_float16", "float32")[content[-1] % 2] if content else "float32"
-        step = training_step(path, loss="mean(square(y))", optimizer="adamw,lr=0.1", policy=policy)
-        save_step(step, Path(folder, "s.onnx"))
+        step = training_step(path, loss="mean_squared_error(y, targets)", optimizer="adamw,lr=0.1", policy=policy)
+        save_step(step, path.with_name("s.onnx"))
 
 
 def batches(content: bytes) -> None:
     """A file of arrays, calibrated with and compared on by a small model."""
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, "batches.npz")
-        path.write_bytes(content)
+    with _written(content, "batches.npz") as path:
         verify(_sound_model(), _sound_converted(), path, rtol=0.1, atol=0.1)
 
 
 def text(content: bytes) -> None:
     """A model as text, in the format that its first byte chooses."""
     suffix = (".onnxtxt", ".textproto", ".json")[content[0] % 3] if content else ".json"
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, f"m{suffix}")
-        path.write_bytes(content[1:])
+    with _written(content[1:], f"m{suffix}") as path:
         View.of(Model.load(path))
 
 
 def lists(content: bytes) -> None:
     """An op list in YAML."""
-    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-        path = Path(folder, "mine.yaml")
-        path.write_bytes(content)
+    with _written(content, "mine.yaml") as path:
         load_lists(DType.FLOAT16, [path])
 
 
 def config(content: bytes) -> None:
     """Settings in TOML, as a file of their own and in pyproject.toml."""
     for name in ("amp.toml", "pyproject.toml"):
-        with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
-            path = Path(folder, name)
-            path.write_bytes(content)
+        with _written(content, name) as path:
             from_file(path)
 
 
@@ -147,19 +129,26 @@ TARGETS: dict[str, Callable[..., None]] = {
 }
 
 
-class _refusals(suppress):
-    """Lets a refusal be the end of a run."""
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Let a refusal be the end of a run."""
+    try:
+        yield
+    except ConversionError:
+        raise
+    except AmpRewriteError:
+        pass
 
-    def __init__(self) -> None:
-        super().__init__(AmpRewriteError)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, ConversionError):
-            return False
-        return super().__exit__(kind, error, trace)  # type: ignore[arg-type]
+@contextmanager
+def _written(content: bytes, name: str) -> Iterator[Path]:
+    """The path of a file of this content, in a folder of its own; a refusal may be the end of the body."""
+    with tempfile.TemporaryDirectory(prefix="amp-fuzz.") as folder, _refusals():
+        path = Path(folder, name)
+        path.write_bytes(content)
+        yield path
 
 
-_LOSS = "mean_squared_error(y, target)"
 _TEXT = """
 <ir_version: 10, opset_import: ["" : 21]>
 net (float[2,4] x) => (float[2,3] y)

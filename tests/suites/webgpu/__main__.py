@@ -1,4 +1,4 @@
-"""What is measured on a WebGPU device: python -m suites.webgpu table|page|pieces|render (see the Makefile)."""
+"""What is measured on a WebGPU device: python -m suites.webgpu table|page|render (see the Makefile)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suites.webgpu.worker import Device
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("step", choices=["table", "page", "pieces", "render"])
+    parser.add_argument("step", choices=["table", "page", "render"])
     parser.add_argument("--write", type=Path, required=True)
     parser.add_argument("--results", type=Path, help="measured numbers, as JSON")
     given = parser.parse_args()
@@ -31,12 +31,8 @@ def main() -> None:
         else:
             from suites.webgpu.measure import measured
             from suites.webgpu.page import page
-            from suites.webgpu.pieces import piece_rows
 
-            if given.step == "pieces":  # these alone anew, beside the stored numbers
-                numbers = json.loads(given.results.read_text("utf-8")) | {"pieces": piece_rows(device)}
-            else:
-                numbers = measured(device)
+            numbers = measured(device)
             given.results.write_text(json.dumps(numbers, indent=1) + "\n", "utf-8")
             given.write.write_text(page(numbers), "utf-8")
 

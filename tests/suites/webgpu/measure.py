@@ -23,7 +23,6 @@ from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
 from suites.webgpu.models import FACTOR, Feeds, error, fixtures, rms, whole
 from suites.webgpu.op_cases import CASES, OpCase
-from suites.webgpu.pieces import piece_rows
 from suites.webgpu.worker import Device
 from support import one_op
 from support.child import Lost
@@ -41,7 +40,6 @@ def measured(device: Device) -> dict[str, Any]:
         "ops": [op_row(device, case) for case in CASES],
         "models": list(model_rows(device)),
         "cases": case_rows(device),
-        "pieces": piece_rows(device),
     }
 
 

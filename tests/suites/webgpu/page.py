@@ -89,39 +89,7 @@ def _sections(numbers: Numbers) -> Iterator[str]:
         "The provider leaves shapes and other small integers to the CPU. The last column names ops on the CPU that "
         "handle floats: those have no WebGPU kernel at their version (the table below), or hold other ops."
     )
-    if "pieces" in numbers:
-        yield from _pieces(numbers["pieces"], growth(rows))
     yield from _cases(numbers["cases"])
-
-
-def _pieces(rows: Sequence[dict[str, Any]], per_root: float) -> Iterator[str]:
-    """The table of products in pieces, and what it means for a whole model."""
-    sizes = sorted({int(size) for row in rows for size in row["errors"]}, reverse=True)
-    least = min(sizes)
-    yield "## A long product in pieces"
-    yield _text(
-        "RMS error of a product of normal inputs, relative to the RMS of the exact result. Each piece is a product in "
-        "float16 over so many terms, all of them one batched MatMul; a ReduceSum adds the pieces in float32. The "
-        "largest size of a row is the product as it is."
-    )
-    table = [(str(row["terms"]), *(_error(row["errors"].get(str(size))) for size in sizes)) for row in rows]
-    yield _table(("terms", *(f"pieces of {size}" for size in sizes)), table)
-    yield _text(
-        "A product in pieces errs as one piece does, however long it is. A model with many products gains too little "
-        f"by that: errors add up over the products, by at most {per_root:.1e} times the root of all terms. The "
-        f"{_PRODUCTS} products with weights of a transformer of 12 layers, all in pieces of {least}, have "
-        f"{_PRODUCTS * least} terms together, which is {per_root * (_PRODUCTS * least) ** 0.5:.1e}: beyond the "
-        f"{BOUND:g} that conversions for this target keep. Each piece also writes a result of its own; speed was not "
-        "measured. So `--target webgpu` does not split products; the finding `mostly_float32` says what stays float32, "
-        "and `--lower` lowers it all the same."
-    )
-
-
-_PRODUCTS = 72
-
-
-def _error(found: float | None) -> str:
-    return "" if found is None else f"{found:.1e}"
 
 
 def _model(row: dict[str, Any]) -> Sequence[str]:
