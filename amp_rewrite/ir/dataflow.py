@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.casting import BLOCK
 from amp_rewrite.ir.attributes import ints_attribute, text_attribute
 from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, EXACT, SCALINGS, SCATTERS, Slots
 from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS, FIRST_UNBATCHED_SCAN
@@ -117,7 +118,7 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
 def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
     """Return the norm of a constant, or of its change by rounding. Read in parts."""
     tensor, squares = view.constant(value), 0.0
-    for chunk in view.model.chunks(tensor) if tensor is not None else ():
+    for chunk in view.model.chunks(tensor, BLOCK) if tensor is not None else ():
         exact = chunk.astype(np.float64)
         numbers = exact if rounded_to is None else chunk.astype(rounded_to.numpy).astype(np.float64) - exact
         squares += float(np.square(numbers).sum())

@@ -11,7 +11,7 @@ Slots = Mapping[str, Sequence[int]]
 
 
 def _ops(trait: Trait) -> frozenset[str]:
-    return frozenset(op for op, row in OPS.items() if trait in row.traits)
+    return frozenset(op for op, row in OPS.items() if row.traits.value & trait.value)
 
 
 def _walked(*ways: Way) -> dict[str, Sequence[int]]:

@@ -24,6 +24,7 @@ from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
 from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.sizes import (
     CONTENTS,
+    INTEGERS,
     MADE_UP,
     MOST_AXES,
     Contents,
@@ -197,26 +198,26 @@ class _ShapeWalk:
 
     def by_onnx(self, value: ValueId | None) -> Dims | None:
         dims = shape_at(self.inferred, self.view, value)
-        return None if dims is None else tuple(renamed(d, self.same) for d in dims)
+        return dims if dims is None or not self.same else tuple(renamed(d, self.same) for d in dims)
 
     def holds(self, value: ValueId | None) -> Contents | None:
         return self.contents[value] if value in self.contents else held(self.view, value)
 
     def follow(self, op: Op) -> None:
-        dims, contents = [self.at(v) for v in op.inputs], [self.holds(v) for v in op.inputs]
-        if (result := op.outputs[0]) is not None:
-            self.result(Reading(op, dims, contents, self.by_onnx(result), self.invented), result)
-
-    def result(self, reading: Reading, result: ValueId) -> None:
-        inferred = reading.inferred
+        result = op.outputs[0]
+        inferred, counts = self.by_onnx(result), self.view.dtype(result) in INTEGERS
+        if result is None or (not counts and inferred is not None and all(isinstance(d, int) for d in inferred)):
+            return  # onnx knows the shape, and floats state no other
+        contents = [self.holds(v) for v in op.inputs]
+        reading = Reading(op, [self.at(v) for v in op.inputs], contents, self.invented)
         dims = _ruled(RULES, reading)
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
             dims = self.followed[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
-            if reading.op.scope == MAIN:
+            if op.scope == MAIN:
                 self.learn(dims, inferred or ())
-        contents, rank = _ruled(CONTENTS, reading), self.at(result)
-        if contents is not None and rank is not None and len(rank) <= 1:
-            self.contents[result] = contents
+        made, rank = _ruled(CONTENTS, reading) if counts else None, self.at(result)
+        if made is not None and rank is not None and len(rank) <= 1:
+            self.contents[result] = made
 
     def learn(self, followed: Dims, inferred: Dims) -> None:
         """Note the model's names for sizes known by another name."""

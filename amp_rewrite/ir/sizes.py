@@ -151,12 +151,11 @@ class Unknown(ValueError):
 
 @dataclass(slots=True)
 class Reading:
-    """The inputs of an op: dimensions, and contents of shapes. `inferred`: the dimensions of its result by onnx."""
+    """The inputs of an op: dimensions, and contents of shapes."""
 
     op: Op
     dims: Sequence[Dims | None]
     contents: Sequence[Contents | None]
-    inferred: Dims | None
     invented: InventedNames
 
     def shape(self, slot: int) -> Dims:
@@ -216,12 +215,13 @@ def _known(inputs: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ..
 # -- contents of small integer values: shapes, bounds and axes that a model computes, as named sizes ------
 
 _LONGEST = 16  # more axes than any shape has
-_INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
+INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
+"""The types of contents that rules know."""
 
 
 def held(view: View, value: ValueId | None) -> Contents | None:
     """Return the elements of a small integer constant; None for other values."""
-    tensor = view.constant(value) if view.dtype(value) in _INTEGERS else None
+    tensor = view.constant(value) if view.dtype(value) in INTEGERS else None
     if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _LONGEST:
         return None
     return tuple(int(number) for number in view.model.array(tensor).reshape(-1))
@@ -229,7 +229,7 @@ def held(view: View, value: ValueId | None) -> Contents | None:
 
 def _cast(reading: Reading) -> Contents | None:
     to = DType.of(reading.stated("to", 0))
-    return reading.elements(0) if to in _INTEGERS and to is not DType.BOOL else None
+    return reading.elements(0) if to in INTEGERS and to is not DType.BOOL else None
 
 
 def _gathered(reading: Reading) -> Contents:
