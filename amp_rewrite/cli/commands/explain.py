@@ -97,7 +97,8 @@ def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str,
     ops: list[Entry] = []
     for word in words:
         if word == "lists":
-            yield lists_by_color(list(lists)), list_rows(lists)
+            by_color = sorted(lists, key=lambda entry: list(Color).index(entry.color))
+            yield list_table(by_color), list_rows(by_color)
         elif word == "rules":
             yield rules_table(), [described(name) for name in known_names()]
         elif word in known_words():
@@ -251,16 +252,6 @@ def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
 
 _MORE = "`amp-rewrite explain OP` shows who lists an op and why, `amp-rewrite explain lists` all ops"
 _SHOWN = 5  # ops of a list in the summary
-
-
-def lists_by_color(entries: Sequence[Entry]) -> str:
-    """Return a table of each list."""
-    parts = []
-    for color in Color:
-        listed = [entry for entry in entries if entry.color is color]
-        rows = [(name, when, source, because) for name, _, when, source, because in map(_cells, listed)]
-        parts.append("\n".join([f"{color.value}: {count(len(listed), 'entry', 'entries')}", *table(rows)]))
-    return "\n\n".join(parts)
 
 
 def _cells(entry: Entry) -> tuple[str, str, str, str, str]:

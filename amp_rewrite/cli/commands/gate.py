@@ -60,19 +60,18 @@ class _GatedFile:
         """Return it for a terminal, for a workflow of GitHub, or as Markdown. `verbose`: a terminal gets each op."""
         new = "new, nothing to compare it with\n" if self.delta is None else ""
         named = [f"{words} ({place_of(self.file).name})" for words in self.accepted]
+        failed, accepted = {
+            "github": (f"::error::{self.file}: expected ", f"::notice::{self.file}: accepted: "),
+            "markdown": ("- **failed**: ", "- accepted: "),
+        }.get(form, ("  failed  ", "  accepted  "))
+        lines = "".join(f"{failed}{outcome}\n" for outcome in self.failed)
+        lines += "".join(f"{accepted}{words}\n" for words in named)
         if form == "github":
-            marks = "".join(f"::error::{self.file}: expected {outcome}\n" for outcome in self.failed)
-            marks += "".join(f"::notice::{self.file}: accepted: {words}\n" for words in named)
             marked = fail_on if self.differs else None
-            told = f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, marked)
-            return f"::group::{self.file}\n{told}{marks}::endgroup::\n"
+            body = f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, marked)
+            return f"::group::{self.file}\n{body}{lines}::endgroup::\n"
         body = new or (self.delta.to(form, verbose=verbose) if self.delta else "")
-        if form == "markdown":
-            lines = "".join(f"- **failed**: {outcome}\n" for outcome in self.failed)
-            lines += "".join(f"- accepted: {words}\n" for words in named)
-            return f"### {self.file}\n\n{body}\n{lines}\n"
-        lines = "".join(f"  failed  {outcome}\n" for outcome in self.failed)
-        return f"{self.file}: {body}{lines}" + "".join(f"  accepted  {words}\n" for words in named)
+        return f"### {self.file}\n\n{body}\n{lines}\n" if form == "markdown" else f"{self.file}: {body}{lines}"
 
 
 @parameters.command(
