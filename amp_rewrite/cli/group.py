@@ -57,7 +57,7 @@ GROUPS = {
 COMMANDS = {name: words for group in GROUPS.values() for name, words in group.items()}
 _MODULES = {
     "compare": ("diff", "verify", "locate", "bench"),
-    "inspect": ("report", "doctor"),
+    "explain": ("explain", "report", "doctor"),
     "make": ("calibrate", "emulate", "train-step", "completion"),
 }
 """Modules of `cli/commands/` that define several commands; each other command has one of its own name."""

@@ -40,7 +40,7 @@ from amp_rewrite.runtime.runner import (
     cuda_release,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
-from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION

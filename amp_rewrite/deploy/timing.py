@@ -33,8 +33,7 @@ from amp_rewrite.runtime.installation import packages, require
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
-from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.request import Data
+from amp_rewrite.settings.option import Data, checked
 from amp_rewrite.version import VERSION
 
 Tell = Callable[[str, int, int], None]

@@ -21,8 +21,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.settings.keywords import checked
-from amp_rewrite.settings.request import Data
+from amp_rewrite.settings.option import Data, checked
 
 JUMP = 10.0
 """Factor by which an error grows in one op to count as a jump."""

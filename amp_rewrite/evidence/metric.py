@@ -13,8 +13,8 @@ import numpy as np
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.reports.evidence import Difference
-from amp_rewrite.settings.option import Kind, check_keyword
-from amp_rewrite.settings.request import CRITERION, STARTS, CriterionKeywords
+from amp_rewrite.settings.option import CriterionKeywords, Kind, check_keyword
+from amp_rewrite.settings.request import CRITERION, STARTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.choices import Target, target_of
-from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import CRITERION, CriterionKeywords, Data
+from amp_rewrite.settings.option import CriterionKeywords, Data, checked, takes
+from amp_rewrite.settings.request import CRITERION
 
 EMULATED = "emulated"
 """Word in the description of a run whose low type was emulated."""

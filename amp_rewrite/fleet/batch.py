@@ -30,8 +30,8 @@ from amp_rewrite.fleet.places import (
 from amp_rewrite.fleet.processes import Processes, cores, through
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
-from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import KEYWORDS, Options, Request
+from amp_rewrite.settings.option import Options, checked, takes
+from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.settings.selectors import parse_pattern
 
 Sources = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

@@ -15,7 +15,8 @@ from amp_rewrite.files.model import IrModel, Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report
-from amp_rewrite.settings.request import Options, Request
+from amp_rewrite.settings.option import Options
+from amp_rewrite.settings.request import Request
 
 
 class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no types here

@@ -13,8 +13,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.evidence import FAILED
 from amp_rewrite.reports.report import Report
-from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import KEYWORDS, Options
+from amp_rewrite.settings.option import Options, checked, takes
+from amp_rewrite.settings.request import KEYWORDS
 
 
 @takes(KEYWORDS)

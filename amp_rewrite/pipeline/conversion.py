@@ -36,7 +36,7 @@ from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.rewrite.contrib.multi_head_attention import ROTARY_KIND
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS
-from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 

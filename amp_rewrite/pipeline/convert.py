@@ -13,8 +13,8 @@ from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, ranges_for, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.choices import HEADROOM
-from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import KEYWORDS, Data, Options, Progress, Request
+from amp_rewrite.settings.option import Data, Options, Progress, checked, takes
+from amp_rewrite.settings.request import KEYWORDS, Request
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed

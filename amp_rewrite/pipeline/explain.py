@@ -13,8 +13,8 @@ from amp_rewrite.pipeline.repaired import Repaired
 from amp_rewrite.reports.explain import Explanation, explained, makers, shifts
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.sources import ReportSource, is_report, report_in
-from amp_rewrite.settings.keywords import takes
-from amp_rewrite.settings.request import KEYWORDS, Options
+from amp_rewrite.settings.option import Options, takes
+from amp_rewrite.settings.request import KEYWORDS
 
 
 @takes(KEYWORDS)

@@ -26,8 +26,8 @@ from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, G
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
-from amp_rewrite.settings.keywords import checked, takes
-from amp_rewrite.settings.request import CRITERION, KEYWORDS, Data, OptionsAndCriterion, Request
+from amp_rewrite.settings.option import Data, OptionsAndCriterion, checked, takes
+from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request
 
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""

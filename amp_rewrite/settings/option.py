@@ -1,21 +1,29 @@
-"""One option of a request: its form, words and parser, and the types of its values."""
+"""Options: the form, words and parser of each, and keywords of public functions, with the types of their values."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import wraps
+from inspect import Parameter, cleandoc, signature, unwrap
 from numbers import Integral, Real
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
+from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, advice, spelled
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.settings.choices import one_of
+from amp_rewrite.settings.choices import Fuse, Level, Placement, Quantized, Safety, Target, TargetName, one_of
+from amp_rewrite.settings.policy import LowType
+
+if TYPE_CHECKING:
+    from amp_rewrite.files.casting import Array
+
 
 PRECISION, DATA, OUTPUT, PYTHON = "Precision", "Data and accuracy", "Output and settings", "In Python alone"
 """Groups of options, the headings of help and documentation in their order."""
@@ -200,3 +208,119 @@ def alternatives(annotation: str) -> Iterator[str]:
         else:
             part += piece
     yield part.strip()
+
+
+# -- keywords of public functions, with their types for static checkers ------------------------------------
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage of the work ("read", "decide" …), what is done of it, and its total."""
+ListSource = str | Path | Mapping[str, object]
+Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
+"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
+
+
+class Painting(TypedDict, total=False):
+    """Keywords of a conversion and of a training step."""
+
+    lists: Sequence[ListSource] | ListSource | None
+    level: Level | None
+    target: TargetName | str | Target | None
+    safety: Safety | None
+    keep: str | Sequence[str] | None
+    lower: str | Sequence[str] | None
+    gray_follows_allow: bool | None
+
+
+class Options(Painting, total=False):
+    """Keywords of a conversion, with their types for static checkers; None is the default."""
+
+    to: LowType | None
+    io: str | Sequence[str] | None
+    narrow: bool | None
+    quantized: Quantized | None
+    fuse: Fuse | None
+    opset: Literal["auto", "keep"] | int | None
+    shift: Literal["auto", "none"] | int | None
+    placement: Placement | None
+
+
+class CriterionKeywords(TypedDict, total=False):
+    """Keywords of a criterion, with their types for static checkers."""
+
+    tolerance: float | None
+    rtol: float | None
+    atol: float | None
+    metric: str | Callable[[Array, Array], float] | None
+    at_least: float | None
+    at_most: float | None
+
+
+class OptionsAndCriterion(Options, CriterionKeywords, total=False):
+    """Keywords of a conversion and of a criterion."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(function: F) -> F:
+    """Decorate a function: a value beyond a keyword's annotation is a PolicyError, but None is the default.
+
+    Aliases in annotations accept every value, because the function parses it; a name that its module imports for type
+    checkers alone is that of a class.
+    """
+    parameters = signature(function).parameters.values()
+    stated = {p.name: p.annotation for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+
+    @wraps(function)
+    def call(*given: Any, **keywords: Any) -> Any:
+        _check_known(call, keywords)
+        said = {
+            name: value
+            for name, value in keywords.items()
+            if value is not None or "None" in alternatives(stated.get(name, "None"))
+        }
+        for name in said.keys() & stated.keys():
+            check_keyword(name, said[name], stated[name], unwrap(function).__globals__)
+        return function(*given, **said)
+
+    return call  # type: ignore[return-value]
+
+
+def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> None:
+    known = signature(function).parameters
+    unknown = next((name for name in keywords if name not in known), None)
+    if unknown is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    criterion = unknown in CriterionKeywords.__annotations__
+    raise unexpected(function, unknown, "repair and verify take it" if criterion else "")
+
+
+def unexpected(function: Callable[..., Any], keyword: str, hint: str) -> TypeError:
+    """Return the error of an unknown keyword; without a hint it names the known ones."""
+    known = signature(function).parameters
+    hint = hint or advice(keyword, known, f"it takes {', '.join(known)}")
+    return TypeError(f"{function.__name__}() got an unexpected keyword argument {keyword!r}; {hint}")
+
+
+def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
+    """Show the keywords of tables behind `**` one by one to help() and completion, with their docs."""
+    rows = {name: row for table in tables for name, row in table.items()}
+    types = {name: reference.__forward_arg__ for name, reference in OptionsAndCriterion.__annotations__.items()}
+    keywords = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=row.default, annotation=types[name])
+        for name, row in rows.items()
+    ]
+
+    def shown(function: F) -> F:
+        own = signature(function)
+        named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        first = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
+        parameters = [*first, *keywords, *named[len(first) :]]
+        function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        if function.__doc__:  # absent under python -OO
+            lines = [f"{name}: {row.doc}." for name, row in rows.items()]
+            function.__doc__ = "\n".join([cleandoc(function.__doc__), "\nOptions:\n", *lines])
+        return function
+
+    return shown

@@ -8,12 +8,11 @@ section of docs/reference/options.md. A keyword of `convert` also has a line in 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -26,65 +25,31 @@ from amp_rewrite.settings.choices import (
     Safety,
     Shift,
     Target,
-    TargetName,
     check_headroom,
     fusions,
     parse_opset,
     parse_shift,
 )
-from amp_rewrite.settings.option import ALWAYS, DATA, OUTPUT, PYTHON, ROW, UNUSUAL, Kind, Option, option
-from amp_rewrite.settings.policy import LowType, low_type
+from amp_rewrite.settings.option import (
+    ALWAYS,
+    DATA,
+    OUTPUT,
+    PYTHON,
+    ROW,
+    UNUSUAL,
+    CriterionKeywords,
+    Kind,
+    ListSource,
+    Option,
+    Options,
+    Painting,
+    Progress,
+    option,
+)
+from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.files.casting import Array
     from amp_rewrite.settings.op_lists import OpLists
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage of the work ("read", "decide" …), what is done of it, and its total."""
-ListSource = str | Path | Mapping[str, object]
-Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
-"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
-
-
-class Painting(TypedDict, total=False):
-    """Keywords of a conversion and of a training step."""
-
-    lists: Sequence[ListSource] | ListSource | None
-    level: Level | None
-    target: TargetName | str | Target | None
-    safety: Safety | None
-    keep: str | Sequence[str] | None
-    lower: str | Sequence[str] | None
-    gray_follows_allow: bool | None
-
-
-class Options(Painting, total=False):
-    """Keywords of a conversion, with their types for static checkers; None is the default."""
-
-    to: LowType | None
-    io: str | Sequence[str] | None
-    narrow: bool | None
-    quantized: Quantized | None
-    fuse: Fuse | None
-    opset: Literal["auto", "keep"] | int | None
-    shift: Literal["auto", "none"] | int | None
-    placement: Placement | None
-
-
-class CriterionKeywords(TypedDict, total=False):
-    """Keywords of a criterion, with their types for static checkers."""
-
-    tolerance: float | None
-    rtol: float | None
-    atol: float | None
-    metric: str | Callable[[Array, Array], float] | None
-    at_least: float | None
-    at_most: float | None
-
-
-class OptionsAndCriterion(Options, CriterionKeywords, total=False):
-    """Keywords of a conversion and of a criterion."""
-
 
 USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
 """The tolerance to start with, by low type."""

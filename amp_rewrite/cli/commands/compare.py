@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Batches, criterion
-from amp_rewrite.cli.files import check_report, present
+from amp_rewrite.cli.files import Batches, check_report, criterion, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.dtypes import DType

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import convert_guided, guidance
 from amp_rewrite.cli.files import (
     SUFFIXES,
     beside,
     check_report,
+    convert_guided,
     file_named,
+    guidance,
     is_folder,
     is_page,
     made_folders,

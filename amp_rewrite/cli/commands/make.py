@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.data import Batches
-from amp_rewrite.cli.files import beside, check_report, write_report
+from amp_rewrite.cli.files import Batches, beside, check_report, write_report
 from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.reports.render import plain

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
-from amp_rewrite.reports.page.chart import element
-from amp_rewrite.reports.page.page import Figure
+from amp_rewrite.reports.page.page import Figure, element
 from amp_rewrite.reports.page.scopes import Path, layers_of, paths_of, tree_of
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import (

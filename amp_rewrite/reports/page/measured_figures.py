@@ -10,8 +10,19 @@ from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.evidence import Difference, OutputRow
-from amp_rewrite.reports.page.chart import Axis, Band, Bar, bars, element, finite, number_text, numbers, remarks, short
-from amp_rewrite.reports.page.page import Figure
+from amp_rewrite.reports.page.page import (
+    Axis,
+    Band,
+    Bar,
+    Figure,
+    bars,
+    element,
+    finite,
+    number_text,
+    numbers,
+    remarks,
+    short,
+)
 
 _OUTPUTS, _BATCHES = 40, 50
 """Outputs that are drawn, and batches of each; the worst ones of more."""

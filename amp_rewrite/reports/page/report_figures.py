@@ -11,9 +11,8 @@ from xml.etree.ElementTree import Element
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.page.chart import element, folded, short, table
 from amp_rewrite.reports.page.graph import NAME, graph
-from amp_rewrite.reports.page.page import Figure
+from amp_rewrite.reports.page.page import Figure, element, folded, short, table
 from amp_rewrite.reports.render import count, share, size
 from amp_rewrite.reports.rows import Change, Marked, ReportData
 from amp_rewrite.reports.summary import low_types, needs_action, next_command, shift_counts

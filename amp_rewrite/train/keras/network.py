@@ -22,8 +22,9 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
+from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING, Painting
+from amp_rewrite.settings.request import PAINTING
 from amp_rewrite.train.door import Named, Namespace, door, floats, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed

@@ -29,8 +29,9 @@ from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import with_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
+from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Painting, Request
+from amp_rewrite.settings.request import Request
 from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.module_parameters import module_notes

@@ -21,8 +21,9 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
+from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING, Painting
+from amp_rewrite.settings.request import PAINTING
 from amp_rewrite.train.door import Named, door, stated
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer

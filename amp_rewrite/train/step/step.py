@@ -16,8 +16,9 @@ from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import LossScale
+from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING, Painting
+from amp_rewrite.settings.request import PAINTING
 from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_rewrite.reports.page.chart import Axis, Band, Bar, bars, number_text, numbers, written
+from amp_rewrite.reports.page.page import Axis, Band, Bar, bars, number_text, numbers, written
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 KINDS = st.sampled_from([Axis.linear, Axis.logarithmic])

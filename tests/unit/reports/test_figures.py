@@ -14,9 +14,8 @@ from amp_rewrite import DType
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.evidence import Difference, OutputRow
-from amp_rewrite.reports.page.chart import written
 from amp_rewrite.reports.page.measured_figures import CriterionLine, outputs_figure, ranges_figure
-from amp_rewrite.reports.page.page import Figure, Page
+from amp_rewrite.reports.page.page import Figure, Page, written
 from amp_rewrite.reports.rows import Change
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)

@@ -17,7 +17,7 @@ from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, 
 from amp_rewrite.cli import program
 from amp_rewrite.errors import options_spelled, spelled
 from amp_rewrite.settings import choices, request
-from amp_rewrite.settings.keywords import checked
+from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.policy import LowName, low_type
 
 NET = onnx.parser.parse_model(

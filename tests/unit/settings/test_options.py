@@ -17,7 +17,8 @@ import pytest
 from amp_rewrite import convert, repair, verify
 from amp_rewrite.dtypes import DType
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.settings.request import CRITERION, KEYWORDS, CriterionKeywords, Options, Request
+from amp_rewrite.settings.option import CriterionKeywords, Options
+from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request
 from support.paths import ROOT
 
 DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
@@ -118,12 +119,11 @@ program.main(["convert", "--help"])
 def test_a_field_and_its_type_are_enough_for_an_option_to_appear_everywhere(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "amp_rewrite", tmp_path / "amp_rewrite", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "lists", tmp_path / "lists")
-    table = tmp_path / "amp_rewrite" / "settings" / "request.py"
-    source = table.read_text("utf-8")
-    for marker, added in (("    external_data: bool", FIELD), ("    shift: Literal", TYPE)):
+    settings = tmp_path / "amp_rewrite" / "settings"
+    for name, marker, added in (("request", "    external_data: bool", FIELD), ("option", "    shift: Literal", TYPE)):
+        source = (settings / f"{name}.py").read_text("utf-8")
         assert source.count(marker) == 1
-        source = source.replace(marker, added + marker)
-    table.write_text(source, "utf-8")
+        (settings / f"{name}.py").write_text(source.replace(marker, added + marker), "utf-8")
     words = (str(ROOT / "examples" / "models" / "digits_cnn.onnx"), str(ROOT / "tools" / "build_options.py"))
     done = subprocess.run(
         [sys.executable, "-c", USES, *words],
