@@ -175,13 +175,12 @@ _WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kS
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """A model file, a batch in a .npz file, how to open the model, and whether to measure memory and ops."""
+    """A model file, a batch in a .npz file, how to open the model, and `profile`, to measure its ops, too."""
 
     model: str
     batch: str
     provider: str
     options: Mapping[str, str] = field(default_factory=dict)
-    memory: bool = True
     profile: bool = False
     threads: int = 0
 
@@ -226,12 +225,11 @@ def _ending(code: int, stderr: str) -> str:
 def outcome_of(job: BenchJob, folder: Path) -> JobResult:
     """Do a job; a failure is an outcome with a fault."""
     try:
-        memory = _weighed(job) if job.memory else None
+        memory = _weighed(job)
         ops = _profiled(job, folder) if job.profile else ()
     except (AmpRewriteError, OSError) as error:
         return JobResult(fault=one_line(error))
-    unknown = job.memory and memory is None
-    return JobResult(memory, ops, "this system does not tell how much is in use" if unknown else "")
+    return JobResult(memory, ops, "this system does not tell how much is in use" if memory is None else "")
 
 
 def _weighed(job: BenchJob) -> int | None:

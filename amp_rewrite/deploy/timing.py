@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from amp_rewrite.version import VERSION
 Tell = Callable[[str, int, int], None]
 _Calls = dict[str, Callable[[], object]]
 
+_WARM = 10  # runs of each model that do not count
 _MOST = 10**7  # runs of a model: a day of those that take 10 ms
 
 
@@ -47,35 +47,27 @@ def bench(
     models: Sequence[ModelSource],
     data: Data,
     *,
-    names: Sequence[str] = (),
     provider: str | None = None,
     rounds: int = 20,
     runs: int | None = None,
-    warm: int = 10,
     memory: bool = True,
-    profile: bool = True,
     threads: int = 0,
-    allow_nonfinite: bool = False,
     progress: Tell | None = None,
 ) -> Benchmark:
     """Measure latency and peak memory of models on the first batch of `data`, and the time of slower ops.
 
-    Latency is that of single runs: `warm` of each model first, then `rounds` in which all take turns, with `runs` of
+    Latency is that of single runs: ten of each model first, then `rounds` in which all take turns, with `runs` of
     each, once with inputs and outputs that stay on the device, once with copies. On CUDA a float32 baseline runs twice,
     without TF32 and with it; other models run with the options that `Session` chooses.
 
     Args:
         models: as `Model.load` takes them; the first one is the baseline.
         data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
-        names: those of the models in the result.
         provider: the one that must open; None: CUDA where it opens, else the CPU.
         rounds: number of rounds.
         runs: of each model in a round; None: as many as take 50 ms.
-        warm: runs of each model that are not measured.
-        memory: measure the peak, each in a process of its own.
-        profile: measure the time of each op there, too.
+        memory: measure the peak, and the time of each op, in a process of its own for each model.
         threads: for one op; 0: one per core.
-        allow_nonfinite: accept NaN and infinity in the data.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
@@ -88,26 +80,24 @@ def bench(
 
     Example:
         >>> import amp_rewrite
-        >>> few = {"rounds": 2, "runs": 1, "memory": False, "profile": False, "provider": "CPUExecutionProvider"}
+        >>> few = {"rounds": 2, "runs": 1, "memory": False, "provider": "CPUExecutionProvider"}
         >>> len(amp_rewrite.bench(["model.onnx"], "batches.npz", **few).entries)
         1
     """
-    often = _Repetitions(rounds, runs, warm)
-    _check(models, names, often, threads)
+    _check(models, rounds, runs, threads)
     require("bench")
-    conditions = Conditions(allow_nonfinite, names, provider=provider, threads=threads)
+    conditions = Conditions(provider=provider, threads=threads)
     tell = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         sides = candidates(models, data, conditions, Path(folder))
         pairs = [(side, side.opened()) for side in sides]
         first = sides[0]
-        entries, per_round = _timed(pairs, often, tell)
+        entries, per_round = _timed(pairs, rounds, runs, tell)
         notes = [note for pair in pairs for note in _remarks(*pair)]
         del pairs  # the measurements below need the device for themselves
         profiles: dict[str, tuple[OpTime, ...]] = {}
-        for number, side in enumerate(sides if memory or profile else ()):
-            timed = profile and len(models) > 1 and not side.tf32
-            outcome = side.measured(memory=memory, profile=timed)
+        for number, side in enumerate(sides if memory else ()):
+            outcome = side.measured(profile=len(models) > 1 and not side.tf32)
             entries[number] = replace(entries[number], memory=outcome.memory, fault=outcome.fault)
             profiles |= {side.name: outcome.ops} if outcome.ops else {}
             tell("memory and ops", number + 1, len(sides))
@@ -122,19 +112,11 @@ def bench(
         f"{feed.origin}: {shapes}",
         rounds,
         per_round,
-        warm,
+        _WARM,
         tuple(entries),
         changed,
         (*notes, *_notes(entries, first.provider, feed.random, bool(changed))),
     )
-
-
-class _Repetitions(NamedTuple):
-    """The rounds, the runs of each model in a round (None: as many as take 50 ms), and the runs to warm up."""
-
-    rounds: int
-    runs: int | None
-    warm: int
 
 
 # -- models ------------------------------------------------------------------------------------------
@@ -163,10 +145,9 @@ class Candidate:
         """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
         return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
 
-    def measured(self, *, memory: bool, profile: bool) -> JobResult:
-        """Measure its memory and the time of each op, in a process of its own."""
-        said = {"threads": self.threads, "options": self.options, "memory": memory, "profile": profile}
-        return apart(self.file, self.batch, self.provider, **said) if memory or profile else JobResult()
+    def measured(self, *, profile: bool) -> JobResult:
+        """Measure its memory, and the time of each op, in a process of its own."""
+        return apart(self.file, self.batch, self.provider, threads=self.threads, options=self.options, profile=profile)
 
 
 def candidates(models: Sequence[object], data: object, conditions: Conditions, folder: Path) -> list[Candidate]:
@@ -177,7 +158,7 @@ def candidates(models: Sequence[object], data: object, conditions: Conditions, f
     provider = conditions.chosen_provider
     sides: list[Candidate] = []
     feed: Feed | None = None
-    for number, (source, name) in enumerate(zip(models, distinct_names(models, conditions.names or ()), strict=True)):
+    for number, (source, name) in enumerate(zip(models, distinct_names(models), strict=True)):
         model = Model.load(source)
         feed = feed or conditions.feed(data, model)
         batch = _fitting(next(iter(feed)), model, name)
@@ -189,9 +170,9 @@ def candidates(models: Sequence[object], data: object, conditions: Conditions, f
     return sides
 
 
-def distinct_names(models: Sequence[object], names: Sequence[str]) -> list[str]:
-    """Return distinct names of the models: the given ones, else file names, else paths; numbered if still equal."""
-    names = list(names) or [name_of(source, f"model {number}") for number, source in enumerate(models)]
+def distinct_names(models: Sequence[object]) -> list[str]:
+    """Return distinct names of the models: file names, else paths; numbered if still equal."""
+    names = [name_of(source, f"model {number}") for number, source in enumerate(models)]
     if len(set(names)) < len(names):
         pairs = zip(models, names, strict=True)
         names = [str(source) if isinstance(source, (str, os.PathLike)) else name for source, name in pairs]
@@ -218,18 +199,20 @@ def _file(source: object, model: Model, spare: Path) -> Path:
 # -- measurements ------------------------------------------------------------------------------------
 
 
-def _timed(pairs: Sequence[tuple[Candidate, Runner]], often: _Repetitions, tell: Tell) -> tuple[list[BenchEntry], int]:
+def _timed(
+    pairs: Sequence[tuple[Candidate, Runner]], rounds: int, runs: int | None, tell: Tell
+) -> tuple[list[BenchEntry], int]:
     bound: _Calls = {c.name: r.bind(c.batch).run for c, r in pairs}
     copying: _Calls = {c.name: partial(r.run, c.batch) for c, r in pairs}
     latencies = []
     for name, call in (*bound.items(), *copying.items()):
         try:
-            latencies.append(warm_up(call, often.warm))
+            latencies.append(warm_up(call, _WARM))
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from error
-    runs = often.runs or runs_per_round(latencies)
-    seconds = interleaved(bound, rounds=often.rounds, runs=runs, progress=partial(tell, "latency"))
-    copies = interleaved(copying, rounds=often.rounds, runs=runs, progress=partial(tell, "latency with copies"))
+    runs = runs or runs_per_round(latencies)
+    seconds = interleaved(bound, rounds=rounds, runs=runs, progress=partial(tell, "latency"))
+    copies = interleaved(copying, rounds=rounds, runs=runs, progress=partial(tell, "latency with copies"))
     baselines = [c.name for c, _ in pairs if c.number == 0]
     entries = []
     for candidate, _ in pairs:
@@ -264,19 +247,14 @@ def _notes(entries: Sequence[BenchEntry], provider: str, random: bool, profiled:
         yield "the data are random: a model whose work depends on its data may take another time on yours"
 
 
-def _check(models: Sequence[object], names: Sequence[str], often: _Repetitions, threads: int) -> None:
+def _check(models: Sequence[object], rounds: int, runs: int | None, threads: int) -> None:
     if not models:
         raise PolicyError("no model given; give at least one")
-    if names and len(names) != len(models):
-        raise PolicyError(f"{len(names)} names are given for {len(models)} models; give as many, or none")
-    for name, number in often._asdict().items():
+    for name, number in (("rounds", rounds), ("runs", runs)):
         if number is not None and number < 1:
             raise PolicyError(f"{spelled(name, number)} is too small; give at least 1")
-    runs = often.runs or MOST_RUNS
-    if max(often.rounds * runs, often.warm) > _MOST:
-        raise PolicyError(
-            f"{often.rounds} rounds of {runs} runs after {often.warm} are more than {_MOST} runs; give fewer"
-        )
+    if rounds * (runs or MOST_RUNS) > _MOST:
+        raise PolicyError(f"{rounds} rounds of {runs or MOST_RUNS} runs are more than {_MOST} runs; give fewer")
     if threads > MOST_THREADS:
         raise PolicyError(
             f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"

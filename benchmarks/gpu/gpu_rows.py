@@ -94,12 +94,8 @@ def training(job: Mapping[str, Any], folder: Path) -> Row:
     found = amp_rewrite.bench(
         list(files.values()),
         batch,
-        names=list(files),
         provider=job["provider"],
         rounds=job["rounds"],
-        warm=job["warm"],
-        memory=True,
-        profile=False,
     )
     return {"batch": len(batch["image"]), "bench": json.loads(found.to_json())}
 

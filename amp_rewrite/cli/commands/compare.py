@@ -171,10 +171,8 @@ _TIMING = (
     option("--provider", "NAME", "Provider that must run all models.", _TIME),
     option("--rounds", "N", "Rounds; all models take turns.  [default: 20]", _TIME, type=_COUNT),
     option("--runs", "N", "Runs of a model in a round.  [default: 50 ms]", _TIME, type=_COUNT),
-    option("--warm-up warm", "N", "Runs that do not count.  [default: 10]", _TIME, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
-    option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
-    option("--profile/--no-profile", None, "Measure the time of each op.", _TIME, default=True),
+    option("--memory/--no-memory", None, "Measure peak memory and each op, too.", _TIME, default=True),
 )
 
 
@@ -206,4 +204,4 @@ def _benchmark(models: tuple[Path, ...], batches: Batches, given: dict[str, Any]
     asked = {word: value for word, value in given.items() if value is not None}
     feed = batches.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", quiet=quiet) as tell:
-        return bench(models, feed, allow_nonfinite=bool(batches.settings.allow_nonfinite), progress=tell, **asked)
+        return bench(models, feed, progress=tell, **asked)

@@ -100,8 +100,8 @@ def test_a_step_in_training_mode_moves_running_statistics() -> None:
 
 
 def test_memory_and_profile_are_left_out_of_a_benchmark_on_demand() -> None:
-    words = ("bench", "cnn.onnx", "cnn.onnx", "--random", "--rounds", "1", "--runs", "1", "--warm-up", "1", "--json")
-    done = run(*words, "--shape", "image=2,1,8,8", "--threads", "1", "--no-memory", "--no-profile")
+    words = ("bench", "cnn.onnx", "cnn.onnx", "--random", "--rounds", "1", "--runs", "1", "--json")
+    done = run(*words, "--shape", "image=2,1,8,8", "--threads", "1", "--no-memory")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [entry["memory"] for entry in found["entries"]] == [None, None]

@@ -277,18 +277,18 @@ def test_the_profile_that_onnxruntime_writes_is_read(tmp_path: Path) -> None:
 
 def test_models_side_by_side_give_an_entry_each_with_all_that_was_asked_for() -> None:
     seen: list[tuple[str, int, int]] = []
-    found = _small(progress=lambda *at: seen.append(at))
+    found = _small(progress=lambda *at: seen.append(at), memory=True)
     full, half = found.entries
-    assert [entry.name for entry in found.entries] == ["full", "half"]
+    assert [entry.name for entry in found.entries] == ["model 0", "model 1"]
     assert (full.types, half.types) == ((), ("float16",))
     assert [entry.latency.runs for entry in found.entries] == [6, 6]
     assert all(0 < e.latency.p5 <= e.latency.median <= e.latency.p95 for e in found.entries)
-    assert full.speed_ups == {"full": SpeedUp(1.0, 1.0, 1.0)}
-    assert list(half.speed_ups) == ["full"]
-    assert [entry.memory for entry in found.entries] == [None, None]
+    assert full.speed_ups == {"model 0": SpeedUp(1.0, 1.0, 1.0)}
+    assert list(half.speed_ups) == ["model 0"]
+    assert all(entry.memory is not None and entry.memory > 0 for entry in found.entries)
     (changed,) = found.changed
     paired = {(c.before.op, c.before.name) for c in changed.ops if c.before}
-    assert changed.name == "half" and paired == {("Mul", "up"), ("Neg", "down")}
+    assert changed.name == "model 1" and paired == {("Mul", "up"), ("Neg", "down")}
     # A Cast may take less than the clock tells.
     assert {c.after.op for c in changed.ops if c.before is None and c.after is not None} <= {"Cast"}
     assert found.fed == "the arrays given: x [2, 3]"
@@ -300,7 +300,7 @@ def test_models_side_by_side_give_an_entry_each_with_all_that_was_asked_for() ->
 
 
 def _small(**more: Any) -> Benchmark:
-    given = {"names": ["full", "half"], "provider": CPU, "rounds": 2, "runs": 3, "warm": 1, "threads": 1}
+    given = {"provider": CPU, "rounds": 2, "runs": 3, "threads": 1}
     return amp_rewrite.bench([parsed(FULL), parsed(HALF)], {"x": X}, **{**given, "memory": False, **more})
 
 
@@ -309,19 +309,10 @@ def _small(**more: Any) -> Benchmark:
     [
         ({"rounds": 0}, "rounds=0 is too small; give at least 1"),
         ({"runs": 0}, "runs=0 is too small; give at least 1"),
-        ({"warm": 0}, "warm=0 is too small; give at least 1"),
-        ({"names": ["a"]}, "1 names are given for 2 models; give as many, or none"),
         ({"provider": "Nonsense"}, "this onnxruntime has no provider 'Nonsense'; use one of "),
         ({"provider": ""}, "this onnxruntime has no provider ''; use one of "),
         ({"threads": 1025}, "threads=1025 is too many; give at most 1024, or leave it out for one per core"),
-        (
-            {"rounds": 10**6, "runs": 11},
-            "1000000 rounds of 11 runs after 1 are more than 10000000 runs; give fewer",
-        ),
-        (
-            {"warm": 10**12, "runs": 1},
-            "2 rounds of 1 runs after 1000000000000 are more than 10000000 runs; give fewer",
-        ),
+        ({"rounds": 10**6, "runs": 11}, "1000000 rounds of 11 runs are more than 10000000 runs; give fewer"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) -> None:
@@ -333,9 +324,7 @@ def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) 
 def test_numbers_that_are_none_are_told() -> None:
     log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
     given = np.array([[1, -1, 0]], np.float32)
-    found = amp_rewrite.bench(
-        [parsed(log)], {"x": given}, provider=CPU, rounds=1, runs=1, warm=1, memory=False, profile=False
-    )
+    found = amp_rewrite.bench([parsed(log)], {"x": given}, provider=CPU, rounds=1, runs=1, memory=False)
     assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 numbers; `amp-rewrite verify` compares",)
 
 
@@ -344,16 +333,16 @@ def test_a_provider_that_does_not_open_is_an_error_not_a_run_elsewhere() -> None
     with pytest.raises(AmpRewriteError) as caught:
         _small(provider=CUDA)
     assert re.match(
-        r"(full: CUDAExecutionProvider does not open|full: onnxruntime cannot open|this onnxruntime has no)",
+        r"(model 0: CUDAExecutionProvider does not open|model 0: onnxruntime cannot open|this onnxruntime has no)",
         str(caught.value),
     )
 
 
 def test_models_are_called_by_file_by_path_or_by_number() -> None:
-    assert distinct_names(["a/m.onnx", "b/n.onnx"], ()) == ["m.onnx", "n.onnx"]
-    assert distinct_names(["a/m.onnx", "b/m.onnx"], ()) == ["a/m.onnx", "b/m.onnx"]
-    assert distinct_names(["m.onnx", "m.onnx", "m.onnx"], ()) == ["m.onnx", "m.onnx (2)", "m.onnx (3)"]
-    assert distinct_names([b"", b""], ()) == ["model 0", "model 1"]
+    assert distinct_names(["a/m.onnx", "b/n.onnx"]) == ["m.onnx", "n.onnx"]
+    assert distinct_names(["a/m.onnx", "b/m.onnx"]) == ["a/m.onnx", "b/m.onnx"]
+    assert distinct_names(["m.onnx", "m.onnx", "m.onnx"]) == ["m.onnx", "m.onnx (2)", "m.onnx (3)"]
+    assert distinct_names([b"", b""]) == ["model 0", "model 1"]
 
 
 # -- what people and machines read ---------------------------------------------------------------------
@@ -484,7 +473,7 @@ def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, mo
 def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:
     def named(*texts: str, provider: str) -> list[tuple[str, bool, int, tuple[str, ...]]]:
         models = [parsed(text) for text in texts]
-        conditions = Conditions(names=("a", "b"), provider=provider, threads=2)
+        conditions = Conditions(provider=provider, threads=2)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         found = candidates(models, {"x": X}, conditions, folder)
@@ -493,9 +482,9 @@ def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_
 
     half = ("float16",)
     assert named(FULL, HALF, provider=CUDA) == [
-        ("a", False, 0, ()),
-        ("a with TF32", True, 0, ()),
-        ("b", False, 1, half),
+        ("model 0", False, 0, ()),
+        ("model 0 with TF32", True, 0, ()),
+        ("model 1", False, 1, half),
     ]
-    assert named(HALF, FULL, provider=CUDA) == [("a", False, 0, half), ("b", False, 1, ())]
-    assert named(FULL, HALF, provider=CPU) == [("a", False, 0, ()), ("b", False, 1, half)]
+    assert named(HALF, FULL, provider=CUDA) == [("model 0", False, 0, half), ("model 1", False, 1, ())]
+    assert named(FULL, HALF, provider=CPU) == [("model 0", False, 0, ()), ("model 1", False, 1, half)]
