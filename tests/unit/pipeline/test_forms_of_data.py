@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import FeedError, PolicyError, bench, calibrate, convert, locate, repair, verify
-from amp_rewrite.settings.request import Data
+from amp_rewrite.settings.option import Data
 
 NET = onnx.parser.parse_model(
     '<ir_version: 10, opset_import: ["": 20]> g (float[n, 8] x) => (float[n, 8] y)'
