@@ -319,7 +319,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Record):
-    """A safety rule: what a reason protects, and why. `needs` and `coloring/where` hold the ops.
+    """A safety rule: what a reason protects, and why. `needs` and `coloring/placement` hold the ops.
 
     Its texts are in `rules/NAME.md`: one sentence, then the text under each heading.
 

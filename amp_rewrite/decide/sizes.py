@@ -39,7 +39,7 @@ class Sizes:
         """Return the operations of a matrix product, convolution, recurrent op or attention; 0 for other ops."""
         return flops_of(self, op)
 
-    def is_tiny(self, op: Op) -> bool:
+    def is_short(self, op: Op) -> bool:
         """True if a product is known to sum fewer terms than tensor cores multiply in a step."""
         if op.outputs[0] is None:
             return False

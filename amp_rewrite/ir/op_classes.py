@@ -31,7 +31,7 @@ REDUCTIONS = _walked(Way.REDUCE)
 """Small reductions, and the running sum."""
 CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}
 """All ops that a walk along numbers passes."""
-CLAMPS = SELECTIONS.keys() - {"Where"}
+CLAMPS = _ops(Trait.CLAMPS)
 """Selections that bound a value by others."""
 KEEP_SCALE: Slots = {**COPIES, **SELECTIONS, "MaxPool": (0,), "Relu": (0,)}
 """Ops whose results are numbers of these inputs, or 0: integers with a scale keep it."""
@@ -49,7 +49,7 @@ PICKS = _ops(Trait.PICKS)
 """Ops that read a part of their first input, stated by the other inputs."""
 FILLS = _ops(Trait.FILLS)
 """Ops that copy their first input and put input 2 in some places."""
-SCATTERS = FILLS - {"Pad"}
+SCATTERS = _ops(Trait.SCATTERS)
 """Fills whose places are an input."""
 CASTS = _ops(Trait.CASTS)
 """Ops that only change the element type."""
@@ -62,7 +62,7 @@ ELEMENTLESS = _ops(Trait.ELEMENTLESS)
 
 RANDOM = _ops(Trait.RANDOM)
 """Ops that draw random numbers."""
-UNREPEATABLE = RANDOM | {"Dropout"}
+UNREPEATABLE = _ops(Trait.UNREPEATABLE)
 """Ops whose results may differ from run to run."""
 GENERATORS = _ops(Trait.GENERATES)
 """Generators of constants. No provider has a half-precision kernel for them."""
@@ -80,11 +80,11 @@ INTEGER = _ops(Trait.INTEGER)
 
 SUMS = _ops(Trait.SUMS)
 """Elementwise sums and differences."""
-PAIR_SUMS = SUMS - {"Sum"}
+PAIR_SUMS = _ops(Trait.PAIRS)
 """Sums of exactly two operands."""
 SCALINGS = _ops(Trait.SCALES)
 """Elementwise products and quotients."""
-AFFINE = SUMS | SCALINGS | {"Neg"}
+AFFINE = _ops(Trait.AFFINE)
 """Elementwise ops that are affine in one operand if all others are constant."""
 COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
 """Ops whose operands may stand in any order."""
@@ -131,6 +131,9 @@ TENSOR_CORE_STEP = 8
 """Terms that tensor cores sum at once."""
 HEAVY = frozenset(op for op, row in OPS.items() if row.way is Way.PRODUCT) - INTEGER
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
+
+LOW_ONLY = _ops(Trait.LOW_ONLY)
+"""Ops with kernels for low types alone: what would stay float32 is not fused to one."""
 
 # -- shapes ------------------------------------------------------------------------------------------
 

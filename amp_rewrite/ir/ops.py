@@ -63,8 +63,10 @@ class Trait(Flag):
     MOVES = auto()
     PICKS = auto()
     FILLS = auto()
+    SCATTERS = auto()
     CASTS = auto()
     SEE_THROUGH = auto()
+    UNREPEATABLE = auto()
     ELEMENTLESS = auto()
     RANDOM = auto()
     GENERATES = auto()
@@ -73,6 +75,9 @@ class Trait(Flag):
     DEQUANTIZES = auto()
     INTEGER = auto()
     SUMS = auto()
+    PAIRS = auto()
+    AFFINE = auto()
+    CLAMPS = auto()
     SCALES = auto()
     LONG_SUM = auto()
     GROWS = auto()
@@ -83,6 +88,7 @@ class Trait(Flag):
     SMALL = auto()
     SOFTMAX = auto()
     MULTIPLIES = auto()
+    LOW_ONLY = auto()
     LAYER = auto()
     RECURRENT = auto()
 
@@ -168,7 +174,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Gather GatherElements GatherND", Way.COPY, _COPIED | T.PICKS),
     **_contrib("GatherND RemovePadding RestorePadding TorchEmbedding UnfoldTensor", Way.COPY, _COPIED),
     **_contrib("BitmaskDropout", Way.COPY, T.SAME_SHAPE),
-    **_rows("Dropout", Way.COPY, _MAPPED | T.SEE_THROUGH),
+    **_rows("Dropout", Way.COPY, _MAPPED | T.SEE_THROUGH | T.UNREPEATABLE),
     **_rows(
         "CenterCropPad SequenceAt SequenceErase Split SplitToSequence ReverseSequence", Way.COPY, _COPIED, shapes=(1,)
     ),
@@ -177,8 +183,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Trilu com.microsoft::Trilu", Way.COPY, _COPIED | T.SAME_SHAPE, shapes=(1,)),
     **_rows("Slice", Way.COPY, _COPIED | T.PICKS, shapes=(1, 2, 3, 4)),
     **_rows("SequenceInsert", Way.COPY, _COPIED, slots=(0, 1), shapes=(2,)),
-    **_rows("Scatter", Way.COPY, T.CARRIES | T.FILLS, slots=(0, 2)),
-    **_rows("ScatterElements ScatterND", Way.COPY, _MAPPED | T.FILLS, slots=(0, 2)),
+    **_rows("Scatter", Way.COPY, T.CARRIES | T.FILLS | T.SCATTERS, slots=(0, 2)),
+    **_rows("ScatterElements ScatterND", Way.COPY, _MAPPED | T.FILLS | T.SCATTERS, slots=(0, 2)),
     **_rows("Pad", Way.COPY, T.CARRIES | T.FILLS, slots=(0, 2), shapes=(1, 3)),
     **_contrib("Pad", Way.COPY, T.CARRIES, slots=(0, 2), shapes=(1,)),
     **_rows("If Scan SequenceMap", Way.COPY, T.EXACT, slots=()),
@@ -194,18 +200,20 @@ OPS: Mapping[str, OpRow] = {
     **_rows("MaxUnpool", Way.PICK, shapes=(2,)),
     **_rows("TensorScatter", Way.PICK, T.EXACT, shapes=(2,)),
     **_contrib("CropAndResize", Way.PICK, shapes=(3,), needs=((1, Need.PLACE),)),
-    **_rows("Max Min", Way.SELECT, _COPIED | T.BROADCASTS, slots=ALL),
+    **_rows("Max Min", Way.SELECT, _COPIED | T.BROADCASTS | T.CLAMPS, slots=ALL),
     **_rows("Relu", Way.SELECT, _COPIED | T.SAME_SHAPE, low=0.0),
     **_rows("ThresholdedRelu", Way.SELECT, T.EXACT | T.SAME_SHAPE),
-    **_rows("Clip", Way.SELECT, _MAPPED, slots=(0, 1, 2)),
+    **_rows("Clip", Way.SELECT, _MAPPED | T.CLAMPS, slots=(0, 1, 2)),
     **_rows("Where", Way.SELECT, _COPIED | T.BROADCASTS, slots=(1, 2)),
-    **_rows("Add Sub", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS | T.IEEE, slots=ALL),
-    **_rows("Sum", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS, slots=ALL),
+    **_rows("Add Sub", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS | T.PAIRS | T.AFFINE | T.IEEE, slots=ALL),
+    **_rows("Sum", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS | T.AFFINE, slots=ALL),
     **_rows("Mean", Way.SUM, T.CARRIES, slots=ALL),
     **_contrib("BiasAdd BiasDropout BitmaskBiasDropout", Way.SUM, T.SAME_SHAPE, slots=(0, 1, 2)),
-    **_rows("Neg", Way.SUM, _COPIED | T.SAME_SHAPE | T.IEEE),
-    **_rows("Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.IEEE, slots=ALL, needs=((1, Need.TINY),)),
-    **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.IEEE, slots=ALL),
+    **_rows("Neg", Way.SUM, _COPIED | T.SAME_SHAPE | T.AFFINE | T.IEEE),
+    **_rows(
+        "Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.AFFINE | T.IEEE, slots=ALL, needs=((1, Need.TINY),)
+    ),
+    **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.AFFINE | T.IEEE, slots=ALL),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, T.DEQUANTIZES, slots=(0, 1)),
     **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=_LEVELS),
     **_rows("Pow", Way.FUNCTION, T.CARRIES | T.BROADCASTS | T.GROWS, slots=ALL, passes=_MAGNITUDE),
@@ -344,7 +352,12 @@ OPS: Mapping[str, OpRow] = {
         slots=(0, 1, 2),
     ),
     **_contrib(
-        "GroupQueryAttention", Way.PRODUCT, slots=(0, 1, 2), shapes=(5, 6), needs=((7, Need.RANGE), (8, Need.RANGE))
+        "GroupQueryAttention",
+        Way.PRODUCT,
+        T.LOW_ONLY,
+        slots=(0, 1, 2),
+        shapes=(5, 6),
+        needs=((7, Need.RANGE), (8, Need.RANGE)),
     ),
     **_rows("ArgMax ArgMin", Way.TEST, needs=((0, Need.ORDER),)),
     **_rows("NonZero", Way.TEST),
@@ -367,7 +380,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows(
         "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
         Way.SOURCE,
-        T.RANDOM,
+        T.RANDOM | T.UNREPEATABLE,
         slots=(),
     ),
     **_rows("ConstantOfShape", Way.SOURCE, T.EXACT, slots=(), shapes=(0,)),

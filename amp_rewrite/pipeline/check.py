@@ -21,12 +21,12 @@ from amp_rewrite.evidence.guard import guard
 from amp_rewrite.evidence.metric import MEASURES, MetricBound
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.ir.view import Op, OpId
 from amp_rewrite.pipeline.conversion import Converted, calibrated
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repair import BUDGET, Search, reference_of, with_evidence
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence, OutputRow
-from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED_KIND
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
@@ -84,8 +84,8 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
 
 
 def _pattern(op: Op) -> str:
-    """Return the pattern of an op; without the type of grouped attention, which is another operator in float32."""
-    return exactly(op).partition(",")[2] if op.kind == GROUPED_KIND else exactly(op)
+    """Return the pattern of an op; without its kind, if a float32 op of another kind stands for it."""
+    return exactly(op).partition(",")[2] if op.kind in LOW_ONLY else exactly(op)
 
 
 def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId]:

@@ -92,7 +92,7 @@ def _converted(
     draft = Draft.of(source, request, grouped=grouped)  # load, view, canonicalize, find_hazards
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
     draft, measured = shifted_and_guarded(draft, known, headroom)
-    if grouped and measured.pins and not draft.groups_low(measured.pins):
+    if grouped and measured.pins and not draft.opens(measured.pins):
         return _converted(source, request, data, ranges, headroom, grouped=False)
     coloring = draft.paint(measured.pins)
     return draft, finish(draft, coloring, measured.findings, measured=measured)  # plan_casts, apply, report

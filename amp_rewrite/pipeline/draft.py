@@ -17,12 +17,12 @@ from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import refuse_unknown
 from amp_rewrite.reports.rows import ShiftRow
-from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED_KIND
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.settings.choices import KEEP_OPSET, NO_SHIFT
 from amp_rewrite.settings.io_rules import io_types, parse_io
@@ -72,9 +72,9 @@ class Draft:
         source = Model.load(model, folder=folder)
         indexed = View.of(source)
         request.tell("decide")
-        grouped = grouped and not indexed.of_kinds((GROUPED_KIND,))
+        grouped = grouped and not indexed.of_kinds(LOW_ONLY)
         draft = cls._of(source, indexed, request, widen, grouped)
-        if grouped and not draft.groups_low():
+        if grouped and not draft.opens():
             draft = cls._of(source, indexed, request, widen, False)
         if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
             return draft
@@ -127,8 +127,9 @@ class Draft:
         """
         return self._painted(pins) if pins else self._unpinned
 
-    def groups_low(self, pins: Sequence[Pin] = ()) -> bool:
-        return not self.view.of_kinds((GROUPED_KIND,)) or groups_low(self.view, self.paint(pins))
+    def opens(self, pins: Sequence[Pin] = ()) -> bool:
+        """True if every op with kernels for low types alone is low under pins from data."""
+        return not self.view.of_kinds(LOW_ONLY) or self.paint(pins).opens(self.view)
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
@@ -216,8 +217,3 @@ class _Costs:
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )
-
-
-def groups_low(view: View, coloring: Coloring) -> bool:
-    """True if each attention of the kind that CUDA has in the low types alone is low."""
-    return {op.id for op in view.of_kinds((GROUPED_KIND,))} <= {op for op, _ in coloring.low}

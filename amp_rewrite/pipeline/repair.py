@@ -20,7 +20,7 @@ from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
-from amp_rewrite.pipeline.draft import Draft, groups_low
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
 from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, Guarded, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -111,7 +111,7 @@ def repair(
         return Search(draft, feed, by, known, pinned, budget, progress).repaired()
 
     repaired = found(draft)
-    if groups_low(repaired.converted.view, repaired.converted.coloring):
+    if repaired.converted.coloring.opens(repaired.converted.view):
         return repaired
     return found(Draft.of(draft.source, request, grouped=False))
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.view import OpId
+from amp_rewrite.ir.op_classes import LOW_ONLY
+from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.settings.list_entry import Entry
 
 
@@ -76,6 +77,10 @@ class Coloring:
     def low(self) -> frozenset[tuple[OpId, str]]:
         """Lowered variables, by op and name."""
         return frozenset(variable for variable, paint in self.paints.items() if paint.dtype is self.to)
+
+    def opens(self, view: View) -> bool:
+        """True if every op with kernels for low types alone is low."""
+        return {op.id for op in view.of_kinds(LOW_ONLY)} <= {op for op, _ in self.low}
 
     @property
     def float32_ops(self) -> int:

@@ -10,8 +10,8 @@ from networkx.utils import UnionFind
 
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.cut import HIGH, LOW, End
-from amp_rewrite.decide.coloring.may import May
 from amp_rewrite.decide.coloring.problem import Problem
+from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact, fed, first_input_of, origin, trail
 from amp_rewrite.ir.op_classes import (
@@ -41,7 +41,7 @@ class Free:
     """
 
     problem: Problem
-    may: May
+    spread: Spread
     must: Mapping[int, Paint] = field(default_factory=dict)
 
     @cached_property
@@ -71,11 +71,11 @@ class Free:
             return None
         if v in self.must or not p.can(v):
             return HIGH
-        if v in self.may.roots:
+        if v in self.spread.roots:
             return LOW
         if v in self.late:
             return HIGH
-        if v in self.may.low:
+        if v in self.spread.low:
             return None
         op = p.op(v)
         if op.kind == "Cast":
@@ -89,7 +89,7 @@ class Free:
         return HIGH if self._grows(op) or any(map(self._unbounded, filter(p.varies, op.operands))) else None
 
     def _decodes_weight(self, op: Op) -> bool:
-        """True if an op dequantizes a constant: a Cast behind it would run each time, and hide a quantized weight."""
+        """True if an op dequantizes a constant: a Cast after it would run each time, and hide a quantized weight."""
         _, source = trail(self.problem.view, op.inputs[0], first_input_of(QUANTIZES), 1)
         return self.problem.view.constant(source) is not None
 
@@ -155,17 +155,17 @@ class Free:
     # -- gain --------------------------------------------------------------------------------------
 
     def gains(self, v: int) -> bool:
-        """True for a vertex in TensorFlow's set in front of a lowered product."""
-        return v in self.may.low and (not self.problem.gains or self.problem.vertices.all[v].op in self.before)
+        """True for a vertex in TensorFlow's set upstream of a lowered product."""
+        return v in self.spread.low and (not self.problem.gains or self.problem.vertices.all[v].op in self.upstream)
 
     @cached_property
     def _products(self) -> set[OpId]:
         p = self.problem
-        return {p.vertices.all[v].op for v in p.of_kinds(HEAVY) if v in self.may.roots and v not in self.must}
+        return {p.vertices.all[v].op for v in p.of_kinds(HEAVY) if v in self.spread.roots and v not in self.must}
 
     @cached_property
-    def before(self) -> set[OpId]:
-        """The ops in front of lowered products, and the owners of bodies with such products.
+    def upstream(self) -> set[OpId]:
+        """The ops upstream of lowered products, and the owners of bodies with such products.
 
         What the user lowers, ops and outputs, counts as a product.
         """
@@ -177,7 +177,7 @@ class Free:
         return view.before(owners | made | sources)
 
     @cached_property
-    def _behind(self) -> set[OpId]:
+    def _downstream(self) -> set[OpId]:
         return self.problem.view.after(self._products)
 
     @cached_property
@@ -199,22 +199,22 @@ class Free:
 
     def _is_raw(self, value: ValueId, raw: Collection[int]) -> bool:
         made_by, maker = self.problem.view.producer(value), self.problem.maker(value)
-        return maker in raw or (self.maker(value) == HIGH and (made_by is None or made_by.id not in self._behind))
+        return maker in raw or (self.maker(value) == HIGH and (made_by is None or made_by.id not in self._downstream))
 
     @cached_property
     def late(self) -> frozenset[int]:
-        """Sums and products of values rounded behind the last lowered product."""
+        """Sums and products of values rounded after the last lowered product."""
         p, view = self.problem, self.problem.view
         late = set[int]()
         if not p.gains:
             return frozenset()
-        behind = self._behind - self.before
+        downstream = self._downstream - self.upstream
         for v in p.of_kinds(SUMS | SCALINGS):
             op = p.op(v)
-            if op.id not in behind or not p.can(v) or v in self.may.roots or len(self._varying(op)) < 2:
+            if op.id not in downstream or not p.can(v) or v in self.spread.roots or len(self._varying(op)) < 2:
                 continue
             makers = (view.producer(origin(view, value, self._carried)) for value in self._varying(op))
-            if any(m is not None and m.id not in self.before and m.kind not in HEAVY for m in makers):
+            if any(m is not None and m.id not in self.upstream and m.kind not in HEAVY for m in makers):
                 late.add(v)
         return frozenset(late)
 

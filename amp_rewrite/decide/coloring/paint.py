@@ -8,10 +8,10 @@ from dataclasses import replace
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.may import May
+from amp_rewrite.decide.coloring.placement import placed, unplaced
 from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, PaintOptions, Problem, Vertices, entries_of, fuses
+from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.coloring.upcast import upcast_low
-from amp_rewrite.decide.coloring.where import spread, where
 from amp_rewrite.decide.needs.find import Hazards
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
@@ -50,8 +50,8 @@ def paint(
     problem = Problem(view, Vertices.build(view, entries, gate), to, options, hazards)
     raised = upcast_low(problem, gate)
     problem = replace(problem, raised=raised.upcast)
-    may = May.of(problem)
-    low, high = (where if options.place else spread)(problem, may)
+    spread = Spread.of(problem)
+    low, high = (placed if options.place else unplaced)(problem, spread)
     idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
     low = _scales_follow(problem, _follow_casts(problem, low), idle)
     paints: dict[tuple[OpId, str], Paint] = dict(raised.upcast)
@@ -59,7 +59,7 @@ def paint(
     for op_id, name in raised.upcast:
         by_op[op_id] = (*by_op.get(op_id, ()), name)
     for v, vertex in enumerate(problem.vertices.all):
-        decided = low.get(v) or _reason(problem, v, high.get(v) or may.denied.get(v))
+        decided = low.get(v) or _reason(problem, v, high.get(v) or spread.denied.get(v))
         for name in vertex.variables:
             paints[vertex.op, name] = decided
         by_op[vertex.op] = (*by_op[vertex.op], *vertex.variables) if vertex.op in by_op else vertex.variables
@@ -125,8 +125,8 @@ def _seen_low(p: Problem, low: Mapping[int, Paint], value: ValueId, readers: fro
 
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
     vertex, color = problem.vertices.all[v], problem.colors[v]
-    if vertex.op in problem.held or found is not None:
-        return problem.held.get(vertex.op) or found or problem.high(reasons.UNPAINTED, None)
+    if vertex.op in problem.pinned or found is not None:
+        return problem.pinned.get(vertex.op) or found or problem.high(reasons.UNPAINTED, None)
     if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.options.lower):
         return problem.high(vertex.refusal.rule, None, vertex.refusal.note)
     if color is Color.UNLISTED:

@@ -245,13 +245,13 @@ class Problem:
         return colors
 
     @cached_property
-    def held(self) -> Mapping[OpId, Paint]:
+    def pinned(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        held = {op: self.high(*self._kept(pattern)) for op, pattern in sorted(self.options.keep.items())}
+        pinned = {op: self.high(*self._kept(pattern)) for op, pattern in sorted(self.options.keep.items())}
         groups = {op: cluster for cluster in self.options.clusters for op in cluster.ops} if self.options.pins else {}
         for pin in self.pins:
             if pin.op not in self.options.lower:
-                held.setdefault(pin.op, self.high(pin.rule, pin.because, pin.note))
+                pinned.setdefault(pin.op, self.high(pin.rule, pin.because, pin.note))
         for pin in self.options.pins:
             cluster = groups.get(pin.op)
             if cluster is None:
@@ -259,8 +259,8 @@ class Problem:
             note = f"{cluster.kind} stays float32 as a whole, because {self.view.ops[pin.op].name!r} does"
             for op in cluster.ops:
                 if op not in self.options.lower:
-                    held.setdefault(op, self.high(reasons.CLUSTER, pin.op, note))
-        return held
+                    pinned.setdefault(op, self.high(reasons.CLUSTER, pin.op, note))
+        return pinned
 
     def _kept(self, pattern: str) -> tuple[str, None, str]:
         if pattern in self.options.found:
@@ -270,7 +270,7 @@ class Problem:
     def can(self, v: int) -> bool:
         """True if neither the gate nor a user, rule or pin holds a vertex in float32."""
         vertex = self.vertices.all[v]
-        return vertex.refusal is None and vertex.op not in self.held
+        return vertex.refusal is None and vertex.op not in self.pinned
 
     @property
     def gains(self) -> bool:
@@ -290,9 +290,9 @@ class Problem:
         return Sizes(self.view)
 
     @cached_property
-    def tiny(self) -> frozenset[int]:
+    def short(self) -> frozenset[int]:
         """Products with fewer terms than a step of tensor cores, by known shapes."""
-        return frozenset(v for v in self.of_kinds(PRODUCTS) if self.sizes.is_tiny(self.op(v)))
+        return frozenset(v for v in self.of_kinds(PRODUCTS) if self.sizes.is_short(self.op(v)))
 
     def op(self, v: int) -> Op:
         """Return the op of a vertex."""

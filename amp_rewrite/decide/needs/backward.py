@@ -2,128 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.asks import TERM, Asks
-from amp_rewrite.decide.needs.elementwise import too_large
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact
+from amp_rewrite.decide.needs.demands import TERM, Demands
+from amp_rewrite.decide.needs.facts import INF, Fact
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.sums import contracts, terms_of
+from amp_rewrite.decide.needs.misfits import Cause, misfit
+from amp_rewrite.decide.needs.sums import number_of_terms
 from amp_rewrite.decide.reasons import described
-from amp_rewrite.ir.attributes import float_attribute
-from amp_rewrite.ir.dataflow import Flow, loses_digits
-from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
-from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
+from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
+from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
 from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-
-_WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
-_NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
-
-
-class Held(NamedTuple):
-    """Reason of an op for float32: its id, the op behind it, and a note."""
-
-    reason: str
-    because: OpId | None
-    note: str
-
-
-def unfit(facts: Facts, op: Op, row: OpRow) -> Held | None:
-    """Return why facts alone keep an op in float32; None if they do not."""
-    if op.bodies:
-        return None
-    read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
-    varying = [f for f in read if not f.constant or f.decoded]
-    by_constants = _by_constants(facts, op, row, read, varying)
-    return by_constants or _by_range(facts, op, row, varying) or _by_spelling(facts, op, row, read)
-
-
-def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varying: Sequence[Fact]) -> Held | None:
-    limits = facts.limits
-    computes = row.way not in _NOT_ARITHMETIC
-    if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
-        note = "reads constants alone: computed once, in float32, when a model is loaded"
-        return Held(reasons.FOLDED, None, note)
-    if varying and ((computes and row.way is not Way.SELECT) or Trait.COMPARES in row.traits):
-        far = next((f for f in read if f.constant and limits.most < f.size < INF), None)
-        if far is not None:
-            reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
-            return Held(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
-    note = _quantizes_beyond(facts, op) if Trait.QUANTIZES in row.traits else ""
-    if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
-        lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
-        if lost is not None:
-            least = facts.view.fit(lost, facts.to).absmin
-            note = f"constant {facts.view.value_name(lost)!r} goes down to {least:g}, below {limits.tiny:g}"
-    if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
-        least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
-        if least < limits.tiny:
-            note = f"variance + epsilon is {least:g}, below {limits.tiny:g}"
-    return Held(reasons.CONSTANT_RANGE, None, note) if note else None
-
-
-def _by_range(facts: Facts, op: Op, row: OpRow, varying: Sequence[Fact]) -> Held | None:
-    if op.kind == "ReduceProd" and facts.limits.narrow:
-        return Held(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
-    made = facts[op.outputs[0]] if op.outputs else NOTHING
-    if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
-        return Held(_reason_of(made), None, made.beyond)
-    sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
-    far = next((f for f in varying if f.beyond and (sure or facts.limits.most < f.size < INF)), None)
-    if far is not None and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
-        return Held(_reason_of(far), None, far.beyond)
-    return None
-
-
-def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Held | None:
-    """Return the reason of an op for float32 by its meaning: a sum, a count, a biased softmax."""
-    if op.kind == "Range":
-        return Held(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
-    if op.kind == "Einsum" and not contracts(facts, op) and terms_of(facts, op) >= TENSOR_CORE_STEP:
-        return Held(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
-    if row.way is Way.PRODUCT and any(f.running for f in read) and not _for_products(facts, op):
-        return Held(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
-    masks = [op.inputs[slot] for slot in ATTENTION_MASKS.get(op.kind, ()) if slot < len(op.inputs)]
-    if any(facts[mask].best > facts.limits.reach for mask in masks):
-        return Held(reasons.POSITION, None, "its mask is a bias that grows with the position")
-    return None
-
-
-def _quantizes_beyond(facts: Facts, op: Op) -> str:
-    zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
-    return too_large(facts, facts.view.dtype(op.outputs[0]), facts[op.inputs[1]], zero)
-
-
-def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
-    """True for weights, a divisor or a single factor that the low type keeps few digits of."""
-    if value is None or not facts.floats(value) or facts.view.constant(value) is None:
-        return False
-    fit = facts.view.fit(value, facts.to)
-    if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
-        return bool(fit.flushed or fit.subnormal)
-    return (row.way is not Way.SCALE or fit.count == 1) and loses_digits(facts.view, value, facts.to)
-
-
-def _for_products(facts: Facts, op: Op) -> bool:
-    copies = Flow.of(facts.view, COPIES)
-    reached = copies.forth(dict.fromkeys(op.results))
-    ways = [row_of(reader.kind).way for reader in copies.readers(reached)]
-    return facts.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)
-
-
-def _reason_of(fact: Fact) -> str:
-    if "mask" in fact.beyond:
-        return reasons.MASK_FILL
-    return reasons.WHOLE_NUMBER if fact.whole is not None else reasons.CONSTANT_RANGE
-
 
 _STEPS = 4
 """Small steps in a row that make a recursion."""
@@ -145,11 +41,8 @@ _REASONS = {
 }
 
 
-class Ask(NamedTuple):
-    """A need of a value, and the state of its path."""
-
-    need: Need
-    state: ValueId | None = None
+Claim = tuple[Need, ValueId | None]
+"""A need, and the state whose path it follows."""
 
 
 @dataclass
@@ -157,8 +50,8 @@ class Needs:
     """Needs of values, and their float32 ops. O(nodes + uses)."""
 
     facts: Facts
-    asked: dict[ValueId, dict[Ask, Held]] = field(default_factory=dict)
-    held: dict[OpId, Held] = field(default_factory=dict)
+    claims: dict[ValueId, dict[Claim, Cause]] = field(default_factory=dict)
+    pinned: dict[OpId, Cause] = field(default_factory=dict)
     _waiting: set[OpId] = field(default_factory=set)
     _left: list[int] = field(default_factory=list)
     """Ops to visit, the last of them first: a heap of their negative ids."""
@@ -186,22 +79,23 @@ class Needs:
     def _visit(self, op: Op) -> None:
         row = row_of(op.kind)
         for value in op.results:
-            for ask, why in list(self.asked.get(value, {}).items()):
+            for claim, why in list(self.claims.get(value, {}).items()):
                 if op.bodies:
-                    self._ask_outside(value, ask, why)
+                    self._ask_outside(value, claim, why)
                 else:
-                    self._hand_on(op, row, value, ask, why)
+                    self._hand_on(op, row, value, claim, why)
         if op.id not in self._sines_of_snakes:
-            for asked, need, note, reason in self._asks.of(op, row):
-                why = Held(reason or _REASONS[need], op.id, note or f"{described(self.view, op.id)} reads {need.value}")
-                if self._ask(asked, Ask(need), why) and self._reads_low(op, asked):
-                    self.held.setdefault(op.id, why)
-        if (why_not := unfit(self.facts, op, row)) is not None:
-            self.held.setdefault(op.id, why_not)
+            for read, need, note, reason in self._demands.of(op, row):
+                words = note or f"{described(self.view, op.id)} reads {need.value}"
+                why = Cause(reason or _REASONS[need], op.id, words)
+                if self._ask(read, need, why) and self._reads_low(op, read):
+                    self.pinned.setdefault(op.id, why)
+        if (why_not := misfit(self.facts, op, row)) is not None:
+            self.pinned.setdefault(op.id, why_not)
 
     @cached_property
-    def _asks(self) -> Asks:
-        return Asks(self.facts)
+    def _demands(self) -> Demands:
+        return Demands(self.facts)
 
     @cached_property
     def _sines_of_snakes(self) -> frozenset[OpId]:
@@ -217,27 +111,28 @@ class Needs:
 
     # -- needs that travel -----------------------------------------------------------------------------
 
-    def _ask(self, value: ValueId | None, ask: Ask, why: Held) -> bool:
+    def _ask(self, value: ValueId | None, need: Need, why: Cause, state: ValueId | None = None) -> bool:
         """Note a need of a value, unless the low type meets it; True if it does not."""
-        if value is None or not self.facts.floats(value) or not self.unmet(ask.need, self.facts[value]):
+        if value is None or not self.facts.floats(value) or not self.unmet(need, self.facts[value]):
             return False
-        asked = self.asked.setdefault(value, {})
-        if ask not in asked:
-            asked[ask] = why
+        claims, claim = self.claims.setdefault(value, {}), (need, state)
+        if claim not in claims:
+            claims[claim] = why
             maker = self.view.values[value].producer
             if maker is None:
-                self._ask_outside(value, ask, why)
+                self._ask_outside(value, claim, why)
             elif maker not in self._waiting:  # an iteration asks the one before
                 self._waiting.add(maker)
                 heappush(self._left, -maker)
         return True
 
-    def _ask_outside(self, value: ValueId, ask: Ask, why: Held) -> None:
+    def _ask_outside(self, value: ValueId, claim: Claim, why: Cause) -> None:
         """Hand a need across the edge of a body; a carried state has asked already."""
+        need, state = claim
         branch = self.view.producer(value, "If") is not None
-        if branch or ask.need not in (Need.PATH, Need.FACTOR):
+        if branch or need not in (Need.PATH, Need.FACTOR):
             for source in self.facts.outside.sources(value):
-                self._ask(source, ask, why)
+                self._ask(source, need, why, state)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
         """True if a value of which this is known does not do for a reader in the low type."""
@@ -274,30 +169,31 @@ class Needs:
         divided = limits.narrow and fact.terms < TERM / limits.most
         return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
-    def _hand_on(self, op: Op, row: OpRow, value: ValueId, ask: Ask, why: Held) -> None:
-        self.held.setdefault(op.id, why)
-        if ask.need is Need.PATH:
-            self._along_state(op, value, ask, why)
+    def _hand_on(self, op: Op, row: OpRow, value: ValueId, claim: Claim, why: Cause) -> None:
+        self.pinned.setdefault(op.id, why)
+        need, state = claim
+        if need is Need.PATH:
+            self._along_state(op, value, state, why)
             return
         product = row.way is Way.PRODUCT
         varying = [v for v in op.operands if not self.facts[v].constant]
-        if ask.need is Need.RANGE and len(varying) > 1 and row.way is not Way.SUM:
+        if need is Need.RANGE and len(varying) > 1 and row.way is not Way.SUM:
             return
-        through = product and (ask.need in _THROUGH_PRODUCTS or terms_of(self.facts, op) < TENSOR_CORE_STEP)
-        through |= product and ask.need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)
-        if not (through or ask.need in row.passed):
+        through = product and (need in _THROUGH_PRODUCTS or number_of_terms(self.facts, op) < TENSOR_CORE_STEP)
+        through |= product and need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)
+        if not (through or need in row.passed):
             return
         for slot, operand in enumerate(op.inputs):
             if slot not in row.slots or operand is None:
                 continue
-            if not (ask.need is Need.DIGITS and operand in self._asks.shared):
-                self._ask(operand, ask, why)
+            if not (need is Need.DIGITS and operand in self._demands.shared):
+                self._ask(operand, need, why)
             near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
-            if near and ask.need in _BESIDE_ONE.get(op.kind, ()):
-                self._ask(operand, Ask(Need.FACTOR), why)
-            if ask.need is Need.RATIO and self._is_front(op, value, operand):
+            if near and need in _BESIDE_ONE.get(op.kind, ()):
+                self._ask(operand, Need.FACTOR, why)
+            if need is Need.RATIO and self._is_front(op, value, operand):
                 note = "part of the spectrum of an input, of which small parts count"
-                self._ask(operand, Ask(Need.DIGITS), Held(reasons.CANCELLATION, why.because, note))
+                self._ask(operand, Need.DIGITS, Cause(reasons.CANCELLATION, why.because, note))
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
         """True if an op takes the squares of a linear transform of inputs, and nothing else reads the transform."""
@@ -317,7 +213,7 @@ class Needs:
             made_by = view.producer(out)
             if made_by is not None and (into, True) in facts[out].states:
                 note = f"computes the state {view.value_name(into)!r}, which {when} reads"
-                self._ask(out, Ask(Need.PATH, into), Held(reasons.RUNNING_SUM, None, note))
+                self._ask(out, Need.PATH, Cause(reasons.RUNNING_SUM, None, note), into)
         for op in view.ops:
             for value in op.results:
                 fact = facts[value]
@@ -327,7 +223,7 @@ class Needs:
                     note = "a recursion written out"
                 else:
                     continue
-                self._ask(value, Ask(Need.PATH), Held(reasons.RUNNING_SUM, None, note))
+                self._ask(value, Need.PATH, Cause(reasons.RUNNING_SUM, None, note))
 
     def _alike(self, a: ValueId, b: ValueId) -> bool:
         """True if an output and an input of the model have the same type and shape, free dimensions by name."""
@@ -339,24 +235,24 @@ class Needs:
         graph = self.view.model.proto.graph
         return {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
 
-    def _along_state(self, op: Op, value: ValueId, ask: Ask, why: Held) -> None:
+    def _along_state(self, op: Op, value: ValueId, state: ValueId | None, why: Cause) -> None:
         here = self.facts[value]
         for operand in op.operands:
             fact = self.facts[operand]
-            if ask.state is None:
+            if state is None:
                 on = 0 < fact.steps >= here.steps - 1 or (fact.run > 1 and here.run >= _RUN // 2)
             else:
-                on = any(state == ask.state for state, _ in fact.states)
+                on = any(of == state for of, _ in fact.states)
             if on:
-                self._ask(operand, ask, why)
+                self._ask(operand, Need.PATH, why, state)
             elif op.kind == "Mul":
-                self._ask(operand, Ask(Need.FACTOR), why)
+                self._ask(operand, Need.FACTOR, why)
 
     def _ask_of_outputs(self) -> None:
         for out in self.view.scopes[0].outputs:
             fact = self.facts[out]
             if fact.grid and (fact.learned or fact.products) and self.view.producer(out) is not None:
-                self._ask(out, Ask(Need.PLACE), Held(reasons.POSITION, None, "counts from places on a grid"))
+                self._ask(out, Need.PLACE, Cause(reasons.POSITION, None, "counts from places on a grid"))
 
 
 _BESIDE_ONE = {

@@ -79,7 +79,7 @@ class Fact(NamedTuple):
     beside_one: Annotated[bool, any] = False
     """It is 1 plus or minus something."""
     peak: tuple[int, ...] = ()
-    """The axes, counted from the end, of rows whose largest element is 0, or 1 behind an exponential."""
+    """The axes, counted from the end, of rows whose largest element is 0, or 1 after an exponential."""
     top: ValueId | None = None
     """The value of whose rows it is the largest element."""
     top_axes: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class Fact(NamedTuple):
     learned: Annotated[bool, any] = False
     """A layer made part of it."""
     sources: Annotated[Values, union] = frozenset()
-    """Inputs from which it is computed without a layer between, or with one, or behind a transform of them."""
+    """Inputs from which it is computed without a layer between, or with one, or after a transform of them."""
     levels: Annotated[Values, union] = frozenset()
     """Inputs to which something is added, or from which it is subtracted."""
     placed: Annotated[bool, any] = False

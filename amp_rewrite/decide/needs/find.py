@@ -8,8 +8,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.backward import Held, Needs
+from amp_rewrite.decide.needs.backward import Needs
 from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.misfits import Cause
 from amp_rewrite.decide.reasons import Pin, described
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
@@ -61,40 +62,40 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
     quantizers may be low, since the quantizers get scales of the low type.
     """
     facts = Facts.of(view, to)
-    held = dict(Needs.of(facts).held)
+    causes = dict(Needs.of(facts).pinned)
     for op, why in (*_of_fills(view, to), *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
-        held.setdefault(op, why)
+        causes.setdefault(op, why)
     pins = [
         Pin(op, why.reason, why.because if why.because != op else None, why.note)
-        for op, why in sorted(held.items())
+        for op, why in sorted(causes.items())
         if computes_float32(view, view.ops[op])
     ]
-    saturate, findings = _saturated(view, to, held)
+    saturate, findings = _saturated(view, to, causes)
     return Hazards(tuple(pins), findings, saturate, dict(unneeded(facts)), guarded=True)
 
 
-def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Held]]:
+def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Cause]]:
     for op, because, note in held_fills(view, to):
-        yield op, Held(reasons.MASK_FILL if note.startswith("adds") else reasons.CONSTANT_RANGE, because, note)
+        yield op, Cause(reasons.MASK_FILL if note.startswith("adds") else reasons.CONSTANT_RANGE, because, note)
 
 
-def _on_integers(view: View) -> Iterator[tuple[OpId, Held]]:
+def _on_integers(view: View) -> Iterator[tuple[OpId, Cause]]:
     for op, cause in integer_ops(view).items():
         passed = f"on the way of {described(view, cause)}, which runs on integers" if cause != op else ""
-        yield op, Held(reasons.QUANTIZED, cause, passed)
+        yield op, Cause(reasons.QUANTIZED, cause, passed)
 
 
-def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Held]]:
+def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Cause]]:
     for op, note in long_sums(view) if target is Target.WEBGPU else ():
-        yield op, Held(reasons.LONG_SUM, None, note)
+        yield op, Cause(reasons.LONG_SUM, None, note)
     for faulty, fault in faults(view, to, target.aim) if target is not None else ():
         note = f"{fault.runtime} {fault.harm} ({fault.source})"
-        yield faulty.id, Held(reasons.RUNTIME_FAULT, None, note)
+        yield faulty.id, Cause(reasons.RUNTIME_FAULT, None, note)
 
 
 def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
     """Yield products and pools with a note, the longest first, until the others add up 128 terms in all."""
-    terms = terms_of(view)
+    terms = sum_lengths(view)
     left = sum(terms.values())
     for op in sorted(terms, key=lambda op: (-terms[op], -op)):
         if left <= MOST_TERMS:
@@ -104,17 +105,17 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
         yield op, note
 
 
-def terms_of(view: View) -> Mapping[OpId, int]:
+def sum_lengths(view: View) -> Mapping[OpId, int]:
     """Return the number of terms in each result of float32 products and global pools. O(nodes)."""
     sums = float32_ops(view, _SUMMING)
     return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
 
 
-def _saturated(view: View, to: DType, held: Mapping[OpId, Held]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
+def _saturated(view: View, to: DType, causes: Mapping[OpId, Cause]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     findings = []
     for value, fill in overflowing.items():
-        if any(use.op not in held for use in view.uses[value]):
+        if any(use.op not in causes for use in view.uses[value]):
             level = fill.absmax if fill.level is None else fill.level
             stored = to.max if level > 0 else -to.max
             note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
@@ -137,7 +138,7 @@ _POOLED_FOR = LAYERS - {"ConvTranspose"}
 
 
 def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
-    """Yield ops with needs of no reader. O(nodes), plus the copies behind squares and means."""
+    """Yield ops with needs of no reader. O(nodes), plus the copies after squares and means."""
     view, copies = facts.view, Flow.of(facts.view, COPIES)
     for sine in snakes(view):
         why = "of a snake activation: off by no more than the sum behind it rounds"

@@ -152,16 +152,16 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         return fact_of_reduction(facts, op, row, read)
     if Trait.INTEGER in row.traits and not facts.floats(op.outputs[0]):
         return _exact_sum(facts, op, first, second)
-    few = terms_of(facts, op) < TENSOR_CORE_STEP  # a filter, if a convolution
+    few = number_of_terms(facts, op) < TENSOR_CORE_STEP  # a filter, if a convolution
     if op.kind in PRODUCTS and (few or not contracts(facts, op)):
-        scaled, terms = fact_of_scaling(facts, op, OPS["Mul"], [first, second]), terms_of(facts, op)
+        scaled, terms = fact_of_scaling(facts, op, OPS["Mul"], [first, second]), number_of_terms(facts, op)
         whole = scaled.whole * terms if scaled.whole is not None else None
         return scaled._replace(products=frozenset().union(*map(facts.line, operands)), whole=whole)
     varying = [f for f in (first, second) if not f.constant]
     fact = joined([f for f in read if not f.constant] or [NOTHING])
     weight = next((f for f in (second, first) if f.constant), None)
     two = len(varying) == 2
-    behind_layer = any(facts[v].learned and facts[v].depth for v in operands)
+    after_layer = any(facts[v].learned and facts[v].depth for v in operands)
     wholes = [f.whole for f in read if f.whole is not None]
     return Fact(
         low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
@@ -170,7 +170,7 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         products=frozenset().union(*map(facts.line, operands)),
         squares=varying[0].squares if len(varying) == 1 else frozenset(),
         negative=fact.negative,
-        sources=fact.sources if fact.transform or not behind_layer else frozenset(),
+        sources=fact.sources if fact.transform or not after_layer else frozenset(),
         hides=len(read) > 2 and read[2].raw,
         nudged=fact.nudged,
         averaged=averages(facts, op),
@@ -186,7 +186,7 @@ def _exact_sum(facts: Known, op: Op, *factors: Fact) -> Fact:
     """Return what is known of a sum of products of integers, which a layer scales down once it is a float."""
     ranges = (range_of(facts.view.dtype(v)) for v in op.operands[:2])
     sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
-    most = min(terms_of(facts, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
+    most = min(number_of_terms(facts, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
     return Fact(-most, most, whole=most, learned=True, depth=1 + max(f.depth for f in factors))
 
 
@@ -194,8 +194,8 @@ def _added_up(facts: Known, op: Op, factors: Sequence[Fact]) -> float:
     together = math.prod(f.terms for f in factors)
     layer = any(f.constant and not (f.running or (f.low >= 0 and f.whole is not None)) for f in factors)
     if not layer:
-        return together * terms_of(facts, op)
-    return together if together >= 1 else min(1.0, together * terms_of(facts, op))
+        return together * number_of_terms(facts, op)
+    return together if together >= 1 else min(1.0, together * number_of_terms(facts, op))
 
 
 def averages(facts: Known, op: Op) -> bool:
@@ -213,7 +213,7 @@ def contracts(facts: Known, op: Op) -> bool:
     return any(sum(label in labels for labels in operands) > 1 for label in summed)
 
 
-def terms_of(facts: Known, op: Op) -> int:
+def number_of_terms(facts: Known, op: Op) -> int:
     """Return how many terms each result of a product adds up; a free dimension counts as `FREE`."""
     stored = [tuple(t.dims) if (t := facts.view.constant(v)) is not None else None for v in op.inputs]
     known = any(stored) and op.kind != "Einsum"

@@ -34,7 +34,6 @@ from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused
 
 KIND = "multi_head_attention"
 GROUPED = "group_query_attention"
-GROUPED_KIND = f"{DOMAIN}::GroupQueryAttention"
 ROTARY_KIND = f"{DOMAIN}::RotaryEmbedding"
 
 

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 import amp_rewrite
-from amp_rewrite.decide.needs.find import terms_of
+from amp_rewrite.decide.needs.find import sum_lengths
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
@@ -67,7 +67,7 @@ def allowed(case: OpCase) -> float:
     For a product it is the root of its terms: the device rounds after each, and rounding errors add up as in a random
     walk.
     """
-    terms = sum(terms_of(View.of(Model.load(case.widened()))).values())
+    terms = sum(sum_lengths(View.of(Model.load(case.widened()))).values())
     return float(max(FACTOR, terms**0.5))
 
 
@@ -92,7 +92,7 @@ def model_row(device: Device, path: Path, feeds: Feeds, right: list[np.ndarray])
         "emulated": error(list(device.run(twin, feeds, CPU)["outputs"].values()), right),
     }
     kept = converted.coloring
-    counted = terms_of(converted.view).items()
+    counted = sum_lengths(converted.view).items()
     terms = sum(n for op, n in counted if (paint := kept.of(op)) is not None and paint.dtype is DType.FLOAT16)
     view = View.of(Model.load(proto))
     low = [op for op in view.ops if op.outputs and view.dtype(op.outputs[0]) is DType.FLOAT16 and op.kind != "Cast"]

@@ -24,9 +24,9 @@ import amp_rewrite
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.cut import eliminate
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.may import May
+from amp_rewrite.decide.coloring.placement import Labelling
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
-from amp_rewrite.decide.coloring.where import Labelling
+from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, UNKNOWN_SIZE, Sizes
 from amp_rewrite.dtypes import DType
@@ -88,7 +88,7 @@ def test_elimination_leaves_a_wide_network_to_others() -> None:
 # -- the labelling against all others ------------------------------------------------------------------------
 
 
-def problem_of(model: ModelProto, to: DType) -> tuple[Problem, May]:
+def problem_of(model: ModelProto, to: DType) -> tuple[Problem, Spread]:
     """The problem of a model, and what TensorFlow's rules make of it."""
     request = Request.of(fuse="none", opset="keep", to=to)
     draft = Draft.of(model, request)
@@ -97,7 +97,7 @@ def problem_of(model: ModelProto, to: DType) -> tuple[Problem, May]:
     vertices = Vertices.build(draft.view, entries, gate)
     options = PaintOptions(clusters=draft.clusters, low_inputs=draft.io, place=True)
     problem = Problem(draft.view, vertices, to, options, draft.hazards)
-    return problem, May.of(problem)
+    return problem, Spread.of(problem)
 
 
 def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:

@@ -1,4 +1,4 @@
-"""May: the rules of TensorFlow's auto_mixed_precision pass, for spreading the colors of the lists along the graph.
+"""Spread: the rules of TensorFlow's auto_mixed_precision pass, for spreading the colors of the lists along the graph.
 
 Roots from the allow list, deny paint forward, gray ops between two lowered ones, clear ops beside them. Paint is a
 closed union, so no rule depends on the order of ops; `gray_after_allow` alone is one sweep in topological order, as in
@@ -23,7 +23,7 @@ _NEVER_FORCED = LABEL_LOSSES | RANDOM | GENERATORS
 
 
 @dataclass
-class May:
+class Spread:
     """Paint of lowered and of denied vertices; the rules run in this order.
 
     `roots`: vertices that the lists, the level or the user lowers, whatever is beside them.
@@ -35,17 +35,17 @@ class May:
     roots: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, problem: Problem) -> May:
+    def of(cls, problem: Problem) -> Spread:
         """Apply the rules to a problem. O(nodes + uses)."""
-        may = cls(problem)
-        may.allow_roots()
-        may.deny_forward()
-        may.sequences_by_deny()
-        may.between_allow()
-        may.gray_after_allow()
-        may.allow_through_clear()
-        may.sequences_by_allow()
-        return may
+        spread = cls(problem)
+        spread.allow_roots()
+        spread.deny_forward()
+        spread.sequences_by_deny()
+        spread.between_allow()
+        spread.gray_after_allow()
+        spread.allow_through_clear()
+        spread.sequences_by_allow()
+        return spread
 
     def allow_roots(self) -> None:
         """Lower every vertex of an op on the allow list, and the roots of the level and the user."""
@@ -83,13 +83,14 @@ class May:
         """Lower gray and clear ops on a path between two allowed ops with no denied op on it."""
         p, graph = self.problem, self.problem.vertices.graph
         roots = [v for v in self.low if p.colors[v] is Color.ALLOW]
-        behind = p.walk(roots, graph.successors, lambda v: p.colors[v] in (Color.GRAY, Color.CLEAR) and self._free(v))
-        for v, due in p.walk(roots, graph.predecessors, behind.__contains__).items():
+        soft = (Color.GRAY, Color.CLEAR)
+        downstream = p.walk(roots, graph.successors, lambda v: p.colors[v] in soft and self._free(v))
+        for v, due in p.walk(roots, graph.predecessors, downstream.__contains__).items():
             note = p.unneeded(v)
             self.low.setdefault(v, Paint(p.to, reasons.BETWEEN_ALLOW, due, note))
 
     def gray_after_allow(self) -> None:
-        """Lower a gray op right behind a lowered op and no denied one, as TensorFlow 2.20 does."""
+        """Lower a gray op right after a lowered op and no denied one, as TensorFlow 2.20 does."""
         p, follows = self.problem, self.problem.options.gray_follows_allow
         if not (p.to is DType.BFLOAT16 if follows is None else follows):
             return

@@ -19,8 +19,8 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.cut import HIGH, LOW, UNIT, Arc, End, cheapest, components
 from amp_rewrite.decide.coloring.free import Free
-from amp_rewrite.decide.coloring.may import May
 from amp_rewrite.decide.coloring.problem import Problem, fuses
+from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, SOFTMAXES, TENSOR_CORE_STEP
@@ -52,47 +52,43 @@ PAIRS = frozenset(
 """Ops and readers that onnxruntime 1.31.1 runs as one node on CUDA if both have one type, without a Cast between."""
 
 
-def where(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint]]:
+def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
     """Return the paints of low and of float32 vertices in the cheapest labelling."""
-    labelling = Labelling(problem, may)
+    labelling = Labelling(problem, spread)
     low = labelling.solve()
-    high = dict.fromkeys(_idle(problem, low), problem.high(reasons.NO_GAIN, None, _TINY)) if problem.gains else {}
-    if high:
-        labelling = Labelling(problem, may, high)
+    idle = dict.fromkeys(_idle(problem, low), problem.high(reasons.NO_GAIN, None, _SHORT)) if problem.gains else {}
+    if idle:
+        labelling = Labelling(problem, spread, idle)
         low = labelling.solve()
-    own = may.low.keys() - labelling.follows
-    dear = problem.high(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
-    last = problem.high(reasons.NO_GAIN, None, "no lowered product reads what it computes")
-    raw = problem.high(reasons.NO_GAIN, None, _RAW)
-    for v in sorted((own | labelling.late) - low - high.keys() - may.denied.keys()):
-        high[v] = raw if v in labelling.raw else dear if labelling.gains(v) else last
-    return {v: may.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, high
+    own = spread.low.keys() - labelling.follows
+    high = {v: labelling.high(v) for v in sorted((own | labelling.late) - low - spread.denied.keys())}
+    return {v: spread.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, idle | high
 
 
-def spread(problem: Problem, may: May) -> tuple[dict[int, Paint], dict[int, Paint]]:
+def unplaced(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
     """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
-    labelling, low, high = Labelling(problem, may), dict(may.low), dict[int, Paint]()
+    labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
     for v in sorted(labelling.raw & low.keys(), reverse=True):
         read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
         if any(end != LOW and end not in low for end in read):
             del low[v]
-            high[v] = problem.high(reasons.NO_GAIN, None, _RAW)
+            high[v] = labelling.high(v)
     return low, high
 
 
-_RAW = "no product made what it reads, and not all its readers are low"
-_TINY = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
+_SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
-    p, tiny = problem, problem.tiny & set(low)
-    if not tiny:
+    """Yield the low parts of a model in which no product is worth a low type."""
+    p, short = problem, problem.short & set(low)
+    if not short:
         return
     clustered = (op for cluster in p.options.clusters if cluster.kind == "softmax" for op in cluster.ops)
     softmaxes = (*p.of_ops(clustered), *p.of_kinds(SOFTMAXES))
-    gaining = {*(v for v in p.of_kinds(HEAVY) if v not in tiny), *softmaxes, *chain(*p.vertices.sequences)}
+    gaining = {*(v for v in p.of_kinds(HEAVY) if v not in short), *softmaxes, *chain(*p.vertices.sequences)}
     for part in nx.weakly_connected_components(p.vertices.graph.subgraph(low)):
-        if not part.isdisjoint(tiny) and part.isdisjoint(gaining):
+        if not part.isdisjoint(short) and part.isdisjoint(gaining):
             yield from part - {*p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)}
 
 
@@ -112,6 +108,18 @@ class Labelling(Free):
             made_by = p.view.producer(op.inputs[0])
             return Paint(p.to, reasons.SHAPE_FOLLOWS, made_by.id if made_by is not None else None)
         return Paint(p.to, reasons.MIN_CUT, None, p.unneeded(v))
+
+    def high(self, v: int) -> Paint:
+        """Return the paint of a float32 vertex of TensorFlow's set: what its arcs or its gain stand for."""
+        if v in self.must:
+            return self.must[v]
+        if v in self.raw:
+            note = "no product made what it reads, and not all its readers are low"
+            return self.problem.high(reasons.NO_GAIN, None, note)
+        if self.gains(v):
+            note = "it gains less than the Casts around it would cost"
+            return self.problem.high(reasons.MIN_CUT, None, note)
+        return self.problem.high(reasons.NO_GAIN, None, "no lowered product reads what it computes")
 
     def elements(self, value: ValueId) -> int:
         """Return the number of elements, limited if it is a guess."""
@@ -139,7 +147,7 @@ class Labelling(Free):
         reader = view.ops[uses[0].op] if alone else None
         if op is None or reader is None or (op.kind, reader.kind) not in PAIRS:
             return False
-        return reader.kind != "Softmax" or not self.problem.gains or reader.id in self.before
+        return reader.kind != "Softmax" or not self.problem.gains or reader.id in self.upstream
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -236,7 +244,7 @@ class Labelling(Free):
         read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.readers(value)}
         if not tied and read <= {HIGH}:
             return
-        late = p.gains and cluster.ops[-1] not in self.before
+        late = p.gains and cluster.ops[-1] not in self.upstream
         for node in {self.ends[v] for v in self._members(cluster.tail)} - {LOW}:
             if node != HIGH and not late:
                 self._add(LOW, node, entry, worth)
