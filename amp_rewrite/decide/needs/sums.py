@@ -84,7 +84,7 @@ def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list
     far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
     if far > _NEAR_RANGE * facts.limits.most:
         return f"adds {far:g}, near the end of the range"
-    level = max((f.size for f in constants if f.number is not None and f.size <= facts.limits.most), default=0.0)
+    level = max((max(f.low, -f.high) for f in constants if f.size <= facts.limits.most), default=0.0)
     if level > facts.limits.beside and any(f.learned for f in varying):
         return f"adds {level:g}, beside which a product is small"
     return ""

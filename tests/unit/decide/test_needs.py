@@ -128,7 +128,7 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
         visit(self, op)
 
     monkeypatch.setattr(Needs, "_visit", counted)
-    held = Needs.of(Facts.of(view, F16)).held
+    held = Needs.of(Facts.of(view, F16)).pinned
     assert {op.id for op in view.ops if op.kind == "Neg"} <= held.keys()
     assert len(view.ops) <= visits < 4 * len(view.ops)
 
