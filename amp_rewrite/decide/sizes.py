@@ -201,11 +201,6 @@ def _scores(query: float, keys: int) -> float:
     return 4.0 * query * keys
 
 
-def _attention(sizes: Sizes, op: Op) -> float:
-    keys = _dimension(sizes, op.inputs[1], -2) + _dimension(sizes, _input(op, 4), -2)
-    return _scores(sizes.size(op.inputs[0]), keys)
-
-
 def _heads(past: int) -> Callable[[Sizes, Op], float]:
     """Count attention over projected queries, alone or packed with keys and values; `past`: the input of past keys."""
 
@@ -231,7 +226,7 @@ def _projecting(sizes: Sizes, op: Op) -> float:
 
 _Table = tuple[tuple[Callable[[Sizes, Op], float], str], ...]
 _ONNX: _Table = (
-    (_attention, "Attention"),
+    (_heads(past=4), "Attention"),
     (_convolution, "Conv DeformConv"),
     (_summed, " ".join(sorted(PRODUCTS))),
     (_recurrent, " ".join(sorted(RECURRENT))),
