@@ -9,7 +9,15 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.placement import placed, unplaced
-from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, PaintOptions, Problem, Vertices, entries_of, fuses
+from amp_rewrite.decide.coloring.problem import (
+    AFFINE_NOTE,
+    PaintOptions,
+    Problem,
+    Vertices,
+    entries_of,
+    fuses,
+    seen_type,
+)
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.coloring.upcast import upcast_low
 from amp_rewrite.decide.needs.find import Hazards
@@ -17,7 +25,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
 from amp_rewrite.ir.op_classes import SEEN_THROUGH
 from amp_rewrite.ir.schema import unknown
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
 
@@ -88,11 +96,19 @@ def _follow_casts(problem: Problem, low: Mapping[int, Paint]) -> dict[int, Paint
 def _scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int]) -> dict[int, Paint]:
     """Give scale and bias of a written-out norm the type of its input if onnxruntime refuses another."""
     p = problem
+
+    def made(value: ValueId) -> DType | None:
+        return p.to if p.maker(value) in low else DType.FLOAT if p.made_raised(value) else p.view.dtype(value)
+
+    def read(value: ValueId, use: Use) -> DType | None:
+        raised = made(value) if p.view.ops[use.op].kind == "Cast" else DType.FLOAT
+        return p.to if p.reader(use) in low else raised
+
     for cluster in p.options.clusters:
         if cluster.entry is None or not cluster.tail or not fuses(p.view, cluster, p.to):
             continue
         tail = [v for v in p.of_ops(cluster.tail) if p.op(v).kind != "Cast"]
-        if not _seen_low(p, low, cluster.entry, frozenset(cluster.ops)):
+        if seen_type(p.view, cluster.entry, cluster.ops, made, read) is not p.to:
             for v in tail:
                 if p.vertices.all[v].op not in p.options.lower:
                     low.pop(v, None)
@@ -105,22 +121,6 @@ def _scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int
             for v in p.of_ops([*(op.id for op in passed), *([maker.id] if maker is not None else [])]):
                 low.pop(v, None)
     return low
-
-
-def _seen_low(p: Problem, low: Mapping[int, Paint], value: ValueId, readers: frozenset[OpId]) -> bool:
-    """True if the fusion sees a value of the low type, past a Cast, Identity or Dropout for `readers` alone."""
-    if p.view.dtype(value) is p.to:
-        return not p.made_raised(value)
-    op = p.view.producer(value)
-    if op is None:
-        return False
-    made_low = any(v in low for v in p.vertices.by_op.get(op.id, ()))
-    others = [use for use in p.view.uses[value] if use.op not in readers]
-    if exposed(p.view, value) or not all(p.reader(use) in low for use in others):
-        return made_low and op.kind in SEEN_THROUGH
-    # Readers of the low version of a widened value read it before the Cast, so they do not read the Cast.
-    source = op.inputs[0] if op.kind == "Cast" or (op.kind in SEEN_THROUGH and not others) else None
-    return made_low if source is None else _seen_low(p, low, source, frozenset((op.id,)))
 
 
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:

@@ -19,7 +19,7 @@ from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
-from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS
+from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS, SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.versions import FIRST_FUSED
@@ -369,3 +369,27 @@ def fuses(view: View, cluster: Cluster, low: DType) -> bool:
     if cluster.kind == "layer_normalization":
         return low is DType.BFLOAT16 or view.opset >= FIRST_FUSED["LayerNormalization"]
     return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
+
+
+def seen_type(
+    view: View,
+    value: ValueId,
+    readers: Collection[OpId],
+    made: Callable[[ValueId], DType | None],
+    read: Callable[[ValueId, Use], DType | None],
+) -> DType | None:
+    """Return the type of a value for the runtime's fusion of `readers`: that before the Casts for them alone.
+
+    `made`, `read`: the types in which values are made and read.
+    """
+    dtype, uses = made(value), view.uses[value]
+    needed = next((read(value, use) for use in uses if use.op in readers), dtype)
+    others, edge = [use for use in uses if use.op not in readers], exposed(view, value)
+    if dtype is not needed and (
+        (edge and view.dtype(value) is needed) or any(read(value, u) is needed for u in others)
+    ):
+        return needed
+    op = view.producer(value)
+    if op is None or op.kind not in SEEN_THROUGH or op.inputs[0] is None or others or edge:
+        return dtype
+    return seen_type(view, op.inputs[0], (op.id,), made, read)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
-from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, Problem, fuses
+from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, Problem, fuses, seen_type
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
-from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, SEEN_THROUGH
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -50,6 +51,10 @@ class Upcast:
     def made(self, value: ValueId) -> bool:
         """True if a value is low in the model and now made in float32."""
         return made_variable(self.view, value) in self.upcast
+
+    def type_of(self, value: ValueId) -> DType | None:
+        """Return the new type of a value."""
+        return DType.FLOAT if self.made(value) else self.view.dtype(value)
 
     def reads(self, use: Use) -> bool:
         """True if an op reads one of its inputs in float32 now and in a low type in the model."""
@@ -148,28 +153,12 @@ def _affine(state: Upcast, cluster: Cluster) -> None:
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
     if low is None or cluster.entry is None or not fuses(view, cluster, low):
         return
-    high = _seen_type(state, cluster.entry, frozenset(cluster.ops)) is DType.FLOAT
+    high = seen_type(view, cluster.entry, cluster.ops, state.type_of, partial(_read_as, state)) is DType.FLOAT
     for op in (op for op in cluster.tail if view.ops[op].kind != "Cast"):
         if high and not _is_upcast(state, op):
             _upcast(state, op, state.high(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
         elif not high and _is_upcast(state, op):
             _refuse(state, op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
-
-
-def _seen_type(state: Upcast, value: ValueId, readers: frozenset[OpId]) -> DType | None:
-    """Return the type of a value for the runtime's fusion: before the Casts for `readers` alone."""
-    view = state.view
-    dtype = DType.FLOAT if state.made(value) else view.dtype(value)
-    uses = [use for use in view.uses[value] if use.op in readers]
-    needed = _read_as(state, value, uses[0]) if uses else dtype
-    others = [use for use in view.uses[value] if use.op not in readers]
-    if dtype is not needed and any(_read_as(state, value, use) is needed for use in others):
-        return needed
-    op = view.producer(value)
-    alone = not others and not exposed(view, value)
-    if op is not None and alone and op.kind in SEEN_THROUGH and op.inputs[0] is not None:
-        return _seen_type(state, op.inputs[0], frozenset((op.id,)))
-    return dtype
 
 
 def _read_as(state: Upcast, value: ValueId, use: Use) -> DType | None:
