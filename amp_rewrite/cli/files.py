@@ -220,17 +220,17 @@ def criterion(settings: Request) -> dict[str, Any]:
     return {word: value for word in CRITERION if (value := getattr(settings, word)) is not None}
 
 
-def guidance(settings: Request, shapes: Collection[str], stated: Collection[str]) -> Guidance:
+def guidance(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Guidance:
     """Return the data that guide a conversion.
 
     A criterion of a settings file judges where there is data; if a file names ranges and data, the ranges guard, and
-    only a repair uses the data. UsageError for options of the command line, `stated`, that lack or contradict others.
+    only a repair uses the data. UsageError for options of the command line, `explicit`, that lack or contradict others.
     """
     from amp_rewrite.pipeline.guidance import Guidance
 
     judged = criterion(settings) if settings.data else {}
     ranges, data = settings.ranges or "", settings.data or ""
-    for word in stated:
+    for word in explicit:
         if word in CRITERION and not data:
             raise click.UsageError(f"{option_of(word)} compares outputs and needs input data; add --data FILE")
         if word == "budget" and not judged:
@@ -243,7 +243,7 @@ def guidance(settings: Request, shapes: Collection[str], stated: Collection[str]
     if data and shapes:
         raise click.UsageError("--shape describes random input; leave it out, or the data")
     if ranges and data and not judged:
-        if {"data", "ranges"} <= {*stated}:
+        if {"data", "ranges"} <= {*explicit}:
             ways = "leave one out, or add --tolerance X to repair"
             raise click.UsageError(f"--ranges and input data both give ranges; {ways}")
         data = ""

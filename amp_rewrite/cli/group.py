@@ -162,7 +162,6 @@ class Program(click.Group):
         sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
 
     def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
-        """Answer the request of a shell for completions, and exit; after an error there are none."""
         try:
             sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))
         except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):

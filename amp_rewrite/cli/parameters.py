@@ -68,7 +68,6 @@ class _Grouped(click.Option):
 
 
 def _spelled_out(metavar: str) -> tuple[str, ...]:
-    """Return the values in a metavar such as "ort-cuda[:RELEASE]|onnx|FILE"."""
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
 
@@ -282,8 +281,8 @@ def keywords(settings: Request) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in KEYWORDS}
 
 
-def stated(given: dict[str, Any]) -> Collection[str]:
-    """Return the names of the settings that the command line states."""
+def explicit(given: dict[str, Any]) -> Collection[str]:
+    """Return the names of the settings on the command line."""
     own = [name for name, value in given.items() if name in SETTINGS and value not in (None, ())]
     return [*own, *given["settings"]]
 

@@ -94,7 +94,7 @@ class Delta(Result):
                 hint = advice(kind, known, f"use some of {', '.join(known)}")
                 raise PolicyError(f"unknown kind of difference {kind!r}; {hint}")
         wanted = kinds or KINDS
-        return any(_meant(change, wanted) for change in self.changes) or ("casts" in wanted and bool(self.casts))
+        return any(_fails_on(change, wanted) for change in self.changes) or ("casts" in wanted and bool(self.casts))
 
     def figures(self) -> Sequence[Figure]:
         """Return the changes as a table, and model B as a graph with its changes."""
@@ -198,7 +198,7 @@ class Delta(Result):
         """
         lines: list[str] = []
         for kind, group in self._by_kind().items():
-            errors = [c for c in group if fail_on is not None and _meant(c, fail_on or KINDS)]
+            errors = [c for c in group if fail_on is not None and _fails_on(c, fail_on or KINDS)]
             for level, some in (("error", errors), ("warning", [c for c in group if c not in errors])):
                 texts = [(f"{kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()) for c in some]
                 lines += _annotations(level, kind, texts)
@@ -223,8 +223,7 @@ def _fitting(lines: Sequence[str], room: int) -> list[str]:
     return [line for i, (line, end) in enumerate(zip(lines, ends, strict=True)) if i < _HEAD_LINES or end <= room]
 
 
-def _meant(change: Change, kinds: Collection[str]) -> bool:
-    """True if a check for these kinds fails on a change."""
+def _fails_on(change: Change, kinds: Collection[str]) -> bool:
     float32 = change.kind == "raised" or (change.kind == "added" and change.after == FLOAT32)
     return change.kind in kinds or (FLOAT32 in kinds and float32)
 

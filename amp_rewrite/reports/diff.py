@@ -120,7 +120,6 @@ def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
 
 
 def _ports(types: Collection[str]) -> list[bool]:
-    """Return the presence of ports, without absent ones at the end."""
     there = [bool(dtype) for dtype in types]
     while there and not there[-1]:
         there.pop()

@@ -122,7 +122,6 @@ class Expectation:
         return self._counted(sum(row.dtype == self.subject for row in floats), len(floats), "float op")
 
     def _counted(self, part: int, whole: int, noun: str) -> CheckedExpectation:
-        """Compare a number or its share of the whole; an empty whole has no share."""
         if not self.share:
             fact = count(part, noun) if part == whole else f"{part} of {count(whole, noun)}"
             return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), fact)
@@ -149,7 +148,6 @@ class Expectation:
         return self._typed([(port.name, port.dtype) for port in chosen], noun)
 
     def _typed(self, items: Sequence[tuple[str, str]], noun: str) -> CheckedExpectation:
-        """Compare the types of all items; without an item, the expectation fails."""
         if not items:
             chosen = f" matches {self.choice!r}" if self.choice is not None else " is there"
             return CheckedExpectation(self.text, False, f"no {noun}{chosen}")
@@ -162,7 +160,7 @@ class Expectation:
     def _weights(self, report: Report) -> CheckedExpectation:
         stored = report.weights
         if self.dtype is not None:
-            floating = {dtype: held for dtype, held in stored.items() if dtype in FLOATING}
+            floating = {dtype: number for dtype, number in stored.items() if dtype in FLOATING}
             whole, part = sum(floating.values()), floating.get(self.dtype, 0)
             met = part == whole > 0 if self.sign == "=" else part == 0
             return CheckedExpectation(self.text, met, self._by_type(floating) or "no floating weight is there")
@@ -177,4 +175,4 @@ class Expectation:
 
     def _by_type(self, stored: Mapping[str, int]) -> str:
         ordered = sorted(stored.items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{size(held)} {dtype}" for dtype, held in ordered)
+        return ", ".join(f"{size(number)} {dtype}" for dtype, number in ordered)

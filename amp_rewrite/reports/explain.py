@@ -191,7 +191,6 @@ def _encoded(row: Row) -> dict[str, object]:
 
 
 def _types(row: Row) -> str:
-    """Return the type, with the variables if they differ: "float16 (T float16, U float32)"."""
     if len(set(row.variables.values())) < 2:
         return row.dtype
     return f"{row.dtype} ({', '.join(f'{name} {dtype}' for name, dtype in row.variables.items())})"

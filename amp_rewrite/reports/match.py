@@ -186,7 +186,6 @@ def _entry(read: int, inputs: Mapping[int, int]) -> int:
 
 
 def _grouped(left: Iterable[int], facts: Sequence[_Facts], wanted: Iterable[int]) -> dict[_Facts, list[int]]:
-    """Return rows by some of their facts; rows without one of them are left out."""
     groups: dict[_Facts, list[int]] = defaultdict(list)
     for i in left:
         key = tuple([facts[i][fact] for fact in wanted])

@@ -20,7 +20,7 @@ def plain(text: str) -> str:
     """
     if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
         return text
-    return "".join(c if _seen(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if _visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 _UNSEEN = re.compile(
@@ -29,7 +29,7 @@ _UNSEEN = re.compile(
 """Printable characters without ink: fillers, joiners and selectors of variants."""
 
 
-def _seen(character: str) -> bool:
+def _visible(character: str) -> bool:
     return character.isprintable() and not _UNSEEN.match(character)
 
 
@@ -71,7 +71,7 @@ def blocks(
     if head:  # a name for each cell
         cells = [list(head), *([cell for _, cell in zip(head, row, strict=True)] for row in cells)]
     columns = max(map(len, cells), default=0)
-    widths = [max((taken(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
+    widths = [max((display_width(row[i]) for row in cells if i < len(row)), default=0) for i in range(columns)]
     limit = WIDTH.get()
     if limit is None or indent + sum(widths) + _GAP * (columns - 1) <= limit:
         return [[_line(row, widths, right, indent)] for row in cells]
@@ -80,7 +80,6 @@ def blocks(
 
 
 def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
-    """Return widths within the room: the widest columns shrink until the last one has its least."""
     fitted, last = list(widths), min(widths[-1], max(_LEAST, room // 3))
     texts = [i for i in range(len(widths) - 1) if right[i : i + 1] != ">"]
     while texts and sum(fitted[:-1]) + last > room:
@@ -93,14 +92,13 @@ def _fitted(widths: Sequence[int], room: int, right: str) -> list[int]:
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int], right: str, indent: int) -> list[str]:
-    """Return the lines of a row, its cells wrapped between words; a longer word is cut."""
     parts = [
         [cell] if right[i : i + 1] == ">" else [cut(part, widths[i]) for part in wrap(cell, widths[i])]
         for i, cell in enumerate(row)
     ]
     lines = [_line(line, widths, right, indent) for line in zip_longest(*parts, fillvalue="")]
     limit = WIDTH.get() or sys.maxsize
-    return [line if taken(line) <= limit else _start(line, limit - 1) + "…" for line in lines]
+    return [line if display_width(line) <= limit else _start(line, limit - 1) + "…" for line in lines]
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
@@ -108,7 +106,7 @@ def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
     lead = " " * (len(text) - len(text.lstrip(" ")))
     after = lead + " " * hanging
     lines = textwrap.wrap(
-        text.strip() if text.isascii() else "".join(c + _HALF * (taken(c) - 1) for c in text.strip()),
+        text.strip() if text.isascii() else "".join(c + _HALF * (display_width(c) - 1) for c in text.strip()),
         max(width, 1),
         initial_indent=lead,
         subsequent_indent=after,
@@ -126,7 +124,7 @@ def cut(text: str, width: int) -> str:
     return f"{_start(text, max(width, 1) - 1 - tail)}…{_start(text[::-1], tail)[::-1]}"
 
 
-def taken(text: str) -> int:
+def display_width(text: str) -> int:
     """Return the columns of a text: two for a wide character, none for a mark on another one."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
@@ -154,7 +152,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: str, indent: int) ->
     padded = (
         f"{gap}{cell}" if right[i : i + 1] == ">" else cell if i == len(row) - 1 else f"{cell}{gap}"
         for i, cell in enumerate(row)
-        for gap in [" " * (widths[i] - taken(cell))]
+        for gap in [" " * (widths[i] - display_width(cell))]
     )
     return (" " * indent + (" " * _GAP).join(padded)).rstrip()
 

@@ -24,7 +24,6 @@ from amp_rewrite.reports.rows import (
     Row,
     Totals,
 )
-from amp_rewrite.reports.summary import summary
 from amp_rewrite.settings.option import ALWAYS
 from amp_rewrite.settings.request import KEYWORDS, STATED
 
@@ -93,6 +92,8 @@ class Report(Result, ReportData):
             more: text before the evidence.
             command: the next step; None for what the evidence lacks, "" for none.
         """
+        from amp_rewrite.reports.summary import summary  # late: a conversion in Python mostly prints none
+
         return summary(self, verbose=verbose, more=more, command=command)
 
     def figures(self) -> Sequence[Figure]:
@@ -156,7 +157,6 @@ def _encode(item: Any) -> dict[str, object]:
 
 
 def _read(loaded: object) -> Report:
-    """Return a report of existing rows and positions."""
     schema = loaded.get("schema") if isinstance(loaded, dict) else SCHEMA
     if schema != SCHEMA:
         newer = ", upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else ""

@@ -124,15 +124,15 @@ class _ReportBuilder:
         paint = self.coloring.of(op.id) if self.coloring else None
         entry = self.coloring.entries[op.id] if self.coloring else None
         cause = self.view.ops[paint.because] if paint and paint.because is not None else None
-        looks = self._types.look_of(op)
+        types = self._types.row_types(op)
         reason = entry.because if entry else ""
         return Row(  # there is one for each op, and arguments by name take three times as long
             op.name,
             self._kind(op),
-            looks.dtype,
+            types.dtype,
             self.view.scopes[op.scope].path,
             bool(op.node.name),
-            looks.variables,
+            types.variables,
             _COLORS[entry.color] if entry else None,
             paint.rule if paint else None,
             cause.name if cause else None,
@@ -140,8 +140,8 @@ class _ReportBuilder:
             paint.note if paint and paint.note != reason else "",
             _last_part(entry.source) if entry else "",
             reason,
-            looks.inputs,
-            looks.outputs,
+            types.inputs,
+            types.outputs,
             *self._traits(op),
         )
 
@@ -150,7 +150,6 @@ class _ReportBuilder:
         return Lineage(self.view, self.plan.identities if self.plan else frozenset())
 
     def _traits(self, op: Op) -> _Traits:
-        """Return the last fields of a row. Few ops have attributes or bodies."""
         reads, names, row_of = list[int](), "", self._lineage.rows
         for value in op.inputs:
             reads.append(NO_ROW if value is None else row_of[value])

@@ -184,7 +184,6 @@ def _plain(value: Any, wanted: Any) -> Any:
 
 
 def _within(part: str, read: Reader, value: Any) -> Any:
-    """Read a part of a value; its name stands in the path of an error."""
     try:
         return read(value)
     except Malformed as error:

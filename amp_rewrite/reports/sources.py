@@ -31,8 +31,8 @@ def report_in(source: ReportSource) -> Report:
 
 def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
     """Return a report, and the view of the model behind its rows; None for a report in a file."""
-    if isinstance(held := getattr(source, "report", source), Report):
-        return held, getattr(source, "view", None)
+    if isinstance(report := getattr(source, "report", source), Report):
+        return report, getattr(source, "view", None)
     if isinstance(source, (str, os.PathLike)) and is_report(source):
         try:
             return Report.from_json(_content(Path(source)), str(source)), None

@@ -13,7 +13,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import UNCHECKED
-from amp_rewrite.reports.render import WIDTH, count, cut, plain, share, shortened, size, table, taken, wrap
+from amp_rewrite.reports.render import WIDTH, count, cut, display_width, plain, share, shortened, size, table, wrap
 from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
 from amp_rewrite.settings.request import USUAL_TOLERANCES
 
@@ -81,7 +81,6 @@ _CUT = "  … (-v shows all)"
 
 
 def _head(report: ReportData) -> _Part:
-    """Return the model and the result: work, weights, Casts, the release for the file."""
     model, totals = report.model, report.totals
     facts = [("work", _work(report))]
     if totals.integer_ops:
@@ -152,12 +151,10 @@ def _settings(report: ReportData) -> _Part:
 
 
 def _tables(report: ReportData) -> list[_Part]:
-    """Return the ops in float32 by cause: kept there, and raised; of an inventory, those of each type."""
     return [_stock(report)] if report.inventory else [_stayed(report), _raised(report)]
 
 
 def _stayed(report: ReportData) -> _Part:
-    """Return the ops in float32 by rule, the most frequent first; without the model's own Casts."""
     high = [row for row in report.rows if row.rule not in (None, reasons.RAISED) and row.dtype not in LOW]
     high = [row for row in high if row.op not in _UNASKED]
     if not high:
@@ -183,7 +180,6 @@ def _raised(report: ReportData) -> _Part:
 
 
 def _counted(groups: Iterable[tuple[int, str, Sequence[Row]]]) -> list[str]:
-    """Return a table of groups: number, cause, and the op types, the most frequent first; a line each on one screen."""
     rows = [(str(number), words, _kinds(rows)) for number, words, rows in groups]
     if WIDTH.get() is None:
         return table(rows, right=">")
@@ -196,7 +192,7 @@ def _within(words: str, examples: str) -> str:
     width = WIDTH.get() or _COLUMNS
     names = examples.removesuffix(", …").split(", ") if examples else []
     line = plain(f"{words} ({examples})" if names else words)
-    while taken(line) > width and names:
+    while display_width(line) > width and names:
         names.pop()
         line = plain(f"{words} ({', '.join((*names, '…'))})" if names else words)
     return cut(line, width)
@@ -337,7 +333,6 @@ def _every_finding(report: ReportData) -> _Part:
 
 
 def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
-    """Return the evidence and the next step; nothing for an inventory, and for a result without changes."""
     if report.inventory or (report.evidence == UNCHECKED and not _affected(report)):
         return []
     evidence = report.evidence

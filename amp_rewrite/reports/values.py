@@ -41,20 +41,20 @@ class PlannedTypes:
     coloring: Coloring | None
     plan: Plan | None
 
-    def look_of(self, op: Op) -> RowTypes:
+    def row_types(self, op: Op) -> RowTypes:
         """Return the types in the row of an op. They depend on the types of its values and its paint alone."""
         types = self.made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
         inputs = tuple([types[v] if v is not None else None for v in op.inputs])
         outputs = tuple([self.made[v] if v is not None else None for v in op.outputs])
         painted = tuple([self._painted((op.id, variable.name)) for variable in self.view.variables[op.id]])
         alike = op.signature, op.kind, bool(op.bodies), inputs, outputs, painted
-        looks = self._looks.get(alike)
-        if looks is None:
-            looks = self._looks[alike] = self._look(op)
-        return looks
+        known = self._row_types_of.get(alike)
+        if known is None:
+            known = self._row_types_of[alike] = self._new_row_types(op)
+        return known
 
     @cached_property
-    def _looks(self) -> dict[_Alike, RowTypes]:
+    def _row_types_of(self) -> dict[_Alike, RowTypes]:
         return {}
 
     @cached_property
@@ -66,7 +66,7 @@ class PlannedTypes:
                 made[value] = retyped(self.view.types[value], dtype)
         return made
 
-    def _look(self, op: Op) -> RowTypes:
+    def _new_row_types(self, op: Op) -> RowTypes:
         inputs = tuple([self.read(op, slot) for slot in range(len(op.inputs))])
         outputs = tuple([self.written(op, slot) for slot in range(len(op.outputs))])
         variables = self._variables(op, inputs, outputs)
@@ -186,7 +186,6 @@ class Lineage:
 
     @cached_property
     def _handed_out(self) -> Mapping[ValueId, Sequence[tuple[OpId, int]]]:
-        """Positions of values among the reads of an op with bodies, for the outputs of these."""
         places: dict[ValueId, list[tuple[OpId, int]]] = {}
         for op in self.view.ops:
             given = (value for body in op.bodies for value in self.view.scopes[body].outputs)
@@ -209,7 +208,6 @@ class Lineage:
         return frozenset(dead)
 
     def _unread(self, value: ValueId, dead: Collection[OpId]) -> bool:
-        """True if dead ops alone read a value, and only outputs of their bodies hand it out."""
         if any(use.op not in dead for use in self.view.uses[value]):
             return False
         if value not in self.view.yielded:

@@ -101,14 +101,14 @@ class Target(Enum):
 
             served = known_release(release)
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
-            return cls._made(family, served if exact and served in releases() else release)
+            return cls._of_release(family, served if exact and served in releases() else release)
         if family is not cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
             known = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
             raise PolicyError(f"unknown release {release!r} of target {family.value}; {known} targets of a release")
-        return cls._made(family, release)
+        return cls._of_release(family, release)
 
     @classmethod
-    def _made(cls, family: Self, release: str) -> Self:
+    def _of_release(cls, family: Self, release: str) -> Self:
         """Return a target besides the members, as `enum.Flag` makes combinations; one of a release is single."""
         value = f"{family.value}:{release}"
         if value in cls._value2member_map_:
@@ -204,7 +204,7 @@ NEEDS = "needs"
 def stated_in(model: Model, word: str) -> str:
     """Return a word of the metadata entry of a conversion; "" without one."""
     entry = next((p.value for p in model.proto.metadata_props if p.key == METADATA_KEY), "")
-    return next((held for name, _, held in (pair.partition("=") for pair in entry.split()) if name == word), "")
+    return next((value for name, _, value in (pair.partition("=") for pair in entry.split()) if name == word), "")
 
 
 def target_of(model: Model) -> Target | None:

@@ -162,7 +162,6 @@ def _scalar(loader: yaml.SafeLoader, event: yaml.ScalarEvent, where: str) -> Sca
 
 
 def _bounded(value: Scalar | None, where: str) -> Scalar | None:
-    """Return the value; ListError for an integer of more than 64 bits."""
     if isinstance(value, int) and abs(value) >= 1 << 63:
         raise ListError(f"{where}: an integer of more than 64 bits; write a smaller one")
     return value

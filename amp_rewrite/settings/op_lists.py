@@ -51,7 +51,7 @@ class OpLists:
         digest = hashlib.sha256()
         for key, entries in sorted(self.entries.items()):
             if any(entry.color is not Color.UNLISTED for entry in entries):
-                said = "; ".join(map(_said, entries))
+                said = "; ".join(map(_decision, entries))
                 digest.update(f"{spell(*key)} {said}\n".encode())
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
@@ -96,7 +96,7 @@ class OpLists:
             yield from self.entries[key]
 
 
-def _said(entry: Entry) -> str:
+def _decision(entry: Entry) -> str:
     need = f" {entry.need.name}" if entry.need is not None else ""
     return f"{entry.color.value} [{entry.condition or ''}]{need}"
 

@@ -279,7 +279,6 @@ def _nothing_matched(
 
 
 def _expanded(view: View, before: View, term: SelectorTerm) -> str | None:
-    """Describe the ops in place of the first match of a term in the source model; None without a match."""
     criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
     gone = min(criterion.select(before, term.expression), default=None)
     if gone is None:

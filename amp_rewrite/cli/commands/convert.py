@@ -79,28 +79,28 @@ def convert(
     model: Path, out: tuple[str, ...], output: str | None, dry_run: bool, report_file: Path | None, **given: Any
 ) -> int:
     """Convert MODEL, a file or folder. For GPUs: half precision is slow on a CPU."""
-    asked = _Asked(
+    run = _RunOptions(
         dry_run, report_file, *(given.pop(word) for word in ("jobs", "resume", "as_json", "quiet", "verbose"))
     )
-    shapes, overwrite, said = given.pop("shape"), bool(given["overwrite"]), parameters.stated(given)
+    shapes, overwrite, explicit = given.pop("shape"), bool(given["overwrite"]), parameters.explicit(given)
     if is_batch(model, out, output):
         settings = parameters.in_force(given)
-        return convert_batch((model, *map(Path, out)), output, asked, settings, guidance(settings, shapes, said))
+        return convert_batch((model, *map(Path, out)), output, run, settings, guidance(settings, shapes, explicit))
     for word in ("jobs", "resume"):
-        if getattr(asked, word):
+        if getattr(run, word):
             raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and -o FOLDER")
     target = _destination(model, out, output)
     settings = parameters.in_force(given)
-    guided = guidance(settings, shapes, said)
+    guided = guidance(settings, shapes, explicit)
     target = target or beside(model, f"{settings.to.spelling}.onnx")
     command = _typed(guided, [*out], settings)
-    asked = replace(asked, makes_folder=not (dry_run or target.parent.is_dir()))
-    with made_folders(target) if asked.makes_folder else nullcontext():
-        return _convert_one(model, target, asked, settings, guided, overwrite=overwrite, command=command)
+    run = replace(run, makes_folder=not (dry_run or target.parent.is_dir()))
+    with made_folders(target) if run.makes_folder else nullcontext():
+        return _convert_one(model, target, run, settings, guided, overwrite=overwrite, command=command)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RunOptions:
     """Options of the command about its outcome. With JSON, stdout holds nothing else."""
 
     dry_run: bool
@@ -128,23 +128,23 @@ class _Asked:
 
 
 def _convert_one(
-    model: Path, output: Path, asked: _Asked, settings: Request, guided: Guidance, *, overwrite: bool, command: str
+    model: Path, output: Path, run: _RunOptions, settings: Request, guided: Guidance, *, overwrite: bool, command: str
 ) -> int:
     from amp_rewrite.files.targets import data_files, foreign_data
     from amp_rewrite.reports.evidence import FAILED
     from amp_rewrite.reports.summary import unchecked
 
-    file, quiet = asked.report_file, asked.quiet
+    file, quiet = run.report_file, run.quiet
     kept = (model, output, *data_files(model)) if file else ()  # what a report must not replace
     check_report(file, overwrite=settings.overwrite, read=kept)
-    if not asked.dry_run:
+    if not run.dry_run:
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work, not after it
-    left = [] if asked.dry_run else foreign_data(output)  # data files of the replaced model that stay
+    left = [] if run.dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, quiet=quiet) as tell:
         converted, repaired = convert_guided(model, settings, guided, tell, quiet=quiet)
         solved = converted.report.evidence.level != FAILED
-        written = solved and not asked.dry_run
+        written = solved and not run.dry_run
         if written:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
             saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
@@ -164,14 +164,14 @@ def _convert_one(
         lost_source = written and output.exists() and output.resolve() == model.resolve()
         replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
         suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
-        asked.show(converted, repaired, command=suggested)
+        run.show(converted, repaired, command=suggested)
     except BrokenPipeError:
         raise
     except OSError as error:  # stdout is closed, or its disk is full
         ending = f"; {output} is written" if written else ""
         raise OSError(error.errno, f"{error.strerror}{ending}, the report is not printed") from error
-    if not asked.dry_run:
-        where = f"{output}, in a new folder" if asked.makes_folder else str(output)
+    if not run.dry_run:
+        where = f"{output}, in a new folder" if run.makes_folder else str(output)
         terminal.talk(f"wrote {where}" if solved else f"not written: {output}", quiet=quiet)
     for other in left if solved else ():
         remark = f"{other} held the data of the old {output.name}: remove it if no other model reads it"
@@ -233,14 +233,14 @@ def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
 
 
 def convert_batch(
-    words: tuple[Path, ...], output: str | None, asked: _Asked, settings: Request, guided: Guidance
+    words: tuple[Path, ...], output: str | None, run: _RunOptions, settings: Request, guided: Guidance
 ) -> int:
     """Convert the models of a batch, print a line for each, and return the worst exit code."""
     gc.enable()  # one conversion pauses it for itself; many leave cycles behind
-    file = asked.report_file
+    file = run.report_file
     if file and file.suffix.lower() in (".json", *SUFFIXES):
         raise click.UsageError("--report writes the report of one model; name a .jsonl file, with a line for each")
-    jobs = _jobs(asked.jobs or "1")
+    jobs = _jobs(run.jobs or "1")
     if output is None:
         if hint := next(filter(None, (foreign(word) for word in words if word.is_dir())), None):
             raise ModelError(hint)
@@ -255,32 +255,32 @@ def convert_batch(
         BatchSettings(
             out=Path(output),
             saving=SaveOptions(settings.overwrite, settings.external_data, settings.shard_size),
-            resume=asked.resume,
-            write=not asked.dry_run,
+            resume=run.resume,
+            write=not run.dry_run,
             guidance=guided,
             summary=file,
         ),
         parameters.keywords(settings),
     )
     for remark in batch.remarks:
-        terminal.talk(remark, quiet=asked.quiet)
+        terminal.talk(remark, quiet=run.quiet)
     worst, done, failed = 0, 0, 0
     try:
         with (
             _executor_for(jobs) as (executor, many),
-            terminal.progress(count(batch.models, "model"), quiet=asked.quiet) as draw,
+            terminal.progress(count(batch.models, "model"), quiet=run.quiet) as draw,
         ):
             for outcome in batch.run(executor, many):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
                 if draw is not None:
                     draw(min(done + failed, batch.models), batch.models)
-                _show(outcome, asked)
+                _show(outcome, run)
     except KeyboardInterrupt:
-        how = "run the same command with --resume to go on" if not asked.dry_run else "nothing was written"
-        terminal.talk(f"interrupted: {done} of {count(batch.models, 'model')} done; {how}", quiet=asked.quiet)
+        how = "run the same command with --resume to go on" if not run.dry_run else "nothing was written"
+        terminal.talk(f"interrupted: {done} of {count(batch.models, 'model')} done; {how}", quiet=run.quiet)
         raise
-    _conclude(batch, done, failed, quiet=asked.quiet or asked.as_json)
+    _conclude(batch, done, failed, quiet=run.quiet or run.as_json)
     return worst
 
 
@@ -303,12 +303,12 @@ def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
         yield scheduled
 
 
-def _show(outcome: Outcome, asked: _Asked) -> None:
-    if asked.as_json:
+def _show(outcome: Outcome, run: _RunOptions) -> None:
+    if run.as_json:
         terminal.show(outcome.to_json())
-    elif not outcome.error and not asked.quiet:
-        terminal.show(f"ok  {outcome.source if asked.dry_run else outcome.target}: {outcome.fate}")
-        if asked.verbose:
+    elif not outcome.error and not run.quiet:
+        terminal.show(f"ok  {outcome.source if run.dry_run else outcome.target}: {outcome.fate}")
+        if run.verbose:
             terminal.warn(outcome.findings, quiet=False)
     if outcome.trace:
         sys.stderr.write(outcome.trace)

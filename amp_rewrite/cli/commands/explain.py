@@ -75,7 +75,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
 def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> None:
     from amp_rewrite.reports.sources import is_report, report_in
 
-    shapes, stated = given.pop("shape"), parameters.stated(given)
+    shapes, explicit = given.pop("shape"), parameters.explicit(given)
     settings = parameters.in_force(given)
     if is_report(model):
         from amp_rewrite.reports.explain import explained
@@ -85,7 +85,7 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
         from amp_rewrite.pipeline.explain import explain
 
         with terminal.stages(model.name, quiet=False) as tell:
-            guided = guidance(settings, shapes, stated)
+            guided = guidance(settings, shapes, explicit)
             converted, _ = convert_guided(model, settings, guided, tell, quiet=False)
         explanation = explain(converted, *names)
     terminal.show(explanation.to_json() if as_json else explanation.text())

@@ -209,8 +209,8 @@ class Acceptance:
         except OSError as error:
             raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
         read = record(cls, {"report": lambda value: Report.from_json(json.dumps(value), str(place))})
-        held: Acceptance = load(content, str(place), "an acceptance of this tool", remedy, ReportError, read)
-        return held
+        acceptance: Acceptance = load(content, str(place), "an acceptance of this tool", remedy, ReportError, read)
+        return acceptance
 
     def write(self, file: Path) -> None:
         """Write the acceptance beside a file, whole or not at all."""

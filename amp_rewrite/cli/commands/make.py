@@ -168,7 +168,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
 
     output = output or beside(model, "step.onnx")
     overwrite = bool(given["overwrite"])
-    asked, settings = _asked(given)
+    asked, settings = _step_settings(given)
     lost = "the model that the step was made from"
     parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work
     with terminal.progress(model.name, quiet=quiet) as progress:
@@ -183,18 +183,18 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
-def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
+def _step_settings(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
     from amp_rewrite.settings.request import PAINTING
 
     own = {name: given.pop(name) for name in _OWN}
-    said = parameters.stated(given)
+    explicit = parameters.explicit(given)
     settings = parameters.in_force(given)
     asked = {name: value for name, value in own.items() if value not in (None, ())}
     asked.setdefault("policy", f"mixed_{settings.to.spelling}")
     if "loss_scale" in asked:
         asked["loss_scale"] = _loss_scale(asked["loss_scale"])
     lowers = Policy(asked["policy"]).lowers is not None
-    painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in said}
+    painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in explicit}
     return asked | {name: value for name, value in painting.items() if value != getattr(Request(), name)}, settings
 
 
@@ -221,11 +221,11 @@ def _loss_scale(text: str) -> float | str | None:
 
 
 def _summary(name: str, step: TrainingStep) -> str:
-    numbers = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
+    elements = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
     more = f" and {len(step.shared) - 3} more" if len(step.shared) > 3 else ""
     shared = {"shared": f"{', '.join(step.shared[:3])}{more}: several ops read each"} if step.shared else {}
     rows = {
-        "trains": f"{len(step.parameters)} parameters of {numbers} numbers",
+        "trains": f"{len(step.parameters)} parameters of {elements} numbers",
         **shared,
         "batch": ", ".join(step.batch),
         "gives": ", ".join((step.loss, *step.metrics, step.finite, step.applied, "new state")),

@@ -262,7 +262,6 @@ class _Graph:
             }
 
     def _read(self, at: int, slot: int) -> tuple[str, ...]:
-        """Return the type of a value as a vertex reads it; those of its results for an output of a body."""
         if at >= self.first_output:
             return (self.report.outputs[at - self.first_output].dtype,)
         row = self.report.rows[at]

@@ -19,7 +19,7 @@ from amp_rewrite.reports.page.page import (
     element,
     finite,
     number_text,
-    numbers,
+    numbers_table,
     remarks,
     short,
 )
@@ -60,7 +60,7 @@ def outputs_figure(
         ends = (allowed.limit, math.inf) if allowed.higher else (-math.inf, allowed.limit)
         band = Band(*ends, "low", f"allowed: {allowed.limit:g}")
         chart = [bars(axis, [_scores(name, group, allowed) for name, group in chosen.items()], [band], name=lead)]
-    drawing = element("div", *chart, *remarks(notes), numbers(head, cells, right=3))
+    drawing = element("div", *chart, *remarks(notes), numbers_table(head, cells, right=3))
     drawn: dict[str, object] = {
         "criterion": allowed.words,
         "limit": finite(allowed.limit),
@@ -202,7 +202,7 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
     ]
     chart = bars(_range_axis(drawn, to), spans, bands, name=f"Values with the least headroom in {to.spelling}")
     note = "" if len(listed) == len(seen) else "The tightest values; the file of ranges holds all."
-    held: dict[str, object] = {
+    drawn_ranges: dict[str, object] = {
         "to": to.spelling,
         "bands": {
             dtype.spelling: {"subnormal": dtype.smallest_subnormal, "normal": dtype.tiny, "largest": dtype.max}
@@ -213,9 +213,9 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
         "seen": len(seen),
         "left_out": len(values) - len(seen),
     }
-    table = numbers(_HEAD, (value.cells for value in listed), right=7, note=note)
+    table = numbers_table(_HEAD, (value.cells for value in listed), right=7, note=note)
     drawing = element("div", *([chart] if len(seen) > 1 else []), table)
-    return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing, held)
+    return Figure("ranges", "Ranges", _range_lead(tight, to, data, len(values) - len(seen)), drawing, drawn_ranges)
 
 
 def _range_lead(tight: Sequence[_DrawnRange], to: DType, data: str, left_out: int) -> str:

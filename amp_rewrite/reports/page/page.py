@@ -170,7 +170,7 @@ def _below(axis: Axis) -> Element:
 # -- tables --------------------------------------------------------------------------------------------
 
 
-def numbers(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
+def numbers_table(head: Sequence[str], records: Iterable[Sequence[str]], *, right: int = 0, note: str = "") -> Element:
     """Return a table to unfold: the numbers of a chart for screen readers."""
     parts = [element("p", note, class_="lead")] if note else []
     return folded("Numbers", *parts, table(head, records, right=right))

@@ -145,7 +145,6 @@ def _regions(report: ReportData) -> Element:
 
 
 def _group(kind: str, group: Sequence[Finding]) -> dict[str, object]:
-    """Return the findings of a kind: fact, meaning, remedy, and subjects; `fact` is true if none needs action."""
     parts = [reasons.remarked(kind, finding.message).split(" · ") for finding in group]
     return {
         "kind": kind,

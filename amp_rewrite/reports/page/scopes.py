@@ -93,7 +93,6 @@ def _first_readers(report: ReportData) -> Mapping[int, int]:
 
 
 def _named(row: Row) -> Path:
-    """Return the scopes in a name: "/encoder/layer.0/MatMul" lies in "encoder" and "layer.0"."""
     if not row.named or "/" not in row.name:
         return ()
     name = row.name.removeprefix(row.scope)
@@ -136,14 +135,12 @@ _Parts = list[tuple[str | int, list[int]]]
 
 
 def _chunks(parts: _Parts) -> list[_Parts]:
-    """Return consecutive groups of nearly equal size, at most half of `MOST` of them."""
     groups = min(MOST // 2, -(-len(parts) // (MOST // 2)))
     ends = [len(parts) * i // groups for i in range(groups + 1)]
     return [parts[start:end] for start, end in pairwise(ends)]
 
 
 def _between(chunk: _Parts, label: Label) -> str:
-    """Return the name of a group: those of its first and last part, "Conv_12 to Relu_60"."""
     ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
     return " to ".join(cut(end, _LABEL) for end in ends)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_rewrite.reports.page.page import Axis, Band, Bar, bars, number_text, numbers, written
+from amp_rewrite.reports.page.page import Axis, Band, Bar, bars, number_text, numbers_table, written
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 KINDS = st.sampled_from([Axis.linear, Axis.logarithmic])
@@ -66,7 +66,7 @@ def test_bars_stand_before_bands() -> None:
 def test_names_are_cut_and_escaped_everywhere() -> None:
     name = EVIL + "x" * 10_000
     chart = bars(LOG, [Bar(name, 0.1, 0.2, "low", EVIL, name)], [Band(0.1, 1, "low", name)], name=name)
-    text = "".join(map(written, (chart, numbers(("op", EVIL), [(name, "1")], right=1))))
+    text = "".join(map(written, (chart, numbers_table(("op", EVIL), [(name, "1")], right=1))))
     tags: list[str] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
@@ -77,5 +77,5 @@ def test_names_are_cut_and_escaped_everywhere() -> None:
 
 
 def test_a_table_aligns_its_numbers_and_keeps_short_words_together() -> None:
-    text = written(numbers(("op", "error"), [("a", "0.1"), ("b" * 30, "0.2")], right=1, note="Two of them."))
+    text = written(numbers_table(("op", "error"), [("a", "0.1"), ("b" * 30, "0.2")], right=1, note="Two of them."))
     assert text.count('class="number"') == 3 and text.count('class="short"') == 2 and "Two of them." in text
