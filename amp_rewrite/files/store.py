@@ -24,10 +24,8 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.disk import alone, scratch, sweep, sync, undoing
 from amp_rewrite.files.targets import (
-    DataFile,
     Destinations,
     Layout,
-    PlacedTensor,
     check_target,
     data_files,
     located,
@@ -36,7 +34,7 @@ from amp_rewrite.files.targets import (
     replaces,
     shard_bytes,
 )
-from amp_rewrite.files.tensors import Sources, fresh_memory, is_stub, payload, source
+from amp_rewrite.files.tensors import Sources, fresh_memory, is_stub, source
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -119,10 +117,11 @@ class _Writing:
 
     def run(self, proto: ModelProto, progress: Progress) -> None:
         saving = self.saving
-        layout = Layout(saving.shard) if saving.external else None
+        layout = Layout(self.sources, saving.shard) if saving.external else None
         body = _body(proto, self.sources, layout)
-        written = _Counter(wire.total(body) + (layout.nbytes if layout else 0), progress)
-        data = [self._data(number, file, written) for number, file in enumerate(layout.files if layout else [])]
+        files = layout.files if layout is not None else []
+        written = _Counter(sum(map(wire.total, [body, *files])), progress)
+        data = [self._data(number, pieces, written) for number, pieces in enumerate(files)]
         light = located(body, [named.name for _, named in data]) if data else body
         if wire.total(light) > LARGEST_FILE:
             raise ModelError(
@@ -130,17 +129,17 @@ class _Writing:
                 + ("" if saving.external else "; use external data")
             )
         temporary, file = scratch(saving.path, self.undo)
-        _write_model(_Output(file, written), light, self.sources)
+        _write(_Output(file, written), light, self.sources)
         self.sources.confirm()
         with alone(saving.path.parent):
             check_target(saving.path, saving.overwrite)  # another process may have been faster
             self._commit(temporary, data)
 
-    def _data(self, number: int, file: DataFile, written: _Counter) -> tuple[Path, Path]:
-        path, name = self.saving.path, self.saving.name
-        temporary, stream = scratch(path, self.undo)
-        digest = _write_data(_Output(stream, written), file.placed, self.sources)
-        named = f"{name}_{number}" if name and number else name or f"{path.stem}.{digest}.data"
+    def _data(self, number: int, pieces: list[wire.Piece], written: _Counter) -> tuple[Path, Path]:
+        path, name, digest = self.saving.path, self.saving.name, hashlib.sha256()
+        temporary, file = scratch(path, self.undo)
+        _write(_Output(file, written, digest), pieces, self.sources)
+        named = f"{name}_{number}" if name and number else name or f"{path.stem}.{digest.hexdigest()[:16]}.data"
         return temporary, path.parent / named
 
     def _commit(self, finished: Path, data: Sequence[tuple[Path, Path]]) -> None:
@@ -202,7 +201,7 @@ def stream(proto: ModelProto, file: Writable, progress: Progress | None) -> None
                     " to a path, which may have external data"
                 )
             written = _Counter(wire.total(body), progress or _silent)
-            with closing(_soon(_chunks(body), sources, wire.total(body))) as chunks:
+            with closing(_soon(body, sources)) as chunks:
                 for chunk in chunks:
                     file.write(bytes(chunk))
                     written.add(len(chunk))
@@ -232,15 +231,19 @@ class _Counter:
 
 
 class _Output:
-    """A file written sequentially. Every 16 MB the system is advised to start writing to disk, so the final sync is
-    short."""
+    """A file written sequentially, and a hash of it if one is given.
 
-    def __init__(self, file: BinaryIO, written: _Counter) -> None:
-        self.file, self.written = file, written
+    Every 16 MB the system is advised to start writing to disk, so the final sync is short.
+    """
+
+    def __init__(self, file: BinaryIO, written: _Counter, digest: hashlib._Hash | None = None) -> None:
+        self.file, self.written, self.digest = file, written, digest
         self.begun = self.end = 0
 
     def write(self, chunk: bytes | memoryview) -> None:
         self.file.write(chunk)
+        if self.digest is not None:
+            self.digest.update(chunk)
         self.end += len(chunk)
         self.written.add(len(chunk))
         if self.end - self.begun >= _BEGUN_AT:
@@ -260,48 +263,20 @@ class _Output:
         self.file.close()
 
 
-def _write_data(out: _Output, layout: list[PlacedTensor], sources: Sources) -> str:
-    """Write the data file, close it, and return the first 16 hex digits of the SHA-256 of its content."""
-    digest = hashlib.sha256()
-    end = 0
-    with closing(_soon(_placed(layout, sources), sources, sum(placed.nbytes for placed in layout))) as pieces:
-        for placed, chunk in pieces:
-            if placed.offset > end:  # its first chunk
-                padding = bytes(placed.offset - end)
-                out.write(padding)
-                digest.update(padding)
-                end = placed.offset
-            out.write(chunk)
-            digest.update(chunk)
-            end += len(chunk)
-    out.finish()
-    return digest.hexdigest()[:16]
-
-
-def _placed(
-    layout: list[PlacedTensor], sources: Sources
-) -> Generator[tuple[PlacedTensor, bytes | memoryview], None, None]:
-    for placed in layout:
-        count = 0
-        for chunk in payload(placed.tensor, sources):
-            count += len(chunk)
-            yield placed, chunk
-        _check_length(placed.tensor.name, count, placed.nbytes)
-
-
-def _write_model(out: _Output, body: list[wire.Piece], sources: Sources) -> None:
-    with closing(_soon(_chunks(body), sources, wire.total(body))) as chunks:
+def _write(out: _Output, pieces: list[wire.Piece], sources: Sources) -> None:
+    with closing(_soon(pieces, sources)) as chunks:
         for chunk in chunks:
             out.write(chunk)
     out.finish()
 
 
-def _soon(pieces: Generator[T, None, None], sources: Sources, total: int) -> Generator[T, None, None]:
-    return prefetch(pieces, sources) if total >= WORTH_IT else pieces
+def _soon(pieces: list[wire.Piece], sources: Sources) -> Generator[bytes | memoryview, None, None]:
+    chunks = _chunks(pieces)
+    return prefetch(chunks, sources) if wire.total(pieces) >= WORTH_IT else chunks
 
 
-def _chunks(body: list[wire.Piece]) -> Generator[bytes | memoryview, None, None]:
-    for piece in body:
+def _chunks(pieces: list[wire.Piece]) -> Generator[bytes | memoryview, None, None]:
+    for piece in pieces:
         if isinstance(piece, bytes):
             yield piece
             continue
@@ -309,14 +284,11 @@ def _chunks(body: list[wire.Piece]) -> Generator[bytes | memoryview, None, None]
         for chunk in piece.chunks():
             count += len(chunk)
             yield chunk
-        _check_length("", count, piece.nbytes)
-
-
-def _check_length(name: str, count: int, expected: int) -> None:
-    if count != expected:
-        raise ModelError(
-            f"tensor {name!r} has {count} bytes, but its dims and type need {expected}; export the model again"
-        )
+        if count != piece.nbytes:
+            raise ModelError(
+                f"tensor {piece.tensor!r} has {count} bytes, but its dims and type need {piece.nbytes}; export the"
+                " model again"
+            )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -38,38 +37,16 @@ def shard_bytes(size: str | int) -> int:
     return max(1, int(count))
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    """A tensor of a data file: `nbytes` bytes at `offset`."""
-
-    tensor: TensorProto
-    offset: int
-    nbytes: int
-
-
-@dataclass(slots=True)
-class DataFile:
-    """A data file to write: its tensors, and its bytes with the gaps between them."""
-
-    placed: list[PlacedTensor] = field(default_factory=list)
-    end: int = 0
-
-
 class Layout:
-    """Data files, filled in the order of placement. Tied tensors share bytes.
+    """The pieces of each data file, filled in the order of placement. Tied tensors share bytes.
 
     `shard`: the bytes from which another file begins, or None for one file.
     """
 
-    def __init__(self, shard: int | None = None) -> None:
-        self.files: list[DataFile] = []
-        self._shard = shard
+    def __init__(self, sources: Sources, shard: int | None = None) -> None:
+        self.files: list[list[wire.Piece]] = []
+        self._sources, self._shard, self._end = sources, shard, 0
         self._tied: dict[tuple[Source, int], tuple[int, int]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors of all files."""
-        return sum(placed.nbytes for file in self.files for placed in file.placed)
 
     def place(self, tensor: TensorProto) -> tuple[int, int]:
         """Return the number of the data file of a tensor, and its offset there."""
@@ -77,16 +54,21 @@ class Layout:
         if key is not None and key in self._tied:
             return self._tied[key]
         count = nbytes(tensor)
-        if not self.files or (self._shard is not None and self.files[-1].end + count > self._shard):
-            self.files.append(DataFile())
-        number, file = len(self.files) - 1, self.files[-1]
+        if not self.files or (self._shard is not None and self._end + count > self._shard):
+            self.files.append([])
+            self._end = 0
         step = _PAGE if count >= _PAGED_FROM else _ALIGN
-        offset = -(-file.end // step) * step
-        file.end = offset + count
-        file.placed.append(PlacedTensor(tensor, offset, count))
+        offset = -(-self._end // step) * step
+        self.files[-1] += [bytes(offset - self._end), _streamed(tensor, self._sources)]
+        self._end = offset + count
+        place = len(self.files) - 1, offset
         if key is not None:
-            self._tied[key] = number, offset
-        return number, offset
+            self._tied[key] = place
+        return place
+
+
+def _streamed(tensor: TensorProto, sources: Sources) -> wire.StreamedPiece:
+    return wire.StreamedPiece(nbytes(tensor), partial(payload, tensor, sources), tensor.name)
 
 
 class Destinations:
@@ -102,11 +84,11 @@ class Destinations:
             bare = without_values(tensor)
             if source(tensor).explicit:
                 bare.data_location = TensorProto.DEFAULT
-            count = nbytes(tensor)
-            streamed = wire.StreamedPiece(count, partial(payload, tensor, self.sources))
-            return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, count), streamed]
+            values = _streamed(tensor, self.sources)
+            return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, values.nbytes), values]
         if tensor.ByteSize() > LARGEST_SHAPE:
-            return [wire.StreamedPiece(tensor.ByteSize(), lambda: [tensor.SerializeToString(deterministic=True)])]
+            whole = partial(tensor.SerializeToString, deterministic=True)
+            return [wire.StreamedPiece(tensor.ByteSize(), lambda: [whole()], tensor.name)]
         return None
 
 

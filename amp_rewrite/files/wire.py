@@ -61,10 +61,11 @@ _DEEPEST = 100  # protobuf's own parser stops at this depth too
 
 @dataclass(frozen=True, slots=True)
 class StreamedPiece:
-    """A piece of a file of `nbytes` bytes, computed when it is written."""
+    """A piece of a file of `nbytes` bytes, computed when it is written: the values of a tensor."""
 
     nbytes: int
     chunks: Callable[[], Iterable[bytes | memoryview]]
+    tensor: str
 
 
 Piece = bytes | StreamedPiece

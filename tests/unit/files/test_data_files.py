@@ -106,15 +106,15 @@ def test_a_shard_ends_where_the_next_weight_would_not_fit(tmp_path: Path, out: P
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, begun = store._write_data, []
+    write, begun = store._write, []
 
-    def failing(*given) -> str:
+    def failing(*given) -> None:
         begun.append(given)
         if len(begun) > 2:
             raise KeyboardInterrupt
-        return write(*given)
+        write(*given)
 
-    monkeypatch.setattr(store, "_write_data", failing)
+    monkeypatch.setattr(store, "_write", failing)
     with pytest.raises(KeyboardInterrupt):
         Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", shard_size=1)
     assert names(out) == []
