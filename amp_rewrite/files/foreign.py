@@ -31,9 +31,12 @@ class Foreign:
 _TORCH = 'torch.onnx.export(model, args, "model.onnx", dynamo=True)'
 _WEIGHTS = f"export the model that reads them: {_TORCH}, or `optimum-cli export onnx --model {{folder}} onnx`"
 _KERAS = 'in Python, keras.models.load_model({text}).export("model.onnx", format="onnx")'
+_BINARY = 'in Python, onnx.save(onnx.load({text}), "model.onnx")'
 _TF2ONNX = "run `python -m tf2onnx.convert --output model.onnx"
 _ORIGINAL = "convert the ONNX model that it was made from"
 
+TEXT = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson")
+"""Suffixes of files that onnx writes models as text to."""
 FORMATS = (
     Foreign(
         (".safetensors",),
@@ -53,6 +56,12 @@ FORMATS = (
         lambda head: head.startswith(_ZIP) and b".npy" in head,
         "is an archive of arrays",
         "name the model first, and these with --data {file}",
+    ),
+    Foreign(
+        TEXT,
+        lambda head: False,
+        "is text",
+        'if it holds a model, in Python, onnx.save(onnx.load({text}), "model.onnx")',
     ),
     Foreign(
         (".html", ".htm"),

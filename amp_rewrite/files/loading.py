@@ -1,9 +1,8 @@
-"""Reading models: from files, without their heavy tensors, from text, and from memory."""
+"""Reading models: from files, without their heavy tensors, and from memory."""
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import Any, BinaryIO
 
 import onnx
 import onnx.defs
-from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto
-from onnx.parser import ParseError, parse_model
-from onnx.serialization import registry
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError, one_line
+from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.files.disk import open_regular
 from amp_rewrite.files.external_data import Folder, of_program
@@ -31,12 +27,6 @@ HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
 FIRST_IR_WITH_OPSET_IMPORTS = 3
 """The IR version from which a model must import the opsets of its ops."""
 
-_DEEPEST_TEXT = 200  # protobuf nests a third as many graphs
-# Python's forms of C++ exceptions in onnx's parser: malformed or too large numbers; ValueError also for invalid UTF-8.
-_STANDARD_ERRORS = (RuntimeError, ValueError, IndexError, ArithmeticError)
-
-# Quoted text and comments, whose brackets do not count; the arrow of a graph, whose ">" is not a bracket; and brackets.
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|#[^\n]*|=>|[(\[{<>}\])]', re.DOTALL)
 _DEEPEST_CALLS = 100
 """Functions that call each other; onnx's inliner refuses longer chains, too."""
 _LARGEST, _GROWTH = 200_000, 20
@@ -49,15 +39,11 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 def of_path(path: Path, folder: Path | None) -> ModelProto:
     """Return the proto of a file, with stubs for heavy tensors. ModelError if it is not a model."""
-    own: dict[str, Source] = {}
     try:
         if path.is_dir():
             raise ModelError(foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
-        if (format_ := format_of(path)) is not None:
-            proto = text_model(path, format_)
-        else:
-            with open_regular(path) as file:
-                proto, own = _lazily(file, path)
+        with open_regular(path) as file:
+            proto, own = _lazily(file, path)
         _check(proto, str(path))
     except wire.NotOnnxError as cause:
         raise ModelError(foreign(path) or str(cause)) from cause
@@ -220,40 +206,3 @@ def check_expansion(proto: ModelProto, name: str) -> None:
             f"{name}: its local functions, inlined, are {inlined:.3g} nodes, of {own} in the file, as in no exported"
             " model; export it again"
         )
-
-
-# -- text ---------------------------------------------------------------------------
-
-
-def format_of(path: Path) -> str | None:
-    """Return onnx's name for the format of a model as text, by the suffix of its file; None for a binary one."""
-    known = registry.get_format_from_file_extension(path.suffix.lower())
-    return None if known == "protobuf" else known
-
-
-def text_model(path: Path, format_: str) -> ModelProto:
-    """Return the model in a text file of onnx: "onnxtxt", "textproto" or "json". ModelError if it holds no model."""
-    try:
-        if format_ == "onnxtxt":
-            with open_regular(path) as file:
-                text = file.read().decode()
-            if _deepest(text) > _DEEPEST_TEXT:
-                raise ModelError(f"{path} is nested deeper than {_DEEPEST_TEXT} brackets; no model is, write it again")
-            return parse_model(text)
-        with open_regular(path) as file:
-            return onnx.load_model(file, format=format_, load_external_data=False)
-    except (ParseError, text_format.ParseError, json_format.ParseError, DecodeError, *_STANDARD_ERRORS) as cause:
-        reason = one_line(cause)[:200]
-        raise ModelError(f"{path} is not a model in {format_} format: {reason}") from cause
-
-
-def _deepest(text: str) -> int:
-    """Return the nesting depth of brackets in ONNX text; onnx's parser recurses without a limit."""
-    deepest = depth = 0
-    for token in _BRACKETS.finditer(text):
-        if text[token.start()] in "([{<":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif text[token.start()] in ")]}>":
-            depth = max(0, depth - 1)
-    return deepest

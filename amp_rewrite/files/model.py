@@ -95,8 +95,7 @@ class Model:
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
         """Load a model and return it; return a Model as is, also the one in a result of `convert` or `repair`.
 
-        From a path or a program, tensors above 16 KiB become stubs instead of being read; text formats are recognized
-        by suffix (.onnxtxt, .textproto, .json).
+        From a path or a program, tensors above 16 KiB become stubs instead of being read.
 
         Args:
             source: a path, bytes, an open file, a ModelProto, a torch ONNXProgram or an onnx_ir.Model, never changed.

@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.disk import check_place, open_regular
-from amp_rewrite.files.loading import format_of
+from amp_rewrite.files.foreign import TEXT
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 LARGEST_SHAPE = 1 << 14
@@ -129,7 +129,7 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
     """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model with data files to keep."""
     if "\0" in str(path):
         raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
-    if format_of(path) is not None:
+    if path.suffix.lower() in TEXT:
         raise ModelError(f"cannot write {path}: only the binary format is written; use the suffix .onnx")
     check_place(path, ModelError)
     open_file = path.is_symlink() and str(path.readlink()).startswith("/proc/")  # of a process, such as /dev/stdout

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, count, spelled, spelled_options
-from amp_rewrite.files.disk import is_several, name_of, url_of
+from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.files.loading import format_of
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.files.targets import data_files
 from amp_rewrite.fleet.job import Job, key_of, run
@@ -120,10 +119,8 @@ def find(sources: Iterable[str | os.PathLike[str]], out: Path) -> Listing:
     """
     words = [os.fspath(source) for source in sources]
     listing = Listing()
-    single = {Path(word) for word in words if not is_several(word)}
     for item in items_of(words, out, listing.remarks).values():
-        named = item.path in single and item.path.suffix.lower() != ".json" and format_of(item.path) is not None
-        (listing.models if item.path.suffix.lower() == SUFFIX or named else listing.others).append(item)
+        (listing.models if item.path.suffix.lower() == SUFFIX else listing.others).append(item)
     if not listing.models:
         raise ModelError(_no_models(words, len(listing.others)))
     weights: set[str] = set()

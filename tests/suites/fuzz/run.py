@@ -25,7 +25,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 MEMORY = 4 << 30  # bytes of address space: what asks for more has failed
 MODELS = ("model", "emulated", "stepped")
-TARGETS = (*MODELS, "text", "batches", "lists", "config", "report", "pattern")
+TARGETS = (*MODELS, "batches", "lists", "config", "report", "pattern")
 
 
 def seeds(target: str) -> list[bytes]:
@@ -42,9 +42,6 @@ def seeds(target: str) -> list[bytes]:
         found += [path.read_bytes() for path in small]
     elif target == "batches":
         found += [mutate.arrays(names) for names in (["x"], ["0/x", "1/x"], ["x", "y"])]
-    elif target == "text":
-        texts = sorted((TESTS / "models_text").glob("*.onnxtxt"))
-        found += [b"\0" + path.read_bytes() for path in texts if path.stat().st_size < 3000]
     elif target == "lists":
         found += [path.read_bytes()[:3000] for path in sorted((root / "lists").glob("*.yaml"))]
         found.append(b"base: empty\nallow: [MatMul, {op: Conv, when: {operands: '<=2'}, because: it pays}]\n")

@@ -78,13 +78,6 @@ def batches(content: bytes) -> None:
         verify(_sound_model(), _sound_converted(), path, rtol=0.1, atol=0.1)
 
 
-def text(content: bytes) -> None:
-    """A model as text, in the format that its first byte chooses."""
-    suffix = (".onnxtxt", ".textproto", ".json")[content[0] % 3] if content else ".json"
-    with _written(content[1:], f"m{suffix}") as path:
-        View.of(Model.load(path))
-
-
 def lists(content: bytes) -> None:
     """An op list in YAML."""
     with _written(content, "mine.yaml") as path:
@@ -121,7 +114,6 @@ TARGETS: dict[str, Callable[..., None]] = {
     "emulated": emulated,
     "stepped": stepped,
     "batches": batches,
-    "text": text,
     "lists": lists,
     "config": config,
     "report": report,

@@ -44,12 +44,11 @@ def graph_of(words: str, *, opset: int = 21, before: str = "", functions: str = 
     return onnx.parser.parse_model(text)
 
 
-def attempt(cage: Cage, folder: Path, model: ModelProto | bytes, *words: str, name: str = "m.onnx") -> Outcome:
+def attempt(cage: Cage, folder: Path, model: ModelProto | bytes, *words: str) -> Outcome:
     """What converting the model comes to. Neither a traceback nor a scratch file may be left, whatever comes."""
-    path = folder / name
-    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    (folder / "m.onnx").write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
     before = sorted(file.name for file in folder.iterdir())
-    outcome = cage.run(name, "-o", "out.onnx", "-q", *words, folder=folder)
+    outcome = cage.run("m.onnx", "-o", "out.onnx", "-q", *words, folder=folder)
     assert outcome.code in (0, 2), outcome
     assert "Traceback" not in outcome.err, outcome.err
     after = sorted(file.name for file in folder.iterdir())
@@ -297,18 +296,6 @@ def deep_bytes(levels: int) -> bytes:
 @pytest.mark.parametrize("levels", [40, 1000, 30_000])
 def test_bodies_deeper_than_that_are_refused(cage: Cage, tmp_path: Path, levels: int) -> None:
     assert attempt(cage, tmp_path, deep_bytes(levels)).refused
-
-
-DEEP_TEXTS = {
-    "m.onnxtxt": TEXT.replace("Relu (h)", "If (h) <then_branch = g () => (z) {z = " * 20_000),
-    "m.textproto": "graph { node { attribute { g {" * 20_000,
-    "m.json": '{"graph": {"node": [{"attribute": [{"g": ' * 20_000,
-}
-
-
-@pytest.mark.parametrize("name", DEEP_TEXTS)
-def test_text_that_is_nested_without_end_is_refused(cage: Cage, tmp_path: Path, name: str) -> None:
-    assert attempt(cage, tmp_path, DEEP_TEXTS[name].encode(), name=name).refused
 
 
 # -- what does not go together ----------------------------------------------------------------------------------

@@ -86,7 +86,6 @@ PIPES = {
     "a data file": ("w.bin", ("m.onnx", "-o", "out.onnx")),
     "a neighbour": ("near.onnx", ("m.onnx", "-o", "out.onnx", "--overwrite")),
     "the model": ("pipe.onnx", ("pipe.onnx", "-o", "out.onnx")),
-    "a model as text": ("pipe.onnxtxt", ("pipe.onnxtxt", "-o", "out.onnx")),
     "settings": ("amp.toml", ("m.onnx", "-o", "out.onnx")),
     "settings by name": ("pipe.toml", ("m.onnx", "-o", "out.onnx", "--config", "pipe.toml")),
     "a list": ("pipe.yaml", ("m.onnx", "-o", "out.onnx", "--lists", "pipe.yaml")),

@@ -665,7 +665,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(model: str, monkeypatch: pytes
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("amp_rewrite.files.store._write_model", interrupted)
+    monkeypatch.setattr("amp_rewrite.files.store._write", interrupted)
 
     done = run(model)
 

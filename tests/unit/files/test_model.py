@@ -109,19 +109,6 @@ def test_a_path_may_have_its_data_in_another_folder(scattered, tmp_path):
     assert heavy(Model.load(str(moved / "m.onnx"), folder=str(tmp_path)).proto)
 
 
-@pytest.mark.parametrize("suffix", [".onnxtxt", ".textproto", ".json"])
-def test_text_formats_are_read_by_their_suffix(tmp_path, suffix):
-    path = tmp_path / f"m{suffix}"
-    proto = one(numpy_helper.from_array(values(3), "w"))
-    if suffix == ".onnxtxt":
-        del proto.graph.initializer[:]
-    onnx.save_model(proto, path)
-    assert Model.load(path).proto.graph.node == proto.graph.node
-    path.write_text("hello")
-    with pytest.raises(ModelError, match=r"^[^\n]*is not a model in \w+ format[^\n]*$"):
-        Model.load(path)
-
-
 def test_values_are_read_when_asked_for(inline, scattered):
     for path in (inline, scattered):
         found = Model.load(path)

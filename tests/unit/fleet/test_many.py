@@ -271,14 +271,14 @@ def test_an_interrupt_leaves_whole_files_and_a_summary_to_resume_from(
 ) -> None:
     done(src, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
-        real, count = amp_rewrite.files.store._write_model, iter(range(9))
+        real, count = amp_rewrite.files.store._write, iter(range(9))
 
         def interrupted(*given: Any) -> None:
             if next(count) == 1:
                 raise KeyboardInterrupt
             real(*given)
 
-        patch.setattr("amp_rewrite.files.store._write_model", interrupted)
+        patch.setattr("amp_rewrite.files.store._write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             done(src, out=out, summary=tmp_path / "s.jsonl")
     assert len((tmp_path / "s.jsonl").read_text().splitlines()) == 1
