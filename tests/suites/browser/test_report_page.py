@@ -128,16 +128,6 @@ def test_the_search_finds_names_and_types(visit: Visiting) -> None:
     assert rows.count() == len(wanted)
 
 
-def test_a_table_of_all_ops_stands_beside_the_drawing(visit: Visiting) -> None:
-    visited = visit(bert_page())
-    visited.page.locator("summary", has_text="Ops as a table").click()
-    rows = visited.page.locator(".alternative tbody tr")
-    rows.first.wait_for()
-    assert rows.count() == len(bert().report.rows)
-    rows.nth(100).get_by_role("button").click()
-    assert bert().report.rows[100].path in details(visited)
-
-
 # -- keyboard, print, no script --------------------------------------------------------------------------
 
 
@@ -172,14 +162,6 @@ def test_the_graph_is_operable_by_keyboard_alone(visit: Visiting) -> None:
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.type") == "search"
     assert visited.quiet, visited.errors
-
-
-def test_every_node_has_a_name_for_screen_readers(visit: Visiting) -> None:
-    visited = visit(bert_page())
-    nodes = visited.page.locator("[data-part]").all()
-    assert len(nodes) > 10
-    assert all(node.get_attribute("role") == "button" and node.get_attribute("aria-label") for node in nodes)
-    assert "Enter opens" in visited.page.locator("svg.canvas").get_attribute("aria-label")
 
 
 def test_a_print_shows_the_whole_graph_and_no_tools(visit: Visiting) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
 import onnx
 import onnx.inliner
 import onnx.parser
 import onnx.printer
 import onnx.shape_inference
 import onnx.version_converter
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from amp_rewrite.files.protos import all_graphs, all_nodes
 
@@ -84,20 +83,6 @@ def nodes_lose_their_names(model: ModelProto, _: random.Random) -> ModelProto:
 
 
 @rewrite
-def node_names_shift_by_one(model: ModelProto, _: random.Random) -> ModelProto:
-    names = [node.name for node in model.graph.node]
-    for node, name in zip(model.graph.node, ["first", *names], strict=False):
-        node.name = name
-    return model
-
-
-@rewrite
-def inner_values_get_numbers(model: ModelProto, _: random.Random) -> ModelProto:
-    public, numbers = interface(model), dict[str, str]()
-    return renamed(model, lambda name: name if name in public else numbers.setdefault(name, f"n{len(numbers)}"))
-
-
-@rewrite
 def all_values_and_nodes_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
     return renamed(nodes_are_renamed(model, rng) or model, lambda name: f"all/{name}")
 
@@ -109,15 +94,6 @@ def weights_get_numbers_that_shift(model: ModelProto, _: random.Random) -> Model
         return None
     shifted = dict(zip(weights, [*weights[1:], "the_last"], strict=True))
     return renamed(model, lambda name: shifted.get(name, name))
-
-
-@rewrite
-def dimensions_are_renamed(model: ModelProto, _: random.Random) -> ModelProto:
-    for formal in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        for dim in formal.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = f"dim_{dim.dim_param}"
-    return model
 
 
 # -- order ---------------------------------------------------------------------------------------------
@@ -145,22 +121,6 @@ def bodies_of(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     for a in node.attribute:
         if a.type == AttributeProto.GRAPH:
             yield a.name, a.g
-
-
-@rewrite
-def nodes_without_names_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
-    for node in all_nodes(model.graph.node):
-        node.name = ""
-    reordered(model.graph, rng.choice)
-    return model
-
-
-@rewrite
-def nodes_of_bodies_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    graphs = list(all_graphs(model.graph))[1:]
-    for graph in graphs:
-        reordered(graph, rng.choice)
-    return model if graphs else None
 
 
 @rewrite
@@ -252,50 +212,6 @@ def equal_constants_become_one(model: ModelProto, _: random.Random) -> ModelProt
     return model if same else None
 
 
-@rewrite
-def weights_are_listed_as_inputs(model: ModelProto, _: random.Random) -> ModelProto:
-    listed = {formal.name for formal in model.graph.input}
-    for tensor in model.graph.initializer:
-        if tensor.name not in listed:
-            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    return model
-
-
-@rewrite
-def scalars_are_stated_as_numbers(model: ModelProto, _: random.Random) -> ModelProto | None:
-    changed = False
-    opset = next(o.version for o in model.opset_import if not o.domain)
-    for node in all_nodes(model.graph.node):
-        tensor = tensor_of(node) if node.op_type == "Constant" else None
-        if tensor is not None and tensor.data_type == TensorProto.FLOAT and not tensor.dims and opset >= 12:
-            number = float(numpy_helper.to_array(tensor))
-            del node.attribute[:]
-            node.attribute.append(helper.make_attribute("value_float", number))
-            changed = True
-    return model if changed else None
-
-
-@rewrite
-def weights_are_stored_as_lists_of_numbers(model: ModelProto, _: random.Random) -> ModelProto | None:
-    changed = False
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.HasField("raw_data"):
-            numbers = numpy_helper.to_array(tensor)
-            tensor.ClearField("raw_data")
-            tensor.float_data.extend(numbers.reshape(-1).tolist())
-            changed = True
-    return model if changed else None
-
-
-@rewrite
-def weights_were_trained_further(model: ModelProto, rng: random.Random) -> ModelProto:
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.HasField("raw_data"):
-            numbers = numpy_helper.to_array(tensor) * np.float32(rng.uniform(0.9, 1.0))
-            tensor.raw_data = numbers.astype(np.float32).tobytes()
-    return model
-
-
 # -- copies and dead code --------------------------------------------------------------------------------
 
 
@@ -327,14 +243,6 @@ def through(model: ModelProto, rng: random.Random, make: Callable[[str, str], li
 @rewrite
 def identities_stand_on_most_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
     return model if through(model, rng, lambda a, b: [helper.make_node("Identity", [a], [b], name=b)], 0.8) else None
-
-
-@rewrite
-def chains_of_identities_stand_on_edges(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    def chain(a: str, b: str) -> list[NodeProto]:
-        return [helper.make_node("Identity", [a], [f"{b}_1"]), helper.make_node("Identity", [f"{b}_1"], [b])]
-
-    return model if through(model, rng, chain, 0.1) else None
 
 
 @rewrite
@@ -371,18 +279,6 @@ def identities_stand_before_outputs(model: ModelProto, _: random.Random) -> Mode
                 side[:] = [inner.get(value, value) for value in side]
     copies = [helper.make_node("Identity", [new], [old]) for old, new in inner.items()]
     model.graph.node.extend(copies)
-    return model
-
-
-@rewrite
-def identities_stand_behind_inputs(model: ModelProto, _: random.Random) -> ModelProto:
-    name, held = fresh(model, "entry"), {tensor.name for tensor in model.graph.initializer}
-    entry = {formal.name: name() for formal in model.graph.input if formal.name not in held}
-    for graph in all_graphs(model.graph):
-        for node in graph.node:
-            node.input[:] = [entry.get(value, value) for value in node.input]
-    copies = [helper.make_node("Identity", [old], [new]) for old, new in entry.items()]
-    replace(model.graph, [*copies, *model.graph.node])
     return model
 
 
@@ -470,30 +366,11 @@ def wrapped(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 @rewrite
-def all_ops_are_wrapped_into_functions(model: ModelProto, _: random.Random) -> ModelProto | None:
-    plain = [
-        n
-        for n in model.graph.node
-        if n.op_type != "Constant" and not list(bodies_of(n)) and all(n.input) and all(n.output)
-    ]
-    wrapped(model, plain)
-    return model
-
-
-@rewrite
 def functions_are_inlined(model: ModelProto, _: random.Random) -> ModelProto | None:
     return onnx.inliner.inline_local_functions(model) if model.functions else None
 
 
 # -- declarations --------------------------------------------------------------------------------------------
-
-
-@rewrite
-def inner_types_are_not_declared(model: ModelProto, _: random.Random) -> ModelProto | None:
-    declared = any(graph.value_info for graph in all_graphs(model.graph))
-    for graph in all_graphs(model.graph):
-        del graph.value_info[:]
-    return model if declared else None
 
 
 @rewrite
@@ -541,14 +418,6 @@ def optional_inputs_are_left_out_at_the_end(model: ModelProto, _: random.Random)
             node.input.append("")
             changed = True
     return model if changed else None
-
-
-@rewrite
-def the_standard_domain_is_spelled_out(model: ModelProto, _: random.Random) -> ModelProto:
-    for graph in all_graphs(model.graph):
-        for node in graph.node:
-            node.domain = node.domain or "ai.onnx"
-    return model
 
 
 @rewrite
@@ -673,22 +542,6 @@ def weights_move_into_the_bodies_that_read_them(model: ModelProto, _: random.Ran
             for node in graph.node:
                 node.input[:] = [copy.name if read == name else read for read in node.input]
     return model if count else None
-
-
-@rewrite
-def constants_stand_before_their_first_readers(model: ModelProto, _: random.Random) -> ModelProto | None:
-    held = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in interface(model)}
-    nodes, placed = list[NodeProto](), set[str]()
-    for node in model.graph.node:
-        for name in [name for name in reads(node) if name in held and name not in placed]:
-            nodes.append(helper.make_node("Constant", [], [name], value=held[name]))
-            placed.add(name)
-        nodes.append(node)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in placed]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    replace(model.graph, nodes)
-    return model if placed else None
 
 
 @rewrite

@@ -53,10 +53,6 @@ def test_json_stands_alone_on_stdout() -> None:
     assert (code, err, told["provider"], told["rounds"], told["fed"]) == (0, "", CPU, 2, "random, seed 0: x [1, 3]")
 
 
-def test_quiet_prints_nothing() -> None:
-    assert outcome("full.onnx", "--data", "x.npz", "-q", *QUICK) == (0, "", "")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,14 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from amp_rewrite.cli import terminal
 from unit.cli.test_cli import files, folder, run
 from unit.pipeline.test_repair import BATCH, needy
 
@@ -64,27 +62,6 @@ def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str)
         "  the budget ended after 1 trial, before a set met the tolerance; all regions are pinned below: allow more"
     )
     assert done.stderr == "not written: out.onnx\n"
-
-
-def test_quiet_leaves_the_exit_code_to_say_that_a_repair_failed(model: str) -> None:
-    done = run(model, "-q", "--data", "d.npz", *NEAR, "--set", "budget=1")
-
-    assert (done.exit_code, done.stderr) == (1, "")
-
-
-def test_quiet_says_nothing_of_a_repair_that_succeeds(model: str) -> None:
-    done = run(model, "-q", "--data", "d.npz", *NEAR)
-
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
-    assert "net.float16.onnx" in files()
-
-
-def test_a_dry_run_with_data_writes_no_model(model: str) -> None:
-    done = run(model, "--dry-run", "--json", "--data", "d.npz", *NEAR)
-
-    assert (done.exit_code, files()) == (0, ["d.npz", "net.onnx"])
-    rows = json.loads(done.stdout)["rows"]
-    assert {row.get("rule") for row in rows} >= {"repair"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
@@ -248,20 +225,3 @@ def test_values_that_make_no_sense_are_told_in_one_line(model: str, words: tuple
 
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
     assert files() == ["d.npz", "net.onnx"]
-
-
-def test_explain_tells_of_its_stages_as_a_conversion_does(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    @contextlib.contextmanager
-    def drawn(quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
-        yield None if quiet else lambda title, done, total: told.append(title)
-
-    monkeypatch.setattr(terminal, "_shown", drawn)
-    titles = []
-    for words in (("explain", model, "op=MatMul"), ("convert", model), ("convert", model, "-q")):
-        told.clear()
-        assert run(*words, "--data", "d.npz", "--tolerance", "0.5").exit_code == 0
-        titles.append([*told])
-        Path("net.float16.onnx").unlink(missing_ok=True)
-    assert [*titles[0], "net.onnx: write"] == titles[1] and titles[0] and not titles[2]

@@ -48,10 +48,6 @@ def test_comparisons_name_labels_once_among_their_notes(words: str) -> None:
     assert (done.exit_code, done.stdout.count(f"note: {REMARK}"), "label" in done.stderr) == (0, 1, False), done.output
 
 
-def test_a_quiet_command_names_no_labels() -> None:
-    assert run("convert", "net.onnx", "--data", "d.npz", "-q").output == ""
-
-
 def test_an_array_named_like_an_input_is_an_error() -> None:
     np.savez("d.npz", x=np.ones((2, 8), np.float32), X1=np.ones(2), x1=np.ones(2))
     done = run("convert", "net.onnx", "--data", "d.npz")

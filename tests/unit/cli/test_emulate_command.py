@@ -74,11 +74,6 @@ def test_nothing_is_rounded_if_asked() -> None:
     assert ops("net.widened.onnx") == ["Mul", "Mul"]
 
 
-def test_quiet_says_nothing() -> None:
-    assert said(emulate("net.onnx", "-q")) == (0, "", "")
-    assert Path("net.emulated.onnx").exists()
-
-
 def test_a_model_without_low_types_is_written_as_it_is_and_that_is_said() -> None:
     onnx.save(onnx.parser.parse_model(PLAIN), "plain.onnx")
     assert said(emulate("plain.onnx")) == (
@@ -87,18 +82,6 @@ def test_a_model_without_low_types_is_written_as_it_is_and_that_is_said() -> Non
         "nothing to emulate: plain.onnx holds no float16 and no bfloat16\nwrote plain.emulated.onnx\n",
     )
     assert Path("plain.emulated.onnx").read_bytes() == Path("plain.onnx").read_bytes()
-
-
-def test_what_exists_is_replaced_only_if_asked() -> None:
-    Path("net.emulated.onnx").write_bytes(b"mine")
-    assert said(emulate("net.onnx")) == (
-        2,
-        "",
-        "error: net.emulated.onnx exists; name another output, or replace it with --overwrite\n",
-    )
-    assert Path("net.emulated.onnx").read_bytes() == b"mine"
-    assert said(emulate("net.onnx", "--overwrite")) == (0, "", "wrote net.emulated.onnx\n")
-    assert len(ops("net.emulated.onnx")) == 8
 
 
 def test_weights_go_where_they_are_asked_to_go() -> None:

@@ -214,14 +214,6 @@ def test_an_accepted_expectation_stays_so_while_the_model_is_the_same(repository
     assert gate(*words, "--fail-on", "casts").exit_code == 1
 
 
-def test_nothing_is_written_where_nothing_fails_or_the_model_cannot_be_read(repository: Path) -> None:
-    (repository / "broken.onnx").write_bytes(b"not a model")
-    write(repository / "new.onnx", FLOAT32)
-    assert gate("models/m.onnx", "new.onnx", "--accept").exit_code == 0
-    assert gate("broken.onnx", "--accept").exit_code == 2
-    assert list(repository.rglob("*.accepted.json")) == []
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"accepted": {"base": 1}}', "half", '{"accepted": 3}'])
 def test_a_broken_acceptance_is_named_with_the_way_out(repository: Path, content: str) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
@@ -231,14 +223,6 @@ def test_a_broken_acceptance_is_named_with_the_way_out(repository: Path, content
         assert done.exit_code == 2
         assert "m.onnx.accepted.json" in done.stderr
         assert "delete it, and run `amp-rewrite gate --accept` again" in done.stderr
-
-
-def test_a_report_in_an_acceptance_that_is_broken_is_named(repository: Path) -> None:
-    text = accepted(repository)
-    Path("models/m.onnx.accepted.json").write_text(text.replace('"schema"', '"scheme"'), "utf-8")
-    done = gate("models/m.onnx")
-    assert done.exit_code == 2
-    assert "m.onnx.accepted.json" in done.stderr
 
 
 def test_github_sees_an_accepted_change_as_a_notice_and_warnings(repository: Path) -> None:

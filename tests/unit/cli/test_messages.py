@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite import EvidenceError, Model, Ranges, verify
+from amp_rewrite import EvidenceError, Ranges
 from unit.cli.test_cli import TEXT, run
 
 NET = "net.onnx"
@@ -52,19 +51,6 @@ def test_an_unknown_keyword_is_answered_with_the_nearest_or_the_function() -> No
         amp_rewrite.convert(NET, tolerance=0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'zzzz'; it takes model, .*data.*folder"):
         amp_rewrite.convert(NET, zzzz=1)  # type: ignore[call-arg]
-
-
-def test_a_list_of_names_is_explained_as_its_names() -> None:
-    converted = amp_rewrite.convert(NET)
-    first, second = (row.name for row in converted.report.rows[:2])
-    assert str(amp_rewrite.explain(converted, [first, second])) == str(amp_rewrite.explain(converted, first, second))
-
-
-def test_a_model_named_after_its_role_is_named_once() -> None:
-    data = {"x": np.ones((2, 8), np.float32)}
-    said = verify(NET, Model.load(NET).proto, data, rtol=1.0).text()
-    assert "the candidate against net.onnx\n" in said
-    assert "  candidate  float32 on CPUExecutionProvider\n" in said
 
 
 def test_casts_of_the_model_itself_are_not_among_the_ops_that_stayed_float32() -> None:

@@ -125,16 +125,6 @@ def test_a_page_never_replaces_what_is_read_or_lacks_its_suffix(file: str, said:
     assert Path("full.onnx").read_bytes() == before
 
 
-def test_a_report_in_a_json_file_is_what_json_prints() -> None:
-    _, stdout, _ = outcome(*COMMANDS["verify"], "--json", "--report", "report.json")
-    assert Path("report.json").read_text("utf-8") == stdout
-
-
-def test_quiet_still_writes_a_page() -> None:
-    assert outcome(*COMMANDS["locate"], "-q", "--report", "page.html") == (0, "", "")
-    assert drawn().keys() == {"text"}
-
-
 def test_the_tolerance_of_locate_names_an_op_and_is_checked() -> None:
     _, stdout, _ = outcome(*COMMANDS["locate"])
     assert "the first op off by more than 0.01\n  op" in stdout

@@ -92,14 +92,6 @@ def test_values_that_overflow_come_first_and_are_counted(folder: Path) -> None:
     assert (done.exit_code, done.stdout[: len(LOUD)]) == (0, LOUD)
 
 
-def test_random_data_is_said_to_be_random(folder: Path) -> None:
-    done = run("calibrate", "net.onnx", "--random", "-o", "r.json")
-
-    lines = done.stdout.splitlines()
-    assert (done.exit_code, lines[1]) == (0, "  data       random, seed 0, 1 batch; random data is not real data")
-    assert Ranges.load("r.json").random
-
-
 def test_the_type_comes_from_the_command_line_or_the_settings(folder: Path) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\n')
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.commands.explain import described, records
+from amp_rewrite.cli.commands.explain import described
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, RULES, Rule
 from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explained
@@ -52,15 +52,6 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule | FusionRule
     assert f"docs        {DOCS}/{rule.name}.md" in text
 
 
-def test_a_reason_without_a_record_is_printed_in_short() -> None:
-    assert run("deny").stdout.splitlines() == [
-        "deny: on the deny list",
-        "  tier        lists and level",
-        "  docs        docs/rules/README.md#list",
-    ]
-    assert run("flushed").stdout.startswith("flushed: small weights become 0 in the low type\n")
-
-
 def test_the_json_has_the_same_facts() -> None:
     (fact,) = json.loads(run("accumulators", "--json").stdout)
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
@@ -68,12 +59,6 @@ def test_the_json_has_the_same_facts() -> None:
     assert fact["models"] == fact["cases"]["accumulators"]
     assert set(fact["models"]) == {"hit", "near"}
     assert {each["name"] for each in json.loads(run("rules", "--json").stdout)} == NAMES
-
-
-def test_names_of_rules_and_cases_are_each_those_of_one_record() -> None:
-    names = [name for record in RECORDS for name in {record.name, *record.pairs}]
-    assert sorted(names) == sorted(records())
-    assert not set(names) & KINDS.keys() - {"saturated"}
 
 
 def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:

@@ -74,11 +74,6 @@ def dtypes(report: Report) -> dict[str, str]:
 # -- what stands in a report -------------------------------------------------------------------------
 
 
-def test_a_conversion_reports_every_op_with_its_type_after_the_conversion() -> None:
-    lowered = dict.fromkeys(("encoder", "act", "head"), "float16")
-    assert dtypes(scorer().report) == {**lowered, "exp": "float32", "axes": "int64", "pool": "float32"}
-
-
 def test_an_inventory_reports_every_op_with_its_type_as_it_is_and_no_reasons() -> None:
     report = inventory(model(SCORER, w=(16, 16), v=(16, 4)), name="/some/where/scorer.onnx")
     assert set(dtypes(report).values()) == {"float32", "int64"}
@@ -96,15 +91,6 @@ def test_a_row_says_which_rule_and_because_of_which_op() -> None:
     assert (act.rule, act.because, act.because_row, act.color) == ("between_allow", "head", 2, "clear")
     assert act.why == "between_allow because of head"
     assert act.source.startswith("float16.yaml:")
-
-
-def test_casts_say_what_they_cast_and_for_whom() -> None:
-    casts = [(c.value, c.from_, c.to, c.readers, c.size, c.after) for c in scorer().report.casts]
-    assert casts == [
-        ("x", "float32", "float16", 1, 8 * 16 * 2, NO_ROW),
-        ("r", "float16", "float32", 1, 8 * 16 * 4, 1),
-        ("y", "float16", "float32", 1, 8 * 4 * 4, 2),
-    ]
 
 
 def test_a_weight_that_keeps_a_float32_copy_takes_more_room_than_before() -> None:
@@ -393,10 +379,6 @@ def test_a_summary_fits_one_screen_however_much_there_is_to_say() -> None:
     assert any("-v shows all" in line for line in lines)
 
 
-def test_an_empty_report_has_a_text() -> None:
-    assert Report(Header("m", 9, {}), Totals(), ()).text().startswith("m\n  work")
-
-
 def test_no_escape_sequence_of_a_model_reaches_the_terminal() -> None:
     evil = replace(golden(), rows=tuple(row._replace(name="\x1b[2J" + row.name) for row in golden().rows))
     assert "\x1b" not in evil.text(verbose=True) + str(explained(evil, ["#0"]))
@@ -459,11 +441,6 @@ def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
         "n (LayerNormalization) is float16 (T float16, U float32): in_list\n"
     )
     assert str(explained(report, ["#1"])) == "m (Relu) is int64: it computes no float32\n"
-
-
-def test_explain_names_what_the_name_may_have_meant() -> None:
-    with pytest.raises(PatternError, match="no op is named 'haed'; did you mean 'head'"):
-        str(explained(golden(), ["haed"]))
 
 
 def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:

@@ -20,7 +20,6 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite import (
-    Feed,
     Model,
     PatternError,
     PolicyError,
@@ -96,16 +95,6 @@ def test_a_repr_is_one_short_line_and_a_str_is_the_text(kind: str) -> None:
     assert str(result) == result.text()
 
 
-def test_reprs_say_what_matters() -> None:
-    shown = {kind: repr(result) for kind, result in results("first").items()}
-    assert shown["Report"] == "<Report first → float16: 2 of 2 compute ops in float16, 4 Casts inserted>"
-    assert shown["Converted"] == shown["Report"].replace("Report", "Converted")
-    assert shown["Verdict"] == "<Verdict ok: 16 values compared in 1 output and 1 batch>"
-    assert shown["Delta"].startswith("<Delta first → first: 2 lowered, casts +4>")
-    assert shown["Ranges"] == "<Ranges first for float16: 9 values in 1 batch>"
-    assert shown["Explanation"] == "<Explanation first: first float16 (allow_root)>"
-
-
 class Tags(HTMLParser):
     """The tags and the visible text of a page."""
 
@@ -143,14 +132,6 @@ def test_hostile_names_stay_text_in_html(kind: str) -> None:
     assert "\x1b" not in result._repr_html_() + repr(result)
 
 
-def test_a_model_shows_no_weights() -> None:
-    converted = convert(net())
-    assert repr(Model.load(net())) == "<Model 'first': 6 nodes>"
-    assert repr(converted.view) == "<View of <Model 'first': 6 nodes>: 6 ops, 9 values>"
-    assert repr(converted.coloring) == "<Coloring: 2 of 6 type variables in float16>"
-    assert repr(converted.plan) == "<Plan float16: 2 values retyped, 4 Casts>"
-
-
 # -- dictionaries and tables ----------------------------------------------------------------------------
 
 
@@ -170,15 +151,6 @@ def test_a_table_without_pandas_is_an_error_with_the_way_out(monkeypatch: pytest
 
 
 # -- results compose --------------------------------------------------------------------------------------
-
-
-def test_results_of_conversions_are_models() -> None:
-    model = net()
-    converted, repaired = convert(model), repair(model, DATA, rtol=0.5, atol=0.5)
-    for candidate in (converted, repaired, converted.result, converted.model, converted.model.SerializeToString()):
-        assert verify(model, candidate, DATA, rtol=0.5).ok
-    assert locate(model, repaired, DATA).rows
-    assert convert(converted, to="float16").report.model.to == "float16"
 
 
 def test_a_repair_has_model_report_and_save(tmp_path: Path) -> None:
@@ -274,13 +246,3 @@ def test_results_are_copied_and_pickled(kind: str, copied: Callable[[Result], Re
     result = results("first")[kind]
     twin = copied(result)
     assert (twin.text(), twin.to_json()) == (result.text(), result.to_json())
-
-
-def test_data_in_memory_and_in_files_are_pickled(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", **DATA)
-    (tmp_path / "batch").mkdir()
-    np.save(tmp_path / "batch" / "x.npy", DATA["x"])
-    for data in (DATA, [DATA], tmp_path / "x.npz", tmp_path / "batch"):
-        feed = Feed.of(data, Model.load(net()))
-        (batch,) = pickle.loads(pickle.dumps(feed))
-        np.testing.assert_array_equal(batch["x"], DATA["x"])

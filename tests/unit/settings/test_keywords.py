@@ -42,15 +42,6 @@ def test_float16_has_many_forms(to: Any) -> None:
     assert low_type(to) is DType.FLOAT16
 
 
-@pytest.mark.parametrize(
-    "to",
-    ["bfloat16", "bf16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), onnx.TensorProto.BFLOAT16, DType.BFLOAT16],
-    ids=repr,
-)
-def test_bfloat16_has_many_forms(to: Any) -> None:
-    assert low_type(to) is DType.BFLOAT16
-
-
 @pytest.mark.torch
 def test_a_torch_type_is_a_low_type() -> None:
     torch = pytest.importorskip("torch")
@@ -107,11 +98,6 @@ def test_none_with_a_meaning_of_its_own_is_not_the_default() -> None:
         return cache, tf32
 
     assert seen(cache=None, tf32=None) == (None, True)  # type: ignore[arg-type]
-
-
-def test_none_leaves_the_environment_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMP_REWRITE_LEVEL", "lower-all")
-    assert convert(NET, level=None).report.model.level == "lower-all"
 
 
 TEXTS = "text, a list of text or None"

@@ -20,7 +20,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.settings.list_entry import Color, _same, check_attribute
 from amp_rewrite.settings.op_lists import OpLists, environment_edits, lists_folder, load_lists
-from amp_rewrite.settings.request import Request
 from support.paths import ROOT
 
 SHIPPED = [(to, base) for to in (DType.FLOAT16, DType.BFLOAT16) for base in ("float16", "bfloat16", "tensorflow")]
@@ -252,21 +251,6 @@ def test_later_overlays_win_and_bases_come_first(tmp_path: Path) -> None:
         load_lists(DType.FLOAT16, [deny, {"base": "empty"}])
 
 
-def test_a_file_chooses_its_base(tmp_path: Path) -> None:
-    empty = overlaid(tmp_path, "base: empty\nallow: [MatMul]")
-    assert (empty.ops(Color.ALLOW), empty.ops(Color.GRAY), empty.name) == (("MatMul",), (), "empty+my.yaml")
-    twin = overlaid(tmp_path, "base: tensorflow", DType.BFLOAT16)
-    assert color(twin, "ReduceSum") == "gray"
-    assert color(overlaid(tmp_path, "base: float16", DType.BFLOAT16), "ReduceSum") == "deny"
-
-
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    plain = load_lists(DType.FLOAT16)
-    for text in ("", "# only a comment\n", "allow:\n", "\ufeff---\n"):
-        lists = overlaid(tmp_path, text)
-        assert (lists.entries, lists.fingerprint) == (plain.entries, plain.fingerprint)
-
-
 def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
     plain = load_lists(DType.FLOAT16).fingerprint
     assert (
@@ -448,16 +432,6 @@ def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPa
 # ---- levels
 
 
-def test_levels_are_parsed_in_any_spelling_of_tensorflow() -> None:
-    assert Request(level="TENSOR_CORES_ONLY").level == "tensor-cores-only"
-    with pytest.raises(PolicyError) as caught:
-        Request(level="fastest")
-    assert str(caught.value) == (
-        "unknown value 'fastest' for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
-        "unsafe-force-all, lower-all"
-    )
-
-
 def test_levels_change_the_lists_that_they_name() -> None:
     lists = load_lists(DType.FLOAT16)
     for level in ("default", "unsafe-force-all", "lower-all"):
@@ -523,30 +497,6 @@ def test_a_bad_variable_is_refused(environ: dict[str, str], error: type[Exceptio
     with pytest.raises(error) as caught:
         environment_edits(environ)
     assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "apart"),
-    [
-        ("'<2'", "'>=2'", True),
-        ("'<2'", "'>1'", True),
-        ("'<=2'", "2", False),
-        ("'<3'", "'>1'", False),
-        ("'>5'", "'>7'", False),
-        ("[1, 3]", "[2, 4]", True),
-        ("[1, 3]", "['>2']", False),
-        ("0", "'<1'", False),
-    ],
-)
-def test_two_classes_of_an_op_may_differ_by_the_count_of_operands(
-    tmp_path: Path, one: str, other: str, apart: bool
-) -> None:
-    text = f"base: empty\nallow: [{{op: Einsum, when: {{operands: {one}}}}}]\n"
-    text += f"deny: [{{op: Einsum, when: {{operands: {other}}}}}]"
-    if apart:
-        assert len(overlaid(tmp_path, text).entries_of("", "Einsum")) == 2
-    else:
-        assert "may hold together; make one exclude the other" in refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize(

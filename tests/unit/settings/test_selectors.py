@@ -97,14 +97,6 @@ def test_a_value_that_only_gives_a_shape_does_not_count_as_feeding() -> None:
     assert names(view, "feeds=Softmax") == ["data", "moved"]
 
 
-def test_an_op_in_a_loop_stands_in_the_scope_of_its_body() -> None:
-    view = view_of(LOOP)
-
-    assert names(view, "scope=steps/body,op=Tanh") == ["act"]
-    assert names(view, "scope=steps/*") == ["Identity_0", "act"]
-    assert names(view, "scope=steps") == ["Identity_0", "act", "steps"]
-
-
 def test_module_scopes_that_torch_records_are_scopes() -> None:
     model = onnx.parser.parse_model(LOOP)
     node = model.graph.node[0]

@@ -136,12 +136,6 @@ def test_auto_never_exceeds_the_opset_of_the_target(target: str, opset: int) -> 
     assert "float16" in types(result).values()
 
 
-@pytest.mark.parametrize("target", ["openvino", "coreml", "qnn"])
-def test_auto_does_not_raise_the_opset_where_none_is_documented(target: str) -> None:
-    result = convert(graph(NORM, 13), target=target, opset="auto")  # type: ignore[arg-type]
-    assert result.view.opsets[""] <= 13
-
-
 def test_an_opset_beyond_the_target_is_refused() -> None:
     with pytest.raises(ModelError, match=r"target ort-cuda:1\.22\.0 opens models up to opset 22"):
         convert(graph(PRODUCT), target="ort-cuda:1.22", opset=23)
@@ -264,12 +258,3 @@ def test_ops_between_quantizers_stay_as_they_are(target: str) -> None:
     between, after = (row for row in result.report.rows if row.op == "MatMul")
     assert (between.dtype, between.rule) == ("float32", "quantized")
     assert after.dtype == "float16"
-
-
-def test_a_result_for_a_strict_runtime_passes_strict_inference() -> None:
-    proto = graph(
-        "a = MatMul (x, w)  s = Softmax (a)  e = Exp (s)  r = ReduceSum <keepdims = 1> (e)  y = MatMul (s, w)"
-    )
-    result = convert(proto, target="tensorrt", keep="op=Exp")
-    onnx.checker.check_model(onnx.shape_inference.infer_shapes(result.model, strict_mode=True), full_check=True)
-    assert {row.dtype for row in result.report.rows} >= {"float16", "float32"}
