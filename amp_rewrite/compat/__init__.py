@@ -1,4 +1,4 @@
-"""The signatures of other converters, so that a project changes one import: see docs/how-to/migrating.md."""
+"""The signatures of other converters, for a change of one import: see docs/how-to/migrating.md."""
 
 from amp_rewrite.compat.float16 import (
     DEFAULT_OP_BLOCK_LIST,

@@ -33,7 +33,7 @@ _WHY = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options, which are those of nvidia-modelopt 0.47.
+    """Return the parser of the options of nvidia-modelopt 0.47.
 
     An abbreviated option is an error, as is one that AutoCast does not have.
     """

@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[\w/.]+")
 
 
 def without_effect(given: Mapping[str, object], why: Mapping[str, str]) -> None:
-    """Warn of each argument that is set (not None, not False) but has no effect here.
+    """Warn of each argument without effect here, unless it is None or False.
 
     `why`: what happens instead, by name.
     """
@@ -159,7 +159,7 @@ def convert_float_to_float16_model_path(
 
 
 def io_rules(keep_io_types: bool | Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the `io` rules of `keep_io_types`, and names by rule for the rules that may match nothing."""
+    """Return the `io` rules of `keep_io_types`, and names by rule for rules perhaps without a match."""
     if isinstance(keep_io_types, bool):
         return ["keep" if keep_io_types else "low"], {}
     kept = {f"{glob.escape(name)}=float32": f"{name!r} of keep_io_types" for name in as_names(keep_io_types)}

@@ -1,4 +1,4 @@
-"""`auto_convert_mixed_precision`, and that of a file, as onnxconverter-common has them."""
+"""`auto_convert_mixed_precision` of onnxconverter-common, for models and for files."""
 
 from __future__ import annotations
 

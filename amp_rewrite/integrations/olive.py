@@ -43,7 +43,7 @@ _MORE: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
-    """Convert a model to mixed precision; with data and a tolerance, keep in float32 what the outputs need.
+    """Convert a model to mixed precision; with data and a tolerance, keep ops in float32 for the outputs.
 
     Its parameters are the options of `amp_rewrite.convert`, and data, tolerance, ranges, headroom and external_data.
     A search tries the values of `level`, and those that the workflow gives to others as a Categorical.
@@ -60,7 +60,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
     @classmethod
     def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
-        """Return True if the options fit together; a search leaves out those that do not."""
+        """Return True if the options fit together; a search leaves out others."""
         given = _given(config)
         try:
             Request.of(**{name: value for name, value in given.items() if name in KEYWORDS})
@@ -96,7 +96,6 @@ def _parameter(row: Option) -> PassConfigParam:
 
 
 def _given(config: type[BasePassConfig]) -> dict[str, Any]:
-    """Return the parameters that have a value; those of Olive itself are left out."""
     values: Mapping[str, Any] = config.model_dump()
     return {name: values[name] for name in (*KEYWORDS, *_MORE) if values.get(name) is not None}
 

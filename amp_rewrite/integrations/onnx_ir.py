@@ -1,4 +1,4 @@
-"""Conversion as a pass of onnx_ir, and of programs that torch exported. Weights stay lazy."""
+"""Conversion as a pass of onnx_ir, and of torch's exported programs. Weights stay lazy."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def convert_program(program: Any, **options: Unpack[Options]) -> Report:
 
 
 def to_ir(model: Model) -> IrModel:
-    """Return a model as one of onnx_ir, whose heavy weights are read when their values are asked for.
+    """Return a model as one of onnx_ir, with heavy weights read on demand.
 
     Args:
         model: that of a result, `convert(…).result`.
@@ -156,7 +156,6 @@ def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
 
 
 def _carry_meta(source: onnx_ir.Model, ir_model: onnx_ir.Model) -> None:
-    """Copy `meta`, which protos lack, between objects of the same name; a node goes by the name of its first output."""
     ir_model.meta.update(source.meta)
     ir_model.graph.meta.update(source.graph.meta)
     known = dict(_named(source))

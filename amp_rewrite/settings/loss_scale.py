@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple, Self
@@ -57,36 +57,21 @@ class ScaleState:
     good_steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleArithmetic:
-    """Functions for the rule of a loss scale, besides + * / >= <= & ~ between operands and with numbers of numpy."""
-
-    number: Callable[[np.float32], Any]
-    where: Callable[[Any, Any, Any], Any]
-    maximum: Callable[[Any, np.float32], Any]
-    double: Callable[[Any], Any]
-    single: Callable[[Any], Any]
-
-
-NUMBERS = ScaleArithmetic(np.float32, lambda test, a, b: a if test else b, max, np.float64, np.float32)
-
-
-def scale_after(
-    rule: DynamicLossScale, by: ScaleArithmetic, scale: Any, good_steps: Any, finite: Any
-) -> tuple[Any, Any]:
-    """Return the scale after a step, and the finite steps since its last change, in any arithmetic."""
+def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any) -> tuple[Any, Any]:
+    """Return the scale after a step, and the finite steps since its last change, of numbers or of nodes."""
     counted = good_steps + np.int64(1)
     due = counted >= np.int64(rule.increment_period)
     if rule.backoff_factor is None:
-        factor = by.number(np.float32(rule.multiplier))
+        factor = np.float32(rule.multiplier)
         grown, less = scale * factor, scale / factor
     else:  # products of doubles, as PyTorch computes them
-        wide = by.double(scale)
-        grown, less = (by.single(wide * np.float64(factor)) for factor in (rule.multiplier, rule.backoff_factor))
-    up = by.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
-    down = by.maximum(less, np.float32(rule.minimum))
-    going_on = finite & ~due
-    return by.where(finite, up, down), by.where(going_on, counted, np.int64(0))
+        wide = scale.astype(np.float64)
+        grown, less = (
+            (wide * np.float64(factor)).astype(np.float32) for factor in (rule.multiplier, rule.backoff_factor)
+        )
+    up = np.where(due & (grown <= np.float32(DType.FLOAT.max)), grown, scale)
+    down = np.maximum(less, np.float32(rule.minimum))
+    return np.where(finite, up, down), np.where(finite & ~due, counted, np.int64(0))
 
 
 class LossScale(ABC):
@@ -295,8 +280,8 @@ class DynamicLossScale(LossScale):
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
         """Return the state after a step."""
         with np.errstate(over="ignore"):
-            scale, good_steps = scale_after(self, NUMBERS, state.scale, np.int64(state.good_steps), np.bool_(finite))
-        return ScaleState(scale, int(good_steps))
+            scale, good_steps = scale_after(self, state.scale, np.int64(state.good_steps), np.bool_(finite))
+        return ScaleState(np.float32(scale), int(good_steps))
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""

@@ -1,8 +1,8 @@
 from amp_rewrite.train.step.assembly import bind as bind
 from amp_rewrite.train.interchange.external_gradients import scale_gradients as scale_gradients
-from amp_rewrite.train.interchange.keras_model import from_keras as from_keras
+from amp_rewrite.train.interchange.libraries import from_keras as from_keras
 from amp_rewrite.train.interchange.torch_module import from_torch as from_torch
-from amp_rewrite.train.interchange.transformers_model import from_transformers as from_transformers
+from amp_rewrite.train.interchange.libraries import from_transformers as from_transformers
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer as StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable as Variable
@@ -27,10 +27,10 @@ from amp_rewrite.train.keras.network import Losses as Losses
 from amp_rewrite.train.keras.network import Network as Network
 from amp_rewrite.train.step.step import TrainingStep as TrainingStep
 from amp_rewrite.train.step.step import training_step as training_step
-from amp_rewrite.train.step.step_file import save_step as save_step
+from amp_rewrite.train.step.step import save_step as save_step
 from amp_rewrite.train.step.fitting import EarlyStopping as EarlyStopping
 from amp_rewrite.train.step.trainer import Trainer as Trainer
-from amp_rewrite.train.update.schedules import CosineDecay as CosineDecay
-from amp_rewrite.train.update.schedules import ExponentialDecay as ExponentialDecay
-from amp_rewrite.train.update.schedules import Schedule as Schedule
-from amp_rewrite.train.update.schedules import WarmUp as WarmUp
+from amp_rewrite.train.update.optimizers import CosineDecay as CosineDecay
+from amp_rewrite.train.update.optimizers import ExponentialDecay as ExponentialDecay
+from amp_rewrite.train.update.optimizer import Schedule as Schedule
+from amp_rewrite.train.update.optimizers import WarmUp as WarmUp

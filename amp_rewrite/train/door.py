@@ -1,4 +1,4 @@
-"""Checks at the door: a call, a name or a value that does not fit is answered by what it is called here.
+"""Checks at the door: wrong calls, names and values, each answered by its word here.
 
 Who comes from Keras or PyTorch types their words. `ELSEWHERE` has those, each with its word here or with the way out.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -130,14 +131,14 @@ def _wrong_call(
 
 
 def unknown_name(owner: type, name: str) -> AttributeError:
-    """Return the error for an attribute that a class does not have, with the way out."""
+    """Return the error for an unknown attribute of a class, with the way out."""
     own = [n for n in dir(owner) if not n.startswith("_")]
     hint = ELSEWHERE.get(name) or advice(name, own, f"it has {', '.join(own)}")
     return AttributeError(f"{owner.__name__} has no {name!r}; {hint}")
 
 
 class Named:
-    """Base of objects that answer an unknown attribute by its word here."""
+    """Base of objects with an answer to unknown attributes: their words here."""
 
     if not TYPE_CHECKING:
 
@@ -146,7 +147,7 @@ class Named:
 
 
 class Namespace(type):
-    """Class of namespaces that answer an unknown attribute by its word here."""
+    """Class of namespaces with an answer to unknown attributes: their words here."""
 
     if not TYPE_CHECKING:
 
@@ -164,8 +165,15 @@ def stated(value: object) -> str:
 
 
 def floats(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
-    """Return a new array of floats. TrainingError for what is not numbers."""
+    """Return a new array of floats. TrainingError for anything but numbers."""
     try:
         return np.array(value, dtype)
     except (TypeError, ValueError, RuntimeError) as cause:
         raise TrainingError(f"{what} is {stated(value)}; pass numbers, as an array") from cause
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """Return a count of Python or numpy as an int. TrainingError unless it is whole and at least so much."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise TrainingError(f"{name} is {value!r}; use a whole number ≥ {least}")
+    return int(value)

@@ -1,4 +1,4 @@
-"""Replicas: processes that train together in a loop, the exchange between them, and the rows of each.
+"""Replicas: processes of one training, the exchange between them, and the rows of each.
 
 Each replica has the gradients of its own rows. One exchange averages them before the finite test, so all replicas see
 the same bits, and all of them skip or step alike, as TensorFlow's do.
@@ -24,7 +24,7 @@ TIMEOUT = 300.0
 
 @runtime_checkable
 class Replicas(Protocol):
-    """Processes that train together, as seen by one of them: number `rank` of `world`, counted from 0."""
+    """Processes of one training, as seen by one of them: number `rank` of `world`, counted from 0."""
 
     @property
     def rank(self) -> int:
@@ -44,7 +44,7 @@ class Replicas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleReplica:
-    """A single replica, which never waits."""
+    """A single replica."""
 
     rank: int = 0
     world: int = 1

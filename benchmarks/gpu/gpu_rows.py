@@ -79,7 +79,7 @@ def emulation(job: Mapping[str, Any], folder: Path) -> Row:
 def training(job: Mapping[str, Any], folder: Path) -> Row:
     """A training step of the dense network, in float32 and in mixed precision, from one and the same state."""
     import amp_rewrite
-    from amp_rewrite.train.step.step_file import save_step
+    from amp_rewrite.train.step.step import save_step
 
     source = small("dense", folder, tiny=job["tiny"])
     with np.load(source.with_suffix(".npz")) as stored:

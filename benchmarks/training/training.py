@@ -193,7 +193,7 @@ def in_turn(name: str, mode: str, path: str, device: str, pairs: int) -> Turns:
 def remember(which: str, name: str, mode: str, path: str, device: str) -> None:
     """Make ten steps and print peak bytes, those after the imports, and bytes on the GPU."""
     for module in (
-        ("onnxruntime", "amp_rewrite.train.step.step_file") if which == "ours" else ("torch", "torch.nn.functional")
+        ("onnxruntime", "amp_rewrite.train.step.step") if which == "ours" else ("torch", "torch.nn.functional")
     ):
         import_module(module)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -163,8 +163,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     --keep, --lower, --lists, --target, --set and amp.toml are those of `convert`; `to` selects the policy. Settings for
     inputs, outputs and fusions have no effect on a step.
     """
-    from amp_rewrite.train.step.step import training_step
-    from amp_rewrite.train.step.step_file import save_step
+    from amp_rewrite.train.step.step import save_step, training_step
 
     output = output or beside(model, "step.onnx")
     overwrite = bool(given["overwrite"])
@@ -222,11 +221,8 @@ def _loss_scale(text: str) -> float | str | None:
 
 def _summary(name: str, step: TrainingStep) -> str:
     elements = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
-    more = f" and {len(step.shared) - 3} more" if len(step.shared) > 3 else ""
-    shared = {"shared": f"{', '.join(step.shared[:3])}{more}: several ops read each"} if step.shared else {}
     rows = {
         "trains": f"{len(step.parameters)} parameters of {elements} numbers",
-        **shared,
         "batch": ", ".join(step.batch),
         "gives": ", ".join((step.loss, *step.metrics, step.finite, step.applied, "new state")),
         "optimizer": step.optimizer.spelling,

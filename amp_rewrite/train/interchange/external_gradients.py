@@ -1,19 +1,18 @@
-"""Loss scaling for a graph that already computes its gradients, as exported by PyTorch, JAX or another tool."""
+"""Loss scaling for a graph with gradients of its own, as exported by PyTorch, JAX or another tool."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnx import NodeProto
 from onnx.helper import make_node, make_tensor_value_info
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import bodies, clone, refill
+from amp_rewrite.files.protos import clone, refill, rename
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
@@ -141,7 +140,6 @@ def _one_element(view: View, value: ValueId) -> bool:
 
 
 def _reached(view: View, start: ValueId) -> set[ValueId]:
-    """Return all values that depend on `start`, through bodies too. O(nodes + uses)."""
     reached = {start}
     hot: set[int] = set()
     for op in view.ops:  # an op with bodies comes after the ops in them
@@ -165,12 +163,13 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
     name = view.value_name(start)
     inner = {grad: claimed(f"{grad}/scaled", taken) for grad in grads}
     product = claimed(f"{name}/scaled", taken)
+    new = {name: product, **inner}
+    rename(proto.graph, lambda old: new.get(old, old))
+    for formal in proto.graph.input:
+        formal.name = name if formal.name == product else formal.name
     nodes = list(proto.graph.node)
     for node in nodes:
-        _rename(node, {name: product, **inner})
-        node.output[:] = [inner.get(output, output) for output in node.output]
-    for formal in proto.graph.output:
-        formal.name = inner.get(formal.name, formal.name)
+        node.output[:] = [name if output == product else output for output in node.output]
     producer, dtype = view.values[start].producer, view.dtype(start)
     at = 0 if producer is None else view.scopes[MAIN].ops.index(producer) + 1
     factor, added = scale, []
@@ -180,12 +179,3 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
     added.append(make_node("Mul", [name, factor], [product], name=claimed(f"{REGION}/seed", taken)))
     refill(proto.graph, "node", [*nodes[:at], *added, *nodes[at:]])
     return replace(view.model, proto=proto), scale, inner
-
-
-def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    node.input[:] = [names.get(name, name) for name in node.input]
-    for _, body in bodies(node):
-        own = {v.name for v in (*body.input, *body.initializer)} | {o for n in body.node for o in n.output}
-        outer = {old: new for old, new in names.items() if old not in own}
-        for inner in body.node:
-            _rename(inner, outer)

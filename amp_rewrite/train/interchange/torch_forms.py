@@ -1,4 +1,4 @@
-"""Forms of what a PyTorch module computes that its exporter keeps: dropout, attention, stopped gradients.
+"""Forms of dropout, attention and stopped gradients for PyTorch's exporter.
 
 The exporter leaves out the dropout of attention weights, writes that of channels as random numbers, which would stay on
 in evaluation, and forgets `detach()` and `torch.no_grad()`. Here each becomes an op that training understands.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
+from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
 from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
 
 _CROSS_ENTROPY = (
@@ -72,7 +73,7 @@ def training(module: Any, names: Sequence[str]) -> Iterator[None]:
 
 
 class Drop(NamedTuple):
-    """A call of a function that drops. `on`: in training mode; `inside`: it changes `x` itself."""
+    """A call of a dropping function. `on`: in training mode; `inside`: it changes `x` itself."""
 
     name: str
     x: Any
@@ -90,7 +91,7 @@ class Drop(NamedTuple):
         return cls(name, given["input"], given.get("p", 0.5), on, name.endswith("_") or given.get("inplace", False))
 
     def written_out(self, torch: Any) -> Any:
-        """Return the result by dropout of ones, which is 0 or more than 1 in training, and 1 in evaluation."""
+        """Return the result by dropout of ones: 0 or more than 1 in training, 1 in evaluation."""
         x, p = self.x, self.p
         if not self.on or not p:
             return x
@@ -127,7 +128,7 @@ def is_number(name: str, args: Sequence[Any]) -> bool:
 
 
 def written_out(torch: Any) -> Any:
-    """Return a context in which attention and dropout take forms that PyTorch exports, the dropout as one op each."""
+    """Return a context for exportable forms of attention and dropout, one op for each dropout."""
 
     class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,7 +152,6 @@ def written_out(torch: Any) -> Any:
 
 
 def _attention(torch: Any, given: Mapping[str, Any]) -> Any:
-    """Attention as `torch.nn.functional.scaled_dot_product_attention` defines it; a row that is all masked gives 0."""
     query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
     if given.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
@@ -168,7 +168,7 @@ def _attention(torch: Any, given: Mapping[str, Any]) -> Any:
 
 
 def stopping(torch: Any) -> Any:
-    """Return a context for `forward` in an export, in which `detach()` and `torch.no_grad()` leave an op.
+    """Return a context for `forward` in an export: `detach()` and `torch.no_grad()` leave an op.
 
     Without a gradient is what an op computes from a tensor that requires one.
     """
@@ -197,10 +197,27 @@ def stopping(torch: Any) -> Any:
 
 
 def mark_stops(model: Model) -> None:
-    """Let each op that stands for a stopped gradient be an Identity that passes none."""
+    """Turn each op of a stopped gradient into an Identity without a gradient."""
     graph = model.proto
     for node in graph.graph.node:
         if (node.domain, node.op_type) == (_DOMAIN, _OP):
             node.domain, node.op_type = "", "Identity"
             node.metadata_props.add(key=STOP, value="")
     refill(graph, "opset_import", [entry for entry in graph.opset_import if entry.domain != _DOMAIN])
+
+
+def switch_off(model: Model) -> None:
+    """Let each Dropout pass its input, as an export for inference does, until a training step switches it on."""
+    for node in model.proto.graph.node:
+        if node.op_type == "Dropout" and not node.domain:
+            del node.input[2:]
+
+
+def mark_padding(torch: Any, module: Any, model: Model) -> None:
+    """Let look-ups of the padding row of an embedding pass no gradient to it."""
+    names = {id(tensor): name for name, tensor in module.named_parameters()}
+    embeddings = (part for part in module.modules() if isinstance(part, torch.nn.Embedding))
+    rows = {names[id(e.weight)]: e.padding_idx for e in embeddings if e.padding_idx is not None}
+    for node in model.proto.graph.node:
+        if node.op_type == "Gather" and not node.domain and node.input[0] in rows:
+            node.metadata_props.add(key=PADDING, value=str(rows[node.input[0]]))

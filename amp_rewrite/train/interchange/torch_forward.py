@@ -1,4 +1,4 @@
-"""Parts of a PyTorch module's `forward` that its export loses: dropout, changed buffers, gradients of its own.
+"""Losses of a PyTorch module's export: dropout, changed buffers, gradients of its own.
 
 It is found by running the module. The forms in `torch_forms.py` keep some of it; the report tells the rest, or it is an
 error.
@@ -20,7 +20,7 @@ from amp_rewrite.train.interchange.torch_forms import (
     recurrent,
     training,
 )
-from amp_rewrite.train.objective.module_parameters import Note
+from amp_rewrite.train.objective.parameters import Note
 
 _MULTI_HEAD = "multi_head_attention_forward"
 _MULTI_HEAD_ARGUMENTS = (
@@ -34,6 +34,8 @@ _DRAWS = frozenset(
     )
 )
 _PACKS = ("_pack_padded_sequence", "pack_padded_sequence")
+MODULE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of a module in a mode that it was not made for, and of PyTorch's exporter."""
 _NAMED = 4
 """Modules that a sentence names."""
 
@@ -44,7 +46,7 @@ Call = Callable[[dict[str, Any]], list[Any]]
 
 @dataclass(frozen=True)
 class ForwardFindings:
-    """Names of modules whose dropout an export can keep, and sentences for the report.
+    """Names of modules with a dropout for the export, and sentences for the report.
 
     `outputs`: those of evaluation; None where they are random, or the call failed.
     """
@@ -97,14 +99,12 @@ _OWN_GRADIENT = "has a gradient of its own in PyTorch; a step computes that of t
 
 
 def _names(names: Iterable[str], whole: str) -> str:
-    """Text for names of modules. `whole`: that of the module itself."""
     names = list(dict.fromkeys(name or whole for name in names))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
 def _has_own_statistics(torch: Any, part: Any) -> bool:
-    """True for a norm with running statistics that no operator moves: of instances, or the mean of all batches."""
     of_instances = isinstance(part, torch.nn.modules.instancenorm._InstanceNorm)
     return bool(getattr(part, "track_running_stats", False)) and (of_instances or part.momentum is None)
 
@@ -195,7 +195,7 @@ class _Runs:
                 _watch(self.torch, seen, number),
             ):
                 seen.outputs = self.forward(copies)
-        except Exception:  # noqa: BLE001 a module may raise anything in a mode that it was not made for
+        except MODULE_ERRORS:
             return seen
         finally:
             for hook in hooks:
@@ -206,7 +206,6 @@ class _Runs:
 
 
 def _watch(torch: Any, seen: _Run, number: float) -> Any:
-    """Return a context in which nothing is dropped, and `seen` records what would be."""
 
     class Watch(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,14 +236,12 @@ def _watch(torch: Any, seen: _Run, number: float) -> Any:
 
 
 def _hooked(parts: Mapping[str, Any], module: Any) -> list[str]:
-    """Return the names of parameters and modules that change gradients, by hooks or by how often a row is looked up."""
     changed = ("_backward_hooks", "_backward_pre_hooks", "scale_grad_by_freq")
     every = {**dict(module.named_parameters()), **parts}
     return [name for name, one in every.items() if any(getattr(one, attribute, None) for attribute in changed)]
 
 
 def _own_gradients(torch: Any, call: Callable[[], list[Any]]) -> list[str]:
-    """Return the names of the `torch.autograd.Function`s that the outputs depend on."""
     with torch.enable_grad():
         pending = [output.grad_fn for output in call()]
     seen: dict[Any, None] = {}

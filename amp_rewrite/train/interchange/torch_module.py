@@ -19,14 +19,19 @@ import numpy as np
 from amp_rewrite.errors import AmpRewriteError, TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
-from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.train.door import door, stated
-from amp_rewrite.train.interchange.torch_forms import mark_stops, stopping, training, written_out
-from amp_rewrite.train.interchange.torch_forward import ForwardFindings
-from amp_rewrite.train.objective.module_parameters import BUFFER, NO_GRAD, Note, described
+from amp_rewrite.train.door import door, stated, whole_number
+from amp_rewrite.train.interchange.torch_forms import (
+    mark_padding,
+    mark_stops,
+    stopping,
+    switch_off,
+    training,
+    written_out,
+)
+from amp_rewrite.train.interchange.torch_forward import MODULE_ERRORS, ForwardFindings
+from amp_rewrite.train.objective.parameters import BUFFER, NO_GRAD, Note, described
 from amp_rewrite.train.step.assembly import bind
-from amp_rewrite.train.update.schedules import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -101,8 +106,8 @@ def from_torch(
             program = _exported(torch, module, inputs, state, settings)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
     if dropout:
-        _switch_off(model)
-    _mark_padding(torch, module, model)
+        switch_off(model)
+    mark_padding(torch, module, model)
     mark_stops(model)
     model.proto.graph.name = type(module).__name__
     if found.outputs is not None:
@@ -186,7 +191,7 @@ class _ModuleState:
         return zip(self.names, self.tensors, strict=True)
 
     def declared(self) -> dict[str, str]:
-        """Return the reason why each tensor is not trained; "" for a parameter that is."""
+        """Return the reason why each tensor is not trained; "" for a trained parameter."""
         own = {name: "" if p.requires_grad else NO_GRAD for name, p in self.parameters.items()}
         return {**own, **dict.fromkeys(self.buffers, BUFFER)}
 
@@ -218,7 +223,6 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
 
 
 def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
-    """Repeat each dimension that may change and is 1, which the exporter would fix, in all inputs that have it."""
     sizes: dict[str, set[int]] = {}
     for name, own in axes.items():
         for axis, dim in own.items():
@@ -268,7 +272,7 @@ def _output_names(
     with torch.no_grad():
         try:
             own = tuple(tensors_of(torch, _call(module, inputs)))
-        except (RuntimeError, TypeError, ValueError, IndexError) as cause:
+        except MODULE_ERRORS as cause:
             raise TrainingError(f"the module fails on the example: {one_line(cause)}; correct the example") from cause
     if outputs is None:
         return own
@@ -291,7 +295,6 @@ def _call(module: Any, inputs: Mapping[str, Any]) -> Any:
 def _outputs_of(
     torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any], state: _ModuleState
 ) -> list[Any]:
-    """Call the module with these parameters and buffers, which it may change."""
     own = {place: tensors[name] for place, name in state.places.items()}
     made = tensors_of(torch, torch.func.functional_call(module, own, *_arguments(inputs), tie_weights=False))
     tensors.update((name, own[name]) for name in tensors)
@@ -313,29 +316,20 @@ class _Settings:
 def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _ModuleState, settings: _Settings) -> Any:
     names, tensors = list(inputs), state.tensors
 
-    class Called(torch.nn.Module):  # type: ignore[misc]
-        """The module, called with the arguments of its example."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-            return tuple(tensors_of(torch, _call(self.module, arguments)).values())
-
     class Functional(torch.nn.Module):  # type: ignore[misc]
         """The module as a function of its inputs, its parameters and its buffers."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.called = Called()
+            self.module = module
 
         def forward(self, given: list[Any], held: list[Any]) -> Any:
             tensors = dict(zip(state.names, held, strict=True))
-            own = {f"module.{place}": tensors[name] for place, name in state.places.items() if name in tensors}
+            own = {place: tensors[name] for place, name in state.places.items() if name in tensors}
+            args, kwargs = _arguments(dict(zip(names, given, strict=True)))
             with stopping(torch):
-                arguments = (dict(zip(names, given, strict=True)),)
-                return torch.func.functional_call(self.called, own, arguments, tie_weights=False)
+                made = torch.func.functional_call(self.module, own, args, kwargs, tie_weights=False)
+            return tuple(tensors_of(torch, made).values())
 
     dims: dict[str, Any] = {}
     for axes in settings.axes.values():
@@ -354,7 +348,7 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _Module
             dynamo=True,
             verbose=False,
         )
-    except Exception as cause:  # torch's exporter raises errors of many classes
+    except MODULE_ERRORS as cause:
         root: BaseException = cause
         while root.__cause__ is not None:
             root = root.__cause__
@@ -365,15 +359,7 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _Module
     return program
 
 
-def _switch_off(model: Model) -> None:
-    """Let each Dropout pass its input, as an export for inference does, until a training step switches it on."""
-    for node in model.proto.graph.node:
-        if node.op_type == "Dropout" and not node.domain:
-            del node.input[2:]
-
-
 def _fixed(model: Model, axes: Mapping[str, Mapping[int, str]]) -> Iterator[Note]:
-    """Yield a sentence for the report if PyTorch fixed dimensions that may change."""
     dims = [v.type.tensor_type.shape.dim for v in model.proto.graph.input]
     found = [
         f"axis {axis} of {name!r} at {own[axis].dim_value}"
@@ -412,13 +398,3 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Sequence[A
 
 _TOLERANCE = 1e-3
 """Part of an output by which an export may differ from its module."""
-
-
-def _mark_padding(torch: Any, module: Any, model: Model) -> None:
-    """Let look-ups of the padding row of an embedding pass no gradient to it."""
-    names = {id(tensor): name for name, tensor in module.named_parameters()}
-    embeddings = (part for part in module.modules() if isinstance(part, torch.nn.Embedding))
-    rows = {names[id(e.weight)]: e.padding_idx for e in embeddings if e.padding_idx is not None}
-    for node in model.proto.graph.node:
-        if node.op_type == "Gather" and not node.domain and node.input[0] in rows:
-            node.metadata_props.add(key=PADDING, value=str(rows[node.input[0]]))

@@ -25,7 +25,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
 from amp_rewrite.train.door import door, stated
-from amp_rewrite.train.keras.optimizer import SCALE_KEYS, StatefulOptimizer, saved_state
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import deserialize
@@ -111,24 +111,19 @@ class LossScaleOptimizer(StatefulOptimizer):
             self.inner.apply_gradients(pairs, name, experimental_aggregate_gradients, global_step)
 
     def checkpoint(self) -> dict[str, Array]:
-        """Return the inner optimizer's checkpoint, with a dynamic scale's state under "loss_scale/"."""
-        saved = self.inner.checkpoint()
-        if isinstance(self.loss_scale, DynamicLossScale):
-            state = self.loss_scale.state
-            values = (np.array(state.scale, np.float32), np.array(state.good_steps, np.int64))
-            saved.update(zip(SCALE_KEYS, values, strict=True))
-        return saved
+        """Return the inner optimizer's checkpoint, with a dynamic scale's "loss_scale" and "good_steps"."""
+        return self.inner.checkpoint() | scale_by_path(self.loss_scale)
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint or a file of `Trainer.save`; a dynamic scale that it lacks starts anew."""
+        """Restore a checkpoint or a file of `Trainer.save`; a dynamic scale missing there starts anew."""
         saved = saved_state(saved)
         scale = self.loss_scale
         state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
         self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale) and state is not None:
             scale.state = state
-            if self.followed is not None:
-                self.followed.set_loss_scale(scale)
+            if self._state.home is not None:
+                self._state.home.adopt(scale_by_path(scale))
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`: the inner optimizer's and the scale's."""
@@ -165,7 +160,7 @@ def enable_mixed_precision_graph_rewrite(
 def enable_mixed_precision_graph_rewrite(
     opt: StatefulOptimizer | Optimizer | None = None, loss_scale: object = "dynamic"
 ) -> LossScaleOptimizer | None:
-    """Wrap the optimizer in a loss scale; sessions opened later convert the models that they load.
+    """Wrap the optimizer in a loss scale; sessions opened later convert their models.
 
     The order of checks is TensorFlow's; the rewrite is enabled last. Sessions that are already open give a warning.
 
@@ -234,8 +229,16 @@ def _unscaled(gradient: Gradient, scale: Array) -> Gradient:
     return np.asarray(array.astype(np.float32) / scale).astype(array.dtype)
 
 
+def scale_by_path(scale: object) -> dict[str, Array]:
+    """Return the state of a dynamic loss scale by its paths in checkpoints; nothing for others."""
+    if not isinstance(scale, DynamicLossScale):
+        return {}
+    state = scale.state
+    return {"loss_scale": np.array(state.scale, np.float32), "good_steps": np.array(state.good_steps, np.int64)}
+
+
 def _scale_state(saved: Mapping[str, Array], scale: DynamicLossScale) -> scales.ScaleState:
-    value, good = (saved.get(key) for key in SCALE_KEYS)
+    value, good = saved.get("loss_scale"), saved.get("good_steps")
     if value is None or good is None:
         return scale.initial
     floats, counts = np.asarray(value), np.asarray(good)

@@ -1,4 +1,4 @@
-"""Metrics of a loop in the form of Keras: the mean of numbers, and the share of rows whose class is predicted."""
+"""Metrics of a loop in the form of Keras: the mean of numbers, and the share of right predictions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Mean(Metric):
 @door()
 @dataclass(eq=False)
 class Accuracy(Metric):
-    """Share of rows whose class is predicted, in a loop by `update_state(targets, predictions)`.
+    """Share of right predictions, in a loop by `update_state(targets, predictions)`.
 
     Targets are class indices, where predictions have an axis of classes; or a yes or no for each prediction; or, with
     `one_hot`, a number for each class of a row. `fit` and `evaluate` give the accuracy of the loss by themselves.
@@ -176,5 +176,5 @@ class Metrics(metaclass=Namespace):
 
     @staticmethod
     def BinaryAccuracy(name: str = "binary_accuracy", threshold: float = 0.5) -> Metric:
-        """Return the share of answers of yes or no, where yes begins at the threshold."""
+        """Return the share of right answers of yes or no; yes begins at the threshold."""
         return Accuracy(name=name, one_hot=False, threshold=threshold)

@@ -5,47 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, Unpack, overload
 
 import numpy as np
+from onnx import TensorProto
 
 from amp_rewrite.deploy import process
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.casting import Array
-from amp_rewrite.files.fingerprint import fingerprint
-from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
-from amp_rewrite.settings.option import Painting
-from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING
 from amp_rewrite.train.door import Named, Namespace, door, floats, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
-from amp_rewrite.train.objective.formulas import LOSSES as FORMULAS
-from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import ParameterGlobs, trained
-from amp_rewrite.train.objective.training_mode import statistics_of
-from amp_rewrite.train.step.assembly import policy_of, with_values
+from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
+from amp_rewrite.train.objective.parameters import trained
+from amp_rewrite.train.step.assembly import MODEL_OPTIONS, ModelOptions, Subject, statistics_of
 from amp_rewrite.train.step.batches import Scores
-from amp_rewrite.train.step.execution import HoldsSession
+from amp_rewrite.train.step.execution import Predictions, inputs_of
 from amp_rewrite.train.step.fitting import FitOptions, History
-from amp_rewrite.train.step.model_loss import ModelLoss, Weights, loss_graph
-from amp_rewrite.train.step.prediction import Predictions, inputs_of, predicted, predicted_rows, predictor
-from amp_rewrite.train.step.step import training_step
+from amp_rewrite.train.step.model_loss import ModelLoss, Weights, WithWeights
+from amp_rewrite.train.step.step import step_of
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
 
 
-@door(options=PAINTING)
-class Network(Named, HoldsSession):
+@door(options=MODEL_OPTIONS)
+class Network(WithWeights):
     """A model as TensorFlow's documentation uses one: `compile`, `fit`, `evaluate`, `predict`, and calls in a loop.
 
     Calls give predictions, and a loss object with them a loss. Both have the values of the weights at the call. The
@@ -67,26 +58,11 @@ class Network(Named, HoldsSession):
         True
     """
 
-    def __init__(
-        self,
-        model: object,
-        *,
-        parameters: str | Sequence[str] | None = None,
-        freeze: str | Sequence[str] = (),
-        policy: str | Policy | None = None,
-        training_mode: bool = False,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        **painting: Unpack[Painting],
-    ) -> None:
-        self._model = Model.load(model, folder=folder)
-        self._policy = policy_of(process.policy_of_sessions() if policy is None else policy)
-        self._globs = ParameterGlobs(parameters, freeze, ModuleParameters.of(self._model))
-        self._training_mode, self._seed, self._painting = training_mode, seed, painting
+    def __init__(self, model: object, **options: Unpack[ModelOptions]) -> None:
+        self._subject = Subject.of(model, options, process.policy_of_sessions)
         self._losses: dict[str, ModelLoss] = {}
         self._compiled: Trainer | None = None
-        self._weights = Weights()
-        graph = self._model.proto.graph
+        graph = self._subject.source.proto.graph
         held = {tensor.name for tensor in graph.initializer}
         self.inputs = tuple(v.name for v in graph.input if v.name not in held)
         self.outputs = tuple(v.name for v in graph.output)
@@ -95,34 +71,35 @@ class Network(Named, HoldsSession):
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """The variables: what the outputs depend on, and what a loss trains besides."""
-        return tuple(self._ready.variables.values())
+        """The variables: those of the outputs, and those of losses besides."""
+        return tuple(self._weights.variables.values())
 
     @cached_property
-    def _ready(self) -> Weights:
-        """The weights, with a variable for each parameter that an output depends on."""
-        view = View.of(inlined(self._model))
-        tensors = {tensor.name: tensor for tensor in self._model.proto.graph.initializer}
+    def _weights(self) -> Weights:  # type: ignore[override]
+        """The weights, with a variable for each parameter of an output."""
+        own, source = Weights(self._subject), self._subject.source
+        view = View.of(inlined(source))
         for output in self.outputs:
-            for name in trained(view, output, self._globs, least=0).names:
-                self._weights.variables.setdefault(name, Variable(self._model.array(tensors[name]), name))
-        if self._training_mode:
-            for name in statistics_of(self._model):
-                self._weights.running.setdefault(f"buffer/{name}", self._model.array(tensors[name]).copy())
-        return self._weights
+            for name in trained(view, output, self._subject.choice, least=0).names:
+                own.variables.setdefault(name, Variable(source.array(self._tensors[name]), name))
+        if self._subject.training_mode:
+            for name in statistics_of(source):
+                own.running.setdefault(f"buffer/{name}", source.array(self._tensors[name]).copy())
+        return own
+
+    @cached_property
+    def _tensors(self) -> dict[str, TensorProto]:
+        return {tensor.name: tensor for tensor in self._subject.source.proto.graph.initializer}
 
     def _names(self) -> list[str]:
-        """Names of the weights in order: those of the module or Keras model, else what is trained, and statistics."""
-        module, own = self._globs.module, self._ready.held()
-        statistics = statistics_of(self._model)
-        order = [tensor.name for tensor in self._model.proto.graph.initializer]
-        return list(module.declared) if module.complete else [n for n in order if n in own or n in statistics]
+        """Names of the weights in order: those of the module or Keras model, else trained ones and statistics."""
+        module, own, statistics = self._subject.choice.module, self._weights.held(), statistics_of(self._subject.source)
+        return list(module.declared) if module.complete else [n for n in self._tensors if n in own or n in statistics]
 
     def get_weights(self) -> list[Array]:
         """Return copies of all weights, in the order of the PyTorch module or Keras model, for its `set_weights`."""
-        own = self._ready.held()
-        tensors = {tensor.name: tensor for tensor in self._model.proto.graph.initializer}
-        return [np.array(own[n] if n in own else self._model.array(tensors[n])) for n in self._names()]
+        own, source = self._weights.held(), self._subject.source
+        return [np.array(own[n] if n in own else source.array(self._tensors[n])) for n in self._names()]
 
     def set_weights(self, weights: Sequence[Array]) -> None:
         """Set all weights.
@@ -139,10 +116,10 @@ class Network(Named, HoldsSession):
         for name, old, new in zip(names, before, weights, strict=True):
             if np.shape(new) != old.shape:
                 raise TrainingError(f"weight {name!r} has shape {old.shape}, not {np.shape(new)}; assign that shape")
-            if name in self._ready.variables:
-                self._ready.variables[name].assign(new)
-            elif f"buffer/{name}" in self._ready.running:
-                self._ready.running[f"buffer/{name}"] = floats(new, f"weight {name!r}")
+            if name in self._weights.variables:
+                self._weights.variables[name].assign(new)
+            elif f"buffer/{name}" in self._weights.running:
+                self._weights.running[f"buffer/{name}"] = floats(new, f"weight {name!r}")
             elif not np.array_equal(old, np.asarray(new)):
                 raise TrainingError(f"weight {name!r} is a constant here, since it is not trained; make a new network")
 
@@ -152,8 +129,7 @@ class Network(Named, HoldsSession):
         """Return a loss of the network, by a text as `training_step` takes it, with its variables."""
         if text not in self._losses:
             require("Network")
-            graph = loss_graph(self._model, text, self._globs, self._policy, self._training_mode, self._painting)
-            self._losses[text] = ModelLoss.of_graph(graph, self._ready, self._seed)
+            self._losses[text] = self._weights.loss(text)
         return self._losses[text]
 
     @door()
@@ -171,13 +147,10 @@ class Network(Named, HoldsSession):
                     f"the model has the inputs {', '.join(self.inputs)}; pass a mapping with all of them"
                 )
             inputs = {self.inputs[0]: floats(inputs, "the input") if inputs is None else np.asarray(inputs)}
-        batch, held = dict(inputs_of(self._model, self.inputs, inputs)), self._ready.held()
-        computed = cache(lambda: predicted(self._predictor, self._model, batch, held))
+        own = self._weights
+        batch, held = dict(inputs_of(self._subject.source, self.inputs, inputs)), own.held()
+        computed = cache(lambda: own.predictor(batch, held))
         return Predictions(computed, self.outputs, self.outputs[0], _Source(self, batch, held))
-
-    @cached_property
-    def _predictor(self) -> Runner:
-        return predictor(self._model, self._ready.held(), (CUDA, CPU) if cuda_opens() else (CPU,))
 
     # -- fit -----------------------------------------------------------------------------------------------
 
@@ -210,17 +183,7 @@ class Network(Named, HoldsSession):
                 f" Losses.MeanSquaredError(), or a name: {', '.join(KERAS_LOSSES)}"
             )
         text = kind.text(self.outputs[0], _free("y_true", self.inputs)) if isinstance(kind, LossObject) else kind
-        step = training_step(
-            self._model,
-            loss=text,
-            optimizer=optimizer,
-            policy=self._policy,
-            parameters=self._globs.parameters,
-            freeze=self._globs.freeze,
-            training_mode=self._training_mode,
-            seed=self._seed,
-            **self._painting,
-        )
+        step = step_of(self._subject, text, optimizer)
         for metric in as_names(metrics):
             if metric != "accuracy":
                 raise TrainingError(
@@ -239,7 +202,7 @@ class Network(Named, HoldsSession):
         epochs: int = 1,
         **options: Unpack[FitOptions],
     ) -> History:
-        """Train by what `compile` chose and return losses and metrics; see `Trainer.fit`.
+        """Train by the choices of `compile` and return losses and metrics; see `Trainer.fit`.
 
         The variables have the trained values afterwards.
         """
@@ -249,10 +212,10 @@ class Network(Named, HoldsSession):
         finally:
             trained_now = trainer.get_weights()
             for name, array in trained_now.items():
-                if name in self._ready.variables:
-                    self._ready.variables[name].assign(array)
+                if name in self._weights.variables:
+                    self._weights.variables[name].assign(array)
                 else:
-                    self._ready.running[f"buffer/{name}"] = array
+                    self._weights.running[f"buffer/{name}"] = array
 
     @door()
     def evaluate(
@@ -270,28 +233,14 @@ class Network(Named, HoldsSession):
             batch_size: rows of a batch.
             verbose: accepted as in Keras.
         """
-        return predicted_rows(self._predictor, self._model, x, batch_size, self._ready.held())
+        return self._weights.predictor.rows(x, batch_size, self._weights.held())
 
     def _synchronized(self) -> Trainer:
         if self._compiled is None:
             raise TrainingError("the network has no loss and no optimizer for fit and evaluate; call compile first")
-        own = self._ready.held()
+        own = self._weights.held()
         self._compiled.set_weights({n: own[n] for n in self._compiled.get_weights() if n in own})
         return self._compiled
-
-    # -- files ---------------------------------------------------------------------------------------------
-
-    def export(self) -> Model:
-        """Return the model with the current weights, float32, ready for `convert`."""
-        return with_values(self._model, self._ready.held())
-
-    def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Write a checkpoint; see `ModelLoss.save`."""
-        self._ready.save(path, optimizer, fingerprint(self._model).graph)
-
-    def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Continue from a checkpoint; see `ModelLoss.load`."""
-        self._ready.load(path, optimizer, fingerprint(self._model).graph)
 
 
 class _Source(NamedTuple):

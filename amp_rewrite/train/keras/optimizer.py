@@ -1,4 +1,4 @@
-"""Optimizers with state in the style of Keras: objects that change variables."""
+"""Optimizers with state in the style of Keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient, serialize
-from amp_rewrite.train.door import door, stated
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.variables import (
     GradsAndVars,
     Variable,
@@ -27,42 +27,52 @@ from amp_rewrite.train.keras.variables import (
 )
 from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
 from amp_rewrite.train.update.optimizers import deserialize
-from amp_rewrite.train.update.schedules import whole_number
 
 
-class Followed(Protocol):
-    """A training whose optimizer this is: a `Trainer` that runs the optimizer as part of its step."""
+class Training(Protocol):
+    """A training with an optimizer in its step: it has the newest step count and slots."""
 
-    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
-        """Return copies of the slots by variable."""
+    @property
+    def steps(self) -> int:
+        """Number of applied steps."""
 
-    def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
-        """Continue from another step count and other slots."""
+    def saved(self) -> Mapping[str, Array]:
+        """Return the state by path in checkpoints."""
 
-    def set_loss_scale(self, scale: object) -> None:
-        """Continue from the state of a loss scale, if it is that of the training."""
+    def adopt(self, saved: Mapping[str, Array]) -> None:
+        """Continue from these parts of a state, by path in checkpoints."""
 
 
 @dataclass(slots=True, eq=False)
 class OptimizerState:
     """The mutable part of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
 
-    `variables`: by name, to tell two of one name apart. `added`: names of slots of `add_slot`. `followed`: a training
-    that has newer slots if `stale`.
+    `variables`: by name, to tell two of one name apart. `added`: names of slots of `add_slot`. `home`: a training whose
+    step this optimizer is; step count and slots are read there, and set there.
     """
 
     rule: Optimizer
-    iterations: int = 0
+    count: int = 0
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
-    followed: Followed | None = None
-    stale: bool = False
+    home: Training | None = None
+
+    @property
+    def iterations(self) -> int:
+        """Number of steps."""
+        return self.count if self.home is None else self.home.steps
+
+    def newest(self) -> dict[str, dict[str, Array]]:
+        """Return the slots by variable; do not modify them."""
+        if self.home is not None:
+            for name, own in slots_of(self.home.saved()).items():
+                self.slots.setdefault(name, {}).update(own)
+        return self.slots
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy, which changes variables of its own and follows no training."""
-        slots = self.followed.optimizer_slots() if self.stale and self.followed is not None else self.slots
-        own = {"slots": slots, "variables": {}, "followed": None, "stale": False}
+        """Return the state for a copy, with variables of its own and outside of any training."""
+        own = {"count": self.iterations, "slots": self.newest(), "variables": {}, "home": None}
         return {part.name: getattr(self, part.name) for part in fields(self)} | own
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -72,7 +82,7 @@ class OptimizerState:
 
 @door()
 class StatefulOptimizer:
-    """An optimizer with its slots and step count, as in Keras: one object that changes variables.
+    """An optimizer with its slots and step count, as in Keras.
 
     Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). An optimizer
     given to `training_step` brings its step count and slots, and shows those of the `Trainer` afterwards; a learning
@@ -99,34 +109,23 @@ class StatefulOptimizer:
         """Number of steps."""
         return self._state.iterations
 
-    def follow(self, training: Followed, iterations: int) -> None:
-        """Show the state of a training, which is now after so many steps; slots are read when they are asked for."""
-        state = self._state
-        state.followed, state.stale, state.iterations = training, True, iterations
-
-    @property
-    def followed(self) -> Followed | None:
-        """The training whose state is shown; None before one."""
-        return self._state.followed
-
     def slots(self) -> dict[str, dict[str, Array]]:
         """Return the slots by variable; do not modify them."""
-        state = self._state
-        if state.stale and state.followed is not None:
-            state.slots, state.stale = state.followed.optimizer_slots(), False
-        return state.slots
+        return self._state.newest()
 
     def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
-        """Set step count and slots, also of a training that is followed."""
-        self._state.slots, self._state.stale = slots, False
-        self._count(iterations)
-
-    def _count(self, iterations: int) -> None:
-        """Set the step count; a followed training continues from it, and from the slots here."""
+        """Set step count and slots, also of the training with this optimizer."""
         state = self._state
-        state.iterations = int(iterations)
-        if state.followed is not None:
-            state.followed.set_optimizer_state(state.iterations, self.slots())
+        state.count, state.slots = int(iterations), slots
+        if state.home is not None:
+            state.home.adopt(by_path(state.count, slots))
+
+    def trained_by(self, training: Training) -> None:
+        """Let a training hold step count and slots from now on; the first one continues from those here."""
+        state = self._state
+        if state.home is None:
+            training.adopt(self.checkpoint())
+        state.home = training
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "_state" not in vars(self):
@@ -138,7 +137,8 @@ class StatefulOptimizer:
         if name in {part.name for part in fields(self.rule)}:
             self._state.rule = replace(self.rule, **{name: value})
         elif name == "iterations":
-            self._count(whole_number(name, value.item() if isinstance(value, np.ndarray) else value, 0))
+            count = whole_number(name, value.item() if isinstance(value, np.ndarray) else value, 0)
+            self.set_state(count, self.slots())
         else:
             known = ", ".join(part.name for part in fields(self.rule))
             raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
@@ -213,24 +213,24 @@ class StatefulOptimizer:
         """
         pairs = pairs_of(grads_and_vars)
         values = {variable.name: variable.numpy() for _, variable in pairs}
-        self._create_slots([variable for _, variable in pairs])
+        own = self._with_slots([variable for _, variable in pairs])
         grads = {variable.name: gradient for gradient, variable in pairs}
-        own = self.slots()
         after, slots = applied(self.rule, values, grads, own, step=self.iterations + 1)
         for _, variable in pairs:
             variable.assign(after[variable.name])
         for name, after_step in slots.items():
             own[name] = {**own.get(name, {}), **after_step}
-        self._count(self.iterations + 1)
+        self.set_state(self.iterations + 1, own)
         if global_step is not None:
             checked(global_step).assign_add(1)
 
-    def _create_slots(self, variables: Sequence[Variable]) -> None:
+    def _with_slots(self, variables: Sequence[Variable]) -> dict[str, dict[str, Array]]:
+        slots = self.slots()
         for variable in variables:
             if self._state.variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         for name, fresh in initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
-            known = self.slots().get(name, {})
+            known = slots.get(name, {})
             own = {slot: array for slot, array in known.items() if slot in fresh}
             added = {slot: array for slot, array in known.items() if slot in self._state.added}
             for slot, array in own.items():
@@ -239,14 +239,15 @@ class StatefulOptimizer:
                         f"slot {slot!r} of variable {name!r} has shape {array.shape}, but the variable has"
                         f" {fresh[slot].shape}; restore a checkpoint of this variable"
                     )
-            self.slots()[name] = {**added, **fresh, **own}  # setting a hyperparameter during training can add a slot
+            slots[name] = {**added, **fresh, **own}  # setting a hyperparameter during training can add a slot
+        return slots
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
         return sorted({*self.rule.slots(), *self._state.added})
 
     def add_slot(self, var: Variable, slot_name: str, initializer: object = "zeros") -> Array:
-        """Add a slot to a variable, for an optimizer of your own; return a copy of it. One that is there stays.
+        """Add a slot to a variable, for an optimizer of your own; return a copy of it. An existing one stays.
 
         Args:
             var: the variable.
@@ -263,13 +264,15 @@ class StatefulOptimizer:
         return own[slot_name].copy()
 
     def set_slot(self, var: Variable, slot_name: str, value: object) -> None:
-        """Set a slot that the variable has.
+        """Set an existing slot.
 
         Raises:
             TrainingError: the slot is unknown, or the value does not fit.
         """
         self.get_slot(var, slot_name)
-        self.slots()[var.name][slot_name] = _first(value, var, slot_name)
+        slots = self.slots()
+        slots[var.name][slot_name] = _first(value, var, slot_name)
+        self.set_state(self.iterations, slots)
 
     def get_slot(self, var: Variable, slot_name: str) -> Array:
         """Return a copy of a slot.
@@ -309,9 +312,8 @@ class StatefulOptimizer:
         StatefulOptimizer.restore(self, dict(zip(keys, weights, strict=True)))
 
     def checkpoint(self) -> dict[str, Array]:
-        """Return all state by path: "iter", "<variable>/<slot>"."""
-        slots = {f"{name}/{slot}": array.copy() for name, own in self.slots().items() for slot, array in own.items()}
-        return {"iter": np.array(self.iterations, np.int64), **slots}
+        """Return all state by its paths in files of `Trainer.save`: "step", "slot/<variable>/<slot>"."""
+        return {path: np.array(array) for path, array in by_path(self.iterations, self.slots()).items()}
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
         """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` around an equal one, or of a `Trainer`.
@@ -323,18 +325,21 @@ class StatefulOptimizer:
             TrainingError: the step count is missing, or a slot is unknown to this optimizer.
         """
         saved = saved_state(saved)
-        count = np.asarray(saved.get("iter"))
+        count = np.asarray(saved.get("step"))
         if count.shape != () or count.dtype.kind not in "iu":
-            raise TrainingError("the checkpoint lacks the step count 'iter'; pass the result of checkpoint()")
-        slots: dict[str, dict[str, Array]] = {}
-        for key in (key for key in saved if key not in ("iter", *SCALE_KEYS)):
-            name, _, slot = key.rpartition("/")
+            raise TrainingError("the checkpoint lacks the step count 'step'; pass the result of checkpoint()")
+        strange = next((path for path in saved if not path.startswith(_PATHS)), None)
+        if strange is not None:
+            raise TrainingError(
+                f"the checkpoint has {strange!r}, which is of another tool; pass what checkpoint() gives"
+            )
+        slots = slots_of(saved)
+        for name, slot in ((name, slot) for name, own in slots.items() for slot in own):
             if slot not in self.get_slot_names():
                 raise TrainingError(
-                    f"the checkpoint has {key!r}, but {type(self.rule).__name__} has no such slot; restore it with the"
-                    " optimizer that saved it"
+                    f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} has no such slot;"
+                    " restore it with the optimizer that saved it"
                 )
-            slots.setdefault(name, {})[slot] = np.array(saved[key], np.float32)
         self.set_state(int(count), slots)
 
     def get_config(self) -> dict[str, Any]:
@@ -368,26 +373,35 @@ _ALIASES = {"lr": "learning_rate"}
 
 # -- saved state ---------------------------------------------------------------------------------------
 
-SCALE_KEYS = ("loss_scale/current_loss_scale", "loss_scale/good_steps")
-"""Paths of a dynamic loss scale's state."""
-COUNT = "iter"
 LIMIT = 1 << 40
 """Limit for the bytes of a checkpoint in memory."""
-_OF_TRAINER = {"step": COUNT, "loss_scale": SCALE_KEYS[0], "good_steps": SCALE_KEYS[1]}
 _SLOT = "slot/"
-_HEADER = "amp_rewrite/"
+_PATHS = (
+    *("step", _SLOT, "parameter/", "buffer/", "loss_scale", "good_steps", "count/", "micro_batch", "accumulated/"),
+    *("random", "amp_rewrite/"),
+)
+"""Beginnings of all paths in files of `Trainer.save`."""
 
 
-def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> dict[str, Array]:
-    """Return the state of an optimizer by the paths of `checkpoint`: "iter", "<variable>/<slot>", the loss scale.
+def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> Mapping[str, Array]:
+    """Return a state by path: the mapping itself, or the contents of a file. FeedError for a damaged file."""
+    if not isinstance(saved, (str, os.PathLike)):
+        return saved
+    file = Npz(Path(saved))
+    return file.read({name: name for name in file.names}, LIMIT)
 
-    `saved`: the result of `checkpoint`, or the contents or the path of a file of `Trainer.save`. FeedError for a file
-    that is damaged.
-    """
-    if isinstance(saved, (str, os.PathLike)):
-        file = Npz(Path(saved))
-        saved = file.read({name: name for name in file.names}, LIMIT)
-    if not any(name.startswith(_HEADER) for name in saved) and "step" not in saved:
-        return dict(saved)
-    own = {key: saved[name] for name, key in _OF_TRAINER.items() if name in saved}
-    return own | {name.removeprefix(_SLOT): array for name, array in saved.items() if name.startswith(_SLOT)}
+
+def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return a step count and slots by their paths in checkpoints."""
+    every = {f"{_SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
+    return {"step": np.array(iterations, np.int64), **every}
+
+
+def slots_of(saved: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    """Return copies of the slots among values by path, by parameter and slot."""
+    slots: dict[str, dict[str, Array]] = {}
+    for path, array in saved.items():
+        if path.startswith(_SLOT):
+            parameter, _, slot = path.removeprefix(_SLOT).rpartition("/")
+            slots.setdefault(parameter, {})[slot] = np.array(array, np.float32)
+    return slots

@@ -1,4 +1,4 @@
-"""Variables, and losses that compute their gradients with respect to them."""
+"""Variables, and losses with gradients with respect to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amp_rewrite.train.door import floats, stated
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base of objects that numpy reads as arrays; arithmetic with them gives arrays."""
+    """Base of arrays for numpy; arithmetic with them gives arrays."""
 
     def numpy(self) -> Array:
         """Return the numbers."""
@@ -77,7 +77,7 @@ class Variable(ArrayLike):
 
     @property
     def held(self) -> Array:
-        """The value itself, which no assignment changes; do not modify it."""
+        """The value itself, unchanged by assignments; do not modify it."""
         return self._value
 
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__  # a variable is equal to itself alone
@@ -107,13 +107,13 @@ class Variable(ArrayLike):
 
 @runtime_checkable
 class Differentiable(Protocol):
-    """A loss that computes its own gradients, such as `ModelLoss` of an ONNX model."""
+    """A loss with its own gradients, such as `ModelLoss` of an ONNX model."""
 
     def __call__(self) -> Any:
         """Return the value of the loss."""
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of `seed` times the loss; None for a variable that does not affect it."""
+        """Return the gradients of `seed` times the loss; None for a variable without effect on it."""
 
 
 Variables = Variable | Sequence[Variable] | Callable[[], Sequence[Variable]]
@@ -130,9 +130,10 @@ def listed(variables: Variables | None, loss: object = None) -> list[Variable]:
             )
     if isinstance(variables, Variable):
         return [variables]
-    if isinstance(variables, Differentiable) or not isinstance(variables, (Iterable, Callable)):  # type: ignore[arg-type]
+    given: object = variables() if callable(variables) and not isinstance(variables, Differentiable) else variables
+    if not isinstance(given, Iterable) or isinstance(given, Differentiable):
         raise TrainingError(f"{stated(variables)} are not variables; pass a Variable or several, after the loss")
-    return [checked(variable) for variable in (variables() if callable(variables) else variables)]
+    return [checked(variable) for variable in given]
 
 
 def checked(variable: object) -> Variable:
@@ -143,7 +144,7 @@ def checked(variable: object) -> Variable:
 
 
 class Loss(ArrayLike):
-    """A `Differentiable` loss, which numpy reads as a number. Times a number it is one again."""
+    """A `Differentiable` loss, a number for numpy. Times a number it is one again."""
 
     variables: tuple[Variable, ...]
 

@@ -1,4 +1,4 @@
-"""Initializers that are not weights (statistics, states, buffers, tables, masks), and those that are several or one."""
+"""Initializers besides weights: statistics, states, buffers, tables, masks, and merged weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TURN = 0.1
 
 
 def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
-    """Return why an initializer is not a weight; None if it is one. `readers`: kinds of ops that give it a gradient."""
+    """Return why an initializer is not a weight; None if it is one. `readers`: kinds of ops with a gradient for it."""
     assert value.tensor is not None
     uses = view.uses[value.id]
     if any(view.ops[u.op].kind == "BatchNormalization" and u.slot in _STATISTICS for u in uses):
@@ -77,7 +77,6 @@ def _is_state(view: View, use: Use) -> bool:
 
 
 def _carried(op: Op) -> range:
-    """Inputs of a Loop or Scan that are carried from step to step."""
     if op.kind == "Loop":
         return range(2, len(op.inputs))
     scanned = attribute(op.node, "num_scan_inputs")
@@ -88,7 +87,7 @@ def _carried(op: Op) -> range:
 
 
 def is_sinusoids(table: Array) -> bool:
-    """True for a table [positions, features] whose columns are sinusoids of the position.
+    """True for a table [positions, features] of sinusoids of the position.
 
     Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike. First rows up to one of zeros,
     that of padding, are left out.
@@ -116,7 +115,7 @@ def is_sinusoids(table: Array) -> bool:
 
 
 def merged(view: View, value: Value) -> bool:
-    """True if an initializer may stand for several weights that were equal: several ops read it, and it is constant.
+    """True if an initializer may stand for several equal weights: several ops read it, and it is constant.
 
     Weights that are tied on purpose have numbers of their own.
     """

@@ -1,14 +1,17 @@
-"""Selection of the initializers that a step trains, with the reason for each."""
+"""Selection of the trained initializers, with the reason for each."""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
@@ -21,9 +24,86 @@ from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name
-from amp_rewrite.train.objective.module_parameters import FROZEN, TRAINED, ModuleParameters, ParameterRow
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
+
+
+TRAINED, FROZEN = "trained", "frozen"
+"""Roles of a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """A parameter of a model, trained or not.
+
+    Attributes:
+        name: the initializer, or the parameter of the PyTorch module.
+        role: "trained" or "frozen".
+        shape: the shape; that of the trained value.
+        why: the reason.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    why: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+KEY = "amp_rewrite.module"
+"""Metadata of a model with the reasons why tensors of the module are not trained, by name; "" for a parameter."""
+NOTES = "amp_rewrite.notes"
+"""Metadata of a model with sentences about the module for the report."""
+BUFFER = "a buffer of the module"
+NO_GRAD = "a parameter with requires_grad=False"
+
+
+@dataclass(frozen=True)
+class ModuleParameters:
+    """The parameters of the module behind a model, as far as they are known.
+
+    `declared`: its tensors among the initializers, each with the reason why it is not trained, "" for a parameter.
+    `complete`: `declared` has all tensors of the module.
+    """
+
+    declared: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = False
+
+    @classmethod
+    def of(cls, model: Model) -> ModuleParameters:
+        """Return the facts about the module in the model's metadata."""
+        entry = next((p.value for p in model.proto.metadata_props if p.key == KEY), None)
+        try:
+            declared = None if entry is None else json.loads(entry)
+        except ValueError:
+            declared = None
+        if isinstance(declared, dict) and all(isinstance(why, str) for why in declared.values()):
+            return cls(declared, complete=True)
+        return cls()
+
+
+class Note(NamedTuple):
+    """A sentence about the module for the report; not `always`: for steps in training mode."""
+
+    text: str
+    always: bool
+
+
+def described(model: Model, declared: Mapping[str, str], notes: Sequence[Note] = ()) -> None:
+    """Write the facts about the module into the metadata of a model."""
+    model.proto.metadata_props.add(key=KEY, value=json.dumps(dict(declared)))
+    if notes:
+        model.proto.metadata_props.add(key=NOTES, value=json.dumps(notes))
+
+
+def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
+    """Return the sentences about the module for a step."""
+    entry = next((p.value for p in model.proto.metadata_props if p.key == NOTES), "[]")
+    return tuple(text for text, always in json.loads(entry) if always or training_mode)
 
 
 @dataclass(frozen=True)
@@ -117,7 +197,6 @@ def _matches(names: Iterable[str], glob: str) -> list[str]:
 def _insisted(
     names: Mapping[str, Value], globs: str | Sequence[str], reasons: Mapping[str, str | None]
 ) -> dict[str, bool]:
-    """Return the names that the globs match; True if they are trained in spite of a reason not to."""
     asked: dict[str, bool] = {}
     for glob in as_names(globs):
         matched = _matches(names, glob)
@@ -155,7 +234,6 @@ def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
 
 
 def _check_unmerged(view: View, left: Sequence[Value], module: ModuleParameters) -> None:
-    """Raise TrainingError for an initializer that stands for several weights of equal start, merged by an exporter."""
     for value in left:
         if module.declared or not fixed_values.merged(view, value):
             continue
@@ -189,7 +267,6 @@ _UNREACHED = "no gradient of the loss reaches it"
 
 
 def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
-    """True if a gradient arrives from a use, directly or as a capture of an op whose body contains the use."""
     op = view.ops[use.op]
     row = VJPS.get((op.domain, op.op_type))
     class_weights = op.op_type in LABEL_LOSSES and use.slot > 1
@@ -207,7 +284,6 @@ def _rows(
     reasons: Mapping[str, str | None],
     choices: tuple[set[str], set[str]],
 ) -> Iterator[ParameterRow]:
-    """Yield the rows of initializers; of those that no gradient reaches, the ones in the first of `choices`."""
     named, excluded = choices
     for value in floats:
         assert value.tensor is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class TargetInput:
     class_weights: tuple[float, ...] | None = None
 
     def counts(self, classes: Array) -> tuple[float, float]:
-        """Return what the loss divides its sum by, the weights of the classes that count, and their number."""
+        """Return the divisor of the loss, the weights of the counted classes, and their number."""
         kept = classes[classes != self.ignored]
         if self.class_weights is None:
             return float(kept.size), float(kept.size)
@@ -99,7 +99,7 @@ class LossCall:
 
 @dataclass(slots=True)
 class Prediction:
-    """The prediction that a formula reads, while it appends its nodes.
+    """The prediction of a formula, while its nodes are appended.
 
     `x`: the prediction in float32, logits or probabilities. `notes`: what the report tells of the loss.
     """
@@ -117,7 +117,7 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """The value that the text names."""
+        """The value named in the text."""
         return self.call.prediction
 
     @property
@@ -134,9 +134,7 @@ class Prediction:
         """Take the prediction for logits or probabilities; read the logits behind such an activation."""
         view, known, loss = self.b.facts.view, self.b.known(self.name), self.call.loss
         assert known is not None
-        wanted = self.option("from_logits", None)
-        if wanted not in (None, True, False):
-            raise self.wrong("from_logits", wanted, "True or False")
+        wanted = self.option("from_logits")
         found = activation(view, known.id, self.b.facts.shapes)
         if not wanted and found is not None and found.kind == kind:
             self.found, logits = found, view.value_name(found.logits)
@@ -161,7 +159,7 @@ class Prediction:
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
-        """The logarithm of numbers that may be 0."""
+        """The logarithm of numbers, from 1e-12 on."""
         return self.b.op("Log", self.b.op("Max", x, self.b.scalar(_FLOOR, DType.FLOAT)))
 
     # -- shapes ----------------------------------------------------------------------------------------
@@ -178,13 +176,13 @@ class Prediction:
     def axis(self, default: int) -> int:
         """The option `axis`, counted from the front."""
         rank = len(self.shape())
-        axis = self.option("axis", default)
-        if not isinstance(axis, int) or isinstance(axis, bool) or not -rank <= axis < rank:
-            raise self.wrong("axis", axis, f"an axis of {self.name!r}, which has {rank}")
+        axis: int = self.options.get("axis", default)  # type: ignore[assignment]
+        if not _whole(axis) or not -rank <= axis < rank:
+            raise self._wrong("axis", axis, f"an axis of {self.name!r}, which has {rank}")
         return axis % rank
 
     def class_axis(self, *, last: bool = False) -> int:
-        """The axis of the classes: that of the Softmax, else the option, else axis 1 or the last one."""
+        """The axis of the classes: the Softmax's, else the option, else axis 1 or the last one."""
         asked = self.axis(-1 if last else 1)
         if self.found is None or self.found.axis is None:
             return asked
@@ -239,12 +237,10 @@ class Prediction:
         return self._input("target", self.call.target or DEFAULT_TARGET, shape, kinds)
 
     def weighted(self, each: str, rank: int) -> str:
-        """Multiply what belongs to rows, of this rank, by the weights of the rows, an input; without them leave it."""
-        name = self.option("sample_weight", None)
+        """Multiply a value of this rank by the weights of its rows, an input; without them leave it."""
+        name = self.option("sample_weight")
         if name is None:
             return each
-        if not isinstance(name, str):
-            raise self.wrong("sample_weight", name, "the name of an input")
         weights = self._input("weight", name, (self.shape()[0],), (DType.FLOAT,))
         return self.b.op("Mul", each, self.b.reshape(weights, [-1, *[1] * (rank - 1)]))
 
@@ -268,53 +264,32 @@ class Prediction:
         return name
 
     def kept(self, labels: str, ignored: int | None) -> str:
-        """1 for rows that count and 0 for ignored ones, of the shape of the labels."""
+        """1 for counted rows and 0 for ignored ones, of the shape of the labels."""
         return share_of(self.b, labels, None, ignored)
 
     # -- options ---------------------------------------------------------------------------------------
 
-    def option(self, name: str, default: object) -> object:
-        return self.options.get(name, default)
-
-    def whole(self, name: str) -> int | None:
-        """A whole number, or None."""
-        value = self.option(name, None)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise self.wrong(name, value, "a whole number")
+    def option(self, name: str) -> Any:
+        """The value of an option, or its default. TrainingError for an illegal value."""
+        legal, words, default = _OPTIONS[name]
+        value = self.options.get(name, default)
+        if value is not default and not legal(value):
+            raise self._wrong(name, value, words)
         return value
 
-    def share(self, name: str) -> float:
-        """A number from 0 to less than 1."""
-        value = self.option(name, 0.0)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
-            raise self.wrong(name, value, "a number from 0 to less than 1")
-        return float(value)
-
-    def positive(self, name: str, default: float) -> float:
-        """A number above 0."""
-        value = self.option(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= DType.FLOAT.max:
-            raise self.wrong(name, value, "a finite number above 0")
-        return float(value)
+    def numbers(self, name: str, count: int | None) -> tuple[float, ...] | None:
+        """A list of one number per class; None without the option."""
+        value = self.option(name)
+        if value is None:
+            return None
+        if count is not None and len(value) != count:
+            raise self._wrong(name, value, f"a list of {count} numbers, one per class")
+        return tuple(map(float, value))
 
     def weights(self, name: str, count: int | None) -> str | None:
         """A list of one number per class, as a constant; None without the option."""
         numbers = self.numbers(name, count)
         return None if numbers is None else self.b.constant(np.array(numbers, np.float32))
-
-    def numbers(self, name: str, count: int | None) -> tuple[float, ...] | None:
-        """A list of one number per class; None without the option."""
-        value = self.option(name, None)
-        if value is None:
-            return None
-        numbers = isinstance(value, (list, tuple)) and all(
-            isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= DType.FLOAT.max for v in value
-        )
-        if not numbers or not isinstance(value, (list, tuple)) or not any(value):
-            raise self.wrong(name, value, "a list of numbers ≥ 0, not all 0")
-        if count is not None and len(value) != count:
-            raise self.wrong(name, value, f"a list of {count} numbers, one per class")
-        return tuple(map(float, value))
 
     def known_classes(self, count: int | None) -> int:
         """The number of classes. TrainingError if it is not declared."""
@@ -325,8 +300,33 @@ class Prediction:
             )
         return count
 
-    def wrong(self, name: str, value: object, legal: str) -> TrainingError:
+    def _wrong(self, name: str, value: object, legal: str) -> TrainingError:
         return TrainingError(f"{name}={value!r} of the loss {self.call.loss} must be {legal}; correct it")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= DType.FLOAT.max
+
+
+_FINITE = (lambda v: _finite(v) and v > 0, "a finite number above 0", 1.0)
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
+    "from_logits": (lambda v: isinstance(v, bool), "True or False", None),
+    "ignore_index": (_whole, "a whole number", None),
+    "label_smoothing": (lambda v: _finite(v) and v < 1, "a number from 0 to less than 1", 0.0),
+    "pos_weight": _FINITE,
+    "delta": _FINITE,
+    "sample_weight": (lambda v: isinstance(v, str), "the name of an input", None),
+    "class_weights": (
+        lambda v: isinstance(v, (list, tuple)) and all(map(_finite, v)) and any(v),
+        "a list of numbers ≥ 0, not all 0",
+        None,
+    ),
+}
+"""Options of losses: a test of their values, the legal ones in words, and the default."""
 
 
 def _agree(shape: Shape, other: Shape) -> bool:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import ValueInfoProto
+from onnx import GraphProto, NodeProto, ValueInfoProto
+from onnx.helper import make_attribute
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Pin
-from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, needed, refill
 from amp_rewrite.ir.builder import declared
+from amp_rewrite.ir.names import claimed
+from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import finish
 from amp_rewrite.pipeline.draft import Draft
@@ -31,26 +34,24 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Request
-from amp_rewrite.train.door import door, stated
+from amp_rewrite.settings.request import PAINTING, Request
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.module_parameters import module_notes
-from amp_rewrite.train.objective.parameters import ParameterGlobs, Selection, trained
-from amp_rewrite.train.objective.training_mode import in_training, statistics
+from amp_rewrite.train.objective.parameters import ModuleParameters, ParameterGlobs, Selection, module_notes, trained
 from amp_rewrite.train.update.graph import REGION, Buffers
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 """Prefixes of nodes that stay float32, each with its rule."""
 
 
-def policy_of(policy: str | Policy | None) -> Policy:
-    """Return the policy of a step; for None that of the process, see `process.policy_of_steps`.
+def policy_of(policy: str | Policy | None, default: Callable[[], Policy]) -> Policy:
+    """Return the policy of a step; for None the default.
 
     PolicyError for a policy that does not keep parameters and results in float32.
     """
     if not isinstance(policy, (str, Policy, type(None))):
         raise PolicyError(f"policy is {stated(policy)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy")
-    policy = process.policy_of_steps() if policy is None else Policy.of(policy)
+    policy = default() if policy is None else Policy.of(policy)
     if policy.param is not DType.FLOAT or policy.output is not DType.FLOAT:
         raise PolicyError(
             f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
@@ -59,6 +60,51 @@ def policy_of(policy: str | Policy | None) -> Policy:
     if policy.compute is not DType.FLOAT and policy.lowers is None:
         raise PolicyError(f"policy {policy.name!r} computes in a type that a training step does not have; use float16")
     return policy
+
+
+class ModelOptions(Painting, total=False):
+    """Options for the model of a step, besides lists, level, target, safety, keep and lower of `convert`.
+
+    Attributes:
+        policy: by default that of the process.
+        parameters: globs on initializers to train, see `parameters.trained`.
+        freeze: globs on initializers to leave as they are, also on running statistics.
+        training_mode: train statistics and drop.
+        seed: of Dropout and random ops; equal seeds give equal bits.
+        folder: where the external data of a ModelProto lies.
+    """
+
+    policy: str | Policy | None
+    parameters: str | Sequence[str] | None
+    freeze: str | Sequence[str]
+    training_mode: bool
+    seed: int
+    folder: str | Path | None
+
+
+MODEL_OPTIONS = tuple(ModelOptions.__annotations__)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model with the choices for its training."""
+
+    source: Model
+    policy: Policy
+    choice: ParameterGlobs
+    training_mode: bool
+    seed: int
+    painting: Painting
+
+    @classmethod
+    def of(cls, model: object, options: ModelOptions, default: Callable[[], Policy]) -> Subject:
+        """Load a model. `default`: the policy if the options name none."""
+        painting: Any = {name: value for name, value in options.items() if name in PAINTING}
+        policy = policy_of(options.get("policy"), default)
+        source = Model.load(model, folder=options.get("folder"))
+        choice = ParameterGlobs(options.get("parameters"), options.get("freeze", ()), ModuleParameters.of(source))
+        seed = whole_number("seed", options.get("seed", 0), 0)
+        return cls(source, policy, choice, options.get("training_mode", False), seed, painting)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +124,9 @@ class Prepared:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Model, loss: str, choice: ParameterGlobs, training_mode: bool) -> Prepared:
+    def of(cls, subject: Subject, loss: str) -> Prepared:
         """Append the loss to a model, and select its parameters; in training mode frozen running statistics stay."""
+        source, choice, training_mode = subject.source, subject.choice, subject.training_mode
         at_opset, moved = for_gradients(inlined(source))
         aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
         graph = aim.model.proto.graph
@@ -124,7 +171,7 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
 
 
 def with_state(model: Model, names: Iterable[str]) -> Model:
-    """Return a model in which these initializers are inputs."""
+    """Return the model with these initializers as inputs."""
     b = Builder.of(model)
     for name in names:
         b.promote(name)
@@ -164,6 +211,79 @@ def lowered(whole: Model, policy: Policy, painting: Painting) -> tuple[Model, Re
         )
     converted = finish(draft, draft.paint(pins))
     return converted.result, converted.report
+
+
+_STATISTICS = {1: 3, 2: 4}
+"""Outputs of a BatchNormalization in training mode, each with the input that it updates."""
+
+
+def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
+    """Return the model with each BatchNormalization and Dropout of its main graph in training mode.
+
+    A BatchNormalization then also outputs its new running statistics; one whose statistics are `frozen`, by name, stays
+    as it is. TrainingError for an opset whose operators have no training mode.
+    """
+    proto = clone(model.proto)
+    view = View.of(model)
+    taken = set(view.names)
+    for node in proto.graph.node:
+        held = node.op_type == "BatchNormalization" and any(frozen(node.input[slot]) for slot in _STATISTICS.values())
+        if node.domain in ("", "ai.onnx") and node.op_type in FIRST_TRAINING_MODE and not held:
+            opset = view.opsets[""]
+            if opset < FIRST_TRAINING_MODE[node.op_type]:
+                raise TrainingError(
+                    f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"
+                    f" {FIRST_TRAINING_MODE[node.op_type]} or later with onnx.version_converter"
+                )
+            if node.op_type == "Dropout":
+                _dropout(node, proto.graph, taken)
+            else:
+                _batch_normalization(node, taken)
+    return replace(model, proto=proto)
+
+
+def _batch_normalization(node: NodeProto, taken: set[str]) -> None:
+    kept = [a for a in node.attribute if a.name != "training_mode"]
+    refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
+    del node.output[3:]  # opsets before 14 have more outputs, unused at inference
+    for slot, source in _STATISTICS.items():
+        if slot == len(node.output):
+            node.output.append(claimed(f"{node.input[source]}/next", taken))
+
+
+def _dropout(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
+    on = claimed("training", taken)
+    graph.initializer.append(from_array(np.array(True), on))
+    node.input.extend([""] * (3 - len(node.input)))
+    node.input[2] = on
+
+
+def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[str, str]:
+    """Return the running statistics updated in training: names of new values by initializer.
+
+    TrainingError for an initializer that two BatchNormalizations update.
+    """
+    known = set(initializers)
+    updated: dict[str, str] = {}
+    for node in nodes:
+        if node.op_type != "BatchNormalization" or len(node.output) < 2:
+            continue
+        for slot, source in _STATISTICS.items():
+            name = node.input[source]
+            if name in updated:
+                raise TrainingError(
+                    f"two BatchNormalizations update the statistics {name!r}; export the model with separate ones"
+                )
+            if name in known and slot < len(node.output) and node.output[slot]:
+                updated[name] = node.output[slot]
+    return updated
+
+
+def statistics_of(model: Model) -> list[str]:
+    """Return the initializers of running statistics."""
+    known = {tensor.name for tensor in model.proto.graph.initializer}
+    norms = [node for node in model.proto.graph.node if node.op_type == "BatchNormalization"]
+    return [name for node in norms for slot in _STATISTICS.values() if (name := node.input[slot]) in known]
 
 
 @door()

@@ -1,4 +1,4 @@
-"""Batches of a step: rows of arrays in an order that a seed gives, checks of sizes and targets, means over batches."""
+"""Batches of a step: rows of arrays in the order of a seed, checks of sizes and targets, means over batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from amp_rewrite.evidence.data.sources import is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
+from amp_rewrite.train.door import whole_number
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
-from amp_rewrite.train.update.schedules import whole_number
 
 _RANGES = {
     SHARES: (0.0, math.inf, "at least 0"),
@@ -28,7 +28,7 @@ _ROUNDING = 1e-5
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the feeds that a runner reads."""
+    """Return the feeds of a runner."""
     return {name: array for name, array in feeds.items() if name in runner.inputs}
 
 
@@ -52,7 +52,7 @@ def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
 
 
 def fitted_targets(target: TargetInput, values: Array) -> Array:
-    """Return targets in the type that the loss takes: int64 classes, or float32 numbers.
+    """Return targets in the type of the loss: int64 classes, or float32 numbers.
 
     TrainingError for classes that are not whole, which would be truncated, and for shares in place of classes and the
     other way round.
@@ -247,7 +247,7 @@ class BatchMeans:
         self._weights = self._sums.copy()
 
     def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
-        """Add the results of a batch. A batch without rows that count is ignored."""
+        """Add the results of a batch. A batch without counted rows is ignored."""
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
         self.rows += rows
         weight = counted = float(rows)
@@ -260,7 +260,7 @@ class BatchMeans:
                 self._weights[name] += here
 
     def means(self) -> dict[str, float]:
-        """Return the means by name; NaN without rows that count."""
+        """Return the means by name; NaN without counted rows."""
         return {
             name: value / weight if (weight := self._weights[name]) else float("nan")
             for name, value in self._sums.items()

@@ -16,15 +16,13 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.npy import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.disk import replacing
-from amp_rewrite.settings.loss_scale import DynamicLossScale, LossScale, ScaleState
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.settings.loss_scale import LossScale
+from amp_rewrite.train.keras.loss_scale_optimizer import scale_by_path
+from amp_rewrite.train.keras.optimizer import LIMIT, StatefulOptimizer
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizer import Optimizer
 
 VERSION = 1
-LIMIT = 1 << 40
-"""Limit for the bytes of a checkpoint in memory."""
-
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
 # State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
 _OPTIONAL = ("loss_scale", "good_steps", "micro_batch", "accumulated/", "count/", "random")
@@ -137,45 +135,12 @@ def _differs(name: str) -> str:
 def brought(
     owner: StatefulOptimizer, scale: LossScale | None, state: Sequence[StateVariable]
 ) -> tuple[StateVariable, ...]:
-    """Return the state of a step with the step count, the slots and the current loss scale of an optimizer object.
+    """Return the state of a step with the state of an optimizer object, and the current loss scale.
 
     TrainingError for a slot of another shape than its parameter.
     """
-    values = by_path(owner.iterations, owner.slots(), scale)
+    values = owner.checkpoint() | scale_by_path(scale)
     return tuple(replace(v, initial=_fitting(v, values[v.name])) if v.name in values else v for v in state)
-
-
-def by_path(
-    iterations: int, slots: Mapping[str, Mapping[str, Array]], scale: LossScale | None = None
-) -> dict[str, Array]:
-    """Return a step count, slots and the state of a dynamic loss scale by their paths in checkpoints."""
-    values = {f"slot/{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
-    if isinstance(scale, DynamicLossScale):
-        values |= scale_state(scale)
-    return {"step": np.array(iterations, np.int64), **values}
-
-
-def scale_state(scale: DynamicLossScale) -> dict[str, Array]:
-    """Return the state of a loss scale by its paths in checkpoints."""
-    state = scale.state
-    return {"loss_scale": np.array(state.scale, np.float32), "good_steps": np.array(state.good_steps, np.int64)}
-
-
-def slots_of(saved: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return copies of the slots among values by path, by parameter and slot."""
-    slots: dict[str, dict[str, Array]] = {}
-    for path, array in saved.items():
-        if path.startswith("slot/"):
-            parameter, _, slot = path.removeprefix("slot/").rpartition("/")
-            slots.setdefault(parameter, {})[slot] = np.array(array)
-    return slots
-
-
-def shown(owner: StatefulOptimizer, values: Mapping[str, Array]) -> None:
-    """Show a dynamic loss scale of a step, by path, in the scale of its optimizer object."""
-    scale = vars(owner).get("loss_scale")
-    if isinstance(scale, DynamicLossScale) and "loss_scale" in values:
-        scale.state = ScaleState(np.float32(values["loss_scale"]), int(values["good_steps"]))
 
 
 def check_unchanged(owner: StatefulOptimizer, rule: Optimizer) -> None:

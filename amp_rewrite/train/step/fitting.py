@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, TypedDict
 
+import numpy as np
+
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import door
+from amp_rewrite.settings.loss_scale import MINIMUM, DynamicLossScale
+from amp_rewrite.train.door import door, whole_number
 from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
-from amp_rewrite.train.step.health import Health
-from amp_rewrite.train.update.schedules import rate_of_config, whole_number
+from amp_rewrite.train.update.optimizer import rate_of_config
 
 Log = Mapping[str, float]
 """Numbers of an epoch: loss, metrics, the same with "val_" before them, learning_rate, skipped, loss_scale, seconds."""
@@ -158,8 +162,65 @@ class History:
         return {name: [epoch[name] for epoch in self.epochs if name in epoch] for name in names}
 
 
+@dataclass
+class Health:
+    """Warnings of a call of `fit`. `applied`: the first bad gradient of an applied nonfinite step."""
+
+    trainer: Any
+    applied: str = ""
+
+    def __post_init__(self) -> None:
+        self._batch: Batch | None = None
+        self._start = self._before = (self.trainer.steps, self.trainer.skipped, self.trainer.nonfinite)
+        self._last_skipped = False
+
+    def see(self, batch: Batch) -> None:
+        """Look at the trainer after a run."""
+        trainer, (_, skipped, nonfinite) = self.trainer, self._before
+        self._last_skipped = trainer.skipped > skipped
+        if trainer.nonfinite > nonfinite and not self._last_skipped and not self.applied:
+            self.applied = trainer.diagnosis(batch, before=True) or "none that is left"
+        self._batch, self._before = batch, (trainer.steps, trainer.skipped, trainer.nonfinite)
+
+    def warn(self, skipped: int) -> None:
+        """Warn once if nothing was learned; a single skipped step only looks for a scale."""
+        trainer = self.trainer
+        if self._batch is None:
+            return
+        if self.applied and any(np.isnan(array).any() for array in trainer.get_weights().values()):
+            text = (
+                f"weights are NaN, since steps with nonfinite gradients were applied: first that of {self.applied}; use"
+                " a dynamic loss scale, which skips such steps, or a smaller learning rate, and look for NaN in data"
+            )
+        elif skipped > 1 and (trainer.steps == self._start[0] or (self._last_skipped and self._at_least)):
+            bad = trainer.diagnosis(self._batch, before=False) or "one that the last batch does not show"
+            what = "all steps" if trainer.steps == self._start[0] else f"{skipped} steps, and the last one,"
+            text = (
+                f"{what} were skipped, because gradients are not finite: first that of {bad}; the loss scale is"
+                f" {trainer.loss_scale:g}. {self._way_out}"
+            )
+        else:
+            return
+        warnings.warn(text, UserWarning, stacklevel=4)
+
+    @property
+    def _at_least(self) -> bool:
+        scale = self.trainer.step.loss_scale
+        return isinstance(scale, DynamicLossScale) and self.trainer.loss_scale <= np.float32(scale.minimum)
+
+    @property
+    def _way_out(self) -> str:
+        scale = self.trainer.step.loss_scale
+        nan = "look for NaN in data, weights and loss (0 / 0, log 0) with policy='float32'"
+        if not self._at_least:
+            return f"Train for more steps, until the scale fits, or {nan}"
+        if isinstance(scale, DynamicLossScale) and scale.minimum == MINIMUM:
+            return f"Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
+        return f"Scale the loss or its targets down, or {nan}"
+
+
 def range_of(epochs: int, options: FitOptions) -> range:
-    """Return the numbers of epochs. TrainingError for a first epoch that is not a number."""
+    """Return the numbers of epochs. TrainingError for a first epoch other than a number."""
     first = whole_number("first_epoch", options.get("first_epoch", 0), 0)
     return range(first, first + epochs)
 
@@ -180,7 +241,7 @@ class Fitting:
 
     @classmethod
     def of(cls, trainer: Any, data: object, batch_size: int | None, options: FitOptions) -> Fitting:
-        """Prepare data and options. TrainingError for options that do not fit the data."""
+        """Prepare data and options. TrainingError for options at odds with the data."""
         if data is None:
             raise TrainingError("fit lacks data; pass them first, as in fit(x, y) or fit({'image': x, 'label': y})")
         names, shuffle = trainer.step.batch, options.get("shuffle")
@@ -232,7 +293,6 @@ class Fitting:
         return self.feed if rows is None else self.trainer.feed(lambda: rows.batches(epoch))
 
     def _stream(self, first: int) -> Iterator[Any]:
-        """Yield batches without end, of rows those that follow the runs of the epochs before the first."""
         passed, skipped = divmod(first * (self.steps or 0), self.rows.count) if self.rows is not None else (0, 0)
         for number in count(passed):
             yield from islice(self._batches(number), skipped if number == passed else 0, None)

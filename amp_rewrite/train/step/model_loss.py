@@ -21,22 +21,14 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.settings.loss_scale import Gradient
-from amp_rewrite.settings.option import Painting
-from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING
 from amp_rewrite.train.door import Named, door, stated
-from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer, by_path
 from amp_rewrite.train.keras.variables import Loss, Variable
-from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import Prepared, lowered, policy_of, with_values
+from amp_rewrite.train.step.assembly import MODEL_OPTIONS, ModelOptions, Prepared, Subject, lowered, with_values
 from amp_rewrite.train.step.batches import batch_model, batches, check_batch, fitted_targets
-from amp_rewrite.train.step.checkpoint import by_path
-from amp_rewrite.train.step.execution import HoldsSession
-from amp_rewrite.train.step.prediction import predicted, predictor
+from amp_rewrite.train.step.execution import HoldsSession, Predictor
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update.graph import Buffers, StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
@@ -47,12 +39,11 @@ class LossGraph:
     """A runner with the names of its values.
 
     `gradients`: outputs by parameter. `buffers`: the running statistics by input, each with its output and its first
-    value. `random`: the input of the random state. `source`: the model as it was given. `declared`: a model of the
-    inputs of a batch. `target`: that of the loss.
+    value. `random`: the input of the random state. `declared`: a model of the inputs of a batch. `target`: that of the
+    loss.
     """
 
     runner: Runner
-    providers: tuple[str, ...]
     initial: Mapping[str, Array]
     loss: str
     metrics: tuple[str, ...]
@@ -60,21 +51,17 @@ class LossGraph:
     gradients: Mapping[str, str]
     buffers: Buffers
     random: str | None
-    source: Model
     declared: Model
     target: TargetInput | None
-    fingerprint: str
     report: TrainingReport
 
 
-def loss_graph(
-    source: Model, loss: str, choice: ParameterGlobs, policy: Policy, training_mode: bool, painting: Painting
-) -> LossGraph:
+def loss_graph(subject: Subject, loss: str) -> LossGraph:
     """Build the graph of a loss of a model and open it, on CUDA if available, else emulated on the CPU.
 
     Errors are those of `training_step`.
     """
-    ready = Prepared.of(source, loss, choice, training_mode)
+    ready = Prepared.of(subject, loss)
     b, aim = ready.b, ready.aim
     seed = b.input("seed", DType.FLOAT, ())
     grads = {
@@ -88,14 +75,12 @@ def loss_graph(
     whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
     taken = {seed, *ready.initial, *buffers, ready.random, *(tensor.name for tensor in whole.proto.graph.initializer)}
     batch = [v.name for v in whole.proto.graph.input if v.name not in taken]
-    result, conversion = lowered(whole, policy, painting)
-    providers = (CUDA, CPU) if cuda_opens() else (CPU,)
-    if conversion is not None and CUDA not in providers:
+    result, conversion = lowered(whole, subject.policy, subject.painting)
+    options = _default_options()
+    if conversion is not None and CUDA not in options.providers:
         result = emulate(result)
-    report = TrainingReport(model_name(source), loss, ready.selection.rows, ready.notes, conversion)
     return LossGraph(
-        runner=Runner.open(result, SessionOptions(providers=providers)),
-        providers=providers,
+        runner=Runner.open(result, options),
         initial=ready.initial,
         loss=aim.loss,
         metrics=aim.metrics,
@@ -103,12 +88,14 @@ def loss_graph(
         gradients=grads,
         buffers=buffers,
         random=ready.random,
-        source=source,
         declared=batch_model(whole, batch),
         target=aim.target,
-        fingerprint=fingerprint(source).graph,
-        report=report,
+        report=TrainingReport(model_name(subject.source), loss, ready.selection.rows, ready.notes, conversion),
     )
+
+
+def _default_options() -> SessionOptions:
+    return SessionOptions(providers=(CUDA, CPU) if cuda_opens() else (CPU,))
 
 
 _BUFFER = "buffer/"
@@ -117,11 +104,12 @@ _BUFFER = "buffer/"
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Weights of a model that its losses share: variables by name, and running state by path in checkpoints.
+    """Weights of a model, shared by its losses: variables by name, and running state by path in checkpoints.
 
     `running`: "buffer/NAME" for running statistics, "random" for the random state.
     """
 
+    subject: Subject
     variables: dict[str, Variable] = field(default_factory=dict)
     running: dict[str, Array] = field(default_factory=dict)
 
@@ -130,42 +118,69 @@ class Weights:
         buffers = {p.removeprefix(_BUFFER): a for p, a in self.running.items() if p.startswith(_BUFFER)}
         return {name: variable.held for name, variable in self.variables.items()} | buffers
 
-    def with_graph(self, graph: LossGraph, seed: int) -> None:
-        """Add what a graph has in addition."""
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model itself, opened on these weights."""
+        return Predictor.of(self.subject.source, self.held().keys(), _default_options())
+
+    def loss(self, text: str) -> ModelLoss:
+        """Return a loss of the model, with these weights and those of its own graph."""
+        graph = loss_graph(self.subject, text)
         for name, start in graph.initial.items():
             self.variables.setdefault(name, Variable(start, name))
         for name, (_, start) in graph.buffers.items():
             self.running.setdefault(f"{_BUFFER}{name}", start.copy())
         if graph.random is not None:
-            self.running.setdefault("random", initial_random_state(seed))
+            self.running.setdefault("random", initial_random_state(self.subject.seed))
+        return ModelLoss(tuple(self.variables[name] for name in graph.initial), self, graph)
 
-    def save(self, path: str | Path, optimizer: StatefulOptimizer | None, fingerprint: str) -> None:
-        """Write a checkpoint of the model with this fingerprint."""
-        checkpoint.save(path, self._checkpoint(optimizer), fingerprint)
-
-    def load(self, path: str | Path, optimizer: StatefulOptimizer | None, fingerprint: str) -> None:
-        """Continue from a checkpoint."""
-        wanted = [StateVariable(name, name, "", array) for name, array in self._checkpoint(optimizer).items()]
-        left_out = () if optimizer is not None else ("slot/", "step")
-        saved = checkpoint.load(path, wanted, fingerprint, left_out=left_out)
-        for name, variable in self.variables.items():
-            variable.assign(saved[f"parameter/{name}"])
-        self.running.update({path: saved[path] for path in self.running})
-        if optimizer is not None:
-            optimizer.restore(saved)
-
-    def _checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
+    def checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
+        """Return all state, also of an optimizer, by path in checkpoints."""
         state = {f"parameter/{name}": variable.numpy() for name, variable in self.variables.items()}
         if optimizer is not None:
             fresh = initial_slots(optimizer.rule, {name: v.numpy() for name, v in self.variables.items()})
             slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
-            scale = optimizer.loss_scale if isinstance(optimizer, LossScaleOptimizer) else None
-            state |= by_path(optimizer.iterations, slots, scale)
+            state |= optimizer.checkpoint() | by_path(optimizer.iterations, slots)
         return state | self.running
 
 
+class WithWeights(Named, HoldsSession):
+    """Base of objects with weights: export and checkpoints."""
+
+    _weights: Weights
+
+    def export(self) -> Model:
+        """Return the model with the current parameters and running statistics, float32, ready for `convert`."""
+        return with_values(self._weights.subject.source, self._weights.held())
+
+    def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
+        """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save` and `Trainer.load`."""
+        source = self._weights.subject.source
+        checkpoint.save(path, self._weights.checkpoint(optimizer), fingerprint(source).graph)
+
+    def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
+        """Continue from a checkpoint of `save` or of `Trainer.save`.
+
+        Args:
+            path: the file.
+            optimizer: the optimizer, which gets its step count, slots and loss scale back; None leaves those out.
+
+        Raises:
+            TrainingError: the checkpoint is of another model, optimizer or set of parameters.
+        """
+        own = self._weights
+        wanted = [StateVariable(name, name, "", array) for name, array in own.checkpoint(optimizer).items()]
+        left_out = () if optimizer is not None else ("slot/", "step")
+        saved = checkpoint.load(path, wanted, fingerprint(own.subject.source).graph, left_out=left_out)
+        for name, variable in own.variables.items():
+            variable.assign(saved[f"parameter/{name}"])
+        own.running.update({path: saved[path] for path in own.running})
+        if optimizer is not None:
+            optimizer.restore(saved)
+
+
 @dataclass(frozen=True, eq=False)
-class ModelLoss(Named, HoldsSession, Loss):
+class ModelLoss(WithWeights, Loss):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
 
     In training mode gradients also move running statistics and draw the next random numbers; calls for the value see
@@ -177,47 +192,26 @@ class ModelLoss(Named, HoldsSession, Loss):
     """
 
     variables: tuple[Variable, ...]
-    _graph: LossGraph = field(repr=False)
     _weights: Weights = field(repr=False)
+    _graph: LossGraph = field(repr=False)
     _batch: Mapping[str, Array] = field(default_factory=dict, repr=False)
     _held: Mapping[str, Array] | None = field(default=None, repr=False)
     results: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    @door(options=PAINTING)
-    def of(
-        cls,
-        model: object,
-        loss: str,
-        *,
-        parameters: str | Sequence[str] | None = None,
-        freeze: str | Sequence[str] = (),
-        policy: str | Policy | None = None,
-        training_mode: bool = False,
-        seed: int = 0,
-        folder: str | Path | None = None,
-        **painting: Unpack[Painting],
-    ) -> ModelLoss:
-        """Return the loss of a model. It runs on CUDA if available, else on the CPU, where a low policy is emulated.
+    @door(options=MODEL_OPTIONS)
+    def of(cls, model: object, loss: str, **options: Unpack[ModelOptions]) -> ModelLoss:
+        """Return the loss of a model. It runs on CUDA if available, else on the CPU, with low policies emulated.
 
         Arguments and errors are those of `training_step`; the policy is by default mixed_float16 while the rewrite is
         enabled, else that of `set_policy`, else float32.
         """
         require("ModelLoss")
-        chosen = policy_of(process.policy_of_sessions() if policy is None else policy)
-        source = Model.load(model, folder=folder)
-        choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(source))
-        return cls.of_graph(loss_graph(source, loss, choice, chosen, training_mode, painting), Weights(), seed)
-
-    @classmethod
-    def of_graph(cls, graph: LossGraph, weights: Weights, seed: int) -> ModelLoss:
-        """Return the loss of a graph, with weights that others share. `seed`: of the random state, if it is new."""
-        weights.with_graph(graph, seed)
-        return cls(tuple(weights.variables[name] for name in graph.initial), graph, weights)
+        return Weights(Subject.of(model, options, process.policy_of_sessions)).loss(loss)
 
     @property
     def report(self) -> TrainingReport:
-        """The parameters with their roles, the values that the loss reads, and the type of each op."""
+        """The parameters with their roles, the values read by the loss, and the type of each op."""
         return self._graph.report
 
     def on(self, batch: Mapping[str, Array], held: Mapping[str, Array] | None = None) -> ModelLoss:
@@ -266,31 +260,7 @@ class ModelLoss(Named, HoldsSession, Loss):
             batch: arrays by input name; targets are not needed. By default the batch of this loss.
         """
         given = self._batch if batch is None else batch
-        return predicted(self._predictor, self._graph.source, given, self._held or self._weights.held())
-
-    @cached_property
-    def _predictor(self) -> Runner:
-        return predictor(self._graph.source, self._weights.held(), self._graph.providers)
-
-    def export(self) -> Model:
-        """Return the model with the current parameters and running statistics, float32, ready for `convert`."""
-        return with_values(self._graph.source, self._weights.held())
-
-    def save(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Write a checkpoint of the model and its optimizer, in the format of `Trainer.save`, which reads it too."""
-        self._weights.save(path, optimizer, self._graph.fingerprint)
-
-    def load(self, path: str | Path, optimizer: StatefulOptimizer | None = None) -> None:
-        """Continue from a checkpoint of `save` or of `Trainer.save`.
-
-        Args:
-            path: the file.
-            optimizer: the optimizer, which gets its step count, slots and loss scale back; None leaves those out.
-
-        Raises:
-            TrainingError: the checkpoint is of another model, optimizer or set of parameters.
-        """
-        self._weights.load(path, optimizer, self._graph.fingerprint)
+        return self._weights.predictor(given, self._held or self._weights.held())
 
     def _run(self, outputs: Sequence[str], seed: Array) -> dict[str, Any]:
         graph, running = self._graph, self._weights.running

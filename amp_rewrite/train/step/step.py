@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+from onnx.numpy_helper import from_array
+
+from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import MAIN, View
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.files.store import Progress
+from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.loss_scale import LossScale
-from amp_rewrite.settings.option import Painting
+from amp_rewrite.settings.loss_scale import LossScale, serialize
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING
-from amp_rewrite.train.door import door, stated
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.module_parameters import ModuleParameters
-from amp_rewrite.train.objective.parameters import ParameterGlobs
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.assembly import (
+    MODEL_OPTIONS,
+    ModelOptions,
     Prepared,
+    Subject,
     lowered,
     outputs_of,
-    policy_of,
     with_outputs,
     with_state,
     with_values,
@@ -39,7 +44,6 @@ from amp_rewrite.train.step.training_report import TrainingReport, model_name, s
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
-from amp_rewrite.train.update.schedules import whole_number
 
 _POLICY = "policy"  # the default for `loss_scale`: the policy's loss scale
 
@@ -57,6 +61,7 @@ class TrainingStep:
         finite: bool, all gradients of the step are finite.
         applied: bool, the step changed the parameters (with micro-batches only the last run can).
         learning_rate: the input for the rate; the optimizer's is its default in a step file.
+        gradients: the float32 values that `finite` tests, by parameter, unscaled.
         target: the target of a loss given as text; of others, the classes of the model's own loss, if it shows them.
         optimizer: the optimizer's arithmetic.
         owner: the optimizer object that was given; it shows the state of the `Trainer`. None for a bare Optimizer.
@@ -78,6 +83,7 @@ class TrainingStep:
     finite: str
     applied: str
     learning_rate: str
+    gradients: Mapping[str, str]
     target: TargetInput | None
     optimizer: Optimizer
     owner: StatefulOptimizer | None
@@ -92,20 +98,13 @@ class TrainingStep:
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The outputs that are float32 scalars: loss and metrics."""
+        """The float32 scalars among the outputs: loss and metrics."""
         return (self.loss, *self.metrics)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the trained initializers."""
         return tuple(s.input for s in self.state if s.name.startswith("parameter/"))
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Parameters read by several ops: tied on purpose, or merged by an exporter because they were equal."""
-        view = View.of(self.forward)
-        readers = {v.name: {use.op for use in view.uses[v.id]} for v in view.values if v.scope == MAIN}
-        return tuple(name for name in self.parameters if len(readers[name]) > 1)
 
     @property
     def lowered(self) -> bool:
@@ -121,7 +120,7 @@ class TrainingStep:
         return {s.input: results[s.output] for s in self.state}
 
     def evaluation(self) -> tuple[Model, str, tuple[str, ...]]:
-        """Return a model that computes loss and metrics from batch and state, with the names of both.
+        """Return a model from batch and state to loss and metrics, with the names of both.
 
         It is the step itself. For a step in training mode it is the original model in float32, with running
         statistics and without dropout.
@@ -140,21 +139,15 @@ class TrainingStep:
         return with_values(self.forward, {name: state[name] for name in self._changed})
 
 
-@door(options=PAINTING)
+@door(options=MODEL_OPTIONS)
 def training_step(
     model: object,
     *,
     loss: str,
     optimizer: Optimizer | StatefulOptimizer | str = "sgd",
     loss_scale: object = _POLICY,
-    policy: str | Policy | None = None,
-    parameters: str | Sequence[str] | None = None,
-    freeze: str | Sequence[str] = (),
     micro_batches: int = 1,
-    training_mode: bool = False,
-    seed: int = 0,
-    folder: str | Path | None = None,
-    **painting: Unpack[Painting],
+    **options: Unpack[ModelOptions],
 ) -> TrainingStep:
     """Build one model for a training step: forward pass, backward pass, update, and the loss scale's adjustment.
 
@@ -175,14 +168,11 @@ def training_step(
         loss: a float32 value with one element, or text: "cross_entropy(LOGITS, TARGETS)", see `losses.objective`.
         optimizer: an Optimizer, text such as "adam,lr=0.001", or an optimizer object, which brings its state.
         loss_scale: "dynamic", a number, None or a LossScale; by default the policy's ("dynamic" for mixed_float16).
-        policy: by default that of sessions if the process chose one, else mixed_float16.
-        parameters: globs on initializers to train, see `parameters.trained`.
-        freeze: globs on initializers to leave as they are, also on running statistics.
         micro_batches: runs per step.
-        training_mode: train statistics and drop.
-        seed: of Dropout and random ops; equal seeds give equal bits.
-        folder: where the external data of a ModelProto lies.
-        **painting: lists, level, target, safety, keep and lower of `convert`.
+        **options: policy (by default that of sessions if the process chose one, else mixed_float16), parameters and
+            freeze (globs on initializers to train, and to leave as they are), training_mode (train statistics and
+            drop), seed (of Dropout and random ops), folder (of the external data of a ModelProto); and lists, level,
+            target, safety, keep and lower of `convert`.
 
     Returns:
         The step, for a `Trainer`.
@@ -199,29 +189,37 @@ def training_step(
         >>> step.batch
         ('image', 'label')
     """
-    policy = policy_of(policy)
+    return step_of(Subject.of(model, options, process.policy_of_steps), loss, optimizer, loss_scale, micro_batches)
+
+
+def step_of(
+    subject: Subject,
+    loss: str,
+    optimizer: Optimizer | StatefulOptimizer | str,
+    loss_scale: object = _POLICY,
+    micro_batches: int = 1,
+) -> TrainingStep:
+    """Build the step of a model; see `training_step`."""
+    policy, source = subject.policy, subject.source
     rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
-    micro_batches, seed = whole_number("micro_batches", micro_batches, 1), whole_number("seed", seed, 0)
-    source = Model.load(model, folder=folder)
-    choice = ParameterGlobs(parameters, freeze, ModuleParameters.of(source))
-    ready = Prepared.of(source, loss, choice, training_mode)
+    micro_batches = whole_number("micro_batches", micro_batches, 1)
+    ready = Prepared.of(subject, loss)
     b, aim = ready.b, ready.aim
     scaling = Scaling.of(b, scale)
     gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
-    draws = None if ready.random is None else (ready.random, initial_random_state(seed))
+    draws = None if ready.random is None else (ready.random, initial_random_state(subject.seed))
     passes = ForwardPass(micro_batches, ready.buffers, draws)
     update = append_update(b, ready.initial, gradients, rule, scaling, passes)
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
     if owner is not None:
         update = replace(update, state=brought(owner, scale, update.state))
     whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
-    result, report = lowered(whole, policy, painting)
-    batch = _batch(whole, update)
+    result, report = lowered(whole, policy, subject.painting)
     notes = (*ready.notes, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
-        batch=batch,
+        batch=_batch(whole, update),
         loss=aim.loss,
         metrics=aim.metrics,
         target=aim.target,
@@ -230,7 +228,7 @@ def training_step(
         loss_scale=scale,
         policy=policy,
         micro_batches=micro_batches,
-        training_mode=training_mode,
+        training_mode=subject.training_mode,
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
@@ -262,3 +260,61 @@ def _batch(whole: Model, update: Update) -> tuple[str, ...]:
     graph = whole.proto.graph
     taken = {update.learning_rate, *(s.input for s in update.state), *(t.name for t in graph.initializer)}
     return tuple(v.name for v in graph.input if v.name not in taken)
+
+
+KEY = "amp_rewrite.training_step"
+VERSION = 1
+_LEFT_OUT = ("model", "forward", "report", "owner")
+"""Fields of a step that the metadata lack, or spell in another way."""
+
+
+def save_step(
+    step: TrainingStep,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    external_data: bool | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a step with its initial state, atomically; see `Model.save`.
+
+    Args:
+        step: the step.
+        path: the file to write.
+        overwrite: replace an existing file.
+        external_data: as `Model.save` takes it.
+        progress: called as `progress(done, total)` with bytes.
+
+    Raises:
+        TrainingError: the model has an IR version below 4, which has no default values.
+
+    Example:
+        >>> from amp_rewrite.train import save_step, training_step
+        >>> save_step(training_step("model.onnx", loss="cross_entropy(probability, label)"), "step.onnx")
+    """
+    if step.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+        raise TrainingError(
+            f"the model has IR version {step.model.proto.ir_version}, in which inputs cannot have default values; raise"
+            f" it to {FIRST_IR_WITH_FREE_INITIALIZERS}"
+        )
+    proto = clone(step.model.proto)
+    rate = np.array(step.optimizer.rate_at(next(int(v.initial) for v in step.state if v.name == "step")), np.float32)
+    defaults = {**step.initial_state(), step.learning_rate: rate}
+    proto.graph.initializer.extend(from_array(array, name) for name, array in defaults.items())
+    # the model may have been a step itself
+    refill(proto, "metadata_props", [p for p in proto.metadata_props if p.key != KEY])
+    proto.metadata_props.add(key=KEY, value=json.dumps(_described(step)))
+    replace(step.model, proto=proto).save(path, overwrite=overwrite, external_data=external_data, progress=progress)
+
+
+def _described(step: TrainingStep) -> dict[str, Any]:
+    described = {name: value for name, value in vars(step).items() if name not in _LEFT_OUT}
+    return {
+        "version": VERSION,
+        **described,
+        "state": [[s.name, s.input, s.output] for s in step.state],
+        "target": None if step.target is None else asdict(step.target),
+        "optimizer": serialize(step.optimizer),
+        "loss_scale": None if step.loss_scale is None else serialize(step.loss_scale),
+        "policy": step.policy.name,
+    }

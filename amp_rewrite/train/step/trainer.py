@@ -19,23 +19,27 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.train.door import Named, door, floats
+from amp_rewrite.settings.loss_scale import DynamicLossScale, ScaleState
+from amp_rewrite.train.door import Named, door, floats, whole_number
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
 from amp_rewrite.train.step.batches import batches as batches_of
-from amp_rewrite.train.step.checkpoint import by_path, check_unchanged, scale_state, shown, slots_of
-from amp_rewrite.train.step.execution import Evaluation, Execution, HoldsSession
+from amp_rewrite.train.step.checkpoint import check_unchanged
+from amp_rewrite.train.step.execution import (
+    Evaluation,
+    Execution,
+    HoldsSession,
+    Predictions,
+    Predictor,
+    first_bad_gradient,
+)
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, range_of
-from amp_rewrite.train.step.health import first_bad_gradient
-from amp_rewrite.train.step.prediction import Predictions, predicted_rows
 from amp_rewrite.train.step.step import TrainingStep
-from amp_rewrite.train.update.schedules import whole_number
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Progress of training: the side of the buffer that holds the state, and the counts.
+    """Progress of training: the side of the buffer with the state, and the counts.
 
     One object, so that an interrupt leaves all of it as before a step or as after it.
     """
@@ -99,9 +103,8 @@ class Trainer(Named, HoldsSession):
         self.last_rate = 0.0
         self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
         owner = step.owner
-        if owner is not None and owner.followed is None:  # it may have been restored after the step was made
-            self.set_loss_scale(vars(owner).get("loss_scale"))
-            self.set_optimizer_state(owner.iterations, owner.slots())
+        if owner is not None:  # it may have been restored after the step was made
+            owner.trained_by(self)
         self._show()
 
     @property
@@ -142,7 +145,7 @@ class Trainer(Named, HoldsSession):
         return float(self.step.loss_scale() if name is None else self._views()[name])
 
     def diagnosis(self, batch: Batch, *, before: bool) -> str:
-        """Return the first gradient of a batch that is not finite, in words; "" if all are.
+        """Return the first nonfinite gradient of a batch, in words; "" without one.
 
         Args:
             batch: arrays by name.
@@ -224,33 +227,25 @@ class Trainer(Named, HoldsSession):
         return results
 
     def _show(self) -> None:
-        """Show step count and loss scale in the optimizer object, which reads slots when it is asked for them."""
-        owner = self.step.owner
-        if owner is not None:
-            scale = [v for v in self.step.state if v.name in ("loss_scale", "good_steps")]
-            shown(owner, {v.name: self._stepper.buffer.view(self._now.side, v.input) for v in scale})
-            owner.follow(self, self.steps)
+        """Show the loss scale in the optimizer object; it reads all else when asked."""
+        if self._shares_scale:
+            views = self.saved()
+            scale = self.step.loss_scale
+            assert isinstance(scale, DynamicLossScale)
+            scale.state = ScaleState(np.float32(views["loss_scale"]), int(views["good_steps"]))
 
-    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
-        """Return copies of the optimizer's slots, by parameter and slot."""
-        return slots_of(self._saved())
+    @property
+    def _shares_scale(self) -> bool:
+        """True if step and optimizer object share a dynamic loss scale."""
+        scale = self.step.loss_scale
+        return isinstance(scale, DynamicLossScale) and scale is vars(self.step.owner or self).get("loss_scale")
 
-    def set_optimizer_state(self, iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> None:
-        """Continue from another step count and other slots; what `slots` lacks stays."""
-        values = by_path(iterations, slots)
-        self._stepper.buffer.put(self._now.side, {v.input: values[v.name] for v in self.step.state if v.name in values})
-        self._now = replace(self._now, steps=iterations)
-
-    def set_loss_scale(self, scale: object) -> None:
-        """Continue from the state of a loss scale; nothing changes for another one than the step's.
-
-        Args:
-            scale: the loss scale.
-        """
-        if scale is self.step.loss_scale and isinstance(scale, DynamicLossScale):
-            values = scale_state(scale)
-            put = {v.input: values[v.name] for v in self.step.state if v.name in values}
-            self._stepper.buffer.put(self._now.side, put)
+    def adopt(self, saved: Mapping[str, Array]) -> None:
+        """Continue from these parts of a state, by path in checkpoints; others are left out."""
+        left_out = () if self._shares_scale else ("loss_scale", "good_steps")
+        taken = {v.input: saved[v.name] for v in self.step.state if v.name in saved and v.name not in left_out}
+        self._stepper.buffer.put(self._now.side, taken)
+        self._now = replace(self._now, steps=int(saved.get("step", self.steps)))
 
     def rate(self, learning_rate: Rate | None = None) -> Array:
         """Return the learning rate of the next step, a float32 scalar.
@@ -307,9 +302,10 @@ class Trainer(Named, HoldsSession):
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
-        checkpoint.save(path, self._saved(), self.step.fingerprint)
+        checkpoint.save(path, self.saved(), self.step.fingerprint)
 
-    def _saved(self) -> dict[str, Array]:
+    def saved(self) -> dict[str, Array]:
+        """Return the state by path in checkpoints; valid until the next step."""
         views = self._views()
         counts = {"count/skipped": self.skipped, "count/nonfinite": self.nonfinite}
         return {v.name: views[v.input] for v in self.step.state} | {n: np.array(c, np.int64) for n, c in counts.items()}
@@ -368,8 +364,7 @@ class Trainer(Named, HoldsSession):
         Raises:
             FeedError: the data do not fit.
         """
-        model = self.export()
-        return predicted_rows(Runner.open(model, self._options), model, x, batch_size, {})
+        return Predictor.of(self.export(), (), self._options).rows(x, batch_size, {})
 
     def export(self) -> Model:
         """Return the model with its trained parameters as float32 initializers, ready for `convert`."""

@@ -1,4 +1,4 @@
-"""The report of a training step: what is trained and why, how the loss reads the model, and the type of each op."""
+"""The report of a training step: its parameters with reasons, its loss, and the type of each op."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 
 from amp_rewrite.deploy.checkup import ALIGNED, better_size, misaligned
 from amp_rewrite.dtypes import DType
@@ -16,7 +15,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
-from amp_rewrite.train.objective.module_parameters import FROZEN, TRAINED, ParameterRow
+from amp_rewrite.train.objective.parameters import FROZEN, TRAINED, ParameterRow
 
 _NUMBER = re.compile(r"\d+")
 _WIDTH = 60
@@ -24,7 +23,7 @@ _WIDTH = 60
 
 
 def model_name(model: Model) -> str:
-    """Return the name of a model for people: that of its file, else that of its graph."""
+    """Return the name of a model for people: its file's, else its graph's."""
     return model.path.name if model.path is not None else model.proto.graph.name or "model"
 
 
@@ -56,12 +55,12 @@ class TrainingReport(Result):
 
     @property
     def trained(self) -> tuple[ParameterRow, ...]:
-        """The parameters that the step changes."""
+        """The trained parameters."""
         return tuple(row for row in self.parameters if row.role == TRAINED)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The ops of the conversion; none under a policy that lowers nothing."""
+        """The ops of the conversion; none under policy float32."""
         return () if self.conversion is None else tuple(self.conversion.rows)
 
     @property
@@ -76,7 +75,7 @@ class TrainingReport(Result):
         return (asdict(row) for row in self.parameters)
 
     def table(self) -> str:
-        """Return the table of parameters and the notes as text. Names that differ by numbers alone share a line."""
+        """Return the table of parameters and the notes as text. Names with other numbers alone share a line."""
         lines = []
         for role, words in _WORDS.items():
             own = [row for row in self.parameters if row.role == role]
@@ -116,42 +115,19 @@ _WORDS = {
 
 
 def _lines(rows: Sequence[ParameterRow]) -> Iterator[str]:
-    """Yield a line for each run of rows whose names differ by numbers alone."""
-
-    def kind(row: ParameterRow) -> tuple[object, ...]:
-        return (_NUMBER.sub("#", row.name), row.shape, row.why)
-
-    lines: list[tuple[str, str, str]] = []
-    order = {key: position for position, key in reversed(list(enumerate(map(kind, rows))))}
-    for _, same in groupby(sorted(rows, key=lambda row: order[kind(row)]), key=kind):
-        group = list(same)
-        lines.append((_joined([row.name for row in group]), str(list(group[0].shape)), group[0].why))
-    width = min(max(len(name) for name, _, _ in lines), _WIDTH)
-    for name, dims, why in lines:
-        yield f"{name:<{width}}  {dims:<14} {why}".rstrip()
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Spell names that differ by numbers alone: "layers.{0…11}.weight"."""
-    numbers = [_NUMBER.findall(name) for name in names]
-    texts = _NUMBER.split(names[0])
-    spelled = [texts[0]]
-    for position, text in enumerate(texts[1:]):
-        values = list(dict.fromkeys(own[position] for own in numbers))
-        spelled.append(values[0] if len(values) == 1 else "{" + _range(values) + "}")
-        spelled.append(text)
-    return "".join(spelled)
-
-
-def _range(values: Sequence[str]) -> str:
-    whole = [int(value) for value in values]
-    if len(values) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
-        return f"{values[0]}…{values[-1]}"
-    return ",".join(values)
+    groups: dict[tuple[object, ...], list[ParameterRow]] = {}
+    for row in rows:
+        groups.setdefault((_NUMBER.sub("#", row.name), row.shape, row.why), []).append(row)
+    lines = []
+    for first, *others in groups.values():
+        name = f"{first.name} … {others[-1].name} ({1 + len(others)})" if others else first.name
+        lines.append((name, f"{list(first.shape)!s:<14} {first.why}"))
+    width = min(max(len(name) for name, _ in lines), _WIDTH)
+    return (f"{name:<{width}}  {rest}".rstrip() for name, rest in lines)
 
 
 def size_hints(model: Model, low: DType | None) -> tuple[str, ...]:
-    """Return one sentence on the fixed dimensions of a lowered step that are not multiples of 8; none without any."""
+    """Return one sentence on the fixed dimensions of a lowered step besides multiples of 8; none without any."""
     if low is None:
         return ()
     sizes = sorted({size for _, _, size in misaligned(View.of(model), low)})

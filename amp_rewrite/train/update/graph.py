@@ -9,18 +9,21 @@ onnxruntime's ReduceMax on the CPU ignores NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx.helper
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME
-from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScaleArithmetic, scale_after
-from amp_rewrite.train.update.optimizer import Arithmetic, Optimizer, initial_slots
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale, scale_after
+from amp_rewrite.train.update.optimizer import Optimizer, initial_slots
 
 REGION = "amp.update"
 NEW = "new/"
@@ -40,18 +43,39 @@ class StateVariable:
     initial: Array
 
 
-def _operator(op_type: str, *, reflected: bool = False) -> Callable[[Operand, Operand | np.generic], Operand]:
-    def apply(own: Operand, other: Operand | np.generic) -> Operand:
-        return own.op(op_type, *((other, own) if reflected else (own, other)))
-
-    return apply
+_OPS: Mapping[Any, str] = {
+    np.add: "Add",
+    np.subtract: "Sub",
+    np.multiply: "Mul",
+    np.true_divide: "Div",
+    np.power: "Pow",
+    np.negative: "Neg",
+    np.sqrt: "Sqrt",
+    np.exp: "Exp",
+    np.log: "Log",
+    np.abs: "Abs",
+    np.sign: "Sign",
+    np.tanh: "Tanh",
+    np.maximum: "Max",
+    np.minimum: "Min",
+    np.clip: "Clip",
+    np.where: "Where",
+    np.greater_equal: "GreaterOrEqual",
+    np.less_equal: "LessOrEqual",
+    np.equal: "Equal",
+    np.bitwise_and: "And",
+    np.invert: "Not",
+}
+"""The operator of each function of numpy that takes an `Operand`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operand:
-    """A value of the graph under construction, as an operand of formulas; numbers become constants of their type."""
+class Operand(NDArrayOperatorsMixin):
+    """A value of the graph under construction: operators and functions of numpy append ops to it.
 
-    __array_ufunc__ = None  # so that numpy leaves np.float32(2) * operand to __rmul__
+    Numbers of numpy become constants of their type.
+    """
+
     b: Builder
     name: str
 
@@ -60,42 +84,38 @@ class Operand:
         inputs = [o.name if isinstance(o, Operand) else self.b.constant(np.asarray(o)) for o in operands]
         return Operand(self.b, self.b.op(op_type, *inputs))
 
-    def cast(self, to: DType) -> Operand:
-        return Operand(self.b, self.b.op("Cast", self.name, to=to.code))
+    def __array_ufunc__(self, function: np.ufunc, method: str, *operands: Any, **options: Any) -> Operand:
+        return self._applied(function, operands, {"method": method, **options} if method != "__call__" else options)
 
-    def __invert__(self) -> Operand:
-        return self.op("Not", self)
+    def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Operand:
+        return self._applied(function, operands, options)
+
+    def _applied(self, function: Any, operands: Any, options: Any) -> Operand:
+        if function is np.square:
+            return self.op("Mul", self, self)
+        if function not in _OPS or options:
+            raise TrainingError(
+                f"the formula of an optimizer calls np.{function.__name__}, which has no op in a step; use operators"
+                f" and {', '.join(sorted(f.__name__ for f in _OPS))}"
+            )
+        return self.op(_OPS[function], *operands)
+
+    def astype(self, dtype: Any) -> Operand:
+        """Append a Cast."""
+        return Operand(self.b, self.b.op("Cast", self.name, to=DType.parse(np.dtype(dtype)).code))
 
     def reduced(self, op_type: str) -> Operand:
         """Reduce to a scalar."""
         return Operand(self.b, self.b.reduce(op_type, self.name, None, keepdims=False))
 
-    __add__ = _operator("Add")
-    __sub__ = _operator("Sub")
-    __mul__ = _operator("Mul")
-    __truediv__ = _operator("Div")
-    __ge__ = _operator("GreaterOrEqual")
-    __le__ = _operator("LessOrEqual")
-    __and__ = _operator("And")
-    __rsub__ = _operator("Sub", reflected=True)
-    __rmul__ = _operator("Mul", reflected=True)
-    __rtruediv__ = _operator("Div", reflected=True)
+    def total(self, parts: Sequence[Operand]) -> Operand:
+        """Append the sum of operands, one op."""
+        return self.op("Sum", *parts) if len(parts) > 1 else parts[0]
 
-
-def _bias_correction(beta: float, step: Operand) -> Operand:
-    exponent = step.cast(DType.DOUBLE)
-    return (np.float64(1) - exponent.op("Pow", np.float64(beta), exponent)).cast(DType.FLOAT)
-
-
-NODES = Arithmetic(
-    sqrt=lambda x: x.op("Sqrt", x),
-    maximum=lambda x, bound: x.op("Max", x, bound),
-    clamp=lambda x, bound: x.op("Clip", x, -bound, bound),
-    square_sum=lambda x: x.reduced("ReduceSumSquare"),
-    sum=lambda xs: xs[0].op("Sum", *xs) if len(xs) > 1 else xs[0],
-    bias_correction=_bias_correction,
-)
-"""The arithmetic of `optimizers` as graph nodes."""
+    def norm(self, parts: Sequence[Operand]) -> Operand:
+        """Append the norm of all parts together."""
+        squares = [part.reduced("ReduceSumSquare") for part in parts]
+        return np.sqrt(self.total(squares))  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
@@ -120,13 +140,15 @@ class Scaling:
 class Update:
     """Result of `append_update`: the state, and the names of single values.
 
-    `finite`: bool, all gradients of the step are finite. `applied`: bool, the step changed the parameters.
+    `finite`: bool, all gradients of the step are finite. `applied`: bool, the step changed the parameters. `gradients`:
+    the values that are tested, by parameter.
     """
 
     state: tuple[StateVariable, ...]
     learning_rate: str
     finite: str
     applied: str
+    gradients: Mapping[str, str]
 
 
 Buffers = Mapping[str, tuple[str, Array]]
@@ -135,7 +157,7 @@ Buffers = Mapping[str, tuple[str, Array]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The forward passes of a step: their number, the buffers that each one updates, and the random numbers it draws.
+    """The forward passes of a step: their number, the buffers updated by each, and its random numbers.
 
     `random`: the input of the random state, with its initial value.
     """
@@ -153,7 +175,7 @@ def append_update(
     scaling: Scaling,
     forward: ForwardPass | None = None,
 ) -> Update:
-    """Append the nodes that turn scaled gradients into new state.
+    """Append the nodes from scaled gradients to new state.
 
     `variables`: initial values of the trained parameters, by the name of their float32 graph input; `gradients`: by
     the same names. Buffers are updated in every run. With micro-batches the last run makes the step, with the mean
@@ -172,14 +194,14 @@ def append_update(
         applied = b.op("And", allowed, update.last) if allowed and update.last else allowed or update.last
         number = Operand(b, step) + np.int64(1)
         starts = initial_slots(optimizer, variables)
-        clipped = optimizer.clipped(NODES, list(exact.values()))
+        clipped = optimizer.clipped(list(exact.values()))
         for name, gradient in zip(exact, clipped, strict=True):
             initial = variables[name]
             slots = {
                 slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, s.shape)) for slot, s in starts[name].items()
             }
             own = optimizer.for_parameter(name, initial.shape)
-            new, after = own.updated(NODES, Operand(b, name), gradient, slots, Operand(b, rate), number)
+            new, after = own.updated(Operand(b, name), gradient, slots, Operand(b, rate), number)
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
@@ -194,7 +216,7 @@ def append_update(
             update.public("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True))),
         )
         b.name_outputs_directly(REGION)
-        return Update(tuple(update.state), rate, *flags)
+        return Update(tuple(update.state), rate, *flags, {name: gradient.name for name, gradient in exact.items()})
 
 
 def append_unscaling(
@@ -231,7 +253,7 @@ class _Update:
         return {name: gradient / scale for name, gradient in scaled.items()}
 
     def accumulated(self, gradients: dict[str, Operand], variables: Mapping[str, Array]) -> dict[str, Operand]:
-        """Accumulate gradients over micro-batches; return the mean, which is valid in the last run of a step."""
+        """Accumulate gradients over micro-batches; return the mean, valid in the last run of a step."""
         if self.micro_batches == 1:
             return gradients
         count = self.b.input("micro_batch", DType.INT64, ())
@@ -250,7 +272,8 @@ class _Update:
         return {name: total * np.float32(1 / self.micro_batches) for name, total in sums.items()}
 
     def finite(self, gradients: Mapping[str, Operand]) -> str:
-        total: Operand = NODES.sum([(g - g).reduced("ReduceSum") for g in gradients.values()])
+        parts = [g.op("Sub", g, g).reduced("ReduceSum") for g in gradients.values()]
+        total: Operand = parts[0].total(parts)
         return total.op("Equal", total, np.float32(0)).name
 
     def advance(self, random: str, initial: Array) -> None:
@@ -266,14 +289,7 @@ class _Update:
             return
         assert self.scaling.scale is not None and self.scaling.good_steps is not None
         scale, good_steps = Operand(b, self.scaling.scale), Operand(b, self.scaling.good_steps)
-        nodes = ScaleArithmetic(
-            number=lambda x: Operand(b, b.constant(np.asarray(x))),
-            where=lambda test, a, b: test.op("Where", test, a, b),
-            maximum=NODES.maximum,
-            double=lambda x: x.cast(DType.DOUBLE),
-            single=lambda x: x.cast(DType.FLOAT),
-        )
-        after, good = scale_after(rule, nodes, scale, good_steps, Operand(b, finite))
+        after, good = scale_after(rule, scale, good_steps, Operand(b, finite))
         self.give("loss_scale", scale.name, after, np.array(rule.initial.scale, np.float32), self.last)
         self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
 

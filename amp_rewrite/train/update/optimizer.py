@@ -1,10 +1,14 @@
-"""The base of optimizers: clipping, weight decay, configuration."""
+"""The bases of optimizers and of learning rate schedules: rates, clipping, weight decay, configuration.
+
+A schedule has no state. The step count, which checkpoints hold, decides the rate, so that a resumed run goes on with
+the rate that it would have had.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -13,41 +17,101 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, configured
+from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, class_of, configured, serialize
 from amp_rewrite.train.door import floats, unknown_name
-from amp_rewrite.train.update.schedules import Schedule, rate_after, rate_of_config, serialized_rate, settle
 
 Values = Mapping[str, Any]
-"""Operands of an `Arithmetic`, by slot."""
+"""Arrays, or values of a graph under construction, by slot."""
 Result = tuple[Any, Values]
 """The new value of a variable, and its new slots."""
 number = np.float32
 """Convert a hyperparameter for a formula."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
-    """Functions for formulas, besides + - * / between operands and with np.float32 numbers."""
-
-    sqrt: Callable[[Any], Any]
-    maximum: Callable[[Any, np.float32], Any]
-    clamp: Callable[[Any, np.float32], Any]
-    """Bound each element to ± a number."""
-    square_sum: Callable[[Any], Any]
-    sum: Callable[[list[Any]], Any]
-    bias_correction: Callable[[float, Any], Any]
-    """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
+def settle(record: Any) -> None:
+    """Turn numpy's numbers among the fields of a frozen dataclass into Python's, for JSON."""
+    for part in fields(record):
+        value = getattr(record, part.name)
+        if isinstance(value, np.generic):
+            object.__setattr__(record, part.name, value.item())
 
 
-NUMPY = Arithmetic(
-    sqrt=np.sqrt,
-    maximum=np.maximum,
-    clamp=lambda x, bound: np.clip(x, -bound, bound),
-    square_sum=lambda x: np.asarray(np.sum(np.square(x), dtype=np.float32)),
-    sum=lambda xs: np.asarray(np.sum(np.stack(xs), dtype=np.float32)),
-    bias_correction=lambda beta, step: np.asarray(1.0 - np.float64(beta) ** step.astype(np.float64), np.float32),
-)
-"""Arithmetic on numpy arrays."""
+@dataclass(frozen=True)
+class Schedule:
+    """Base class of schedules: a frozen dataclass. Its fields are the arguments of `from_config`.
+
+    A subclass of your own gives `__call__`, and works wherever a learning rate does.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from amp_rewrite.train import SGD, Schedule
+        >>> @dataclass(frozen=True)
+        ... class Halving(Schedule):
+        ...     initial_learning_rate: float
+        ...
+        ...     def __call__(self, step):
+        ...         return self.initial_learning_rate / 2**step
+        >>> SGD(Halving(0.5)).learning_rate(2)
+        0.125
+    """
+
+    STEPS: ClassVar[tuple[str, ...]] = ("decay_steps", "warmup_steps")
+
+    def __post_init__(self) -> None:
+        settle(self)
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, (bool, Schedule)):
+                continue
+            least = 1 if part.name in self.STEPS else 0
+            if not isinstance(value, (int, float)) or not least <= value < math.inf:
+                raise TrainingError(
+                    f"{part.name} of {type(self).__name__} must be a finite number of at least {least}, not {value!r}"
+                )
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of the next step, after so many steps."""
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the settings as arguments for `from_config`."""
+        return {part.name: serialized_rate(getattr(self, part.name)) for part in fields(self)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Schedule:
+        """Return the schedule of a `get_config` result.
+
+        Raises:
+            TrainingError: a setting is unknown or missing.
+        """
+        rates = {name: rate_of_config(value, custom_objects) for name, value in config.items()}
+        made: Schedule = configured(cls, rates, config)
+        return made
+
+
+SCHEDULES: dict[str, type[Schedule]] = {}
+"""Schedule classes of the package by name."""
+
+
+def rate_after(rate: Schedule | float, step: int = 0) -> float:
+    """Return a learning rate as a number, of a schedule after so many steps."""
+    return rate(step) if isinstance(rate, Schedule) else rate
+
+
+def serialized_rate(rate: Any) -> Any:
+    """Return a rate in a plain form: a schedule as its class name and configuration."""
+    return serialize(rate) if isinstance(rate, Schedule) else rate
+
+
+def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the rate of a `serialized_rate` result. TrainingError for an unknown schedule.
+
+    `custom_objects`: schedule classes by name, besides those of the package.
+    """
+    if not isinstance(config, Mapping):
+        return config
+    schedule_class, inner = class_of(config, "schedule", SCHEDULES, custom_objects)
+    return schedule_class.from_config(inner, custom_objects)
 
 
 _RATE = "learning_rate"
@@ -134,11 +198,11 @@ class Optimizer:
         """Return the slot names of each variable, with their initial fill values."""
         return self.SLOTS
 
-    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+    def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Return the variable and its slots after a step.
 
         Args:
-            by: the arithmetic, of arrays or of a graph.
+            by: numpy, whose functions take arrays and, in a step, values of its graph.
             variable: the variable.
             gradient: its gradient.
             slots: its slots by name.
@@ -147,32 +211,29 @@ class Optimizer:
         """
         raise NotImplementedError
 
-    def updated(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Apply weight decay, then `rule`, to a clipped gradient. Return as `rule` does, whose arguments these are."""
+    def updated(self, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+        """Apply weight decay, then `rule`, to a clipped gradient; arguments and result are those of `rule`."""
         if self.weight_decay and self.DECOUPLED:
             variable = variable - (rate * number(self.weight_decay)) * variable
         elif self.weight_decay:
             gradient = gradient + number(self.weight_decay) * variable
-        return self.rule(by, variable, gradient, slots, rate, step)
+        return self.rule(np, variable, gradient, slots, rate, step)
 
-    def clipped(self, by: Arithmetic, gradients: list[Any]) -> list[Any]:
+    def clipped(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients of all variables after clipping."""
         if self.clipvalue is not None:
-            return [by.clamp(g, number(self.clipvalue)) for g in gradients]
+            bound = number(self.clipvalue)
+            return [np.clip(g, -bound, bound) for g in gradients]
         if self.clipnorm is not None:
-            return [self._shrunk(by, g, by.square_sum(g), self.clipnorm) for g in gradients]
+            return [_shrunk(g, _norm([g]), self.clipnorm) for g in gradients]
         if self.global_clipnorm is not None and gradients:
-            square = by.sum([by.square_sum(g) for g in gradients])
-            return [self._shrunk(by, g, square, self.global_clipnorm) for g in gradients]
+            norm = _norm(gradients)
+            return [_shrunk(g, norm, self.global_clipnorm) for g in gradients]
         return gradients
-
-    def _shrunk(self, by: Arithmetic, gradient: Any, square: Any, norm: float) -> Any:
-        """Scale a gradient as tf.clip_by_norm does: g * norm / max(|g|, norm)."""
-        return gradient * (number(norm) / by.maximum(by.sqrt(square), number(norm)))
 
     @property
     def spelling(self) -> str:
-        """Text of the name, the learning rate, and all hyperparameters that differ from their defaults."""
+        """Text of the name, the learning rate, and all hyperparameters besides their defaults."""
         said = {p.name: v for p in fields(self) if (v := getattr(self, p.name)) != p.default or p.name == _RATE}
         parts = (f"{name}={f'{v:g}' if type(v) is float else v}" for name, v in said.items())
         return ",".join([type(self).__name__.lower(), *parts])
@@ -192,8 +253,20 @@ class Optimizer:
         return made
 
 
+def _norm(parts: list[Any]) -> Any:
+    """The norm of arrays, or of values of a graph, together."""
+    if not isinstance(parts[0], np.ndarray):
+        return parts[0].norm(parts)
+    return np.sqrt(np.sum([np.sum(np.square(part), dtype=np.float32) for part in parts], dtype=np.float32))
+
+
+def _shrunk(gradient: Any, norm: Any, bound: float) -> Any:
+    """Scale a gradient as tf.clip_by_norm does: g * bound / max(|g|, bound)."""
+    return gradient * (number(bound) / np.maximum(norm, number(bound)))
+
+
 def is_bias_or_norm(name: str, shape: Sequence[int]) -> bool:
-    """Return True for biases, scales and other vectors, by shape, or by a name that ends in "bias".
+    """Return True for biases, scales and other vectors, by shape, or by a name ending in "bias".
 
     A vector has at most one dimension, or trailing dimensions of 1 for the axes of an image, as exporters write
     normalizations. A matrix stays one, also if it has a single row or column.
@@ -237,10 +310,10 @@ def applied(
     new_variables = {name: np.array(array) for name, array in variables.items()}
     new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
     with np.errstate(all="ignore"):  # a fixed loss scale lets nonfinite gradients through on purpose
-        for name, gradient in zip(names, optimizer.clipped(NUMPY, dense), strict=True):
+        for name, gradient in zip(names, optimizer.clipped(dense), strict=True):
             variable, count = variables[name], np.array(step, np.int64)
             own = optimizer.for_parameter(name, variable.shape)
-            new_variables[name], after = own.updated(NUMPY, variable, gradient, slots[name], rate, count)
+            new_variables[name], after = own.updated(variable, gradient, slots[name], rate, count)
             new_slots[name] = {slot: np.asarray(array) for slot, array in after.items()}
     return new_variables, new_slots
 

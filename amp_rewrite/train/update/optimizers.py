@@ -1,16 +1,27 @@
-"""Gradient descent and its relatives: SGD, RMSprop, Adagrad."""
+"""Optimizers and learning rate schedules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.settings.loss_scale import class_of
 from amp_rewrite.train.door import door
-from amp_rewrite.train.update.optimizer import Arithmetic, Optimizer, Result, Values, number
-from amp_rewrite.train.update.schedules import Schedule, rate_of_config
+from amp_rewrite.train.update.optimizer import (
+    SCHEDULES,
+    Optimizer,
+    Result,
+    Schedule,
+    Values,
+    number,
+    rate_after,
+    rate_of_config,
+)
 
 
 @door()
@@ -35,7 +46,7 @@ class SGD(Optimizer):
     def slots(self) -> Mapping[str, float]:
         return {"momentum": 0.0} if self.momentum else {}
 
-    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+    def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         if not self.momentum:
             return variable - rate * gradient, {}
         factor = number(self.momentum)
@@ -74,7 +85,7 @@ class RMSprop(Optimizer):
     def slots(self) -> Mapping[str, float]:
         return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
 
-    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+    def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
         epsilon = number(self.epsilon)
         change = gradient / (by.sqrt(rms + epsilon) if self.epsilon_in_root else by.sqrt(rms) + epsilon)
@@ -105,9 +116,14 @@ class Adagrad(Optimizer):
     def slots(self) -> Mapping[str, float]:
         return {"accumulator": self.initial_accumulator_value}
 
-    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+    def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         accumulator = slots["accumulator"] + gradient * gradient
         return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
+
+
+def _bias_correction(beta: float, step: Any) -> Any:
+    """1 - beta**step, computed in float64 and rounded once; `step` counts from 1."""
+    return (np.float64(1) - np.power(np.float64(beta), step.astype(np.float64))).astype(np.float32)
 
 
 @door()
@@ -130,12 +146,12 @@ class Adam(Optimizer):
     epsilon: float = 1e-7
     SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0, "v": 0.0}
 
-    def rule(self, by: Arithmetic, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
+    def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
         v = number(self.beta_2) * slots["v"] + number(1 - self.beta_2) * (gradient * gradient)
-        correction = by.sqrt(by.bias_correction(self.beta_2, step))  # of a number, not of each root
+        correction = by.sqrt(_bias_correction(self.beta_2, step))  # of a number, not of each root
         root = by.sqrt(v) + number(self.epsilon) * correction
-        pace = rate * correction / by.bias_correction(self.beta_1, step)
+        pace = rate * correction / _bias_correction(self.beta_1, step)
         return variable - pace * (m / root), {"m": m, "v": v}
 
 
@@ -150,6 +166,87 @@ class AdamW(Adam):
 
     weight_decay: float = field(default=0.01, kw_only=True)
     DECOUPLED: ClassVar[bool] = True
+
+
+# -- learning rates, by the names and arguments of Keras where it has the schedule ---------------------------
+
+
+@door()
+@dataclass(frozen=True)
+class CosineDecay(Schedule):
+    """Half a cosine from the initial rate to `alpha` times it, then that rate (Loshchilov and Hutter, 2017).
+
+    Args:
+        initial_learning_rate: the rate of the first step.
+        decay_steps: steps until the end of the cosine.
+        alpha: share of the initial rate at the end.
+
+    Example:
+        >>> from amp_rewrite.train import CosineDecay
+        >>> [round(CosineDecay(0.1, 4)(step), 4) for step in range(6)]
+        [0.1, 0.0854, 0.05, 0.0146, 0.0, 0.0]
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    alpha: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        cosine = (1 + math.cos(math.pi * min(step / self.decay_steps, 1.0))) / 2
+        return self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha)
+
+
+@door()
+@dataclass(frozen=True)
+class ExponentialDecay(Schedule):
+    """Multiply the rate by `decay_rate` over `decay_steps` steps, a little in each one.
+
+    Args:
+        initial_learning_rate: the rate of the first step.
+        decay_steps: steps for the whole factor.
+        decay_rate: the factor.
+        staircase: multiply after every `decay_steps` steps instead.
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __call__(self, step: int) -> float:
+        periods = step // self.decay_steps if self.staircase else step / self.decay_steps
+        return float(self.initial_learning_rate * self.decay_rate**periods)
+
+
+@door()
+@dataclass(frozen=True)
+class WarmUp(Schedule):
+    """Rise on a line from `initial_learning_rate` to the first rate of another schedule, then follow it.
+
+    Args:
+        after: a schedule, whose first step is the one after the warm-up, or a rate.
+        warmup_steps: steps of the warm-up.
+        initial_learning_rate: the rate of the first step.
+
+    Example:
+        >>> from amp_rewrite.train import CosineDecay, WarmUp
+        >>> schedule = WarmUp(CosineDecay(0.1, 100), 4)
+        >>> [round(schedule(step), 4) for step in (0, 2, 4, 54, 104)]
+        [0.0, 0.05, 0.1, 0.05, 0.0]
+    """
+
+    after: Schedule | float
+    warmup_steps: int
+    initial_learning_rate: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        if step >= self.warmup_steps:
+            return rate_after(self.after, step - self.warmup_steps)
+        low = self.initial_learning_rate
+        return low + (rate_after(self.after) - low) * step / self.warmup_steps
+
+
+SCHEDULES.update({c.__name__: c for c in (CosineDecay, ExponentialDecay, WarmUp)})
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}

@@ -82,7 +82,7 @@ def sentences() -> list[dict[str, Any]]:
     return found
 
 
-def transformer(torch: Any) -> Any:
+def transformer(torch: Any, seed: int) -> Any:
     nn = torch.nn
 
     class Classifier(nn.Module):  # type: ignore[misc, name-defined]
@@ -103,7 +103,7 @@ def transformer(torch: Any) -> Any:
                 x = layer(x)
             return self.head(x.mean(1))
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return Classifier()
 
 
@@ -124,18 +124,23 @@ def losses_of_torch(torch: Any, net: Any, data: list[dict[str, Any]], low: Any) 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_transformer_is_within_1e_5_of_torch_in_float32_and_as_far_as_torch_amp_in_float16() -> None:
+def test_a_transformer_is_within_1e_5_of_torch_in_float32_and_as_near_as_torch_amp_in_float16() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
-    data = sentences()
-    exact, amp = (losses_of_torch(torch, transformer(torch), data, low) for low in (None, torch.float16))
-    model = from_torch(transformer(torch).eval(), {"words": torch.from_numpy(data[0]["words"])}, outputs="logits")
-    rule, found = Adam(1e-3, epsilon=1e-8), {}
-    for policy in ("float32", "mixed_float16"):
-        step = training_step(model, loss="cross_entropy(logits, label)", optimizer=rule, policy=policy)
-        found[policy] = np.array(Trainer(step, **PLACE).fit(data).losses)
-
-    assert exact[-1] < 0.5 * exact[0]
-    np.testing.assert_allclose(found["float32"], exact, rtol=0, atol=1e-5)
-    ours, theirs = (np.abs(low - np.array(exact)).max() for low in (found["mixed_float16"], np.array(amp)))
-    assert 0 < ours < 1.5 * theirs, (ours, theirs)
+    data, ours, theirs = sentences(), [], []
+    for seed in range(3):
+        exact, amp = (
+            np.array(losses_of_torch(torch, transformer(torch, seed), data, t)) for t in (None, torch.float16)
+        )
+        model = from_torch(transformer(torch, seed).eval(), {"words": torch.from_numpy(data[0]["words"])}, outputs="y")
+        for policy in ("float32", "mixed_float16"):
+            rule = Adam(1e-3, epsilon=1e-8)
+            step = training_step(model, loss="cross_entropy(y, label)", optimizer=rule, policy=policy)
+            losses = np.array(Trainer(step, **PLACE).fit(data).losses)
+            if policy == "float32":
+                np.testing.assert_allclose(losses, exact, rtol=0, atol=1e-5)
+            else:
+                ours.append(np.abs(losses - exact).max())
+        theirs.append(np.abs(amp - exact).max())
+        assert exact[-1] < 0.5 * exact[0]
+    assert 0 < np.median(ours) <= np.median(theirs), (ours, theirs)  # of one seed, 0.5 to 1.3 times

@@ -214,11 +214,6 @@ def test_all_callbacks_look_at_an_epoch_also_if_the_first_one_stops() -> None:
     assert len(history.epochs) == 1 and seen == [0]
 
 
-def test_epochs_in_the_place_of_targets_are_told_of() -> None:
-    with pytest.raises(TrainingError, match=r"^the targets are 2, not an array; pass fit\(x, y, epochs=…\)"):
-        _trainer().fit(_arrays(), 2)
-
-
 def test_inputs_and_targets_are_given_as_in_keras() -> None:
     data = _arrays()
     expected = _trainer().fit(data, epochs=2, batch_size=25, seed=1)
@@ -256,52 +251,11 @@ def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
     assert told.startswith("weights are NaN, since steps with nonfinite gradients were applied: first that of 'b2'")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size is 0; use a whole number ≥ 1"),
-        ({"validation_split": 1.5}, "validation_split is 1.5; use a number above 0 and below 1"),
-        (
-            {"validation_split": 0.5, "validation_data": []},
-            "validation_split takes rows of arrays, but validation_data are given, too; use one of the two",
-        ),
-        ({"first_epoch": -1}, "first_epoch is -1; use a whole number ≥ 0"),
-        ({"seed": -1}, "seed is -1; use a whole number ≥ 0"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch is 0; use a whole number ≥ 1"),
-        (
-            {"callbacks": [EarlyStopping()]},
-            "EarlyStopping monitors 'val_loss', but an epoch has loss, accuracy, learning_rate, skipped, seconds,"
-            " seconds_per_row; give validation_data or validation_split",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        _trainer().fit(_arrays(), **options)
-    assert str(error.value) == message
-
-
 def test_batches_take_no_batch_size_and_arrays_need_one_length() -> None:
     with pytest.raises(TrainingError, match="batch_size and shuffle cut a mapping from names to arrays into batches"):
         _trainer().fit([_arrays()], batch_size=3)
     with pytest.raises(FeedError, match=r"the arrays have different numbers of rows \(x 3, t 4\); pass arrays of one"):
         _trainer().fit({"x": np.ones((3, 8), F32), "t": np.zeros(4, np.int64)})
-
-
-def test_data_given_by_the_names_of_keras_are_told_of() -> None:
-    with pytest.raises(TrainingError, match="fit lacks data; pass them first"):
-        _trainer().fit()
-
-
-@pytest.mark.parametrize("given", [[object()], EarlyStopping, "EarlyStopping"])
-def test_what_is_no_callback_says_so(given: Any) -> None:
-    with pytest.raises(TrainingError, match=r"not a callback: .*; pass EarlyStopping\(…\), or a func"):
-        _trainer().fit(_arrays(), callbacks=given)
-
-
-def test_a_model_is_no_step() -> None:
-    with pytest.raises(TrainingError, match=r"^Model is not a training step; pass training_step\(model, loss=…\)$"):
-        Trainer(_trainer().export())  # type: ignore[arg-type]
 
 
 def test_predictions_of_all_rows_come_in_their_order() -> None:

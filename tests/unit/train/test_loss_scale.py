@@ -86,38 +86,6 @@ def test_a_fixed_scale_lets_every_step_pass_even_nan() -> None:
     assert (scale(), scale().dtype, repr(scale)) == (1024.0, np.float32, "FixedLossScale(1024.0)")
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("8", "invalid loss scale '8'; use an int or a float ≥ 1"),
-        (None, "invalid loss scale None; use an int or a float ≥ 1"),
-        (True, "invalid loss scale True; use an int or a float ≥ 1"),
-        (0.5, "invalid loss scale 0.5; use a finite number ≥ 1"),
-        (float("nan"), "invalid loss scale nan; use a finite number ≥ 1"),
-    ],
-)
-def test_what_is_no_fixed_scale_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        FixedLossScale(value)
-    assert str(error.value) == message
-    assert isinstance(error.value, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((0.5,), "invalid initial loss scale 0.5; use a finite number ≥ 1"),
-        ((1e39,), "invalid initial loss scale 1e+39; use a finite number ≥ 1"),
-        ((2, 0), "invalid increment period 0; use a whole number of steps ≥ 1"),
-        ((2, 1, 1.0), "invalid multiplier 1.0; use a finite number > 1"),
-    ],
-)
-def test_what_is_no_dynamic_scale_is_refused(settings: tuple[float, ...], message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        DynamicLossScale(*settings)  # type: ignore[arg-type]
-    assert str(error.value) == message
-
-
 def test_get_takes_whatever_means_a_scale() -> None:
     dynamic = scales.get("dynamic")
     assert isinstance(dynamic, DynamicLossScale) and scales.get(dynamic) is dynamic

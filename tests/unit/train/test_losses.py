@@ -12,10 +12,12 @@ from onnx.helper import make_tensor_value_info
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.objective.losses import Objective, objective
 from amp_rewrite.train.objective.losses import parsed as parsed_loss
+from amp_rewrite.train.objective.prediction import activation
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import F32, PLACE, mlp, parsed
@@ -309,71 +311,6 @@ def test_of_logits_and_of_what_is_taken_for_them_nothing_is_told(body: str) -> N
     assert _aim("cross_entropy(y, t)", body).notes == ()
 
 
-@pytest.mark.parametrize(
-    ("loss", "body", "message"),
-    [
-        (
-            "cross_entropy(y, t)",
-            SIGMOID,
-            "cross_entropy(y): a Sigmoid computes 'y', so its classes do not exclude each other; use"
-            " binary_cross_entropy, or say from_logits=False to take it for probabilities",
-        ),
-        (
-            "cross_entropy(y, t, axis=0)",
-            SOFTMAX,
-            "the Softmax of 'y' runs over axis 1, but the loss has axis=0; give the axis of the classes, or"
-            " from_logits=True",
-        ),
-        (
-            "cross_entropy(y, t, smoothing=0.1)",
-            LOGITS,
-            "cross_entropy has no option 'smoothing'; did you mean 'label_smoothing'?",
-        ),
-        (
-            "cross_entropy(y, t, label_smoothing=1.5)",
-            LOGITS,
-            "label_smoothing=1.5 of the loss cross_entropy must be a number from 0 to less than 1; correct it",
-        ),
-        (
-            "cross_entropy(y, t, class_weights=[1, 2])",
-            LOGITS,
-            "class_weights=[1, 2] of the loss cross_entropy must be a list of 5 numbers, one per class; correct it",
-        ),
-        (
-            "huber(y, t, delta=big)",
-            LOGITS,
-            "delta=big of huber is neither a number nor a list of numbers, True or False; correct it",
-        ),
-        ("huber(y, t, delta=1, delta=2)", LOGITS, "huber sets delta twice; set it once"),
-        (
-            "cross_entropy(y, t, sample_weight=0.5)",
-            LOGITS,
-            "sample_weight=0.5 of the loss cross_entropy must be the name of an input; correct it",
-        ),
-    ],
-)
-def test_a_loss_that_makes_no_sense_is_refused_with_the_way_out(loss: str, body: str, message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        _aim(loss, body)
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("cross_entropy(y, t) / 2", "cross_entropy(y, t) / 2"),
-        ("0.5 * huber(y, t)", "0.5 * huber(y, t)"),
-        ("huber(y, t) - 0.5 * mean_squared_error(y, t)", "y, t) - 0.5 * mean_squared_error(y, t"),
-        ("0.5 * r", "0.5 * r"),
-    ],
-)
-def test_a_loss_with_arithmetic_is_refused_and_says_where_to_compute_it(loss: str, name: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        _aim(loss, LOGITS)
-    assert str(error.value).startswith(f"the model has no value {name!r}")
-    assert str(error.value).endswith("; a loss is one value or one formula, so compute sums in the model")
-
-
 def test_an_ignored_class_is_no_wrong_target_and_other_ones_are() -> None:
     step = training_step(mlp(), loss="cross_entropy(y, t, ignore_index=-100)", policy="float32")
     trainer = Trainer(step, **PLACE)
@@ -431,3 +368,34 @@ def test_names_of_losses_in_keras_and_pytorch_lead_to_those_here(name: str, own:
     with pytest.raises(TrainingError) as error:
         parsed_loss(f"{name}(y, t)", {"y"}.__contains__, {"cross_entropy": ()})
     assert str(error.value) == f"unknown loss {name!r}; it is {own} here"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("y = Softmax <axis = 1> (x)", ("Softmax", "x", 1)),
+        ("y = Softmax <axis = 0> (x)", None),
+        ("y = Softmax (x)", ("Softmax", "x", 1)),
+        ("p = Sigmoid (x) q = Cast <to = 10> (p) r = Cast <to = 1> (q) y = Identity (r)", ("Sigmoid", "x", None)),
+        ("y = Relu (x)", None),
+        ("y = Identity (x)", None),
+    ],
+)
+def test_logits_are_found_behind_activations(body: str, expected: tuple[object, ...] | None) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 11]> net (float[3,4] x) => (float[3,4] y) {{ {body} }}'
+    view = View.of(Model.load(onnx.parser.parse_model(text)))
+    (y,) = (value.id for value in view.values if value.name == "y")
+    found = activation(view, y, {value.id: (3, 4) for value in view.values})
+    assert (found and (found.kind, view.value_name(found.logits), found.axis)) == expected
+
+
+@pytest.mark.parametrize(("axis", "expected"), [("", 2), ("<axis = 0>", 0), ("<axis = -2>", 1)])
+def test_a_softmax_runs_over_one_axis_from_opset_13_on(axis: str, expected: int) -> None:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 13]> net (float[3,4,5] x) => (float[3,4,5] y) {{ y = Softmax {axis} (x) }}'
+    )
+    view = View.of(Model.load(onnx.parser.parse_model(text)))
+    (y,) = (value.id for value in view.values if value.name == "y")
+    found = activation(view, y, {y: (3, 4, 5)})
+    assert found is not None and found.axis == expected
+    assert activation(view, y, {}) is None

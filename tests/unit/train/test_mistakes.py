@@ -24,6 +24,10 @@ TWO = parsed(
     "g (float[N,2] a, float[N,2] c) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { s = Add (a, c) y = MatMul (s, w) }"
 )
 BARE = parsed("g (float[N,4] x) => (float[N,4] y) { y = Relu (x) }")
+HALF_LOSS = parsed(
+    "g (float16[3] x) => (float16 loss) <float16[3] w = {1, 2, 3}>"
+    " { p = Mul (x, w) loss = ReduceMean <keepdims = 0> (p) }"
+)
 X, Y = np.random.default_rng(0).normal(size=(40, 3)).astype(F32), np.arange(40) % 2
 SPARSE, CROSS = "sparse_categorical_crossentropy", "cross_entropy(y, label)"
 
@@ -48,6 +52,10 @@ def gradients_of(sources: Any) -> Any:
 
 def optimizer() -> T.StatefulOptimizer:
     return T.StatefulOptimizer(T.SGD(0.1))
+
+
+def scaled(scale: Any) -> T.LossScaleOptimizer:
+    return T.LossScaleOptimizer(T.SGD(0.1), scale)
 
 
 def half() -> onnx.ModelProto:
@@ -191,12 +199,102 @@ MISTAKES = {
     "T.Trainer(step(), provider='CUDA')": "Trainer does not take 'provider'; it is providers here",
     "T.Trainer(step(), threads='4')": "threads is '4'; use a whole number ≥ 0",
     "T.bind(MODEL, [X])": "pass a mapping from inputs, x, to arrays",
+    "step(loss='h')": "the loss 'h' has shape ['N', 2], but a loss is one number; reduce it to its mean first",
+    "step(loss='cross_entrpy(y)')": "unknown loss 'cross_entrpy'; did you mean 'cross_entropy'?",
+    "step(loss='hinge(y)')": "unknown loss 'hinge'; use one of cross_entropy, categorical_cross_entropy",
+    "step(loss='cross_entropy(y, h)')": "the target 'h' is a value of the model, but not an input",
+    "step(loss='cross_entropy(y, x)')": "the target 'x' is float32; this loss needs int64",
+    "step(loss='huber(y, x)')": "the target 'x' is an input of shape ['N', 3], but this loss needs ['N', 2]",
+    "step(loss='cross_entropy(y, label, u)')": "the model has no value 'y, label, u'; its outputs are 'y'",
+    "step(loss='cross_entropy(y, label, smoothing=0.1)')": "did you mean 'label_smoothing'?",
+    "step(loss='cross_entropy(y, label, label_smoothing=1.5)')": "must be a number from 0 to less than 1; correct it",
+    "step(loss='cross_entropy(y, label, sample_weight=0.5)')": "must be the name of an input; correct it",
+    "step(loss='cross_entropy(y, label, axis=0)')": "runs over axis 1, but the loss has axis=0; give the axis of the",
+    "step(loss='huber(y, label, delta=big)')": "delta=big of huber is neither a number nor a list of numbers",
+    "step(loss='huber(y, label, delta=1, delta=2)')": "huber sets delta twice; set it once",
+    "step(loss='cross_entropy(y, label) / 2')": "a loss is one value or one formula, so compute sums in the model",
+    "step(loss='0.5 * huber(y, label)')": "a loss is one value or one formula, so compute sums in the model",
+    "step(loss='huber(y, t) - 0.5 * mean_squared_error(y, t)')": "so compute sums in the model",
+    "T.training_step(HALF_LOSS, loss='loss')": "is float16, but a training step needs a float32 loss; cast it",
+    "T.Losses.Huber(1.0, 2.0)": "huber takes delta by place; name other options",
+    # scales and hyperparameters
+    "T.FixedLossScale('8')": "invalid loss scale '8'; use an int or a float ≥ 1",
+    "T.FixedLossScale(None)": "invalid loss scale None; use an int or a float ≥ 1",
+    "T.FixedLossScale(True)": "invalid loss scale True; use an int or a float ≥ 1",
+    "T.FixedLossScale(0.5)": "invalid loss scale 0.5; use a finite number ≥ 1",
+    "T.FixedLossScale(float('nan'))": "invalid loss scale nan; use a finite number ≥ 1",
+    "T.FixedLossScale(1e39)": "invalid loss scale 1e+39; use a finite number ≥ 1",
+    "T.DynamicLossScale(0.5)": "invalid initial loss scale 0.5; use a finite number ≥ 1",
+    "T.DynamicLossScale(1e39)": "invalid initial loss scale 1e+39; use a finite number ≥ 1",
+    "T.DynamicLossScale('big')": "invalid initial loss scale 'big'; use a number",
+    "T.DynamicLossScale(2, 0)": "invalid increment period 0; use a whole number of steps ≥ 1",
+    "T.DynamicLossScale(4, 1.5)": "invalid increment period 1.5; use a whole number",
+    "T.DynamicLossScale(2, 1, 1.0)": "invalid multiplier 1.0; use a finite number > 1",
+    "step(optimizer='sgd,lr=1e39')": "learning_rate of SGD must be at least 0 and finite, not 1e+39",
+    "step(optimizer='sgd,weight_decay=1e39')": "weight_decay of SGD must be at least 0 and finite, not 1e+39",
+    "step(optimizer='sgd,clipnorm=1e-50')": "clipnorm of SGD must be more than 0 and finite, not 1e-50",
+    "step(optimizer='sgd,momentum=1.5')": "momentum of SGD must be at least 0 and at most 1 and finite, not 1.5",
+    "step(optimizer='sgd,momentum=true')": "momentum of SGD must be at least 0 and at most 1 and finite, not True",
+    "step(optimizer='sgd,nesterov=0.5')": "nesterov of SGD must be true or false, not 0.5",
+    "step(optimizer='adam,lr=0.1,learning_rate=0.2')": "optimizer 'adam' sets learning_rate twice; set it once",
+    "step(loss_scale=0.5)": "invalid loss scale 0.5; use a finite number ≥ 1",
+    "scaled(None)": "loss_scale is None; use 'dynamic', a number or a LossScale, or the optimizer without a wrapper",
+    "scaled('static')": "invalid loss scale 'static'; use None, 'dynamic', a finite number ≥ 1 or a LossScale",
+    "T.LossScaleOptimizer(scaled(2), 2)": "the optimizer already has a loss scale; pass its inner optimizer",
+    "T.LossScaleOptimizer(T.SGD(clipnorm=1.0), 2)": "clips gradients, and this one sets clipnorm; clip between",
+    # optimizer objects
+    "scaled(2).minimize((T.Variable(1.0),), lambda: 3.0)": "are not variables; pass a Variable or several, after",
+    "scaled(2).add_slot('v', 'm')": "str is not a Variable",
+    "scaled(2).get_scaled_loss(None)": "the loss is None, which has no scale",
+    "setattr(scaled(2), 'iterations', -1)": "iterations is -1; use a whole number ≥ 0",
+    "scaled(2).apply_gradients([(None, T.Variable(1.0, 'v'))])": "no gradient for any variable: 'v'; pass variables",
+    "optimizer().apply_gradients([(1.0, T.Variable(1.0)), (1.0, T.Variable(2.0))])": "give each a unique name",
+    "optimizer().apply_gradients([([1.0], T.Variable(1.0))])": "a gradient has shape (1,), but its variable has",
+    "optimizer().restore({})": "the checkpoint lacks the step count 'step'; pass the result of checkpoint()",
+    "optimizer().restore({'step': np.zeros(3)})": "the checkpoint lacks the step count 'step'",
+    # numbers of fit
+    "network().fit(X, Y, epochs=-1)": "epochs is -1; use a whole number ≥ 0",
+    "network().fit(X, Y, batch_size=0)": "batch_size is 0; use a whole number ≥ 1",
+    "network().fit(X, Y, validation_split=0.5, validation_data=[])": "are given, too; use one of the two",
+    "network().fit(X, Y, first_epoch=-1)": "first_epoch is -1; use a whole number ≥ 0",
+    "network().fit(X, Y, seed=-1)": "seed is -1; use a whole number ≥ 0",
+    "network().fit(X, Y, steps_per_epoch=0)": "steps_per_epoch is 0; use a whole number ≥ 1",
+    "network().fit(X, Y, callbacks='EarlyStopping')": "not a callback: 'EarlyStopping'; pass EarlyStopping(…)",
+    "network().fit(X, Y, callbacks=[object()])": "pass EarlyStopping(…), or a function",
+    "network().fit(X, Y, learning_rate=1e39)": "the learning rate of step 1 is 1e+39; use a finite number ≥ 0",
+    "network().fit(X, Y, learning_rate=True)": "the learning rate of step 1 is True; use a finite number ≥ 0",
+    "network()(X)['z']": "the model has no output 'z'; it has y",
+    # metrics of a loop
+    "T.Accuracy().update_state([-100, 1], np.ones((2, 4)))": "has the target -100, but predictions have classes",
+    "T.Accuracy().update_state([0.5, 1], np.ones((2, 4)))": "has the target 0.5, but predictions have classes 0 to 3",
+    "T.Accuracy().update_state([0, 1, 2], np.ones((2, 4)))": "without axis -1 they must agree",
+    "T.Accuracy().update_state([0.5, 2.0], [0.5, 2.0])": "so targets must be 0 or 1; numbers have no accuracy",
+    # steps
+    "step(parameters=['x'])": "parameter 'x' is not an initializer of the model; it has 'w', 'b'",
+    "step(freeze='*')": "every parameter is frozen, so there is nothing to train; freeze fewer",
+    "step(micro_batches=0)": "micro_batches is 0; use a whole number ≥ 1",
+    "step(micro_batches='2')": "micro_batches is '2'; use a whole number ≥ 1",
+    "step(seed=0.5)": "seed is 0.5; use a whole number ≥ 0",
+    "step(policy='float16')": "does not keep parameters and results in float32, as a training step must",
+    "step(policy='p=f32,c=f64,o=f32')": "computes in a type that a training step does not have; use float16",
+    "step(keep=['op=Relu'])": "keep configures lowering, but policy 'float32' lowers nothing; remove the options",
+    "step(lower=['op=Sub'], policy='mixed_float16')": "which a training step computes in float32; narrow the pattern",
     "T.Variable('a')": "the value of variable 'Variable' is 'a'; pass numbers",
 }
 
 
-MADE = (network, step, trainer, gradients_of, optimizer, half, other_checkpoint)
-VALUES = {"T": T, "np": np, "X": X, "Y": Y, "F32": F32, "MODEL": MODEL, "TWO": TWO, "BARE": BARE}
+MADE = (network, step, trainer, gradients_of, optimizer, scaled, half, other_checkpoint)
+VALUES = {
+    "T": T,
+    "np": np,
+    "X": X,
+    "Y": Y,
+    "F32": F32,
+    "MODEL": MODEL,
+    "TWO": TWO,
+    "BARE": BARE,
+    "HALF_LOSS": HALF_LOSS,
+}
 NAMES = VALUES | {"SPARSE": SPARSE, "CROSS": CROSS} | {made.__name__: made for made in MADE}
 
 

@@ -89,12 +89,12 @@ def test_what_is_set_in_the_optimizer_reaches_the_trainer() -> None:
     trainer.fit(DATA[2:])
     optimizer.restore(saved)
     assert trainer.steps == 2 and int(trainer.state["step"]) == 2
-    assert (trainer.state["w1/v"] == saved["w1/v"]).all()
+    assert (trainer.state["w1/v"] == saved["slot/w1/v"]).all()
 
 
 def test_slots_of_another_model_are_refused() -> None:
     optimizer = StatefulOptimizer(Adam(0.01))
-    optimizer.restore({"iter": np.array(1), "w1/m": np.zeros((3, 3), F32), "w1/v": np.zeros((3, 3), F32)})
+    optimizer.restore({"step": np.array(1), "slot/w1/m": np.zeros((3, 3), F32), "slot/w1/v": np.zeros((3, 3), F32)})
     with pytest.raises(TrainingError) as error:
         _trainer(optimizer)
     assert str(error.value) == (
@@ -111,7 +111,7 @@ def test_an_optimizer_restores_a_checkpoint_of_a_trainer(tmp_path: Path) -> None
     optimizer.restore(tmp_path / "a.npz")
 
     assert optimizer.iterations == len(DATA) and float(optimizer.loss_scale()) == trainer.loss_scale
-    assert (optimizer.checkpoint()["w2/v"] == trainer.state["w2/v"]).all()
+    assert (optimizer.checkpoint()["slot/w2/v"] == trainer.state["w2/v"]).all()
 
 
 @pytest.mark.parametrize("when", ["before the trainer", "before fit", "after fit"])

@@ -17,8 +17,7 @@ from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import DynamicLossScale, LossScale, serialize
 from amp_rewrite.train.update.graph import Scaling, Update, append_update
 from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
-from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop, deserialize, named
-from amp_rewrite.train.update.schedules import ExponentialDecay
+from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, ExponentialDecay, RMSprop, deserialize, named
 from unit.train.test_loss_scale import SEQUENCES
 
 F32 = np.float32

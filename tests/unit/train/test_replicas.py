@@ -128,7 +128,7 @@ def test_two_processes_train_as_one_and_skip_together(tmp_path: Path) -> None:
             batch["x"][-1, 0] = np.inf
         alone.step(SingleReplica(), batch)
 
-    assert same(*states) and states[0]["iter"] == STEPS - 1 and states[0]["loss_scale/current_loss_scale"] == 2**14
+    assert same(*states) and states[0]["step"] == STEPS - 1 and states[0]["loss_scale"] == 2**14
     for name, value in alone.state.items():  # sums of 16 rows in another order; Adam's steps of 0.01 carry them on
         np.testing.assert_allclose(states[0][name], value, atol=2e-6)
 

@@ -16,15 +16,8 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from amp_rewrite.train.update.optimizers import SGD, Adam, deserialize
-from amp_rewrite.train.update.schedules import (
-    CosineDecay,
-    ExponentialDecay,
-    Schedule,
-    WarmUp,
-    rate_of_config,
-    serialized_rate,
-)
+from amp_rewrite.train.update.optimizer import Schedule, rate_of_config, serialized_rate
+from amp_rewrite.train.update.optimizers import SGD, Adam, CosineDecay, ExponentialDecay, WarmUp, deserialize
 from support.train.nets import F32, parsed
 
 NET = "net (float[N, 2] x) => (float[N, 3] logits) <float[2, 3] w = {1, -1, 2, 0.5, 1, -2}> { logits = MatMul (x, w) }"

@@ -11,6 +11,7 @@ import pytest
 from amp_rewrite import View
 from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import GradientError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
@@ -330,3 +331,57 @@ def test_the_model_given_is_not_changed() -> None:
     training_step(model, loss=CROSS_ENTROPY)
 
     assert model.SerializeToString(deterministic=True) == before
+
+
+def test_the_report_says_why_the_update_is_float32() -> None:
+    step = training_step(mlp(), loss=CROSS_ENTROPY)
+    assert step.report is not None
+    told = {(row.name.split("/")[0], row.rule) for row in step.report.rows if row.name.startswith("amp.")}
+
+    assert {("amp.update", "update"), ("amp.update", "running_sum"), ("amp.loss", "loss")} <= told
+    assert "updates the state of a training step, in float32" in step.report.text()
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    model = parsed("net (float[3] x) => (float loss) { loss = ReduceMean <keepdims = 0> (x) }")
+    with pytest.raises(TrainingError) as error:
+        training_step(model, loss="loss")
+    assert str(error.value) == (
+        "the loss 'loss' does not depend on a trainable float32 initializer; export the model"
+        " with its weights as initializers, or name them in `parameters`"
+    )
+
+
+def test_a_half_weight_is_refused_by_name() -> None:
+    model = parsed(
+        "net (float[3] x) => (float loss) <float16[3] w = {1, 2, 3}>"
+        " { v = Cast <to = 1> (w) p = Mul (x, v) loss = ReduceMean <keepdims = 0> (p) }"
+    )
+    with pytest.raises(TrainingError) as error:
+        training_step(model, loss="loss", parameters=["w"])
+    assert str(error.value) == "parameter 'w' is float16, but trained weights must be float32; cast it"
+
+
+def test_an_op_without_a_gradient_is_named_with_the_way_through_it() -> None:
+    model = parsed(
+        "net (float[3] x) => (float loss) <float[3] w = {1, 2, 3}>"
+        " { p = Mul (x, w) [det] d = my.own.Odd (p) loss = ReduceMean <keepdims = 0> (d) }"
+    )
+    model.graph.node[1].domain, model.graph.node[1].op_type = "my.own", "Odd"
+    model.opset_import.append(onnx.helper.make_opsetid("my.own", 1))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3]))
+    with pytest.raises(GradientError) as error:
+        training_step(model, loss="loss")
+    assert "'det' (my.own::Odd)" in str(error.value) and "w → " in str(error.value)
+
+
+def test_an_old_opset_is_refused() -> None:
+    model = parsed(
+        "net (float[3] x) => (float loss) <float[3] w = {1, 2, 3}>"
+        " { p = Mul (x, w) loss = ReduceMean <keepdims = 0> (p) }",
+        opset=11,
+    )
+    with pytest.raises(
+        GradientError, match=r"the model imports ai.onnx opset 11, and gradients are made from opset 12 on"
+    ):
+        training_step(model, loss="loss")

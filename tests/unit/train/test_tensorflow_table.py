@@ -180,7 +180,7 @@ def test_keys_of_checkpoints_of_tensorflow_are_refused_and_nothing_changes(key: 
     opt.apply_gradients([(np.ones(1), Variable([1.0]))])
     before = opt.checkpoint()
     with pytest.raises(TrainingError, match=r"^the checkpoint "):
-        opt.restore({"iter": np.array(3), key: np.array(1)})
+        opt.restore({"step": np.array(3), key: np.array(1)})
     assert opt.checkpoint() == before
 
 
@@ -636,17 +636,6 @@ def test_classes_of_keras_are_on_the_last_axis() -> None:
     assert float(doubled) == pytest.approx(2 * expected, rel=1e-5)
 
 
-def test_a_network_says_what_is_missing() -> None:
-    model = Network(mlp())
-    with pytest.raises(TrainingError, match="the network has no loss and no optimizer for fit and evaluate; call comp"):
-        model.fit(np.ones((2, 8), F32), np.zeros(2))
-    with pytest.raises(TrainingError, match="the model has no output 'z'; it has y"):
-        model(np.ones((2, 8), F32))["z"]
-    with pytest.raises(TrainingError, match="ndarray is not a result of a Network; call with"):
-        Losses.MeanSquaredError()(np.zeros(3), np.zeros(3))  # type: ignore[arg-type]
-    assert model(np.ones((2, 8), F32)).numpy().shape == (2, 4)
-
-
 def test_one_pass_gives_loss_metrics_and_gradients_and_predictions_need_no_targets() -> None:
     loss = ModelLoss.of(mlp(), CROSS_ENTROPY)
     batch = next(batches(1))
@@ -733,31 +722,6 @@ def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
         for copying in (copy.deepcopy, pickle.dumps):
             with pytest.raises(TrainingError, match=r"holds an open session, which cannot be copied; save\(\) writes"):
                 copying(made)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda o, v: o.minimize((v,), _square()), "are not variables; pass a Variable or several, after the loss"),
-        (lambda o, v: o.apply_gradients([(v, np.ones(2))]), "ndarray is not a Variable; pass Variable objects"),
-        (
-            lambda o, v: o.apply_gradients([v]),
-            "not pairs of a gradient and its variable; pass zip(gradients, variables)",
-        ),
-        (lambda o, v: o.add_slot("v", "m"), "str is not a Variable"),
-        (lambda o, v: o.get_scaled_loss(None), "the loss is None, which has no scale"),
-        (lambda o, v: setattr(o, "iterations", -1), "iterations is -1; use a whole number ≥ 0"),
-        (lambda o, v: DynamicLossScale("big"), "invalid initial loss scale 'big'; use a number"),  # type: ignore[arg-type]
-        (lambda o, v: DynamicLossScale(4, 1.5), "invalid increment period 1.5; use a whole number"),  # type: ignore[arg-type]
-        (lambda o, v: o.minimize(lambda: v**2), "does not tell its variables; pass them as var_list"),
-        (lambda o, v: Losses.Huber(1.0, 2.0), "huber takes delta by place; name other options"),
-        (lambda o, v: Losses.Huber(reduction="none"), "reduction='none' is not here: losses are means"),
-    ],
-)
-def test_arguments_in_another_order_or_of_another_kind_are_refused(call: Any, message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        call(LossScaleOptimizer(SGD(0.1)), Variable([1.0, 2.0], "v"))
-    assert message in str(error.value)
 
 
 def test_numbers_of_numpy_are_loss_scales_and_options_of_losses_come_by_place() -> None:

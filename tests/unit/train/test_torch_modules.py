@@ -11,7 +11,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.interchange import torch_forms
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
-from amp_rewrite.train.objective.module_parameters import module_notes
+from amp_rewrite.train.objective.parameters import module_notes
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.update.optimizers import AdamW
 from support.train.nets import F32
