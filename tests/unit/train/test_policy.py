@@ -298,4 +298,4 @@ def test_steps_follow_the_rewrite_and_the_policy_as_sessions_do() -> None:
 
 @pytest.mark.parametrize("name", ["p=f32,c=f16,o=f32", "p=f32,c=bf16,o=f32", "float32"])
 def test_a_step_computes_in_any_type_that_it_can_lower_to(name: str) -> None:
-    assert policy_of(name) == Policy(name)
+    assert policy_of(name, process.policy_of_steps) == Policy(name)
