@@ -195,7 +195,6 @@ def page(rows: list[Row]) -> str:
             counted = f"{found['float32'].labels} {task.label}; {task.score}" if task.label else task.score
             lines.append((task.name, counted, *(cell(found[tool]) if tool in found else "-" for tool in tools)))
     packages = {row.package: row.digest for row in rows}
-    faults = [(row.task, row.tool, row.fault) for row in rows if row.fault]
     return "\n".join(
         [
             "# Trained models at their task",
@@ -209,7 +208,6 @@ def page(rows: list[Row]) -> str:
             "",
             *measure.markdown(("task", "answers; scores", *tools), lines),
             "",
-            *(["No model:", "", *measure.markdown(("task", "converter", "last line"), faults), ""] if faults else []),
             "## Packages",
             "",
             "The digest is the start of the SHA-256 of the models.",
