@@ -86,7 +86,6 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """Return the status of a regular file; None if it is missing, or a link."""
     with suppress(OSError):
         status = target.lstat()
         return status if stat.S_ISREG(status.st_mode) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +40,7 @@ class Fingerprint:
 
 def fingerprint(model: Model) -> Fingerprint:
     """Return the fingerprint of a model, independent of how it was loaded. O(nodes + tensors)."""
-    proto = onnx.ModelProto()
-    pieces = wire.pieces(model.proto, lambda tensor: [_bare(tensor).SerializeToString(deterministic=True)])
-    if pieces is None:
-        proto.CopyFrom(model.proto)
-    else:
-        proto.ParseFromString(b"".join(piece for piece in pieces if isinstance(piece, bytes)))
+    proto = onnx.ModelProto.FromString(_described(model, _bare))
     _strip(proto)
     weights = hashlib.sha256()
     with Sources() as sources:
@@ -62,16 +57,18 @@ def digest(model: Model, *, full: bool = False) -> str:
     Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
     digest that its file will have. Weights above 64 KiB are sampled as there; with `full`, all are streamed.
     """
-    content = hashlib.sha256()
-    described = wire.pieces(model.proto, lambda t: [tensors.without_values(t).SerializeToString(deterministic=True)])
-    for piece in described or [model.proto.SerializeToString(deterministic=True)]:
-        assert isinstance(piece, bytes)  # nothing is streamed
-        content.update(piece)
+    content = hashlib.sha256(_described(model, tensors.without_values))
     with Sources() as sources:
         for tensor in wire.tensors(model.proto):  # dims and types came first, and tell how many bytes each has
             for part in (_all_after_casts if full else _sampled)(tensor, sources):
                 content.update(part)
     return content.hexdigest()
+
+
+def _described(model: Model, describe: Callable[[onnx.TensorProto], onnx.TensorProto]) -> bytes:
+    """Return a serialized model with other protos for its tensors."""
+    pieces = wire.pieces(model.proto, lambda tensor: [describe(tensor).SerializeToString(deterministic=True)])
+    return b"".join(p for p in pieces or [model.proto.SerializeToString(deterministic=True)] if isinstance(p, bytes))
 
 
 def _all_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:

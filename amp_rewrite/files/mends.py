@@ -132,7 +132,6 @@ _SPELLED_OUT = "ai.onnx"
 
 
 def _domains(model: _Mending) -> None:
-    """Correct the domains of nodes, and the opset imports of the model and its functions."""
     local = {function.domain for function in model.proto.functions}
     for number in range(-1, len(model.proto.functions)):
         holder = _holder(model.proto, number)

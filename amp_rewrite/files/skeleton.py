@@ -41,19 +41,15 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     body = wire.pieces(proto, hollow)
     if body is None:
         out.CopyFrom(proto)
-        _stand_in(out)
-        _without_bare_ends(out)
-        return out
-    out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
-    _main_inputs(out.graph)
-    _fill_graph(out.graph, _opset(out))
-    for training in out.training_info:
-        _fill_graph(training.initialization, _opset(out))
-        _fill_graph(training.algorithm, _opset(out))
-    for function in out.functions:
-        _fill_nodes(function, _opset(function))
-        for attribute in function.attribute_proto:
-            _fill_attribute(attribute, _opset(function))
+    else:
+        out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
+        out.ClearField("training_info")  # neither the checker nor inference reads it
+        _main_inputs(out.graph)
+        _fill_graph(out.graph, _opset(out))
+        for function in out.functions:
+            _fill_nodes(function, _opset(function))
+            for attribute in function.attribute_proto:
+                _fill_attribute(attribute, _opset(function))
     _stand_in(out)
     _without_bare_ends(out)
     return out

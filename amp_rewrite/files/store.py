@@ -215,7 +215,6 @@ def _silent(done: int, total: int) -> None:
 
 
 def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
-    """Files still needed by the model at `read`, unless it is the replaced one."""
     if read is not None and replaces(path, read):
         return frozenset()
     return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))

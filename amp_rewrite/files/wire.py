@@ -325,7 +325,6 @@ def _fields(window: _FileWindow, start: int, stop: int) -> Iterator[tuple[int, i
 
 
 def _varint(window: _FileWindow, index: int) -> tuple[int, int]:
-    """Decode the varint at an index of the window's buffer; return it and the index after it."""
     value = shift = 0
     for at in range(index, min(index + 10, len(window.buffer))):
         byte = window.buffer[at]

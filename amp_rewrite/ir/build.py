@@ -118,7 +118,7 @@ def _names_needed(node: NodeProto) -> set[str]:
 
 
 def check_imports(proto: ModelProto) -> None:
-    """Raise ModelError for opset imports or names of local functions beyond what onnx accepts."""
+    """Raise ModelError for opset imports and names of local functions refused by onnx."""
     for function in proto.functions:
         _refuse_bytes((function.domain, function.name), "the domain or name of a function")
     holders = (("the model", proto), *((f"function {f.name!r}", f) for f in proto.functions))
@@ -328,7 +328,6 @@ class _Build:
         return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
 
     def _kind(self, node: NodeProto, position: int) -> _Kind:
-        """Return domain, type, both together, and schema of a node."""
         key = node.domain, node.op_type
         if key not in self.kinds:
             _refuse_bytes(key, f"node {position}: a part of it")

@@ -161,7 +161,6 @@ def _bound_result(signature: Signature, slot: int, inputs: tuple[ValueType | Non
 
 @lru_cache(maxsize=_REMEMBERED)
 def _container(signature: Signature, variable: str, match: ValueType | None) -> str:
-    """Return the container of a result; some variables may be tensors, sequences or optionals alike."""
     legal = {parse_type(t).container for t in signature.types[variable]}
     if len(legal) == 1:
         return legal.pop()

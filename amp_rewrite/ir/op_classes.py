@@ -15,7 +15,6 @@ def _ops(trait: Trait) -> frozenset[str]:
 
 
 def _walked(*ways: Way) -> dict[str, Sequence[int]]:
-    """Return the inputs followed by a walk through ops of some ways."""
     return {op: row.slots for op, row in OPS.items() if row.way in ways and Trait.CARRIES in row.traits}
 
 

@@ -153,7 +153,6 @@ def _rows(ops: str, *columns: Any, **more: Any) -> dict[str, OpRow]:
 
 
 def _contrib(ops: str, *columns: Any, **more: Any) -> dict[str, OpRow]:
-    """Return the rows of operators of com.microsoft."""
     return dict.fromkeys([f"com.microsoft::{op}" for op in ops.split()], OpRow(*columns, **more))
 
 

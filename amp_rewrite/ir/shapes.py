@@ -307,7 +307,6 @@ _TO_THE_END = 2**31 - 1  # exporters write this, or the largest int64
 
 
 def _cut(reading: Reading, whole: Dim, start: Dim, end: Dim) -> Dim:
-    """Return the size of an axis between a start and an end, by step 1."""
     if whole is None or start is None or end is None:
         return None
     if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int):

@@ -270,7 +270,6 @@ def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:
 
 
 def _encoded(view: View, value: ValueId, encoded: Collection[ValueId]) -> bool:
-    """True if only quantizers read a value, copies between."""
     if view.dtype(value) is not DType.FLOAT or not view.uses[value] or exposed(view, value):
         return False
     for use in view.uses[value]:

@@ -98,7 +98,6 @@ def fills_among(view: View, to: DType, values: Container[int], least: float | No
 
 
 def _tensor(numbers: AttributeProto) -> TensorProto:
-    """Return the numbers of an attribute as a tensor."""
     if numbers.type == AttributeProto.TENSOR:
         return numbers.t
     return from_array(np.array(numbers.floats or [numbers.f], np.float32))
@@ -313,7 +312,6 @@ def _outbid(reach: FillReach, op: Op, held: _Held) -> bool:
 
 
 def _factor(view: View, op: Op, slot: int) -> float | None:
-    """Return the factor of an op on an operand."""
     if op.kind not in SCALINGS or (op.kind == "Div" and slot == 1):
         return None
     size = number(view, op.inputs[1 - slot])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from amp_rewrite.ir.dataflow import casts_floats, confined
+from amp_rewrite.ir.dataflow import behind, casts_floats, confined
 from amp_rewrite.ir.op_classes import COMMUTATIVE
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -115,7 +115,6 @@ class Ops(Pattern):
 
 
 def _all(view: View, values: tuple[ValueId | None, ...], of: tuple[Pattern, ...], match: Match) -> Iterator[Match]:
-    """Extend a match by one pattern for each of the first values."""
     if not of:
         yield match
     elif values[0] is not None:
@@ -310,16 +309,9 @@ def is_transparent(view: View, op: Op) -> bool:
 
 def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
     """Return the value behind Casts, and these Casts."""
-    passed: list[OpId] = []
-    while (made_by := view.producer(value)) is not None and is_transparent(view, made_by):
-        read = made_by.inputs[0]
-        if read is None:
-            break
-        passed.append(made_by.id)
-        value = read
-    return value, passed
+    passed = list(behind(view, value, lambda op: op.inputs[0] if is_transparent(view, op) else None))
+    return passed[-1][1] if passed else value, [op.id for op, _ in passed]
 
 
 def _encloses(view: View, ops: Container[OpId], op: Op) -> bool:
-    """True if only these ops read the results of an op."""
     return all(confined(view, value, ops) for value in op.results)

@@ -150,7 +150,6 @@ def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
 
 
 def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[ScoreTerm, ValueId] | None:
-    """Return the term of a sum and its scores."""
     for slot, value in enumerate(op.inputs):
         other = op.inputs[1 - slot]
         held = numbers(value) if value is not None else None
