@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from amp_rewrite.dtypes import DType
@@ -185,7 +186,7 @@ def _keeps_shape(view: View, op: Op) -> bool:
 
 def _biased_layers(view: View, made: Made) -> Iterator[Op]:
     """Yield layers between quantizers with float16 scales and a constant bias in floats."""
-    for op in _low(view, made, *LAYERS):
+    for op in _low(view, made, tuple(LAYERS)):
         biased = len(op.inputs) > 2 and view.constant(op.inputs[2]) is not None
         if biased and all(view.producer(value, *DEQUANTIZES) is not None for value in op.inputs[:2]):
             readers = [reader.kind for value in op.results for reader in view.readers(value)]
@@ -193,22 +194,12 @@ def _biased_layers(view: View, made: Made) -> Iterator[Op]:
                 yield op
 
 
-def _low(view: View, made: Made, *kinds: str) -> Iterator[Op]:
+def _low(view: View, made: Made, kinds: Sequence[str]) -> Iterator[Op]:
     return (op for op in view.of_kinds(kinds) if any(made(value) is DType.FLOAT16 for value in op.results))
 
 
-def _low_norms(view: View, made: Made) -> Iterator[Op]:
-    return _low(view, made, "LayerNormalization")
-
-
-def _captured(view: View, made: Made) -> Iterator[Op]:
-    for op in view.of_kinds(("Conv",)):
-        if any(view.ops[use.op].scope != op.scope for v in op.results for use in view.uses[v]):
-            yield op
-
-
 def _wide_heads(view: View, made: Made) -> Iterator[Op]:
-    for op in _low(view, made, "Attention"):
+    for op in _low(view, made, ("Attention",)):
         shape = shape_of(view, op.inputs[0])
         if shape is None or (width := shape[-1]) is None:
             continue
@@ -224,23 +215,19 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalizatio
 
 def _summed_norms(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 norms of a sum, fused by onnxruntime or already in the model."""
-    for op in _low(view, made, *_NORMS, *_SKIP_NORMS):
+    for op in _low(view, made, (*_NORMS, *_SKIP_NORMS)):
         maker = view.producer(op.inputs[0])
         if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
             yield op
 
 
 def _grouped(view: View, made: Made) -> Iterator[Op]:
-    return (op for op in _low(view, made, "Conv", "ConvTranspose") if int_attribute(op.node, "group", 1) > 1)
-
-
-def _transposed(view: View, made: Made) -> Iterator[Op]:
-    return _low(view, made, "ConvTranspose")
+    return (op for op in _low(view, made, ("Conv", "ConvTranspose")) if int_attribute(op.node, "group", 1) > 1)
 
 
 def _long_transposed(view: View, made: Made) -> Iterator[Op]:
     """Yield float16 ConvTranspose with a spatial dimension beyond 2048 or not fixed."""
-    for op in _transposed(view, made):
+    for op in _low(view, made, ("ConvTranspose",)):
         shape = shape_of(view, op.outputs[0])
         if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
             yield op
@@ -282,15 +269,14 @@ _PATTERNS: Mapping[str, Callable[[View, Made], Iterator[Op]]] = {
     "transposed_product": turned,
     "cast_transpose": _turned_and_cast,
     "quantized_bias": _biased_layers,
-    "captured_convolution": _captured,
     "wide_heads": _wide_heads,
     "summed_norms": _summed_norms,
     "grouped_convolution": _grouped,
-    "norm_variance": _low_norms,
+    "norm_variance": partial(_low, kinds=("LayerNormalization",)),
     "untensored_convolution": _untensored,
     "long_transposed_convolution": _long_transposed,
     "grid_mode": _new_grid_modes,
-    "transposed_convolution": _transposed,
+    "transposed_convolution": partial(_low, kinds=("ConvTranspose",)),
 }
 """The ops at which each fault happens."""
 
@@ -309,7 +295,7 @@ def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
         keep=row.get("keep", False),
         operators=tuple(row.get("operators", ())),
         advice=row.get("advice", ""),
-        reported=row.get("told", True),
+        reported=row.get("reported", True),
         runtime=row["runtime"],
         source=row.get("source", ""),
     )

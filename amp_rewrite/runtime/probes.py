@@ -100,15 +100,10 @@ def opened(model: Path, provider: str, skip: Sequence[str] = ()) -> str | None:
     The failure is a signal that ended the process, or onnxruntime's objection.
     """
     program = "from amp_rewrite.runtime.probes import open_plainly; open_plainly(*sys.argv[1:])"
-    arguments = command(program, str(model), provider, *skip)
-    try:
-        done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"does not open in {_SECONDS:.0f} seconds"
-    if done.returncode < 0:
-        return f"onnxruntime ends the process ({_signal(done.returncode)})"
-    last = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
-    return re.sub(r"^amp_rewrite\.errors\.\w+: ", "", last) if done.returncode else None
+    done = _done(program, str(model), provider, *skip)
+    if isinstance(done, str):
+        return done
+    return re.sub(r"^amp_rewrite\.errors\.\w+: ", "", _last(done)) if done.returncode else None
 
 
 def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: float = _SECONDS) -> Asked:
@@ -117,14 +112,11 @@ def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: f
         f"import json, sys; from dataclasses import asdict; from amp_rewrite.runtime.{module} import {function};"
         f" sys.stdout.write(json.dumps({function}(), default=asdict))"
     )
-    try:
-        done = subprocess.run(command(program), capture_output=True, text=True, errors="replace", timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"{subject} did not answer in {seconds:.0f} seconds"}
-    if done.returncode < 0:
-        return {"failure": f"{subject} ended the process ({_signal(done.returncode)})"}
+    done = _done(program, subject=subject, seconds=seconds)
+    if isinstance(done, str):
+        return {"failure": done}
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = _last(done)
         if last.startswith(_OUR_ERROR):
             return {"failure": last.removeprefix(_OUR_ERROR).rpartition("; ")[0]}  # the remedy is the caller's
         return {"failure": f"{subject} cannot be queried, the process ended with {done.returncode}: {last}"}
@@ -135,8 +127,23 @@ def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: f
     return answer
 
 
-def _signal(code: int) -> str:
+def _done(
+    program: str, *arguments: str, subject: str = "onnxruntime", seconds: float = _SECONDS
+) -> subprocess.CompletedProcess[str] | str:
+    """Run a program in another process, or return why it neither answers nor ends by itself."""
+    words = command(program, *arguments)
     try:
-        return signal.Signals(-code).name
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"{subject} did not answer in {seconds:.0f} seconds"
+    if done.returncode >= 0:
+        return done
+    try:
+        name = signal.Signals(-done.returncode).name
     except ValueError:  # a real-time one
-        return f"signal {-code}"
+        name = f"signal {-done.returncode}"
+    return f"{subject} ended the process ({name})"
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or ["it says nothing"])[-1]

@@ -225,7 +225,7 @@ def test_the_doctor_reports_the_signal_and_the_way_round(tmp_path: Path) -> None
     path = saved(half(DYING), tmp_path)
     done = CliRunner().invoke(program, ["doctor", "--open", str(path)])
     assert done.exit_code == 1
-    assert "onnxruntime ends the process (SIGSEGV)" in done.stdout
+    assert "onnxruntime ended the process (SIGSEGV)" in done.stdout
     assert "pass disabled_optimizers=['MatmulTransposeFusion']" in done.stdout
 
 
