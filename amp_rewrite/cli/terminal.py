@@ -117,12 +117,13 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 
 
 @contextmanager
-def stages(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+def stages(title: str, *, quiet: bool, large: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
     """Yield a callback for the stages of the body on stderr, by name; None if nobody looks.
 
-    A terminal gets a bar for each, which moves while a stage is silent and goes at the end.
+    A terminal gets a bar for each, which moves while a stage is silent and goes at the end. Elsewhere a `large` model
+    gets a line at the start of each stage and along a long one.
     """
-    with _shown(quiet) as tell:
+    with _shown(quiet, large) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
 
 
@@ -130,9 +131,27 @@ Tell = Callable[[str, int, int | None], None]
 
 
 @contextmanager
-def _shown(quiet: bool) -> Iterator[Tell | None]:
-    with nullcontext() if quiet or not sys.stderr.isatty() else _bars() as tell:
+def _shown(quiet: bool, large: bool = False) -> Iterator[Tell | None]:
+    silent = nullcontext(_lines() if large and not quiet else None)
+    with silent if quiet or not sys.stderr.isatty() else _bars() as tell:
         yield tell
+
+
+def _lines() -> Tell:
+    said = set[tuple[str, int]]()
+
+    def tell(title: str, done: int, total: int | None) -> None:
+        counted = total is not None and 1 < total <= _COUNTED
+        part = title, done if counted else 0
+        if part not in said:
+            said.add(part)
+            talk(f"{title}{f' {done}/{total}' if counted and done else ''} …", quiet=False)
+
+    return tell
+
+
+_COUNTED = 1000
+"""Parts of a stage that get a line each, such as batches and trials; there are more of bytes."""
 
 
 @contextmanager

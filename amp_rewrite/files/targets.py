@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -124,6 +125,8 @@ def located(body: list[wire.Piece], names: list[str]) -> list[wire.Piece]:
             tensor.external_data[0].value = names[int(tensor.external_data[0].value)]
     return [light.SerializeToString(deterministic=True)]
 
+_LARGE = 50_000_000  # bytes
+
 
 def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
     """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model with data files to keep."""
@@ -187,6 +190,13 @@ def data_files(path: Path) -> list[Path]:
             return data_files_in(file, os.fstat(file.fileno()).st_size, path)
     except OSError:
         return []
+
+
+def is_large(path: Path) -> bool:
+    """True if a model takes more than a moment to convert and check."""
+    with suppress(OSError):
+        return path.stat().st_size >= _LARGE or any(file.stat().st_size >= _LARGE for file in data_files(path))
+    return False
 
 
 def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,13 +12,14 @@ from amp_rewrite.errors import FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports.evidence import FAILED
+from amp_rewrite.pipeline.repair import repair
+from amp_rewrite.reports.evidence import ARGUMENTS, FAILED
 from amp_rewrite.reports.report import Report
-from amp_rewrite.settings.option import Options, checked, takes
-from amp_rewrite.settings.request import KEYWORDS
+from amp_rewrite.settings.option import OptionsAndCriterion, checked, takes
+from amp_rewrite.settings.request import CRITERION, KEYWORDS
 
 
-@takes(KEYWORDS)
+@takes(KEYWORDS, CRITERION)
 @checked
 def export(
     module: Any,
@@ -29,12 +31,12 @@ def export(
     output_names: Sequence[str] | None = None,
     check: bool = True,
     overwrite: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[OptionsAndCriterion],
 ) -> Report:
     """Export a module of PyTorch to ONNX, convert it, check it on its arguments, and write the file.
 
     The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is that of `convert`,
-    on `args` in place of a random batch.
+    on `args` in place of a random batch; with a criterion it is a `repair` on them.
 
     Args:
         module: a `torch.nn.Module`; its mode stays as it is.
@@ -45,7 +47,7 @@ def export(
         output_names: names of the outputs in the file.
         check: False converts without a check.
         overwrite: replace an existing file.
-        **options: those of `convert`, see docs/reference/options.md.
+        **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
 
     Returns:
         The report of the conversion.
@@ -82,7 +84,12 @@ def export(
         module.train(training)
     program.model.graph.name = type(module).__name__  # for reports, where torch writes "main_graph"
     source = Model.load(program)
-    converted = convert(source, check=_fed(source, given) if check else False, **options)
+    arrays = tuple(value for value in given if hasattr(value, "__array__"))
+    if any(value is not None for name, value in options.items() if name in CRITERION):
+        converted = repair(source, arrays, **options).converted
+    else:
+        rest: Mapping[str, Any] = options
+        converted = convert(source, check=check and _fed(source, arrays), **rest)
     evidence = converted.report.evidence
     if evidence.level == FAILED:
         raise ModelError(f"the conversion fails its check: {evidence.objection}; nothing was written")
@@ -90,9 +97,9 @@ def export(
     return converted.report
 
 
-def _fed(source: Model, args: Sequence[object]) -> Feed | bool:
+def _fed(source: Model, arrays: Sequence[object]) -> Feed | bool:
     """Return the arguments as a batch; True, for a random one, if they are not those of the model's inputs."""
     try:
-        return Feed.of(tuple(value for value in args if hasattr(value, "__array__")), source)
+        return replace(Feed.of(tuple(arrays), source), origin=ARGUMENTS)
     except FeedError:
         return True

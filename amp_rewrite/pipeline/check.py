@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, FeedError, ModelError
+from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
 from amp_rewrite.evidence.conditions import Conditions, casting_in_graph, drawing
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.guard import guard
@@ -29,6 +29,7 @@ from amp_rewrite.pipeline.repair import BUDGET, Search, reference_of, with_evide
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
+from amp_rewrite.runtime.ort_errors import NO_KERNEL
 from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
@@ -44,8 +45,10 @@ _MOST_INPUT = 1 << 28
 """Bytes of an input above which a conversion is not checked: what it declares may be a mistake."""
 _ROUNDS = 2
 """Repairs at most; the second one starts from what the first one keeps."""
-_LIGHT = SessionOptions(optimized=False, planned=False, pooled=False, lean=True, spinning=False)
+_LIGHT = SessionOptions(optimized=False, pooled=False, lean=True, spinning=False)
 """Options for one run: weights stay in their files, and no graph is optimized."""
+_PLANNED = 2000
+"""Nodes above which planning the reuse of memory takes longer than the run."""
 
 Convert = Callable[[Request], tuple[Draft, Converted]]
 """A conversion of one model by a request, with its draft."""
@@ -58,11 +61,11 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
     """
     draft, converted = convert(request)
     if converted.plan.empty:
-        return converted
+        return _copied(draft, converted)
     try:
-        request.tell("run in float32")
+        request.tell("check in float32")
         reference = _Reference.of(draft, batch)
-        request.tell(f"run in {request.to.spelling}")
+        request.tell(f"check in {request.to.spelling}")
         rows = reference.rows(converted.result)
         reference.check_comparable(rows, request.to)
     except AmpRewriteError as why:
@@ -81,6 +84,19 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
         if not any(map(_is_wrong, rows)):
             return reference.judged(converted, rows, REPAIRED, found)
     return reference.judged(converted, rows, FAILED, found)
+
+
+def _copied(draft: Draft, unchanged: Converted) -> Converted:
+    """Return a conversion without changes, with the objection if onnxruntime does not open the model."""
+    try:
+        if draft.source.nbytes <= MOST_WEIGHTS:
+            _opened(draft.source, "the source, which is copied")
+    except MachineError:  # not installed
+        return unchanged
+    except ModelError as why:
+        if NO_KERNEL not in str(why):  # a GPU may have one
+            return with_evidence(unchanged, Evidence(NONE, objection=str(why)))
+    return unchanged
 
 
 def _pattern(op: Op) -> str:
@@ -122,7 +138,7 @@ class _Reference:
         for note in drawing(source, "the model"):
             raise ModelError(note)
         model = reference_of(draft)
-        outputs = tuple(_run(model, feed))
+        outputs = tuple(_run(model, feed, "the source, nor the result"))
         for name, value in ((name, value) for found in outputs for name, value in found.items()):
             if _floating(value) and np.isnan(value).any():  # type: ignore[arg-type]
                 raise ModelError(f"output {name!r} of the float32 model is NaN ({feed.origin})")
@@ -180,8 +196,15 @@ def _asked(batch: Feed | Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in batch.items() if value != usual.get(name)}
 
 
-def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Given]]:
-    runner = Runner.open(model, _LIGHT)
+def _opened(model: Model, name: str = "the model") -> Runner:
+    try:
+        return Runner.open(model, replace(_LIGHT, planned=len(model.proto.graph.node) <= _PLANNED))
+    except ModelError as error:
+        raise ModelError(str(error).replace("cannot open the model", f"cannot open {name}")) from error
+
+
+def _run(model: Model, batches: Feed | Iterator[Batch], name: str = "the model") -> Iterator[Mapping[str, Given]]:
+    runner = _opened(model, name)
     return (runner.run({name: _widened(value) for name, value in batch.items()}) for batch in batches)
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "verified", "repaired", "failed"
 """Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs not near enough."""
+ARGUMENTS = "the arguments of export"
+"""Origin of a batch that `export` was called with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
-from amp_rewrite.reports.evidence import UNCHECKED
+from amp_rewrite.reports.evidence import ARGUMENTS, UNCHECKED
 from amp_rewrite.reports.render import WIDTH, count, cut, display_width, plain, share, shortened, size, table, wrap
 from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
 from amp_rewrite.settings.request import USUAL_TOLERANCES
@@ -361,6 +361,8 @@ def next_command(report: ReportData) -> str:
     if not unchecked(report):
         return ""
     model, tolerance = report.model, usual_tolerance(report)
+    if report.evidence.data == ARGUMENTS:
+        return f"the same call with tolerance={tolerance}, overwrite=True"
     if not PurePath(model.name).suffix:
         return f"amp_rewrite.repair(model, data, tolerance={tolerance})"
     to = ["--to", model.to] if model.to not in (None, LOW[0]) else []

@@ -221,3 +221,19 @@ def test_lines_that_are_copied_stay_whole_on_a_narrow_terminal(
 def test_stages_are_silent_without_a_terminal_or_where_silence_is_asked_for(quiet: bool) -> None:
     with terminal.stages("m.onnx", quiet=quiet) as tell:
         assert tell is None
+
+
+def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.stages("m.onnx", quiet=False, large=True) as tell:
+        assert tell is not None
+        for stage, done, total in (("read", 0, 1), ("measure", 0, 2), ("measure", 1, 2), ("write", 0, 10**8)):
+            tell(stage, done, total)
+        tell("write", 10**7, 10**8)
+    assert capsys.readouterr().err.splitlines() == [
+        "m.onnx: read …",
+        "m.onnx: measure …",
+        "m.onnx: measure 1/2 …",
+        "m.onnx: write …",
+    ]
+    with terminal.stages("m.onnx", quiet=True, large=True) as tell:
+        assert tell is None

@@ -36,6 +36,9 @@ def test_a_module_becomes_a_checked_file(tmp_path: Path) -> None:
     (found,) = amp_rewrite.Session(path).run(None, {"image": image.numpy()})
     assert abs(found - expected).max() < 1e-2
     assert report.model.name == "Sequential"
+    assert report.text().endswith("\nnext: the same call with tolerance=1e-2, overwrite=True\n")
+    verified = amp_rewrite.export(net, image, path, tolerance=1e-2, overwrite=True)
+    assert verified.evidence.level == "verified" and "next: " not in verified.text()
     with pytest.raises(ModelError, match="not OrderedDict; load weights into a module"):
         amp_rewrite.export(net.state_dict(), image, path)
     with pytest.raises(FeedError, match="args must be a tensor or a tuple of tensors, not ndarray"):

@@ -94,6 +94,19 @@ def test_what_is_not_checked_says_why_and_is_the_plain_conversion(model: onnx.Mo
     assert checked.model == convert(model, safety="none").model
 
 
+@pytest.mark.parametrize("low", [True, False], ids=["lowered", "copied"])
+def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, low: bool) -> None:
+    model = parsed(f"{PRODUCT if low else 'h = Relu (x)'} y = vendor.Magic (h)")
+    model.opset_import.add(domain="vendor", version=1)
+    onnx.save(model, "odd.onnx")
+    done = run("odd.onnx")
+    which = "the source, nor the result" if low else "the source, which is copied"
+    assert (
+        done.exit_code == 0 and f"not checked on data: onnxruntime cannot open {which}: it knows no op" in done.stdout
+    )
+    assert "give the model a local function of that name" in " ".join(done.stdout.split())
+
+
 def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MOST_WEIGHTS", 100)
     assert "more than 1 GB" in convert(loud(), check=True).report.evidence.objection
