@@ -10,15 +10,13 @@ from typing import Any
 from onnx import ModelProto
 
 from amp_rewrite.compat.float16 import io_rules, without_effect
-from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Tolerance
-from amp_rewrite.evidence.search import minimal_set
+from amp_rewrite.evidence.metric import Tolerance, differences
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.repair import repair
+from amp_rewrite.pipeline.repair import minimal_set, repair
 from amp_rewrite.pipeline.repaired import regions_of
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require

@@ -12,9 +12,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.instrument.range_nodes import merged, neutral, ranges
-from amp_rewrite.evidence.instrument.taps import Taps, tapped
 from amp_rewrite.evidence.ranges import Range, Ranges, key
+from amp_rewrite.evidence.taps import Taps, merged, neutral, ranges, tapped
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.view import ValueId, View

@@ -29,14 +29,6 @@ from amp_rewrite.settings.choices import Target, target_of
 
 
 @dataclass(frozen=True, slots=True)
-class RunMode:
-    """Provider of a model, which must open, and low ops emulated or unchanged."""
-
-    provider: str
-    emulates: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Conditions:
     """Conditions for runs of models on data.
 
@@ -59,26 +51,18 @@ class Conditions:
         """Name of the provider to open."""
         return (CUDA if cuda_opens() else CPU) if self.provider is None else self.provider
 
-    @property
-    def emulates(self) -> bool:
-        """True if low-precision ops run as rounding float32 ops.
+    def way(self, model: Model) -> tuple[str, bool]:
+        """Return the provider of a model, which must open, and True if low ops run as rounding float32 ops.
 
-        By default without CUDA, unless the caller names a provider that computes in low types itself.
+        It is WebGPU if the model was converted for a device like the one here. Without the device it is emulated as on
+        CUDA, which errs less than sums in float16. Others are emulated by default without CUDA, unless the caller names
+        a provider that computes in low types itself.
         """
-        if self.emulate is not None:
-            return self.emulate
-        return self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens()
-
-    def way(self, model: Model) -> RunMode:
-        """Return how a model runs: on WebGPU if it was converted for a device like the one here.
-
-        Without the device it is emulated as on CUDA, which errs less than sums in float16.
-        """
-        if target_of(model) is not Target.WEBGPU or self.provider is not None:
-            return RunMode(self.chosen_provider, self.emulates)
-        if self.emulate is not True and webgpu_opens():
-            return RunMode(WEBGPU, emulates=False)
-        return RunMode(self.chosen_provider, self.emulate is not False)
+        webgpu = target_of(model) is Target.WEBGPU and self.provider is None
+        if webgpu and self.emulate is not True and webgpu_opens():
+            return WEBGPU, False
+        usual = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())
+        return self.chosen_provider, usual if self.emulate is None else self.emulate
 
     def feed(self, data: object, model: Model) -> Feed:
         """Return the data as batches for a model."""
@@ -151,8 +135,7 @@ def unrolled(feed: Feed, model: Model) -> Feed:
     def source() -> Iterator[Batch]:
         states: dict[str, Any] = {}
         for number, batch in enumerate(feed):
-            fed = batch if back.begins(number) else {**batch, **states}
-            yield fed
+            yield (fed := batch if back.begins(number) else {**batch, **states})
             outputs = runner.run(fed, names)
             states = {into: outputs[out] for out, into in back.pairs}
 

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.evidence.conditions import Conditions, check_as_is, drawing, low_types, name_of, unrolled
-from amp_rewrite.evidence.instrument.errors import Errors, SideBySide
-from amp_rewrite.evidence.instrument.pairing import Pairing, reads
+from amp_rewrite.evidence.errors import Errors, Pairing, SideBySide, reads
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.dataflow import reach

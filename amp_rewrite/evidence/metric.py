@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -13,6 +13,7 @@ import numpy as np
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.reports.evidence import Difference
+from amp_rewrite.runtime.runner import Given
 from amp_rewrite.settings.option import CriterionKeywords, Kind, check_keyword
 from amp_rewrite.settings.request import CRITERION, STARTS
 
@@ -349,3 +350,57 @@ def _at(difference: Difference, a: Array, b: Array, flat: int) -> Difference:
 
 def _text(value: Any) -> str:
     return f"{value:.8g}" if isinstance(value, (float, np.floating)) else str(value)[:60]
+
+
+# -- sequences, maps and optionals ---------------------------------------------------------------------------
+
+
+def differences(
+    a: Given, b: Given, by: Criterion, *, equal_nan: bool = False, part: str = ""
+) -> Iterator[tuple[str, Difference]]:
+    """Yield each part of an output by its place, with its difference from the reference's.
+
+    A map is one part, and so is a sequence of maps: of equal keys a matrix, as ZipMap reads it. An empty sequence
+    counts as one value, and so does an empty optional.
+    """
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        yield part, compare(a, b, by, equal_nan=equal_nan)
+    elif a is None and b is None:
+        yield part, Difference(0, True, "nothing on both sides", compared=1)
+    elif isinstance(a, dict) and isinstance(b, dict):
+        found = _by_key([a], [b], by, equal_nan)
+        yield part, replace(found, where=found.where[1:] if found.where else None)
+    elif not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
+        yield part, Difference(0, False, f"the reference gives {_container(a)}, the candidate {_container(b)}")
+    elif not a:
+        yield part, Difference(0, True, "an empty sequence on both sides", compared=1)
+    elif all(isinstance(entries, dict) for entries in (*a, *b)):
+        yield part, _by_key(a, b, by, equal_nan)
+    else:
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from differences(x, y, by, equal_nan=equal_nan, part=f"{part}[{i}]")
+
+
+Maps = Sequence[Mapping[Any, Any]]
+
+
+def _by_key(a: Maps, b: Maps, by: Criterion, equal_nan: bool) -> Difference:
+    """Return the difference of as many maps; its `where` is a place and a key."""
+    uniform = all(entries.keys() == a[0].keys() for entries in a)
+    places = [(place, key) for place, entries in enumerate(a) for key in (a[0] if uniform else entries)]
+    for here, side, there in ((a, "here", b), (b, "in the reference", a)):
+        if lost := [(place, key) for place, entries in enumerate(here) for key in entries if key not in there[place]]:
+            (place, key), more = lost[0], f" (and {len(lost) - 1} more)" if lost[1:] else ""
+            return Difference(len(places), False, f"the key {key!r} of map {place}{more} is missing {side}")
+    rows = (len(a), -1) if uniform else (-1,)
+    x, y = (np.array([maps[place][key] for place, key in places]).reshape(rows) for maps in (a, b))
+    found = compare(x, y, by, equal_nan=equal_nan)
+    if found.where is None:
+        return found
+    return replace(found, where=places[int(np.ravel_multi_index([int(i) for i in found.where], x.shape))])
+
+
+def _container(value: Given) -> str:
+    if isinstance(value, list):
+        return f"a sequence of {len(value)}"
+    return "nothing" if value is None else "a map" if isinstance(value, dict) else "a tensor"

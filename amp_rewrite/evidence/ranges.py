@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.casting import Fit
-from amp_rewrite.files.disk import write_whole
+from amp_rewrite.files.disk import check_place, read_regular, write_whole
 from amp_rewrite.reports.render import count, plain, table
 from amp_rewrite.reports.result import Malformed, Result, load, map_of, reader_of, record
 from amp_rewrite.version import VERSION
@@ -108,10 +108,11 @@ class Ranges(Result):
         from amp_rewrite.files.fingerprint import fingerprint
 
         own = fingerprint(model)
-        fault = _other("graph", self.graph, own.graph) or _other("weights", self.weights, own.weights)
-        if fault:
-            name = f", {self.model}" if self.model else ""
-            raise EvidenceError(f"the ranges are of another model{name}: {fault} differ; {_AGAIN} on this one")
+        for what, mine, theirs in (("graph", self.graph, own.graph), ("weights", self.weights, own.weights)):
+            if mine != theirs:
+                fault = f"{what} {mine[:12]} and {theirs[:12]} differ"
+                name = f", {self.model}" if self.model else ""
+                raise EvidenceError(f"the ranges are of another model{name}: {fault}; {_AGAIN} on this one")
 
     def to_json(self) -> str:
         """Return JSON with one value per line; the same ranges give the same text."""
@@ -151,18 +152,13 @@ class Ranges(Result):
         Raises:
             EvidenceError: the file is invalid; names the fault in one line.
         """
-        file = Path(path)
         try:
-            if not (file.is_file() or file.is_fifo()):
-                fact = "it is not a regular file" if file.exists() else "there is no such file"
-                raise EvidenceError(f"cannot read {file}: {fact}; name a file that calibrate wrote")
-            with file.open("rb") as stream:
-                content = stream.read(MAX_BYTES + 1)
+            content = read_regular(path, MAX_BYTES)
         except OSError as cause:
-            raise EvidenceError(f"cannot read {file}: {cause.strerror}; name a file that calibrate wrote") from cause
+            raise EvidenceError(f"cannot read {path}: {cause.strerror}; name a file that calibrate wrote") from cause
         if len(content) > MAX_BYTES:
-            raise EvidenceError(f"{file}: larger than {MAX_BYTES >> 20} MiB, so not a file of ranges")
-        return cls.from_json(content, str(file))
+            raise EvidenceError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so not a file of ranges")
+        return cls.from_json(content, str(path))
 
     def text(self, *, top: int | None = None) -> str:
         """Return a summary and a table of `top` rows or all: values with infinity or NaN first, then by absmax."""
@@ -199,19 +195,12 @@ def check_writable(file: Path, overwrite: bool) -> None:
     """Raise EvidenceError if ranges cannot be written to `path`, and say why."""
     if file.suffix.lower() == ".onnx":
         raise EvidenceError(f"cannot write {file}: ranges are JSON, not a model; use the suffix .json")
-    if not file.parent.is_dir():
-        raise EvidenceError(f"cannot write {file}: the folder {file.parent} does not exist; make it first")
-    if file.is_dir():
-        raise EvidenceError(f"cannot write {file}: it is a folder; name a file")
+    check_place(file, EvidenceError)
     if file.exists() and not overwrite:
         raise EvidenceError(f"{file} exists; name another output, or replace it with {spelled('overwrite', True)}")
 
 
 _HEAD = ("model", "graph", "weights", "tool", "to", "batches", "origin", "random")
-
-
-def _other(what: str, mine: str, theirs: str) -> str:
-    return f"{what} {mine[:12]} and {theirs[:12]}" if mine != theirs else ""
 
 
 def _lines(entries: Mapping[str, object]) -> str:
@@ -243,11 +232,11 @@ def _cells(name: str, range_: Range, to: DType) -> tuple[str, ...]:
 
 
 def _ranges(loaded: object) -> Ranges:
-    schema = loaded.get("schema") if isinstance(loaded, Mapping) else SCHEMA
-    if isinstance(loaded, Mapping) and {"totals", "rows"} <= loaded.keys():
-        raise Malformed("is a conversion report, not a ranges file")
-    if schema != SCHEMA:
-        raise Malformed(f"is {schema!r:.20}, this version reads {SCHEMA}", ".schema")
+    if isinstance(loaded, Mapping):
+        if {"totals", "rows"} <= loaded.keys():
+            raise Malformed("is a conversion report, not a ranges file")
+        if (schema := loaded.get("schema")) != SCHEMA:
+            raise Malformed(f"is {schema!r:.20}, this version reads {SCHEMA}", ".schema")
     ranges: Ranges = _RANGES(loaded)
     return ranges
 

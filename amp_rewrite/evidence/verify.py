@@ -21,11 +21,10 @@ from amp_rewrite.evidence.conditions import (
     opening,
     session_on,
 )
-from amp_rewrite.evidence.containers import differences
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.feedback import state_pairs, words_of
 from amp_rewrite.evidence.data.sources import nbytes
-from amp_rewrite.evidence.metric import Criterion, criterion
+from amp_rewrite.evidence.metric import Criterion, criterion, differences
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
@@ -171,8 +170,8 @@ class Side:
         """Open a model. `keeps`: outputs stay in memory; `valid`: the model need not be checked."""
         model = Model.load(source)
         spelled = " and ".join(low_types(model))
-        way = conditions.way(model)
-        emulates, provider = bool(spelled) and way.emulates, way.provider
+        provider, emulates = conditions.way(model)
+        emulates = emulates and bool(spelled)
         notes = list(drawing(model, name))
         if provider == CPU and spelled and not emulates:
             notes.append(

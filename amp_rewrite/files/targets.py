@@ -125,6 +125,7 @@ def located(body: list[wire.Piece], names: list[str]) -> list[wire.Piece]:
             tensor.external_data[0].value = names[int(tensor.external_data[0].value)]
     return [light.SerializeToString(deterministic=True)]
 
+
 _LARGE = 50_000_000  # bytes
 
 

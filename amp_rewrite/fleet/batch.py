@@ -27,7 +27,7 @@ from amp_rewrite.fleet.places import (
     stored_data_files,
 )
 from amp_rewrite.fleet.processes import Processes, cores, through
-from amp_rewrite.pipeline.guidance import Guidance
+from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.option import Options, checked, takes
 from amp_rewrite.settings.request import KEYWORDS, Request

@@ -28,8 +28,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repair import BUDGET, Search, reference_of, with_evidence
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.ort_errors import NO_KERNEL
+from amp_rewrite.runtime.installation import NO_KERNEL, require
 from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -132,9 +132,7 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
     if ranges.to != to:
         raise PolicyError(f"the ranges are for {ranges.to}, not for {to}; calibrate with {spelled('to', to)}")
     view, values = draft.view, dict(ranges.values)
-    for op in view.of_kinds(
-        (ROTARY_KIND,)
-    ):  # what a fusion rotates was not measured, and grows by at most the root of 2
+    for op in view.of_kinds((ROTARY_KIND,)):  # not measured, a fusion made it; grows by at most the root of 2
         source, (result, *_) = op.inputs[0], op.results
         if source is not None and (known := ranges.of(view, source)) is not None:
             values.setdefault(key(view, result), replace(known, absmax=known.absmax * 2**0.5))
@@ -161,19 +159,19 @@ def model_name(draft: Draft) -> str:
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
     """Return the draft, shifted on request, and the pins and findings of ranges; none without ranges."""
+
+    def guarded(draft: Draft, ranges: Ranges | None) -> Guarded:
+        if ranges is None:
+            return Guarded()
+        from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
+
+        return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.hazards.saturate)
+
     if not is_shifted(draft.request, ranges):
-        return draft, _guarded(draft, ranges, headroom)
+        return draft, guarded(draft, ranges)
     from amp_rewrite.pipeline.shift import chosen  # late: few shift
 
-    return chosen(draft, ranges, headroom, partial(_guarded, headroom=headroom))
-
-
-def _guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> Guarded:
-    if ranges is None:
-        return Guarded()
-    from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
-
-    return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.hazards.saturate)
+    return chosen(draft, ranges, headroom, guarded)
 
 
 def finish(

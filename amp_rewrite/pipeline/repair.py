@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +13,9 @@ from typing import Any, Unpack
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.instrument.errors import local_errors
+from amp_rewrite.evidence.errors import local_errors
 from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.search import BudgetSpent, minimal_set
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
@@ -255,3 +255,75 @@ def _compact(by: Criterion) -> str:
     if isinstance(by, Tolerance):
         return f"rtol:{by.rtol:g},atol:{by.atol:g}"
     return f"{by.measure.name}:{by.limit:g}"
+
+
+# -- the smallest set of suspects ----------------------------------------------------------------------------
+
+Ask = Callable[[tuple[int, ...]], bool]
+
+
+class BudgetSpent(Exception):
+    """Raised by a test once its budget is spent."""
+
+
+def minimal_set(suspects: int, enough: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
+    """Return a minimal set of the suspects 0, 1 … (sorted) to hold back, by a test; None if no tested set passes.
+
+    Doubling and bisection find the shortest prefix that passes. QuickXplain (Junker, Preferred Explanations and
+    Relaxations for Over-Constrained Problems, AAAI 2004) removes unneeded suspects by halves. Finally each remaining
+    suspect is tested alone, since holding back more may make the test fail, which both steps rule out. It takes about
+    2 log2(n) tests for one culprit, and 3 k + 2 k log2(n / k) for k. On BudgetSpent it is the smallest set so far,
+    which need not be minimal.
+    """
+    answers: dict[frozenset[int], bool] = {}
+
+    def ask(held: tuple[int, ...]) -> bool:
+        key = frozenset(held)
+        if key not in answers:
+            answers[key] = enough(key)
+        return answers[key]
+
+    def best() -> frozenset[int] | None:
+        return min((held for held, passes in answers.items() if passes), key=len, default=None)
+
+    with suppress(BudgetSpent):
+        everyone = tuple(range(suspects))
+        if not ask(()) and ask(everyone):
+            last = _shortest(ask, everyone) - 1
+            _needed(ask, (last,), everyone[:last])
+            _each_needed(ask, tuple(sorted(best() or ())))
+    return None if (found := best()) is None else tuple(sorted(found))
+
+
+def _shortest(ask: Ask, everyone: tuple[int, ...]) -> int:
+    fails, passes = 0, 1
+    while passes < len(everyone) and not ask(everyone[:passes]):
+        fails, passes = passes, passes * 2
+    passes = min(passes, len(everyone))
+    while passes - fails > 1:
+        middle = (fails + passes) // 2
+        if ask(everyone[:middle]):
+            passes = middle
+        else:
+            fails = middle
+    return passes
+
+
+def _needed(ask: Ask, held: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
+    if ask(held) or not suspects:
+        return ()
+    if len(suspects) == 1:
+        return suspects
+    more, less = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+    of_less = _needed(ask, held + more, less)
+    return _needed(ask, held + of_less, more) + of_less
+
+
+def _each_needed(ask: Ask, chosen: tuple[int, ...]) -> None:
+    spared = True
+    while spared:
+        spared = False
+        for one in reversed(chosen):
+            rest = tuple(i for i in chosen if i != one)
+            if ask(rest):
+                chosen, spared = rest, True

@@ -82,58 +82,42 @@ def _nodes(draft: Draft, coloring: Coloring) -> int:
 def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOutcome:
     """Return the draft with overflowing regions shifted, and ranges of its values.
 
-    Without ranges, only an exponent shifts: residual streams. Raise what `guard` raises.
+    Without ranges, residual streams are shifted, and only by a requested exponent. Raise what `guard` raises.
     """
+    want, why = _want(draft, headroom), refusal(draft.view)
     if ranges is None:
-        return shifted_residuals(draft, headroom)
+        if why is not None:
+            return ShiftOutcome(draft, draft)
+        equations = Equations.of(draft.view)
+        return _tried(draft, draft, shifted_by(equations, residual_plan(equations, want), {}, want), {}, ASKED)
     check_headroom(headroom)
     if ranges.to != draft.request.to.spelling:
         return ShiftOutcome(draft, draft, ranges)  # the guard objects
-    return shifted_by_ranges(draft, ranges, headroom)
-
-
-def shifted_by_ranges(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
-    """Return the draft with regions shifted, chosen by ranges."""
-    want = _want(draft, headroom)
-    beyond = overflowing(draft.view, draft.paint(), ranges, want.to, headroom, draft.hazards.saturate)
-    if not beyond or refusal(draft.view):
-        plain = _refused(draft, beyond)
+    wide, beyond = draft, _beyond(draft, ranges, want)
+    if not beyond:
+        return ShiftOutcome(draft, draft, ranges)
+    if why is not None:
+        finding = Finding(UNSHIFTED, "model", f"{why}, so what overflows stays float32")
+        plain = replace(draft, notes=(*draft.notes, finding))
         return ShiftOutcome(plain, plain, ranges)
-    wide = draft
     if draft.view.low_types:
         wide = Draft.of(draft.source, draft.request, widen=True)
-        beyond = overflowing(wide.view, wide.paint(), ranges, want.to, headroom, wide.hazards.saturate)
+        beyond = _beyond(wide, ranges, want)
     seen, coloring = seen_ranges(wide.view, ranges), wide.paint()
     low = {value: known for value, known in seen.items() if is_low(wide.view, coloring, value)}
     shift = shift_view(wide.view, beyond, low, want)
     tried = _tried(draft, wide, shift, seen, DATA)
-    if tried.shift is None:
-        return replace(tried, ranges=ranges)
-    return replace(tried, ranges=_ranges(wide.view, shift, ranges, seen))
+    return replace(tried, ranges=ranges if tried.shift is None else _ranges(wide.view, shift, ranges, seen))
 
 
-def shifted_residuals(draft: Draft, headroom: float) -> ShiftOutcome:
-    """Return the draft with its residual streams shifted by the requested exponent, without any data."""
-    if refusal(draft.view):
-        return ShiftOutcome(draft, draft)
-    want = _want(draft, headroom)
-    equations = Equations.of(draft.view)
-    shift = shifted_by(equations, residual_plan(equations, want), {}, want)
-    return _tried(draft, draft, shift, {}, ASKED)
+def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:
+    return overflowing(draft.view, draft.paint(), ranges, want.to, want.headroom, draft.hazards.saturate)
 
 
 def _want(draft: Draft, headroom: float) -> ShiftRequest:
     request = draft.request
     asked = request.shift if isinstance(request.shift, int) else None
     return ShiftRequest(request.to, headroom, asked, flush=request.target is Target.ONNX)
-
-
-def _refused(draft: Draft, beyond: Mapping[ValueId, Fit]) -> Draft:
-    why = refusal(draft.view) if beyond else None
-    if why is None:
-        return draft
-    finding = Finding(UNSHIFTED, "model", f"{why}, so what overflows stays float32")
-    return replace(draft, notes=(*draft.notes, finding))
 
 
 def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:

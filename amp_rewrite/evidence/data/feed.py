@@ -17,9 +17,8 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, nearest, spelled
 from amp_rewrite.evidence.data.feedback import Feedback
-from amp_rewrite.evidence.data.npy import short
 from amp_rewrite.evidence.data.random_batches import Drawing, drawn
-from amp_rewrite.evidence.data.sources import LIMIT, FileBatch, Raw, Source, as_array, named, source_of
+from amp_rewrite.evidence.data.sources import LIMIT, FileBatch, Raw, Source, as_array, named, short, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR
@@ -134,22 +133,20 @@ class Feed:
         """
         ports = tuple(replace(port, extra=extra_axes.get(port.name)) for port in input_ports(model))
         back = Feedback.of(feedback, steps, model)
+        random = False
         if isinstance(data, Feed):
-            lenient, origin = allow_nonfinite or data._allow_nonfinite, data.origin
+            origin, random, source, count = data.origin, data.random, data._source, data._count
+            allow_nonfinite = allow_nonfinite or data._allow_nonfinite
             if data.feedback is not None:
                 back, origin = back or data.feedback.on(model), origin.removesuffix(f", {data.feedback}")
-            ports = _without_states(ports, back)
-            feed = _checking(origin, data.random, ports, lenient, data._source, data._count, back)
-            return replace(feed, _mark=None) if allow_change else feed
-        ports = _without_states(ports, back)
-        origin, source, count = source_of(data, ports, limit)
-        feed = _checking(origin, False, ports, allow_nonfinite, source, count, back)
-        feed = replace(feed, _mark=None) if allow_change else feed
-        if feed._ignored:
+        else:
+            origin, source, count = source_of(data, ports, limit)
+        feed = _checking(origin, random, _without_states(ports, back), allow_nonfinite, source, count, back)
+        if feed._ignored and not isinstance(data, Feed):
             import warnings  # late: data seldom hold more than inputs
 
             warnings.warn(feed.notes[-1], UserWarning, stacklevel=2)
-        return feed
+        return replace(feed, _mark=None) if allow_change else feed
 
     @classmethod
     def randomly(
@@ -256,13 +253,11 @@ def _checked(
     for name in raw:
         if name not in known and name not in ignored:
             inputs = f"{'input is' if len(known) == 1 else 'inputs are'} {', '.join(map(repr, known)) or 'none'}"
-            fact = f"{_batch(number, raw)} has an array {short(str(name))}, but the model's {inputs}"
             unfed = [port.name for port in ports if port.name not in raw]
             meant = nearest(str(name), unfed) or (unfed if len(unfed) == 1 else [])
             rename = f"rename it to {meant[0]!r}, or " if meant else ""
-            left = next((repr(port.name) for port in ports if port.name in unfed and not port.required), None)
-            default = "" if left is None else f"; input {left} would keep its default"
-            raise FeedError(f"{fact}{default}; {rename}drop it")
+            fact = f"{_batch(number, raw)} has an array {short(str(name))}, but the model's {inputs}"
+            raise FeedError(f"{fact}; {rename}drop it")
     required = [port.name for port in ports if port.required and not port.container.startswith("optional")]
     missing = [repr(name) for name in required if name not in raw]
     if missing:

@@ -10,8 +10,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, advice, spelled
-from amp_rewrite.evidence.data.npy import short
-from amp_rewrite.evidence.data.sources import Raw, Source
+from amp_rewrite.evidence.data.sources import Raw, Source, short
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.sizes import MOST_AXES

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.evidence.data.npy import Npz
+from amp_rewrite.evidence.data.sources import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.loss_scale import Gradient, serialize
 from amp_rewrite.train.door import door, stated, whole_number

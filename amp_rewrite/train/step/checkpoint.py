@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.evidence.data.npy import Npz
+from amp_rewrite.evidence.data.sources import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.disk import replacing
 from amp_rewrite.settings.loss_scale import LossScale

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,6 @@ MADE: Mapping[str, tuple[dict[str, int], int, int]] = {
     "whisper_step_dynamo20": ({SKIP: 7, "BiasGelu": 2, MHA: 4}, 2, 2),
 }
 """Operators of onnxruntime, and Casts inserted into the model that is fused the usual way and into this one."""
-KINDS = {
-    "sums and norms": (SKIP, RMS),
-    "biased activations": ("BiasGelu", "FastGelu"),
-    "activations": ("BiasGelu", "FastGelu", "Gelu", "QuickGelu"),
-    "products": ("FusedMatMul", MHA),  # an attention holds one; the runtime makes the others itself
-    "attentions": ("Attention", MHA),
-}
 
 every_model = pytest.mark.parametrize("name", MADE)
 
@@ -74,24 +67,6 @@ def test_how_many_of_each_are_made_and_how_many_casts_stay(name: str) -> None:
     assert (dict(found), inserted(converted(name, "basic")), inserted(made)) == MADE[name]
     rows = [row for row in made.report.rows if row.op.startswith("com.microsoft")]
     assert {row.dtype for row in rows} <= {"float16"}
-
-
-@every_model
-def test_converting_twice_changes_nothing(name: str) -> None:
-    once = converted(name, "contrib").result
-    assert amp_rewrite.convert(once, fuse="contrib").plan.empty
-
-
-@every_model
-def test_names_of_inputs_outputs_and_of_other_nodes_stay(name: str) -> None:
-    before = onnx.load(MODELS / f"{name}.onnx", load_external_data=False).graph
-    after = converted(name, "contrib").result.proto.graph
-    for side in ("input", "output"):
-        assert [v.SerializeToString() for v in getattr(after, side)] == [
-            v.SerializeToString() for v in getattr(before, side)
-        ]
-    known = {node.name for node in before.node}
-    assert {node.name for node in after.node if node.domain == "com.microsoft"} <= known
 
 
 @every_model
@@ -140,21 +115,7 @@ def placements() -> Mapping[str, dict[str, Mapping[str, Any]]]:
     return found
 
 
-def count_of(row: Mapping[str, Any], kinds: Sequence[str]) -> int:
-    return sum(count for op, count in row["ops"].items() if op.rpartition(":")[2] in kinds)
-
-
 both_types = pytest.mark.parametrize("low", ["float16", "bfloat16"])
-
-
-@pytest.mark.slow
-@pytest.mark.stub
-@every_model
-@both_types
-def test_the_runtime_has_at_least_as_many_as_of_the_float32_model(name: str, low: str, cuda_stub: Path) -> None:
-    before, after = placements()[name]["float32"], placements()[name][low]
-    fewer = {what for what, kinds in KINDS.items() if count_of(after, kinds) < count_of(before, kinds)}
-    assert fewer == set()
 
 
 @pytest.mark.slow

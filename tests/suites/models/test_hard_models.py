@@ -10,18 +10,14 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
 import amp_rewrite
 from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.repaired import Repaired
-from amp_rewrite.runtime.runner import Runner
 from support.hard_models import HARD, Hard, halved
 from support.paths import ROOT
-from support.planted_models import PLANTED, planted
 
 # The outputs are of the size of 1, so that this is a hundredth; bfloat16 has three bits less.
 NEAR: Mapping[str, Mapping[str, float]] = {
@@ -29,7 +25,6 @@ NEAR: Mapping[str, Mapping[str, float]] = {
     "bfloat16": {"rtol": 8e-2, "atol": 8e-2},
 }
 # What the lists, the graph and its constants tell is enough for these.
-MENDED_BY_LISTS = {"masked_rows", "far_rotary"}
 # bfloat16 has float32's range, but not its digits.
 WRONG_IN_BFLOAT16 = {"offset_norm", "masked_rows", "far_rotary"}
 KEPT: Mapping[str, set[str]] = {
@@ -109,17 +104,6 @@ def test_the_numbers_that_are_told_of_them_are_there(name: str, value: str, leas
     assert least <= amp_rewrite.calibrate(hard.model, hard.batch).values[value].absmax <= most
 
 
-@pytest.mark.parametrize("name", HARD)
-def test_outputs_are_of_the_size_of_one_so_that_the_tolerance_means_something(name: str) -> None:
-    hard = made(name)
-    (output,) = Runner.open(Model.load(hard.model)).run(hard.batch).values()
-    assert np.isfinite(output).all()
-    if name == "large_logits":
-        np.testing.assert_allclose(output.sum(axis=-1), 1, rtol=1e-6)
-    else:
-        assert 0.4 < np.std(output) < 2
-
-
 # -- that they break, and are mended -----------------------------------------------------------------
 
 
@@ -128,12 +112,6 @@ def test_outputs_are_of_the_size_of_one_so_that_the_tolerance_means_something(na
 def test_with_every_tensor_in_half_they_are_wrong_and_the_wider_range_helps_four(name: str, to: str) -> None:
     hard = made(name)
     assert judged(hard, halved(hard.model, to), to).ok == (to == "bfloat16" and name not in WRONG_IN_BFLOAT16)
-
-
-@pytest.mark.parametrize("name", HARD)
-def test_without_data_two_of_them_are_near_enough(name: str) -> None:
-    hard = made(name)
-    assert judged(hard, amp_rewrite.convert(hard.model).result).ok == (name in MENDED_BY_LISTS)
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -145,14 +123,6 @@ def test_with_data_they_are_near_enough_and_all_but_these_products_are_low(name:
     assert judged(hard, found.converted.result).ok
     assert products(found.converted, "float32") == KEPT[name]
     assert len(products(found.converted, "float16")) >= 0.9 * found.converted.report.totals.compute_ops
-
-
-def test_what_needs_digits_is_repaired_in_bfloat16_too() -> None:
-    hard = made("offset_norm")
-    found = repaired(hard, hard.model, "bfloat16")
-
-    assert (found.solved, found.minimal, [region.name for region in found.regions]) == (True, True, ["offset"])
-    assert products(found.converted, "float32") == {"offset"}
 
 
 # -- exported in half already ------------------------------------------------------------------------
@@ -203,36 +173,3 @@ def _rows(kind: Any, results: str) -> list[Any]:
 def test_the_page_is_what_was_measured(benchmark: ModuleType) -> None:
     page = (ROOT / "docs" / "evidence" / "hard_models.md").read_text("utf-8")
     assert page == benchmark.page(_rows(benchmark.Row, "hard_models"), _rows(benchmark.Outlier, "planted_models"))
-
-
-def test_every_model_of_the_page_was_repaired_with_nine_tenths_of_its_products_low(benchmark: ModuleType) -> None:
-    rows = _rows(benchmark.Row, "hard_models")
-    assert [(row.to, row.model) for row in rows] == [(to, name) for to in NEAR for name in HARD]
-    for row in rows:
-        assert (row.repaired[:2], row.half_repaired[:2], row.minimal) == ("ok", "ok", True)
-        assert max(len(row.high), len(row.raised_products)) <= 0.1 * row.products
-        assert row.to == "bfloat16" or (set(row.high), row.first_jump.split()[0]) == (
-            KEPT[row.model],
-            GUILTY[row.model],
-        )
-
-
-def test_repair_of_every_exported_model_of_the_page_kept_the_product_and_few_others(
-    benchmark: ModuleType,
-) -> None:
-    rows = _rows(benchmark.Outlier, "planted_models")
-    assert [row.model for row in rows] == list(PLANTED)
-    for row in rows:
-        assert (row.repaired[:2], row.minimal, row.product in row.high) == ("ok", True, True)
-        assert row.low >= 0.9 * row.products
-
-
-@pytest.mark.parametrize("name", ["llama_dynamo23"])
-def test_an_exported_model_with_an_outlier_is_repaired(name: str) -> None:
-    hard = planted(name)
-    scaled: dict[str, Any] = {"tolerance": 1e-2}
-    found = amp_rewrite.repair(hard.model, hard.batch, shift="none", **scaled)
-
-    plain = amp_rewrite.convert(hard.model).result
-    assert not amp_rewrite.verify(hard.model, plain, hard.batch, emulate=True, **scaled).ok
-    assert (found.solved, products(found.converted, "float32")) == (True, {hard.product})

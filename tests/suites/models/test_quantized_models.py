@@ -118,14 +118,3 @@ def test_a_dequantized_weight_comes_in_the_type_of_its_readers(
     (after,), ops_after = run_and_count(result.model, feeds, tmp_path)
     assert integer_kernels(ops) == integer_kernels(ops_after) == kernels
     np.testing.assert_allclose(before, after, atol=2**-8 * np.abs(before).max())
-
-
-@pytest.mark.parametrize(
-    ("opset", "options"),
-    [(13, {}), (21, {"to": "bfloat16"}), (21, {"safety": "none"})],
-    ids=["opset 13", "bfloat16 on CUDA", "no safety"],
-)
-def test_a_dequantized_weight_stays_where_no_kernel_or_no_rule_lowers_it(opset: int, options: dict[str, str]) -> None:
-    result = convert(weight_only(opset, INT8), **options)
-    assert {row.name: row.dtype for row in result.report.rows}["decode"] == "float32"
-    assert result.report.totals.casts_to_low == 2

@@ -120,13 +120,6 @@ def test_a_raised_model_opens(name: str) -> None:
 
 
 @every_model
-def test_raising_twice_changes_nothing(name: str) -> None:
-    for keep in keeps(name):
-        once = raised(name, keep).model
-        assert written(convert(once, keep=[keep], **RAISING).model) == written(once), keep
-
-
-@every_model
 def test_the_half_model_is_not_touched_and_comes_back_when_nothing_is_named(name: str) -> None:
     before = written(twin(name))
     raised(name, "*")
@@ -134,22 +127,6 @@ def test_the_half_model_is_not_touched_and_comes_back_when_nothing_is_named(name
     assert written(convert(twin(name), lists=[{"base": "empty"}]).model) == before
     view = View.of(Model.load(twin(name)))
     assert written(apply(view, Plan(DType.FLOAT16)).to_proto()) == before
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_same_half_model_gives_the_same_bytes(name: str) -> None:
-    assert written(convert(twin(name), keep=["*"], **RAISING).model) == written(raised(name, "*").model)
-
-
-@every_fixture
-def test_a_half_model_with_default_lists_and_rules_is_raised_only_where_it_is_named(name: str) -> None:
-    """Nothing of it is float32, so nothing is lowered, and no rule takes it for one that is."""
-    result = convert(twin(name), keep=["op=Add"]) if "Add" in low_kinds(twin(name)) else None
-    if result is not None:
-        wholes = {row.name for row in result.report.raised if "raised as a whole" in row.note}
-        tails = {row.name for row in result.report.raised if "scale and bias" in row.note}
-        assert {row.op for row in result.report.raised if row.name not in wholes | tails} == {"Add"}
-        assert of_raising(twin(name), result) == []
 
 
 # -- what a model computes that is raised whole ----------------------------------------------------------
@@ -175,13 +152,6 @@ def test_a_model_that_is_raised_whole_computes_what_its_widened_twin_does(name: 
     expected, found = (objections.run(model, batch(name), "BASIC") for model in (wide, result))
     for left, right in zip(expected, found, strict=True):
         np.testing.assert_array_equal(right, left)
-
-
-def test_a_model_that_is_not_raised_computes_something_else() -> None:
-    name = "tests/models/bert_dynamo20.onnx"
-    wide, half = (emulate(inner_twin(name), rounding=r, io="float32").to_proto() for r in (False, True))
-    expected, found = (objections.run(model, batch(name), "BASIC") for model in (wide, half))
-    assert not np.array_equal(expected[0], found[0])
 
 
 # -- random models ---------------------------------------------------------------------------------------

@@ -66,18 +66,6 @@ def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
     assert found.untapped == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "chunk"),
-    [("tests/models/if_dynamo20.onnx", 1), ("tests/models/loop_ts16.onnx", 2), ("tests/models/cnn_ts13.onnx", 9)],
-)
-def test_chunks_change_no_number(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ROOT / name
-    ranges = calibrate(path, batch_of(name))
-    monkeypatch.setattr(MODULE, "CHUNK", chunk)
-
-    assert calibrate(path, batch_of(name)) == ranges
-
-
 def test_constants_count_once_per_batch() -> None:
     one = calibrate(NET, ONE).values["w"]
 
@@ -144,25 +132,6 @@ def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
 
 def _value(view: View, name: str) -> int:
     return next(v.id for v in view.values if v.name == name)
-
-
-def test_bodies_of_equal_path_share_one_range_for_each_name() -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 10, opset_import: ["" : 20]>
-        g (bool c, float[1] x) => (float[1] y, float[1] z) {
-            [p] y = If (c) <else_branch = e () => (float[1] w) { w = Neg (x) }, then_branch = t () => (float[1] u) {
-                [q] u = If (c) <then_branch = a () => (float[1] v) { v = Exp (x) },
-                                else_branch = b () => (float[1] w) { w = Neg (x) }>
-            }>
-            [other] z = If (c) <then_branch = d () => (float[1] v) { v = Mul (x, x) },
-                                else_branch = f () => (float[1] w) { w = Neg (x) }>
-        }
-    """)
-    model.graph.node[1].name = "p/then_branch/q"
-
-    found = calibrate(model, {"c": np.array(True), "x": np.float32([3])})
-
-    assert found.values["p/then_branch/q/then_branch:v"] == Range(2, absmax=float(np.exp(np.float32(3))), absmin=9.0)
 
 
 # -- models that are half already ----------------------------------------------------------------------------

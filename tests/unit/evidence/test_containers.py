@@ -10,15 +10,12 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from amp_rewrite import convert, repair, verify
-from amp_rewrite.evidence.containers import differences
-from amp_rewrite.evidence.metric import MEASURES, MetricBound
-from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.evidence.metric import MEASURES, MetricBound, differences
 from amp_rewrite.reports.evidence import Difference
 from support.paths import TESTS
 
 CLASSIFIER = TESTS / "models" / "sklearn" / "mlp.onnx"
 DATA = TESTS / "models" / "sklearn" / "data.npz"
-NEAR = MetricBound(MEASURES["scaled"], 0.01)
 NAMES = [{"cat": 0.25, "dog": 0.75}, {"cat": 0.5, "dog": 0.5}]
 
 
@@ -57,11 +54,7 @@ def test_the_metric_of_classes_reads_maps_as_rows() -> None:
         (NAMES, [NAMES[0], {"cat": 0.5}], "the key 'dog' of map 1 is missing here"),
         (NAMES, [{"cat": 0.2}, {"cat": 0.5}], "the key 'dog' of map 0 (and 1 more) is missing here"),
         ([{1: 2.0}], [{1: 2.0, 2: 0.0}], "the key 2 of map 0 is missing in the reference"),
-        (
-            [{0: 1.0}],
-            [{"0": 1.0}],
-            "the key 0 of map 0 is missing here; the key '0' of map 0 is missing in the reference",
-        ),
+        ([{0: 1.0}], [{"0": 1.0}], "the key 0 of map 0 is missing here"),
         (NAMES, NAMES[:1], "the reference gives a sequence of 2, the candidate a sequence of 1"),
         (NAMES[:1], NAMES[0], "the reference gives a sequence of 1, the candidate a map"),
         (NAMES[0], np.ones(2), "the reference gives a map, the candidate a tensor"),
@@ -74,21 +67,7 @@ def test_other_keys_lengths_and_kinds_fail_and_say_so(a: Any, b: Any, because: s
     assert (difference.ok, difference.because) == (False, because)
 
 
-def test_maps_of_different_keys_are_compared_place_by_place() -> None:
-    ragged = [{"a": 1.0}, {"b": 2.0, "c": 4.0}, {}]
-    ((_, difference),) = found(ragged, [{"a": 1.0}, {"b": 2.0, "c": 4.5}, {}]).items()
-    assert (difference.ok, difference.compared, difference.where) == (False, 3, (1, "c"))
-    assert found(ragged, ragged)[""].ok
-
-
 # -- sequences and optionals ------------------------------------------------------------------------------
-
-
-def test_tensors_of_a_sequence_may_have_shapes_of_their_own() -> None:
-    ones = [np.ones(3, np.float32), np.ones((2, 2), np.float32)]
-    assert {part: difference.ok for part, difference in found(ones, ones).items()} == {"[0]": True, "[1]": True}
-    grown = [ones[0], np.ones((2, 3), np.float32)]
-    assert found(ones, grown)["[1]"].because == "the shape is [2, 2] in the reference and [2, 3] here"
 
 
 def containers() -> ModelProto:
@@ -118,24 +97,6 @@ def test_empty_sequences_and_optionals_are_equal_and_a_note_names_them() -> None
     assert verdict.notes == ()
     for name in ("none", "empty"):
         assert f"note: output '{name}' is empty on both sides in every batch\n" in verdict.text()
-
-
-def test_the_worst_part_stands_for_its_output() -> None:
-    text = verify(containers(), containers(), FED, tolerance=0.0).text()
-    assert "  pair[0] (worst of 3) " in text and "pair[1]" not in text
-    same = {"s": [np.ones(2, np.float32)] * 9}
-    found = verdict_on(same, {"s": [*same["s"][:7], np.full(2, 1.5, np.float32), same["s"][8]]})
-    assert "  s[7] (worst of 9) " in found.text()
-    assert found.because.startswith("output 's[7]', batch 0: error 0.5 of the largest value")
-    assert len(found.text(verbose=True).splitlines()) == len(found.text().splitlines()) + 8
-
-
-def verdict_on(expected: dict[str, Any], results: dict[str, Any]) -> Verdict:
-    from amp_rewrite.evidence.verdict import FedData, ModelRun
-    from amp_rewrite.evidence.verify import Comparison, rows_of
-
-    rows = tuple(rows_of((0, None), expected, results, expected, Comparison(NEAR)))
-    return Verdict(ModelRun("a", ""), ModelRun("b", ""), FedData("d", False, 1), NEAR, rows)
 
 
 # -- a classifier with ZipMap -----------------------------------------------------------------------------

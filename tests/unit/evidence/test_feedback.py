@@ -10,10 +10,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite import calibrate, convert, locate, verify
+from amp_rewrite import calibrate, convert, verify
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.data.feedback import state_pairs, words_of
+from amp_rewrite.evidence.data.feedback import state_pairs
 from amp_rewrite.evidence.verify import Stepped
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, Runner
@@ -188,14 +188,6 @@ def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
     assert [convert(growing, data=feed, target="onnx", shift="none").plan.empty for feed in feeds] == [False, True]
 
 
-def test_locate_starts_each_step_from_the_states_of_the_reference() -> None:
-    low = convert(LEAKY, target="onnx").result
-    located = locate(LEAKY, low, Feed.of({"x": DRIP["x"]}, LEAKY, feedback="hn=h", steps=50))
-    assert located.fed.batches == 1
-    (leak,) = (row for row in located.rows if row.op == "leak")
-    assert leak.absmax == pytest.approx(1.3 * 0.999 * (1 - 0.999**49), rel=1e-3)
-
-
 # -- states that a model seems to have ------------------------------------------------------------------------
 
 BODY = "{out} = Add ({into}, x) y = Neg ({out})"
@@ -234,12 +226,6 @@ def test_names_tell_a_state(out: str, into: str) -> None:
 )
 def test_names_and_types_must_fit(ports: str, body: str, pairs: dict[str, str]) -> None:
     assert state_pairs(model(ports, body, "int64[2] p = {0, 1}")) == pairs
-
-
-def test_a_star_stands_for_pairs_of_many_layers() -> None:
-    pairs = {f"present.{n}.{part}": f"past.{n}.{part}" for n in range(12) for part in ("key", "value")}
-    assert words_of({**pairs, "hn": "h"}, [*pairs, "hn", "logits"]) == ("present*=past*", "hn=h")
-    assert words_of({"new_a": "a", "new_b": "b"}, ["new_a", "new_b", "new_x"]) == ("new_a=a", "new_b=b")
 
 
 def test_a_verdict_without_feedback_says_what_it_does_not_show() -> None:

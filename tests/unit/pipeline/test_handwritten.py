@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
@@ -113,23 +113,10 @@ def test_the_model_computes_what_it_did(name: str) -> None:
         assert objections.of_outputs(objections.run(model, feeds), after, bound=BOUND) == []
 
 
-def test_a_constant_of_shape_states_its_type_even_where_it_did_not() -> None:
-    result = converted("constant_of_shape").model
-    assert numpy_helper.to_array(attribute(result, "zeros", "value")).dtype == np.float16
-    assert numpy_helper.to_array(attribute(result, "ones", "value")).tolist() == [1.0]
-
-
 def test_a_weight_that_a_float_op_reads_too_keeps_its_float_copy_under_its_own_name() -> None:
     result = converted("weight_read_by_both").model
     assert sorted((t.name, t.data_type) for t in result.graph.initializer) == [("w", FLOAT), ("w_float16", HALF)]
     assert list(node(result, "stays").input) == ["w"]
-
-
-def test_a_branch_and_the_main_graph_share_one_low_copy_of_a_weight() -> None:
-    result = converted("weight_shared_with_branch").model
-    assert sorted((t.name, t.data_type) for t in result.graph.initializer) == [("w", FLOAT), ("w_float16", HALF)]
-    assert list(node(result, "inner").input) == ["a", "w_float16"]
-    assert list(node(result, "plain").input) == ["w"]
 
 
 def test_a_captured_value_is_cast_once_outside_the_loop() -> None:
@@ -139,13 +126,6 @@ def test_a_captured_value_is_cast_once_outside_the_loop() -> None:
     assert (sorted(outside), inside) == (["a", "e", "x"], ["s", "r"])
 
 
-def test_a_float_op_in_a_loop_reads_a_captured_low_value_through_one_cast_outside() -> None:
-    result = converted("capture_of_lowered").model
-    body = attribute(result, "loop", "body")
-    assert [n.op_type for n in body.node] == ["Identity", "Exp", "Add"]
-    assert [n.name for n in result.graph.node if n.op_type == "Cast"] == ["x_float16_cast", "a_float32_cast"]
-
-
 @pytest.mark.parametrize("name", ["loop_from_deny", "loop_all_allowed"])
 def test_the_state_of_a_loop_keeps_one_type(name: str) -> None:
     result = converted(name).model
@@ -153,48 +133,6 @@ def test_the_state_of_a_loop_keeps_one_type(name: str) -> None:
     types = objections.inferred_types(result)
     assert types["s_in"] == types["s_out"] == types["s"] == {FLOAT}
     assert [v.type.tensor_type.elem_type for v in (body.input[2], body.output[1])] == [FLOAT, FLOAT]
-
-
-def test_a_loop_that_starts_from_a_deny_op_casts_in_its_body_only() -> None:
-    result = converted("loop_from_deny").model
-    assert [n.op_type for n in result.graph.node] == ["Exp", "Loop", "Pow"]
-    assert [n.op_type for n in attribute(result, "loop", "body").node] == [
-        "Identity",
-        "Softsign",
-        "Cast",
-        "MatMul",
-        "Cast",
-    ]
-
-
-def test_branches_of_an_if_end_in_one_type() -> None:
-    result = converted("if_branches_apart").model
-    ends = [
-        attribute(result, "choice", side).output[0].type.tensor_type.elem_type
-        for side in ("then_branch", "else_branch")
-    ]
-    assert ends == [FLOAT, FLOAT]
-    assert objections.inferred_types(result)["c"] == {FLOAT}
-
-
-def test_the_low_copy_of_a_weight_is_declared_where_the_weight_is() -> None:
-    """Who reads declarations finds the copy as it finds the weight."""
-    text = """g (float[1,8] x, float[8,1] u) => (float[1,1] y, float[8,1] z)
-    <float[8,1] both = {1,0,0,1,1,0,0,1}, float[1,1] low = {1}, float[8,1] both, float[1,1] low>
-    { a = MatMul (x, both)  y = MatMul (a, low)  z = Pow (u, both) }"""
-    result = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>{text}')).model
-    declared = {info.name: info.type.tensor_type for info in result.graph.value_info}
-    held = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
-    assert held == {name: declared[name].elem_type for name in ("both", "both_float16", "low")}
-    assert {len(declared[name].shape.dim) for name in held} == {2}
-
-
-def test_an_initializer_that_ir_3_lists_as_an_input_is_baked_and_still_listed() -> None:
-    result = converted("initializers_as_inputs_ir3").model
-    listed = {v.name: v.type.tensor_type.elem_type for v in result.graph.input}
-    assert {t.name: t.data_type for t in result.graph.initializer} == {n: c for n, c in listed.items() if n != "x"}
-    assert tensor(result, "w").data_type == HALF
-    assert tensor(result, "v").data_type == FLOAT
 
 
 def test_an_initializer_that_a_caller_may_override_is_cast_and_not_baked() -> None:
@@ -214,23 +152,6 @@ def test_a_cast_that_the_user_lowers_still_serves_a_float_reader(source: str) ->
     assert objections.of_casts(result) == []
     feeds = cases.feeds(model)
     assert objections.of_outputs(objections.run(model, feeds), objections.run(result, feeds), bound=BOUND) == []
-
-
-def test_inputs_and_outputs_are_lowered_on_request_even_where_a_caller_may_override() -> None:
-    model = corpus.text_model("overridable_initializer")
-    result = convert(model, io="low").model
-    assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [HALF] * 3
-    assert tensor(result, "w").data_type == HALF
-    assert objections.of_checker(result) == objections.of_loading(result) == objections.of_casts(result) == []
-
-
-def test_a_sparse_weight_is_cast() -> None:
-    model = corpus.with_sparse_weight()
-    result = convert(model)
-    assert [t.values.data_type for t in result.model.graph.sparse_initializer] == [FLOAT]
-    assert list(lowered_ops(result.view, result.coloring)) == ["first", "second", "turned"]
-    feeds = cases.feeds(model)
-    assert objections.of_outputs(objections.run(model, feeds), objections.run(result.model, feeds), bound=BOUND) == []
 
 
 def test_a_local_function_with_floats_is_inlined_and_one_without_is_not() -> None:
@@ -281,12 +202,6 @@ def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() 
     assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 1)
 
 
-def test_a_shape_alone_makes_no_cast_of_an_input_that_is_fed_in_half() -> None:
-    model = cases.build("s=Shape(x);a=MatMul(x,x)", ["s", "a"])
-    plan = convert(model, io="low").plan
-    assert plan.casts == ()
-
-
 def test_the_shape_of_a_weight_keeps_no_float32_copy_of_it() -> None:
     model = cases.build("s=Shape(w);a=MatMul(x,w)", ["s", "a"], constants={"w": np.ones((8, 8))})
     result = convert(model)
@@ -322,13 +237,6 @@ def test_casts_of_the_user_that_became_copies_are_folded() -> None:
     assert objections.of_casts(result) == []
 
 
-def test_an_island_of_doubles_is_entered_and_left_without_detour() -> None:
-    result = converted("double_island").model
-    assert list(node(result, "widen").input) == ["a"]
-    assert attribute(result, "widen", "to") == TensorProto.DOUBLE
-    assert attribute(result, "narrow", "to") == HALF
-
-
 def test_an_output_sequence_stays_float32_and_one_between_allow_ops_does_not() -> None:
     types = objections.inferred_types(converted("sequences").model)
     assert (types["s"], types["s2"], types["t"], types["kept"]) == ({HALF}, {HALF}, {FLOAT}, {FLOAT})
@@ -355,19 +263,6 @@ def test_what_stands_beside_the_graph_is_kept() -> None:
     assert after.graph.doc_string == model.graph.doc_string
     first = node(after, "first")
     assert (first.doc_string, first.metadata_props[0].value) == ("words about a node", "layer 1")
-
-
-def test_a_folded_cast_gives_its_float32_readers_a_float32_version() -> None:
-    """The Cast is lowered by force, and what it casts is low; the op that is kept reads the source in float32."""
-    model = cases.build("a=MatMul(x,x);c=Cast[to=float](a);d=Exp(c);e=Relu(c)", ["d", "e"])
-    result = convert(model, level="unsafe-force-all", keep=["d"], target="onnx")
-    assert objections.of_checker(result.model) == objections.of_casts(result.model) == []
-
-
-def test_input_and_scale_of_a_root_mean_square_norm_have_one_type() -> None:
-    graph = "d=Exp(x);n=RMSNormalization(d,w);a=MatMul(n,x)"
-    model = cases.build(graph, ["a"], opset=23, shapes={"w": [8]})
-    assert objections.of_checker(convert(model, to="bfloat16", target="onnx", lower=["n"]).model) == []
 
 
 def test_a_type_that_only_a_reader_told_is_told_again_when_the_reader_is_lowered() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ import amp_rewrite
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Range, Ranges
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.shift import DATA, _scaled, _words, region_rows, shift_draft
-from amp_rewrite.reports.rows import ShiftRow
+from amp_rewrite.pipeline.shift import _scaled, shift_draft
 from amp_rewrite.settings.request import Request
 from support import cases
 from support.hard_models import halved
@@ -169,9 +167,6 @@ def _embedded(text: str, largest: float) -> ModelProto:
     return cases.build(text, ["y"], shapes=shapes, types=types, constants=constants)
 
 
-STREAMED = f"{OUTLIERS};z=MatMul(a,w);y=Tanh(z)"
-
-
 def test_a_shift_that_only_saves_casts_is_made() -> None:
     model = _embedded(f"{OUTLIERS};k=LayerNormalization(a,g);y=MatMul(k,w)", 12288)
     made = {
@@ -194,15 +189,6 @@ def test_a_shift_that_gains_nothing_is_undone_and_named() -> None:
     assert any(f.kind == "not_shifted" and f.subject == "c" for f in converted.report.findings)
 
 
-def test_the_report_states_shifts_in_json_text_and_page() -> None:
-    report = amp_rewrite.convert(_embedded(STREAMED, 12288), data=TOKENS).report
-    assert amp_rewrite.Report.from_json(report.to_json(), "report.json") == report
-    assert "shifts" in json.loads(report.to_json())
-    assert "1 region times 2^-3" in report.text()
-    assert "Range shifts" in report.to_html()
-    assert "shifts" not in json.loads(amp_rewrite.convert(_model()).report.to_json())
-
-
 def test_explain_says_which_ops_are_shifted_and_why() -> None:
     hard = planted("bert_dynamo23")
     converted = amp_rewrite.convert(hard.model, data=hard.batch)
@@ -219,36 +205,6 @@ def test_explain_says_which_ops_are_shifted_and_why() -> None:
 
 
 # -- words and ranges ----------------------------------------------------------------------
-
-ROOMS = "the largest goes from 131072 to 16384 (headroom 0.5, then 4)"
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (
-            ShiftRow("v", 3, DATA, 2, 131072.0, 0.5, 4.0, (), ("y",)),
-            f"2 values times 2^-3, by data; {ROOMS}; ends at y",
-        ),
-        (
-            ShiftRow("v", 3, DATA, 1, 131072.0, 0.5, 4.0, ("k", "l"), ()),
-            f"1 value times 2^-3, by data; {ROOMS}; 2 values too small for it, k, l; no op needs it undone",
-        ),
-        (ShiftRow("v", 4, "option", 1, 0.0, 0.0, 0.0), "1 value times 2^-4, as asked for; no op needs it undone"),
-    ],
-)
-def test_a_region_is_told_with_its_extent_headroom_and_ends(row: ShiftRow, words: str) -> None:
-    assert _words(row) == words
-
-
-def test_a_row_counts_the_values_that_are_shifted_and_names_the_others() -> None:
-    view: Any = SimpleNamespace(value_name=lambda value: "abc"[value], ops={7: SimpleNamespace(name="end")})
-    region = SimpleNamespace(values=(0, 1, 2), largest=1, absmax=131008.0, exponent=2)
-    muls = {7: [SimpleNamespace(value=0, exponent=0)]}
-    shift: Any = SimpleNamespace(
-        plan=SimpleNamespace(regions=[region], exponents={0: 2, 1: 2}), emitted=SimpleNamespace(muls=muls)
-    )
-    assert [*region_rows(view, shift, DATA)] == [ShiftRow("b", 2, DATA, 2, 131008.0, 0.5, 2.0, ("c",), ("end",))]
 
 
 def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_does() -> None:

@@ -160,35 +160,6 @@ def test_a_cast_to_float16_that_only_raised_ops_read_goes_with_its_rounding() ->
     ]
 
 
-def test_a_cast_to_float16_stays_for_those_who_read_float16() -> None:
-    model = half("b = Cast <to = 10> (x)  c = Exp (b)  y = Add (b, b)", "float[4,4] x", f"{HALF} y, {HALF} c")
-    assert told(raised(model, "op=Exp").model) == [
-        "b = Cast<float16>(x)",
-        "c_float32 = Exp(x)",
-        "c = Cast<float16>(c_float32)",
-        "y = Add(b, b)",
-    ]
-
-
-def test_one_cast_to_float32_serves_raised_ops_and_those_that_were_float32() -> None:
-    model = half("a = Cast <to = 1> (x)  b = Tanh (a)  y = Exp (x)", outputs=f"{HALF} y, float[4,4] b")
-    assert told(raised(model, "op=Exp").model) == [
-        "x_float32 = Cast<float32>(x)",
-        "b = Tanh(x_float32)",
-        "y_float32 = Exp(x_float32)",
-        "y = Cast<float16>(y_float32)",
-    ]
-
-
-def test_no_rounding_is_left_between_raised_ops() -> None:
-    body = "a = Exp (x)  b = Cast <to = 1> (a)  c = Cast <to = 10> (b)  d = Cast <to = 1> (c)  y = Tanh (d)"
-    assert told(raised(half(body, outputs="float[4,4] y"), "*").model) == [
-        "x_float32 = Cast<float32>(x)",
-        "a = Exp(x_float32)",
-        "y = Tanh(a)",
-    ]
-
-
 def test_ops_that_move_a_cast_value_to_raised_ops_are_raised_so_nothing_is_rounded() -> None:
     body = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Identity (b)  d = Exp (c)  y = Relu (d)"
     result = raised(half(body, "int64[8,8] i"), "op=Exp")

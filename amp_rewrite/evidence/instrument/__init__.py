@@ -1,1 +1,0 @@
-"""Instrumentation: values of a model as outputs, for their ranges and errors."""
