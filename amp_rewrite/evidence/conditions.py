@@ -52,11 +52,11 @@ class Conditions:
         return (CUDA if cuda_opens() else CPU) if self.provider is None else self.provider
 
     def way(self, model: Model) -> tuple[str, bool]:
-        """Return the provider of a model, which must open, and True if low ops run as rounding float32 ops.
+        """Return the provider of a model, and True if low ops run as rounding float32 ops.
 
-        It is WebGPU if the model was converted for a device like the one here. Without the device it is emulated as on
-        CUDA, which errs less than sums in float16. Others are emulated by default without CUDA, unless the caller names
-        a provider that computes in low types itself.
+        The provider must open. It is WebGPU if the model was converted for a device like the one here. Without the
+        device it is emulated as on CUDA, which errs less than sums in float16. Others are emulated by default without
+        CUDA, unless the caller names a provider that computes in low types itself.
         """
         webgpu = target_of(model) is Target.WEBGPU and self.provider is None
         if webgpu and self.emulate is not True and webgpu_opens():
@@ -85,7 +85,7 @@ def session_on(
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:
-    """Raise ModelError, naming the model, if it is invalid; its emulation might hide that.
+    """Raise ModelError, naming the model, if it is invalid, since its emulation might hide the fault.
 
     It must open on the provider, and its outputs must have the types that they declare. A kernel may be missing, since
     the emulation stands for it.

@@ -214,7 +214,7 @@ def _spots(pairing: Pairing, accumulated: Errors, local: Errors) -> dict[OpId, O
 
 
 def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> bool:
-    """True if the error of an op's outputs is more than JUMP times that of its inputs, the nearest measured values."""
+    """True if the error of an op's outputs is over JUMP times the largest one of the nearest measured values above."""
     view = pairing.candidate
 
     def above(value: ValueId) -> Iterator[ValueId]:

@@ -224,7 +224,7 @@ def _checking(
 
 
 def _ignored(first: object, ports: tuple[Port, ...]) -> frozenset[str]:
-    """Return the names in a batch that no input takes, if every input is fed and no name resembles an input's."""
+    """Names in a batch beyond those of the inputs, if every input is fed and no name resembles an input's."""
     known = {port.name for port in ports}
     if not isinstance(first, Mapping) or not known <= first.keys():
         return frozenset()
@@ -247,7 +247,7 @@ _MARKED = 4096
 def _checked(
     raw: object, ports: tuple[Port, ...], number: int, allow_nonfinite: bool, ignored: Collection[str] = ()
 ) -> tuple[Batch, tuple[str, ...]]:
-    """Return a batch that fits the inputs, and notes of its casts. `ignored`: names that no input takes."""
+    """Return a batch in the types of the inputs, and notes of its casts. `ignored`: names of no input."""
     raw, note = named(raw, ports, f"batch {number}")
     known = {port.name: port for port in ports}
     for name in raw:
@@ -333,14 +333,14 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
 
 
 def _castable(dtype: np.dtype[Any], to: DType) -> bool:
-    """True if a cast is exact, or loses only digits that the input cannot hold."""
+    """True if a cast is exact, or loses only digits beyond those of the input."""
     if to.floating:
         return dtype.kind == "f" or dtype == DType.BFLOAT16.numpy
     return dtype.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(dtype, to.numpy, "safe")
 
 
 def _check_finite(array: Array, source: object, where: str, allow_nonfinite: bool) -> None:
-    """Raise FeedError, naming the first position, for NaN and infinity, including those that a cast produced."""
+    """Raise FeedError, naming the first position, for NaN and infinity, also from a cast."""
     if allow_nonfinite or not (array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy):
         return
     finite = np.isfinite(array)

@@ -1,4 +1,4 @@
-"""What onnxruntime makes of converted models: it fuses as much as of the float32 ones, and opens every norm.
+"""What onnxruntime makes of converted norms: it opens every one.
 
 A normalization written out op by op, in float32, on a Cast of a half value, with float32 scale: from opset 17 on the
 runtime fuses it across the Cast to a node whose types it then refuses.
@@ -6,10 +6,6 @@ runtime fuses it across the Cast to a node whose types it then refuses.
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -20,73 +16,6 @@ from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 import amp_rewrite
-from support import stub
-from support.paths import TESTS
-
-MODELS = TESTS / "models"
-WAYS: Mapping[str, Mapping[str, Any]] = {
-    "basic": {"fuse": "basic"},
-    "basic at auto": {"fuse": "basic", "opset": "auto"},
-    "auto": {},
-    "none": {"fuse": "none"},
-}
-FIXTURES = ("bert_dynamo20", "bert_dynamo23", "bert_ts13", "gpt2_dynamo18", "gpt2_ts17", "llama_dynamo21", "llama_ts16")
-FIXTURES += (
-    "t5_dynamo18",
-    "vit_dynamo22",
-    "vit_ts17",
-    "whisper_encoder_dynamo19",
-    "whisper_encoder_ts17",
-    "whisper_step_dynamo20",
-)
-NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-GELUS = ("BiasGelu", "FastGelu", "Gelu")
-FUSED = {
-    "SkipLayerNormalization": ("SkipLayerNormalization",),
-    "norms": ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", *NORMS),
-    "Cast": ("Cast",),
-    "BiasGelu": ("BiasGelu",),
-    "gelus": GELUS,
-    "scaled": ("FusedMatMul", "Attention", "MultiHeadAttention"),  # products of queries and keys
-}
-
-
-@functools.cache
-def placements(name: str) -> dict[str, dict[str, int]]:
-    """How many of each op the runtime has in the end, for CUDA, of the float32 model and of each conversion."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {"float32": MODELS / f"{name}.onnx"}
-        for way, options in WAYS.items():
-            paths[way] = Path(folder, f"{way}.onnx")
-            onnx.save(amp_rewrite.convert(paths["float32"], **options).model, paths[way])
-        rows = stub.placements(list(paths.values()))
-    return {way: _counted(row) for way, row in zip(paths, rows, strict=True)}
-
-
-def _counted(row: Mapping[str, Any]) -> dict[str, int]:
-    assert "error" not in row, row
-    ops = {name.rpartition(":")[2]: count for name, count in row["ops"].items()}
-    return {what: sum(ops.get(op, 0) for op in kinds) for what, kinds in FUSED.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.stub
-@pytest.mark.parametrize("name", FIXTURES)
-def test_the_runtime_fuses_as_much_of_a_converted_model(name: str, cuda_stub: Path) -> None:
-    """By ways, what there is less of than in float32. At another opset there may be more: Gelu with its bias."""
-    before = placements(name)["float32"]
-    for way in WAYS:
-        after = placements(name)[way]
-        fewer = {what: after[what] - count for what, count in before.items() if what != "Cast" and after[what] < count}
-        assert fewer == {}, way
-
-
-@pytest.mark.stub
-def test_a_group_norm_is_one_kernel_without_casts(cuda_stub: Path) -> None:
-    """Opened by the runtime, the eleven of the UNet bring fifty Casts."""
-    assert placements("unet_dynamo21")["basic"]["Cast"] == 4
-    assert placements("unet_dynamo21")["none"]["Cast"] > 50
-
 
 # -- the norm that the runtime refuses ----------------------------------------------------------------
 

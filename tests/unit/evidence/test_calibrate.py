@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -189,35 +188,3 @@ def test_settings_that_make_no_sense_are_refused(more: dict[str, object], messag
 
 
 # -- memory --------------------------------------------------------------------------------------------------
-
-CHAIN = """
-from pathlib import Path
-import numpy as np
-from onnx import TensorProto, helper
-import amp_rewrite
-
-def peak():  # of this program alone: ru_maxrss would count what the parent held before it
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
-
-nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(40)]
-x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("v0", "v40"))
-model = helper.make_model(
-    helper.make_graph(nodes, "g", [x], [y]), ir_version=10, opset_imports=[helper.make_opsetid("", 20)]
-)
-batch = {"v0": np.ones(1 << 22, np.float32)}  # 16 MiB
-amp_rewrite.calibrate(model, {"v0": np.ones(8, np.float32)})
-before = peak()
-found = amp_rewrite.calibrate(model, batch)
-print(len(found.values), peak() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-def test_no_more_values_are_alive_than_without_taps() -> None:
-    """41 values of 16 MiB: a tap holds its value's magnitudes and a mask, so that six times 16 MiB are room enough."""
-    done = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True, timeout=120, check=True)
-
-    values, mebibytes = map(int, done.stdout.split())
-    assert values == 41
-    assert mebibytes < 6 * 16

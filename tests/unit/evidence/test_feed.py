@@ -225,17 +225,13 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
             " order of the inputs, a list, a generator or a DataLoader of these, or a function that yields them",
         ),
         ([], "the batches given: the data hold no batch; give at least one"),
-        (iter([]), "the batches given: the data hold no batch; give at least one"),
         (
             X,
             "batch 0 is 1 array, and the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
             " mapping from input names to arrays",
         ),
-        ([7], f"batch 0 is int; {A_BATCH}"),
         ([[1.0, "2"]], f"batch 0 is list of float and str; {A_BATCH}"),
-        ([()], f"batch 0 is tuple; {A_BATCH}"),
         (lambda: BATCH, "the function for batches gave dict; let it yield batches"),
-        (lambda: X, "the function for batches gave ndarray; let it yield batches"),
         (lambda: 7, "the function for batches gave int; let it yield batches"),
         (lambda: iter([]), "<lambda>(): the data hold no batch; give at least one"),
     ],
@@ -250,16 +246,13 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"x": X}, "batch 0 lacks input 'i'; every batch needs 'x', 'i'"),
         ({}, "batch 0 lacks inputs 'x', 'i'; every batch needs 'x', 'i'"),
-        ({**BATCH, "xs": X}, "batch 0 has an array 'xs', but the model's inputs are 'x', 'i'; drop it"),
         ({"X": X}, "batch 0 has an array 'X', but the model's inputs are 'x', 'i'; rename it to 'x', or drop it"),
         (
             {"x": X, "mask": X},
             "batch 0 has an array 'mask', but the model's inputs are 'x', 'i'; rename it to 'i', or drop it",
         ),
         ({**BATCH, "x": X[0]}, "input 'x' of batch 0 has the shape [3]; the input takes [n, 3]"),
-        ({**BATCH, "x": X.T}, "input 'x' of batch 0 has the shape [3, 2]; the input takes [n, 3]"),
         (
             {**BATCH, "x": X.astype(np.int64)},
             "input 'x' of batch 0 is int64, and the input takes float32; cast it with .astype('float32')",
@@ -267,18 +260,6 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
         (
             {**BATCH, "i": X[:, 0]},
             "input 'i' of batch 0 is float32, and the input takes int64; cast it with .astype('int64')",
-        ),
-        (
-            {**BATCH, "i": I.astype(np.uint64)},
-            "input 'i' of batch 0 is uint64, and the input takes int64; cast it with .astype('int64')",
-        ),
-        (
-            {**BATCH, "i": I.astype(bool)},
-            "input 'i' of batch 0 is bool, and the input takes int64; cast it with .astype('int64')",
-        ),
-        (
-            {**BATCH, "x": X.astype("datetime64[s]")},
-            "input 'x' of batch 0 is datetime64[s], and the input takes float32; cast it with .astype('float32')",
         ),
         ({**BATCH, "x": [[1, 2, 3], [4]]}, "input 'x' of batch 0 cannot be made an array: setting an array element"),
         ({**BATCH, "x": None}, "input 'x' of batch 0 is NoneType of objects; give an array of numbers"),
@@ -428,19 +409,8 @@ def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
     ("signature", "options", "message"),
     [
         ("float[2, m] x", {}, "input 'x' has the free dimension m ([2, m]); fix it with shapes={'x': (2, 1)}"),
-        (
-            "float[n, ?, 4, m] x",
-            {},
-            "input 'x' has the free dimensions n, ?, m ([n, ?, 4, m]); fix them with shapes={'x': (1, 128, 4, 64)}",
-        ),
         ("float[] x", {}, "input 'x' has no shape; give one with shapes={'x': (1, 128)}"),
-        (
-            "float[n, 3] x",
-            {"shapes": {"x": (2, 4)}},
-            "the shape [2, 4] does not fit input 'x', which has the shape [n, 3]",
-        ),
         ("float[n] x", {"shapes": {"x": (-1,)}}, "the shape [-1] does not fit input 'x', which has the shape [n]"),
-        ("float[n] x", {"shapes": {"x": (2, 2)}}, "the shape [2, 2] does not fit input 'x', which has the shape [n]"),
         (
             "float[n] x",
             {"shapes": {"x": (10**12,)}},
@@ -451,17 +421,13 @@ def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
             {"shapes": {"pixel": (1,)}},
             "a shape is given for 'pixel', which is not an input; did you mean 'pixels'?",
         ),
-        ("int64[2] i", {"int_ranges": {"k": (0, 1)}}, "a range is given for 'k', which is not an input; the inputs"),
         (
             "float[2] x",
             {"int_ranges": {"x": (0, 1)}},
             "a range of integers is given for input 'x', which is float32; leave",
         ),
         ("int64[2] i", {"int_ranges": {"i": (3, 3)}}, "the int range 3,3 of input 'i' is empty or does not fit int64"),
-        ("uint8[2] i", {"int_ranges": {"i": (0, 257)}}, "the int range 0,257 of input 'i' is empty or does not fit"),
-        ("string[2] t", {}, "no random data for input 't', which is tensor(string); give data for it"),
         ("seq(float[2]) s", {}, "no random data for input 's', which is seq(float32); give data for it"),
-        ("float[2] x", {"batches": 0}, "0 random batches requested; request at least one"),
         ("float[2] x", {"seed": -1}, "the seed -1 is negative; use a whole number of 0 or more"),
     ],
 )
@@ -522,18 +488,12 @@ ONE = parsed("float[] x")
         (npy(header("(-4,)"), b"0" * 16), "{path} has the negative shape [-4]; save it again"),
         (npy(header("(2,)", "'|O'"), b"0" * 16), "{path} holds pickled Python objects, which are not read; save an"),
         (npy(header("(2,)", "[('a', '<f4')]"), b"0" * 8), "{path} holds records; save one plain array for each input"),
-        (npy(header("(2,)", "'<q9'"), b"0" * 8), "{path} is damaged: "),
         (npy(header("__import__('os')"), b"0" * 8), "{path} is damaged: "),
-        (npy(header("(2,)")[:-4], b"0" * 8), "{path} is damaged: "),
         (npy("(" * 5000, b"0" * 8), "{path} is damaged: "),
         (npy(header("(2,)"), b"0" * 8, b"\x03\x00"), "{path} is of .npy version 3.0; save a plain array of numbers"),
-        (npy(header("(2,)"), b"0" * 8, b"\x09\x00"), "{path} is"),
-        (npy(header("(" + "1," * 70 + ")"), b"0" * 4), "{path} is damaged: "),
         (stored(X)[:-5], "{path} declares [2, 3] of float32, 24 bytes, but has 19; save it again"),
-        (stored(X) + stored(X), "{path} declares [2, 3] of float32, 24 bytes, but has 176; save it again"),
         (b"\x93NUMPY", "{path} is damaged: "),
         (b"", "{path} is damaged: "),
-        (b"hello, world, hello", "{path} is damaged: "),
     ],
 )
 def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -546,11 +506,8 @@ def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: 
     ("members", "message"),
     [
         ({"x.npy": npy(header("(1000000000000,)"), b"0" * 10_000)}, "{path}: 'x' declares [1000000000000] of float32"),
-        ({"x.npy": stored(X)[:-5]}, "{path}: 'x' declares [2, 3] of float32, 24 bytes, but has 19;"),
         ({"x.npy": stored(np.array([{}], object))}, "{path}: 'x' holds pickled Python objects, which are not read"),
         ({"x": stored(X)}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
-        ({"../../x.npy": stored(X)}, "batch 0 has an array '../../x', but the model's input is 'x'"),
-        ({"/etc/passwd.npy": stored(X)}, "batch 0 has an array '/etc/passwd', but the model's input is 'x'"),
         ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model's input is 'x'"),
         ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model's input is 'x'"),
         ({"0/x.npy": stored(X), "y.npy": stored(X)}, "{path} mixes numbered names such as '0/x' with others; number"),
@@ -602,15 +559,11 @@ def in_directory(offset: int, value: bytes) -> Callable[[bytearray], None]:
     "change",
     [
         pytest.param(in_directory(24, b"\xff\xff\xff\x7f"), id="a size of 2 GiB that is not there"),
-        pytest.param(in_directory(24, b"\x10\x00\x00\x00"), id="a size of 16 bytes"),
         pytest.param(in_directory(16, b"\0\0\0\0"), id="another checksum"),
         pytest.param(in_directory(10, b"\x63\x00"), id="an unknown compression"),
-        pytest.param(in_directory(10, b"\x08\x00"), id="deflated, it says"),
         pytest.param(in_directory(8, b"\x01\x00"), id="encrypted"),
         pytest.param(in_directory(42, b"\xff\xff\xff\x00"), id="beyond the end"),
         pytest.param(lambda content: content.__delitem__(slice(40, 80)), id="a hole"),
-        pytest.param(lambda content: content.__delitem__(slice(-30, None)), id="truncated"),
-        pytest.param(lambda content: content.__setitem__(slice(0, None), b"PK\x05\x06"), id="a stump"),
         pytest.param(lambda content: content.__setitem__(slice(0, None), b"not a zip"), id="no zip"),
     ],
 )

@@ -101,12 +101,9 @@ def test_a_star_pairs_names_that_are_alike() -> None:
     [
         ("hn1=h", 2, "feedback='hn1=h': the model has no output 'hn1'; did you mean 'hn'?"),
         ("other=h", 2, "feedback='other=h': the model has no output 'other'; it has 'hn', 'y'"),
-        ("hn=other", 2, "feedback='hn=other': the model has no input 'other'; it has 'x', 'h'"),
         (["hn=h", "y=h"], 2, "feedback='y=h': input 'h' takes 'hn' already; name one output for it"),
         ("hn", 2, "feedback='hn' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
-        ("h*=h", 2, "feedback='h*=h' is not of the form OUT=IN, such as hn=h or present.*=past.*"),
         ("a*=h*", 2, "feedback='a*=h*' matches no output; the model has 'hn', 'y'"),
-        ("hn=h", 0, "steps=0 needs feedback='OUT=IN', and 1 step or more"),
         ((), 3, "steps=3 needs feedback='OUT=IN', and 1 step or more"),
         (
             "hn=h",
@@ -126,8 +123,6 @@ def test_what_cannot_be_fed_back_is_refused_with_what_can(words: Any, steps: int
     ("out", "fact"),
     [
         ("float[3] y", "float32 [3], and input 'h' float32 [2]"),
-        ("float[2,1] y", "float32 [2, 1], and input 'h' float32 [2]"),
-        ("int64[2] y", "int64 [2], and input 'h' float32 [2]"),
         ("seq(float[2]) y", "seq of float32 [2], and input 'h' float32 [2]"),
     ],
 )

@@ -227,15 +227,6 @@ def test_values_of_one_name_and_another_shape_do_not_match() -> None:
     assert (located.matched, located.matchable, [row.op for row in located.rows]) == (3, 4, ["e", "r", "n"])
 
 
-def test_models_that_match_by_name_alone_are_refused() -> None:
-    a, b = (
-        parsed(f"[t] y = Transpose <perm = [{perm}]> (x)", "(float[2,3] x) => (float[N,M] y)")
-        for perm in ("0, 1", "1, 0")
-    )
-    with pytest.raises(ModelError, match="1 value of the two models match by name, and none of them by shape"):
-        locate(a, b, {"x": np.ones((2, 3), np.float32)})
-
-
 @pytest.mark.parametrize(
     ("b", "message"),
     [

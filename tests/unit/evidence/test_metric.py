@@ -176,30 +176,19 @@ NONE = (
         ({}, NONE),
         ({"at_least": 1.0}, "a bound without a function; give metric= one, or a name, as in 'cosine=0.999'"),
         ({"metric": max}, "a function as metric needs one bound; give either at_least= or at_most="),
-        (
-            {"metric": max, "at_least": 1.0, "at_most": 2.0},
-            "a function as metric needs one bound; give either at_least= or at_most=",
-        ),
         ({"rtol": -1.0}, "rtol=-1.0 is not a tolerance; use a finite number of 0 or more"),
         ({"atol": math.nan}, "atol=nan is not a tolerance; use a finite number of 0 or more"),
-        ({"atol": math.inf}, "atol=inf is not a tolerance; use a finite number of 0 or more"),
         ({"metric": "cosine"}, "metric='cosine' has no bound; write one, as in metric='cosine=0.999'"),
         (
             {"metric": "snr=high"},
             "metric='snr=high' has the bound 'high', not a number; write one, as in metric='snr=40'",
         ),
-        (
-            {"metric": "cosine=0.9", "at_most": 1.0},
-            "a bound without a function; give metric= one, or a name, as in 'cosine=0.999'",
-        ),
         ({"metric": "psnr=1", "rtol": 1.0}, "rtol= or atol= is given beside metric=; leave one out"),
         ({"metric": "cos=1"}, "unknown metric 'cos'; did you mean 'cosine'?"),
         ({"metric": "psnr=nan"}, "metric='psnr=nan': use a finite number"),
-        ({"metric": "snr=-inf"}, "metric='snr=-inf': use a finite number"),
         ({"metric": "cosine=inf"}, "metric='cosine=inf': use a finite number from -1 to 1"),
         ({"metric": "top1=2"}, "metric='top1=2': use a finite number from 0 to 1"),
         ({"metric": "scaled=-1"}, "metric='scaled=-1': use a finite number, 0 or more"),
-        ({"metric": max, "at_least": math.nan}, "at_least=nan: use a finite number"),
     ],
 )
 def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], message: str) -> None:
