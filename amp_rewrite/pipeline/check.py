@@ -21,6 +21,7 @@ from amp_rewrite.evidence.guard import guard
 from amp_rewrite.evidence.metric import MEASURES, MetricBound
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.ir.view import Op, OpId
 from amp_rewrite.pipeline.conversion import Converted, calibrated
 from amp_rewrite.pipeline.draft import Draft
@@ -98,8 +99,8 @@ def _copied(draft: Draft, unchanged: Converted) -> Converted:
 
 
 def _pattern(op: Op) -> str:
-    """Pattern of an op; without the type of grouped attention, another operator in float32."""
-    return exactly(op).partition(",")[2] if op.kind == GROUPED_KIND else exactly(op)
+    """Pattern of an op; without its kind, if a float32 op of another kind stands for it."""
+    return exactly(op).partition(",")[2] if op.kind in LOW_ONLY else exactly(op)
 
 
 def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId]:
