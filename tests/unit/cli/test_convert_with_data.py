@@ -212,7 +212,7 @@ def test_options_that_contradict_or_lack_each_other_are_misuse(model: str, words
         ),
         (
             ("--ranges", "none.json"),
-            "cannot read none.json: there is no such file; name a file that calibrate wrote",
+            "cannot read none.json: No such file or directory; name a file that calibrate wrote",
         ),
         (
             ("--data", "none.npz"),
