@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from support.train.vjp_case import Case, check_against_torch, every, judged
+from support.train.vjp_case import Case, judged
 
 PAIRS = {
     "of one shape": ((3, 4), (3, 4)),
@@ -17,6 +15,7 @@ PAIRS = {
     "an axis of no elements": ((0, 4), (1, 4)),
     "no elements from a dim of 1": ((2, 1), (2, 0)),
 }
+SOME_PAIRS = dict(list(PAIRS.items())[1:4])
 BINARY = {
     "Add": lambda t, a, b: a + b,
     "Sub": lambda t, a, b: a - b,
@@ -69,7 +68,7 @@ CASES = (
     *(
         Case(f"{op} {name}", f"y={op}(a,b)", {"a": a, "b": b}, low=0.5, torch=torch)
         for op, torch in BINARY.items()
-        for name, (a, b) in PAIRS.items()
+        for name, (a, b) in (PAIRS if op in ("Mul", "Div") else SOME_PAIRS).items()
     ),
     *(Case(op, f"y={op}(x)", {"x": (3, 5)}, low=-4, high=4, torch=torch) for op, torch in UNARY.items()),
     *(Case(op, f"y={op}(x)", {"x": (3, 5)}, low=0.5, torch=torch) for op, torch in POSITIVE.items()),
@@ -132,24 +131,18 @@ CASES = (
     Case("one value used twice", "y=Mul(x,x)", {"x": (3, 4)}, torch=lambda t, x: x * x),
     Case("one value used three times", "e=Exp(x);m=Mul(e,x);y=Sub(m,x)", {"x": (3, 4)},
          torch=lambda t, x: x.exp() * x - x),
-)  # fmt: skip
-
-TestRules = judged(CASES)
-
-
-TIES = (
-    Case("Max", "y=Max(a,b)", {"a": (3,), "b": (3,)}, values={"a": [1, 2, 3], "b": [1, 1, 3]},
-         torch=lambda t, a, b: t.maximum(a, b)),
-    Case("Min", "y=Min(a,b)", {"a": (3,), "b": (3,)}, values={"a": [1, 2, 3], "b": [1, 1, 3]},
-         torch=lambda t, a, b: t.minimum(a, b)),
-    Case("Clip", "y=Clip(x,l,h)", {"x": (3,)}, values={"x": [-1, 0, 1]}, constants={"l": -1.0, "h": 1.0},
-         torch=lambda t, x: x.clamp(-1, 1)),
+    Case("Max of equal numbers", "y=Max(a,b)", {"a": (3,), "b": (3,)}, values={"a": [1, 2, 3], "b": [1, 1, 3]},
+         kink=True, torch=lambda t, a, b: t.maximum(a, b)),
+    Case("Min of equal numbers", "y=Min(a,b)", {"a": (3,), "b": (3,)}, values={"a": [1, 2, 3], "b": [1, 1, 3]},
+         kink=True, torch=lambda t, a, b: t.minimum(a, b)),
+    Case("Clip at its bounds", "y=Clip(x,l,h)", {"x": (3,)}, values={"x": [-1, 0, 1]}, constants={"l": -1.0, "h": 1.0},
+         kink=True, torch=lambda t, x: x.clamp(-1, 1)),
     *(
-        Case(op, f"y={op}(x)", {"x": (1,)}, values={"x": [0]}, torch=UNARY[op])
+        Case(f"{op} at 0", f"y={op}(x)", {"x": (1,)}, values={"x": [0]}, kink=True, torch=UNARY[op])
         for op in ("Relu", "LeakyRelu", "Elu", "Selu", "Abs")
     ),
     *(
-        Case(f"{op} at {x}", f"y={op}(x)", {"x": (1,)}, values={"x": [x]}, torch=torch)
+        Case(f"{op} at {x}", f"y={op}(x)", {"x": (1,)}, values={"x": [x]}, kink=True, torch=torch)
         for op, torch, edge in (
             ("HardSwish", lambda t, x: t.nn.functional.hardswish(x), 3),
             ("ThresholdedRelu", lambda t, x: t.nn.functional.threshold(x, 1.0, 0.0), 1),
@@ -158,9 +151,4 @@ TIES = (
     ),
 )  # fmt: skip
 
-
-@pytest.mark.torch
-@every(TIES)
-def test_at_a_kink_the_gradient_is_that_of_torch(case: Case) -> None:
-    pytest.importorskip("torch")
-    check_against_torch(case)
+TestRules = judged(CASES)

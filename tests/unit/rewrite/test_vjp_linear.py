@@ -1,8 +1,48 @@
-"""Gradients of matrix products."""
+"""Gradients of matrix products, of Einsum, Resize and GridSample."""
 
 from __future__ import annotations
 
-from support.train.vjp_case import Case, judged
+import numpy as np
+import onnx.parser
+import pytest
+
+from amp_rewrite import GradientError, gradients
+from support.train.vjp_case import Case, Torch, judged, run_float32
+
+SIZES = dict(zip("bhijkl", (2, 3, 3, 4, 2, 5), strict=True))
+
+
+def einsum(equation: str, *shapes: tuple[int, ...], name: str = "") -> Case:
+    """An Einsum of operands a, b, c."""
+    terms = equation.replace(" ", "").split("->")[0].split(",")
+    dims = shapes or [tuple(SIZES[label] for label in term) for term in terms]
+    operands = dict(zip("abc", dims, strict=False))
+    torch: Torch = lambda t, *operands: t.einsum(equation, *operands)  # noqa: E731
+    text = f'y = Einsum <equation = "{equation}"> ({", ".join(operands)})'
+    return Case(name or equation, "", operands, text=text, torch=torch)
+
+
+X = {"x": (1, 2, 4, 4)}
+BEYOND = "extrapolation_value=3.0"
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+
+
+def by_scales(words: str, *scales: float, name: str = "", **also: object) -> Case:
+    return Case(
+        name or f"{words}, {scales}",
+        f"y=Resize[{words}](x,,s)",
+        X,
+        constants={"s": [1.0, 1.0, *scales]},
+        linear=True,
+        **also,
+    )  # type: ignore[arg-type]
+
+
+def by_sizes(words: str, *sizes: int, **also: object) -> Case:
+    return Case(
+        f"{words}, to {sizes}", f"y=Resize[{words}](x,,,z)", X, constants={"z": [1, 2, *sizes]}, linear=True, **also
+    )  # type: ignore[arg-type]
+
 
 PRODUCTS = {
     "matrix by matrix": ((3, 4), (4, 2)),
@@ -33,6 +73,68 @@ GEMMS = {
     for tb in (0, 1)
 }
 CASES = (
+    einsum("ij,jk->ik"),
+    einsum("bij,bjk->bik"),
+    einsum("bhij,bhkj->bhik"),
+    einsum("ij,kj->ik"),
+    einsum("ij , jk -> ki"),
+    einsum("ij,jk"),
+    einsum("ij,ij->"),
+    einsum("i,j->ij"),
+    einsum("ij,k->i"),
+    einsum("ij->ji"),
+    einsum("ij->j"),
+    einsum("ij->"),
+    einsum("bij,jk,kl->bil"),
+    einsum("...ij,jk->...ik", (2, 3, 3, 4), (4, 2)),
+    einsum("...ij,...jk->...ik", (2, 1, 3, 4), (1, 5, 4, 2)),
+    einsum("...ij,...jk", (2, 3, 4), (2, 4, 2)),
+    einsum("ij,jk->ik", (3, 1), (1, 2), name="a sum over one"),
+    by_scales("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 2, 3, opsets=(13, 20),
+              torch=lambda t, x: t.nn.functional.interpolate(x, scale_factor=(2.0, 3.0))),
+    by_scales("mode=nearest", 2, 2, name="nearest as it comes"),
+    by_scales("mode=nearest", 2, 1, name="nearest along one axis"),
+    *(
+        by_scales(f"mode=nearest,coordinate_transformation_mode={c},nearest_mode={n}", 1.5, 0.75)
+        for c in COORDINATES
+        for n in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    ),
+    *(
+        by_scales(f"mode={mode},coordinate_transformation_mode={c}", 2, 1.5)
+        for mode in ("linear", "cubic")
+        for c in (*COORDINATES, "half_pixel_symmetric")
+        if (mode, c) != ("cubic", "half_pixel_symmetric")
+    ),
+    by_scales("mode=linear", 0.5, 0.75, name="linear, smaller"),
+    by_sizes("mode=linear,coordinate_transformation_mode=half_pixel", 5, 6,
+             torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear")),
+    by_sizes("mode=linear,coordinate_transformation_mode=align_corners", 5, 6,
+             torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear", align_corners=True)),
+    by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6,
+             torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bicubic")),
+    by_sizes("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 5, 6,
+             torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6))),
+    by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic without an outside"),
+    *(by_scales(f"mode={mode},antialias=1", 0.5, 0.75) for mode in ("linear", "cubic")),
+    Case("a crop", f"y=Resize[mode=linear,coordinate_transformation_mode=tf_crop_and_resize,{BEYOND}](x,r,s)", X,
+         constants={"r": [0.0, 0, 0.25, 0.1, 1, 1, 0.75, 1.2], "s": [1.0, 1, 2, 1.5]}, linear=True),
+    *(
+        Case(f"GridSample, {mode}, {padding}, align_corners {corners}",
+             f"y=GridSample[mode={mode},padding_mode={padding},align_corners={corners}](x,g)",
+             {"x": (2, 3, 4, 5), "g": (2, 3, 4, 2)}, low=-1.3, high=1.3, close=2**-20, single=True,
+             torch=lambda t, x, g, m=word, p=padding, c=corners: t.nn.functional.grid_sample(x, g, m, p, bool(c)))
+        for mode, word in (("linear", "bilinear"), ("nearest", "nearest"))
+        for padding in ("zeros", "border")
+        for corners in (0, 1)
+    ),
+    Case("GridSample of volumes", "y=GridSample[mode=linear](x,g)", {"x": (1, 2, 3, 4, 2), "g": (1, 2, 3, 2, 3)},
+         low=-1.3, high=1.3, single=True,
+         torch=lambda t, x, g: t.nn.functional.grid_sample(x, g, align_corners=False)),
+    Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}),
+    Case("one axis of three", "y=Resize[mode=linear](x,,s)", {"x": (2, 2, 3)}, constants={"s": [1.0, 1.0, 2.0]}),
+    Case("to the size of another value",
+         "d=Shape[start=2](o); r=Shape[end=2](x); z=Concat[axis=0](r,d); y=Resize[mode=linear](x,,,z)",
+         {**X, "o": (1, 2, 7, 3)}, wrt=["x"]),
     *(
         Case(f"MatMul {name}", "y=MatMul(a,b)", {"a": a, "b": b}, torch=lambda t, a, b: t.matmul(a, b))
         for name, (a, b) in PRODUCTS.items()
@@ -49,3 +151,47 @@ CASES = (
 )  # fmt: skip
 
 TestRules = judged(CASES)
+
+
+def test_a_diagonal_is_refused() -> None:
+    model = einsum("ii->i", (3, 3)).model(20)
+    with pytest.raises(GradientError) as caught:
+        gradients(model, "loss", ["a"])
+    assert str(caught.value) == (
+        "node 'Einsum_0' (Einsum): no gradient of a diagonal: 'ii->i' repeats an axis of one operand; replace the op"
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "fact"),
+    [
+        (
+            by_sizes("mode=linear,keep_aspect_ratio_policy=not_larger", 5, 6),
+            "(Resize): no gradient with keep_aspect_ratio_policy; compute the sizes, and set it to 'stretch'",
+        ),
+        (
+            Case("", "y=GridSample[padding_mode=reflection](x,g)", {**X, "g": (1, 2, 3, 2)}),
+            "(GridSample): no gradient with mode cubic or padding_mode reflection; use linear or nearest, zeros or"
+            " border",
+        ),
+    ],
+)
+def test_what_has_no_rule_is_refused(case: Case, fact: str) -> None:
+    with pytest.raises(GradientError) as caught:
+        gradients(case.model(20), "loss", ["x"])
+    assert str(caught.value) == f"node 'y' {fact}"
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_scales_that_are_fed_give_the_gradient_of_constant_ones(mode: str) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> net (float[{dims}] x{fed}) => (float loss) {constant} {{
+      y = Resize <mode = "{mode}"> (x, , s)  q = Mul (y, y)  loss = ReduceSum <keepdims = 0> (q) }}"""
+    fed = text.format(dims="1,1,H,W", fed=", float[4] s", constant="", mode=mode)
+    known = text.format(dims="1,1,3,4", fed="", constant="<float[4] s = {1, 1, 2, 1.5}>", mode=mode)
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4), "s": np.array([1, 1, 2, 1.5], np.float32)}
+    found = [
+        run_float32(gradients(onnx.parser.parse_model(model), "loss", ["x"]).to_proto(), read, ["x_grad"])[0]
+        for model, read in ((fed, feeds), (known, {"x": feeds["x"]}))
+    ]
+
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

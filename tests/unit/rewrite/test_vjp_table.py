@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import GradientRule, Joint, Stop, row
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.runtime.kernels import load_kernels
 from support.paths import ROOT
-from support.train.vjp_case import Case, check_against_differences, check_against_torch, retyped, run_float32
+from support.train.vjp_case import Case, check_against_torch, check_along_a_line, retyped, run_float32
 
 MODULES = (path.stem for path in sorted(Path(__file__).parent.glob("test_vjp_*.py")) if path != Path(__file__))
 FAMILIES = tuple(import_module(f"unit.rewrite.{name}") for name in MODULES)
@@ -86,27 +86,25 @@ def test_gradients_of_a_float16_model_are_float16(family: object) -> None:
         assert all(np.isfinite(a).all() for a in found), case.name
 
 
-@pytest.mark.parametrize(
-    "judge", [check_against_differences, pytest.param(check_against_torch, marks=pytest.mark.torch)]
-)
+@pytest.mark.parametrize("judge", [check_along_a_line, pytest.param(check_against_torch, marks=pytest.mark.torch)])
 def test_the_judges_see_a_rule_that_is_wrong(judge: object, monkeypatch: pytest.MonkeyPatch) -> None:
     if judge is check_against_torch:
         pytest.importorskip("torch")
     case = Case("Tanh", "y=Tanh(x)", {"x": (2, 3)}, torch=lambda t, x: x.tanh())
     judge(case)  # type: ignore[operator]
     monkeypatch.setitem(VJPS, ("", "Tanh"), row(lambda v, slot: v.do("Mul", v.g, v.do("Sub", 1.0, v.y()))))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+    with pytest.raises(AssertionError, match=r"Not equal to tolerance|^x"):
         judge(case)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
-def test_what_is_appended_has_cuda_kernels(family: object, dtype: str) -> None:
+def test_what_is_appended_has_cuda_kernels(family: object) -> None:
     refused = {}
     for case in family.CASES:  # type: ignore[attr-defined]
         if OPSET in case.opsets:
             made = gradients(case.model(OPSET), "loss", case.parameters)
-            refused.update(dict.fromkeys(refusals(made, dtype), case.name))
+            for dtype in ("float", "float16"):
+                refused.update(dict.fromkeys(refusals(made, dtype), case.name))
     assert refused.keys() <= NO_KERNEL, refused
 
 
