@@ -106,8 +106,8 @@ def plan_casts(
 
 _TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""
-_Needs = dict[ValueId, dict[DType, list[Use]]]
-"""The uses of each value, by the type in which they read it."""
+_TypedUses = dict[ValueId, dict[DType, list[Use]]]
+"""The uses of each value, by the type read."""
 
 
 def _refused(view: View, coloring: Coloring) -> Iterator[Finding]:
@@ -133,15 +133,15 @@ class _Planner:
 
     def plan(self) -> Plan:
         homes = {v.id: home for v in self.view.values if (home := self._home(v.id)) is not None}
-        needs: _Needs = {}
+        typed: _TypedUses = {}
         for value, home in homes.items():
-            by_type = needs[value] = {}
+            by_type = typed[value] = {}
             for use in self.view.uses[value]:
                 by_type.setdefault(self._needed(use, home), []).append(use)
-        self._fold(homes, needs)
+        self._fold(homes, typed)
         kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
         for value, home in kept.items():
-            self._provide(value, home, needs[value])
+            self._provide(value, home, typed[value])
         identities = {op for op in self.folds if not self._dropped(op)}
         return Plan(
             self.to,
@@ -149,7 +149,7 @@ class _Planner:
             rename=self.rename,
             casts=tuple(self.casts),
             bakes=tuple(self.bakes),
-            rewire=dict(self._rewired(needs)),
+            rewire=dict(self._rewired(typed)),
             attributes=dict(self._attributes(homes)),
             widened=frozenset(self._widened()),
             drop=frozenset(self.folds.keys() - identities),
@@ -158,15 +158,15 @@ class _Planner:
             findings=(*self._findings(self.bakes), *_refused(self.view, self.coloring)),
         )
 
-    def _provide(self, value: ValueId, home: DType, needs: dict[DType, list[Use]]) -> None:
+    def _provide(self, value: ValueId, home: DType, typed: dict[DType, list[Use]]) -> None:
         fixed = self._fixed(value)
-        if (fixed is None or fixed is home) and needs.keys() <= {home}:
+        if (fixed is None or fixed is home) and typed.keys() <= {home}:
             return  # the common case
         name = self.view.value_name(value)
         if home is not fixed is not None:
             self.rename[value] = self._fresh(name, home)
         own = self.versions[value] = {home: self.rename.get(value, name)}
-        dtypes = [d for d in _TYPES if d in needs or d is fixed]
+        dtypes = [d for d in _TYPES if d in typed or d is fixed]
         for dtype in dtypes:
             if dtype is home:
                 continue
@@ -178,7 +178,7 @@ class _Planner:
                 self.bakes.append(Bake(value, dtype, own[dtype], keeps))
             else:
                 own[dtype] = name if dtype is fixed else self._fresh(name, dtype)
-                reason = self._reason(value, dtype, needs.get(dtype, []))
+                reason = self._reason(value, dtype, typed.get(dtype, []))
                 clamps = dtype is self.to and value in self.saturate
                 self.casts.append(Cast(value, dtype, own[dtype], reason, clamps))
 
@@ -212,7 +212,7 @@ class _Planner:
 
     # -- casts that the model has already ------------------------------------------------------------
 
-    def _fold(self, homes: Mapping[ValueId, DType], needs: _Needs) -> None:
+    def _fold(self, homes: Mapping[ValueId, DType], typed: _TypedUses) -> None:
         """Bypass superfluous Casts of the model.
 
         A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
@@ -228,7 +228,7 @@ class _Planner:
             if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
                 self.folds[op.id] = source
                 roots[result] = roots.get(source, source)
-                needs.setdefault(result, {dtype: list(self.view.uses[result])})
+                typed.setdefault(result, {dtype: list(self.view.uses[result])})
             elif dtype in _TYPES and not self._outlives(op):
                 before = self._cast_from(root := roots.get(source, source), dtype)
                 if before is not None and dtype.low and self._home(root) is DType.FLOAT:
@@ -241,24 +241,24 @@ class _Planner:
             if source is None or result is None or op.id in self.folds or self._outlives(op):
                 continue
             readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
-            if result in needs and readers and result not in readers:
+            if result in typed and readers and result not in readers:
                 self.folds[op.id] = source
-                needs[result].clear()
+                typed[result].clear()
         self._trace()
         for op_id, source in self.folds.items():
             origin = self.origins.get(source, source)
-            if origin in needs:
-                self._hand_on(needs, op_id, origin)
+            if origin in typed:
+                self._hand_on(typed, op_id, origin)
         for (source, dtype), ops in alike.items():
             changed = [op for op in ops if (v := op.outputs[0]) is not None and homes[v] is not self.view.dtype(v)]
-            if source in homes and (len(changed) > 1 or dtype in needs[source]):
+            if source in homes and (len(changed) > 1 or dtype in typed[source]):
                 uses = dict.fromkeys(Use(op.id, 0) for op in ops)
-                kept = [use for use in needs[source].pop(homes[source], ()) if use not in uses]
-                needs[source].update({homes[source]: kept} if kept else {})
-                needs[source].setdefault(dtype, []).extend(uses)
+                kept = [use for use in typed[source].pop(homes[source], ()) if use not in uses]
+                typed[source].update({homes[source]: kept} if kept else {})
+                typed[source].setdefault(dtype, []).extend(uses)
                 for op in ops:
                     self.folds[op.id] = source
-                    self._hand_on(needs, op.id, source, but=dtype)
+                    self._hand_on(typed, op.id, source, but=dtype)
         self._trace()
 
     def _trace(self) -> None:
@@ -267,12 +267,12 @@ class _Planner:
             if result is not None and self._dropped(op_id):
                 self.origins[result] = self.origins.get(source, source)
 
-    def _hand_on(self, needs: _Needs, op: OpId, source: ValueId, but: DType | None = None) -> None:
+    def _hand_on(self, typed: _TypedUses, op: OpId, source: ValueId, but: DType | None = None) -> None:
         result = self.view.ops[op].outputs[0]
         if result is not None and self._dropped(op):
-            for dtype, uses in needs[result].items():
+            for dtype, uses in typed[result].items():
                 if dtype is not but:
-                    needs[source].setdefault(dtype, []).extend(uses)
+                    typed[source].setdefault(dtype, []).extend(uses)
 
     def _outlives(self, op: Op) -> bool:
         result = op.outputs[0]
@@ -282,7 +282,7 @@ class _Planner:
         return op is not None and op in self.folds and not self._outlives(self.view.ops[op])
 
     def _cast_from(self, value: ValueId, dtype: DType) -> ValueId | None:
-        """Return the source from which the model's own Cast makes a value, if it has this type; None otherwise."""
+        """Return the source of the model's own Cast behind a value, if it has this type."""
         op = self.view.producer(value, "Cast")
         source = op.inputs[0] if op is not None else None
         return source if source is not None and self._home(source) is dtype else None
@@ -292,8 +292,8 @@ class _Planner:
     def _fresh(self, name: str, dtype: DType) -> str:
         return numbered(f"{name}_{dtype.spelling}", self.names)
 
-    def _rewired(self, needs: _Needs) -> Iterator[tuple[Use, str]]:
-        for value, by_type in needs.items():
+    def _rewired(self, typed: _TypedUses) -> Iterator[tuple[Use, str]]:
+        for value, by_type in typed.items():
             if value not in self.versions and value not in self.origins:
                 continue  # a value with one name
             for dtype, uses in by_type.items():

@@ -252,13 +252,13 @@ _SELF_EVIDENT = {
 
 
 def meaning(kind: str) -> tuple[str, str]:
-    """Return what a kind of finding means, and what to do; empty words for what is not a kind of finding."""
+    """Return the meaning of a kind of finding, and the remedy; empty words for other ids."""
     printed, further = (table.get(kind, ("", "")) for table in (_REMARKS, _SELF_EVIDENT))
     return printed[0] or further[0], printed[1] or further[1]
 
 
 def remarked(kind: str, message: str, more: str = "") -> str:
-    """Return a finding's message, what it means and what to do: "what · meaning · remedy". `more` follows "what"."""
+    """Return a finding's message, meaning and remedy: "what · meaning · remedy". `more` follows "what"."""
     what, _, rest = message.partition(" · ")
     return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))
 
@@ -319,7 +319,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Record):
-    """A safety rule: what a reason protects, and why. `needs` and `coloring/placement` hold the ops.
+    """A safety rule: the purpose of a reason. `needs` and `coloring/placement` hold the ops.
 
     Its texts are in `rules/NAME.md`: one sentence, then the text under each heading.
 
@@ -347,12 +347,12 @@ class Rule(Record):
 
     @property
     def promise(self) -> str:
-        """Return what the rule promises, in one sentence."""
+        """Return the promise of the rule, in one sentence."""
         return self._parts[0]
 
     @property
     def sections(self) -> Mapping[str, str]:
-        """Return the text under each heading, as one line each, with the advice that holds for all rules."""
+        """Return the text under each heading, as one line each, with the advice for all rules."""
         texts = dict(part.split("\n\n", 1) for part in self._parts[1:])
         texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
         return {head: " ".join(texts[head].split()) for head in HEADINGS}

@@ -138,8 +138,7 @@ def _summed_labels(op: Op, shapes: Sequence[Shape | None]) -> Mapping[str, int |
 
 
 def flops_of(sizes: Sizes, op: Op) -> float:
-    """Return the operations of an op, exact for known shapes; 0 for ops that are not in the table, and where attributes
-    contradict shapes."""
+    """Return the operations of an op, exact for known shapes; 0 for other ops, and if attributes contradict shapes."""
     count = _COUNTS.get(op.kind)
     try:
         flops = count(sizes, op) if count is not None else 0.0

@@ -52,7 +52,7 @@ def guard(
     headroom: float = HEADROOM,
     saturate: Collection[ValueId] = (),
 ) -> Guarded:
-    """Return the pins and findings that follow from ranges.
+    """Return pins and findings by ranges.
 
     `paint` gives the coloring of `view` under pins; `saturate`: values that are clamped where they become low. There is
     one finding for each value that would be low and does not fit, of kind "overflow", "underflow", "nonfinite"
@@ -82,7 +82,7 @@ def _findings(view: View, unfit: Mapping[ValueId, RangeFault]) -> list[Finding]:
 def _pinned(
     view: View, paint: Paint, faults: Mapping[ValueId, RangeFault]
 ) -> tuple[tuple[Pin, ...], Mapping[ValueId, RangeFault]]:
-    """Return the pins that take every faulty value out of the low type, and the values that would have been in it."""
+    """Return the pins against faulty values in the low type, and these values."""
     held: dict[OpId, Pin] = {}
     unfit: dict[ValueId, RangeFault] = {}
     while faults:
@@ -99,7 +99,7 @@ def _pinned(
 def overflowing(
     view: View, coloring: Coloring, ranges: Ranges, to: DType, headroom: float, saturate: Collection[ValueId] = ()
 ) -> Mapping[ValueId, Range]:
-    """Return the values that a coloring makes or reads low, but that overflow, with their ranges. O(nodes + uses)."""
+    """Return the overflowing values of a coloring, made or read low, with their ranges. O(nodes + uses)."""
     seen = seen_ranges(view, ranges)
     faults = {
         v: fault
@@ -111,7 +111,7 @@ def overflowing(
 
 
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, RangeFault]]:
-    """Yield the faults of every floating value that depends on data: the last one counts."""
+    """Yield the faults of every floating value but constants: the last one counts."""
     seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow.of(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
@@ -131,7 +131,7 @@ def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[
 
 
 def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
-    """Return the range of each value: its own, or that of its source for a copy that was not measured.
+    """Return the range of each value: its own, or that of its source for an unmeasured copy.
 
     Values that fusion introduced were not measured. Each gets the range of the value that it is selected from, or of
     the only value that is selected from it.
@@ -190,7 +190,7 @@ def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> RangeFau
 
 
 def _sum_fault(view: View, value: ValueId, size: float, to: DType) -> RangeFault | None:
-    """Return the fault of a mean whose sum does not fit: kernels store it in the low type before they divide."""
+    """Return the fault of a mean with too large a sum: kernels store it in the low type before they divide."""
     op = view.producer(value, "ReduceMean")
     terms = combined_elements(view, op) if op is not None else None
     if terms is None or terms * size <= to.max:
@@ -200,7 +200,7 @@ def _sum_fault(view: View, value: ValueId, size: float, to: DType) -> RangeFault
 
 
 def _magnified(view: View) -> Collection[ValueId]:
-    """Return values whose small elements matter: a root, logarithm or quotient reads them, directly or after a move."""
+    """Return values with small elements that matter: a root, logarithm or quotient reads them, perhaps after a move."""
     starts = {
         value: None
         for op in view.ops
@@ -227,7 +227,7 @@ def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:
 def _unfit(
     view: View, coloring: Coloring, faults: Mapping[ValueId, RangeFault]
 ) -> tuple[list[Pin], dict[ValueId, RangeFault]]:
-    """Return a pin for each op that would write or read a faulty value in the low type, and these values."""
+    """Return a pin for each writer and reader of a faulty value in the low type, and these values."""
     pins: list[Pin] = []
     unfit: dict[ValueId, RangeFault] = {}
     for value, fault in faults.items():
@@ -274,7 +274,7 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
 
 
 def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
-    """Yield pins for low ops that only move results of pinned ops, which would otherwise be rounded. O(uses).
+    """Yield pins for low movers of results of pinned ops; unpinned, they would round. O(uses).
 
     Each has the rule of the pin that it follows. Sequences are not raised, since all ops on them would have to follow.
     """

@@ -97,7 +97,7 @@ class Free:
         return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.unneeded)
 
     def _unbounded(self, value: ValueId) -> bool:
-        """True for numbers of any size, and for those that the model itself widens: it asks for float32.
+        """True for numbers of any size, and for those widened by the model itself: it asks for float32.
 
         Of any size are inputs of the model or a body, and what an op that grows computes.
         """

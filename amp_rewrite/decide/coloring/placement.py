@@ -80,7 +80,6 @@ _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spa
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
-    """Yield the low parts of a model in which no product is worth a low type."""
     p, short = problem, problem.short & set(low)
     if not short:
         return
@@ -110,7 +109,7 @@ class Labelling(Free):
         return Paint(p.to, reasons.MIN_CUT, None, p.unneeded(v))
 
     def high(self, v: int) -> Paint:
-        """Return the paint of a float32 vertex of TensorFlow's set: what its arcs or its gain stand for."""
+        """Return the paint of a float32 vertex of TensorFlow's set, by its arcs and its gain."""
         if v in self.must:
             return self.must[v]
         if v in self.raw:

@@ -378,7 +378,7 @@ def seen_type(
     made: Callable[[ValueId], DType | None],
     read: Callable[[ValueId, Use], DType | None],
 ) -> DType | None:
-    """Return the type of a value for the runtime's fusion of `readers`: that before the Casts for them alone.
+    """Return the type of a value for the runtime's fusion of `readers`, before the Casts for them alone.
 
     `made`, `read`: the types in which values are made and read.
     """

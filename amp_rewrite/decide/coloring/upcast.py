@@ -193,7 +193,7 @@ def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
 
 
 def _move_along(state: Upcast, op: Op) -> None:
-    """Upcast an op that only moves the result of a Cast to a low type, and only for upcast ops.
+    """Upcast a mover of the result of a Cast to a low type, if only upcast ops read it.
 
     The Cast rounds, and the digits that it drops are the reason for which its readers were upcast.
     """

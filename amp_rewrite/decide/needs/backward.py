@@ -135,7 +135,7 @@ class Needs:
                 self._ask(source, need, why, state)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
-        """True if a value of which this is known does not do for a reader in the low type."""
+        """True if a value with these facts does not meet a need in the low type."""
         limits = self.facts.limits
         many = fact.whole is not None and fact.whole > limits.integers
         if fact.constant:

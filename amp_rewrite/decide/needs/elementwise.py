@@ -90,7 +90,7 @@ def _inverse(facts: Known, divisor: Fact) -> float:
 
 
 def factor(facts: Known, op: Op, read: Sequence[Fact]) -> float:
-    """Return the one number by which an op multiplies a value; 0 without one, and if it is infinite."""
+    """Return the finite number that multiplies a value; 0 without one."""
     numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
     factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
     return factor if factor < INF else 0.0
@@ -109,7 +109,7 @@ def is_single_input(facts: Known, value: ValueId) -> bool:
 def _levels(
     facts: Known, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]
 ) -> frozenset[ValueId]:
-    """Return the inputs on whose level a product stays: the other factor is 1, −1 or near it."""
+    """Return inputs with the level of a product: the other factor is 1, −1 or near it."""
     if len(varying) == 2:
         return union(a.levels for a, b in permutations(varying) if b.beside_one)
     return joined(read).levels if any(abs(n) == 1 for n in factors) else frozenset()
@@ -163,7 +163,7 @@ def _dequantized(facts: Known, op: Op, read: list[Fact]) -> Fact:
 
 
 def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> str:
-    """Return why numbers that codes with a scale stand for leave the range; "" if that is not known."""
+    """Return why decoded numbers leave the range; "" if they may not."""
     low, high = range_of(codes)
     least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
     farthest = max(high - least, most - low)

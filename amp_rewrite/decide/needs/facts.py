@@ -161,7 +161,7 @@ _JOINS: tuple[tuple[int, Callable[[Any], Any]], ...] = tuple(
 
 
 def joined(facts: Sequence[Fact]) -> Fact:
-    """Return what holds of a value whose numbers are those of several values."""
+    """Return the facts of a value with the numbers of several values."""
     if len(facts) < 2:
         return facts[0] if facts else NOTHING
     known: list[Any] = list(NOTHING)
@@ -338,7 +338,7 @@ def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
 
 
 def leaves(facts: Known, low: float, high: float) -> str:
-    """Return why a value leaves the range; "" if that is not known."""
+    """Return why a value leaves the range; "" if it may not."""
     size = max(abs(low), abs(high))
     return f"its values reach {size:g}" if facts.limits.most < size < INF else ""
 

@@ -42,7 +42,7 @@ class Facts(Known):
         return self[value].best > self.limits.reach
 
     def read(self, op: Op, row: OpRow) -> list[Fact]:
-        """Return the facts of the inputs whose numbers are in an op's result."""
+        """Return the facts of the inputs in the row's slots."""
         return [self[value] for slot, value in enumerate(op.inputs) if slot in row.slots and value is not None]
 
     # -- values that ops make --------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def _quantizes_beyond(facts: Facts, op: Op) -> str:
 
 
 def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
-    """True for weights, a divisor or a single factor that the low type keeps few digits of."""
+    """True for weights, a divisor or a single factor with few digits in the low type."""
     if value is None or not facts.floats(value) or facts.view.constant(value) is None:
         return False
     fit = facts.view.fit(value, facts.to)

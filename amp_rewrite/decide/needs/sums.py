@@ -132,7 +132,7 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
 
 
 def adds_peak(facts: Known, op: Op) -> bool:
-    """True for a sum along rows whose largest element is 1: it is not small."""
+    """True for a sum along rows with the largest element 1: it is not small."""
     peak = facts[op.inputs[0]].peak
     return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_from_end(facts, op)))
 
@@ -183,7 +183,7 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 
 
 def _exact_sum(facts: Known, op: Op, *factors: Fact) -> Fact:
-    """Return what is known of a sum of products of integers, which a layer scales down once it is a float."""
+    """Return the facts of a sum of products of integers; a layer scales it down once it is a float."""
     ranges = (range_of(facts.view.dtype(v)) for v in op.operands[:2])
     sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
     most = min(number_of_terms(facts, op) * math.prod(sizes), range_of(facts.view.dtype(op.results[0]))[1])
@@ -229,6 +229,6 @@ def _small_product(varying: Sequence[Fact], weight: Fact | None) -> bool:
 
 @once
 def _near(view: View, to: DType) -> frozenset[OpId]:
-    """Return the sums of scores and a bias that is small at the best key of each row, as far as a softmax sees it."""
+    """Return the sums of scores and a bias, small at the best key of each row as far as a softmax sees it."""
     rows = scored_rows(view, cache(partial(view.array, most=MOST)))
     return frozenset(term.op.id for row in rows if row.near(to) for term in row.terms)

@@ -25,7 +25,7 @@ RUNS = 300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Need(Case):
+class NeedCase(Case):
     """One model of a class, which is its `principle`.
 
     `fed`: the input to which each output is fed back. `feeds` is evaluated for each run, with its number as `t`; what
@@ -56,20 +56,20 @@ class Errors:
 
 
 @cache
-def made(case: Need, safety: str, place: bool = True) -> Converted:
+def made(case: NeedCase, safety: str, place: bool = True) -> Converted:
     """Convert the model of a case, with or without placement. Shared: never change it."""
     draft = Draft.of(case.model(), Request.of(to=case.to, **{**case.options, "safety": safety}))
     return finish(draft, painted(draft, place=place))
 
 
-def warned(case: Need) -> bool:
+def warned(case: NeedCase) -> bool:
     """True if the safety rules made a finding."""
     with_rules, without = ({f.kind for f in made(case, s).report.findings} for s in ("default", "none"))
     return bool(with_rules - without - {"mostly_float32"})
 
 
 @cache
-def errors(case: Need) -> Errors:
+def errors(case: NeedCase) -> Errors:
     """Run the conversions of a case, emulated, and products alone."""
     exact = _outputs(case.model(), case)
 
@@ -82,7 +82,7 @@ def errors(case: Need) -> Errors:
     return Errors(largest("default"), largest("none"), error(rounded_products(case.model(), case.to, results=True)))
 
 
-def _outputs(model: ModelProto, case: Need) -> list[np.ndarray]:
+def _outputs(model: ModelProto, case: NeedCase) -> list[np.ndarray]:
     """Return each output, stacked over the runs."""
     session: Any = objections.session(model, "BASIC")
     names = [port.name for port in session.get_outputs()]
@@ -94,4 +94,4 @@ def _outputs(model: ModelProto, case: Need) -> list[np.ndarray]:
     return [np.stack(column) for column in zip(*rows, strict=True)]
 
 
-CASES = tuple(case for path in sorted(Path(__file__).parent.glob("*.onnxtxt")) for case in table(path, Need))
+CASES = tuple(case for path in sorted(Path(__file__).parent.glob("*.onnxtxt")) for case in table(path, NeedCase))

@@ -6,7 +6,7 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from suites.harm.case import HIT, NEAR, every, lowered
-from suites.needs.case import CASES, Errors, Need, errors, warned
+from suites.needs.case import CASES, Errors, NeedCase, errors, warned
 
 AS_PRODUCTS = ("raw", "recursions", "states")
 """Classes whose results are right with products alone rounded; a conversion must not be worse there."""
@@ -15,7 +15,7 @@ SLACK = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 8e-3}
 HITS = [case for case in CASES if case.kind == HIT]
 
 
-def is_right(case: Need, error: float, found: Errors) -> bool:
+def is_right(case: NeedCase, error: float, found: Errors) -> bool:
     """True if an error is one that the class of the case may have."""
     if case.principle in AS_PRODUCTS:
         return error <= case.tolerance * (1.5 * found.products + SLACK[case.to])
@@ -23,20 +23,20 @@ def is_right(case: Need, error: float, found: Errors) -> bool:
 
 
 @every([case for case in HITS if case.principle in AS_PRODUCTS])
-def test_results_are_as_right_as_with_products_alone_rounded(case: Need) -> None:
+def test_results_are_as_right_as_with_products_alone_rounded(case: NeedCase) -> None:
     found = errors(case)
     assert is_right(case, found.ours, found), found
 
 
 @every([case for case in HITS if case.principle not in AS_PRODUCTS])
-def test_results_are_within_tolerance_or_a_finding_warns(case: Need) -> None:
+def test_results_are_within_tolerance_or_a_finding_warns(case: NeedCase) -> None:
     assert lowered(case).isdisjoint(case.stays.split())
     found = errors(case)
     assert is_right(case, found.ours, found) or warned(case), found
 
 
 @every([case for case in CASES if case.kind == NEAR])
-def test_what_only_looks_like_a_need_stays_low_and_right(case: Need) -> None:
+def test_what_only_looks_like_a_need_stays_low_and_right(case: NeedCase) -> None:
     assert set(case.lowers.split()) <= lowered(case)
     assert errors(case).ours <= case.limit
 
