@@ -49,6 +49,22 @@ def test_an_op_stays_float32_if_its_constant_reaches_the_end_of_the_range(number
     assert find_hazards(view, F16).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("level", "to", "expected"),
+    [
+        (np.full(8, 48.0), F16, []),
+        (np.full(8, 48.0), BF16, ["h", "y"]),
+        (np.full(8, 4800.0), F16, ["h", "y"]),
+        (np.linspace(300.0, 4800.0, 8), F16, ["h", "y"]),
+        (np.linspace(-4800.0, -300.0, 8), F16, ["h", "y"]),
+        (np.array([0.0, -9999.0] * 4), F16, []),
+    ],
+)
+def test_large_numbers_are_added_to_a_product_in_float32(level: Any, to: DType, expected: list[str]) -> None:
+    view = view_of("b=MatMul(x,w);a=Mul(b,s);h=Add(a,m);y=Sub(h,m)", w=np.eye(8), s=np.array([2.0]), m=level)
+    assert list(held(view, to)) == expected
+
+
 def test_a_weight_that_overflows_float16_fits_bfloat16() -> None:
     view = view_of("y=MatMul(x,w)", w=np.eye(8) * -1e6)
     assert (list(held(view)), list(held(view, BF16))) == (["y"], [])
