@@ -119,8 +119,8 @@ def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
 @settings(bounded, max_examples=60)
 def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
     note(graph.text())
-    problem, may = problem_of(graph.model(), to)
-    labelling = Labelling(problem, may, {})
+    problem, spread = problem_of(graph.model(), to)
+    labelling = Labelling(problem, spread, {})
     found = labelling.solve()
     free = [v for v, end in enumerate(labelling.ends) if end == v and v not in labelling.follows][:9]
     # Weighted beyond the number of Casts: pairs and groups that become one kernel, and choices between low values.
