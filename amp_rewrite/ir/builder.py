@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.helper
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
@@ -63,16 +63,6 @@ def _nameless_cast(to: DType, in_words: bool) -> bytes:
 def new_constant(output: str, values: Array) -> NodeProto:
     """Return a Constant node."""
     return new_node("Constant", [], output, value=from_array(values))
-
-
-def new_if(condition: str, output: str, then: GraphProto, otherwise: GraphProto, *, name: str = "") -> NodeProto:
-    """Return an If with one output."""
-    return new_node("If", [condition], output, name, then_branch=then, else_branch=otherwise)
-
-
-def new_branch(nodes: Sequence[NodeProto], results: Sequence[str]) -> GraphProto:
-    """Return a branch of an If. It reads the values around it."""
-    return onnx.helper.make_graph(nodes, results[0], [], [ValueInfoProto(name=result) for result in results])
 
 
 def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) -> ValueInfoProto:
@@ -208,13 +198,13 @@ class NodeBuilder:
         self, condition: str, then: Callable[[NodeBuilder], str], otherwise: Callable[[NodeBuilder], str]
     ) -> str:
         """Append an If with one output. Each function appends the nodes of a branch and returns the branch's result."""
-        branches = []
-        for build in (then, otherwise):
+        branches = {}
+        for name, build in (("then_branch", then), ("else_branch", otherwise)):
             inner = self.inner(self._region)
-            result = build(inner)
-            branches.append(new_branch(inner.nodes, [result]))
+            result = build(inner)  # a body reads the values around it
+            branches[name] = onnx.helper.make_graph(inner.nodes, result, [], [ValueInfoProto(name=result)])
         result = self._numbered("If")
-        self.append(new_if(condition, result, *branches, name=result))
+        self.append(new_node("If", [condition], result, result, **branches))
         return result
 
     def name(self, source: str, result: str) -> None:

@@ -74,27 +74,13 @@ def shape_of(view: View, value: ValueId | None) -> Shape | None:
 
     By onnx's inference on the model without its heavy weights, once for each view.
     """
-    if value is None:
-        return None
-    tensor = view.values[value].tensor
-    if tensor is not None:
-        return tuple(tensor.dims)
-    stated = shape_at(_declarations(view), view, value)
-    dims = declared_dims(stated) if stated is not None else None
+    dims = shape_at(_shapes(view), view, value)
     return fixed(dims) if dims is not None else None
 
 
 @once
-def _declarations(view: View) -> Mapping[tuple[ScopeId, str], ValueInfoProto]:
-    """Return a model's declaration of each value after inference; most shapes are never asked for."""
-    formals, kept = list(_formals(view, _inferred(view, False))), GraphProto()
-    kept.value_info.extend([formal for _, formal in formals])
-    declared: dict[tuple[ScopeId, str], ValueInfoProto] = {}
-    for (scope, _), formal in zip(formals, kept.value_info, strict=True):
-        key = scope, formal.name
-        if key not in declared or formal.type.tensor_type.HasField("shape"):
-            declared[key] = formal
-    return declared
+def _shapes(view: View) -> Mapping[tuple[ScopeId, str], StatedDims]:
+    return stated_dims(view, _inferred(view, False))
 
 
 def _formals(view: View, graph: GraphProto) -> Iterator[tuple[ScopeId, ValueInfoProto]]:
