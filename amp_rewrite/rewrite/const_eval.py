@@ -25,7 +25,8 @@ from amp_rewrite.ir.op_classes import (
     UNREPEATABLE,
 )
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.equivalence import Arrays, run, runs_of
+from amp_rewrite.rewrite.equivalence import runs_of
+from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}

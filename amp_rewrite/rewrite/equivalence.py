@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,14 +17,12 @@ import onnx.helper
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS, evaluate, evaluate_plain
-from amp_rewrite.rewrite.reference import DOMAIN, FORMULAS, computed
+from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import outside
 
 UNIT = 2.0**-24
@@ -37,8 +33,6 @@ UNIT in one of them moves the result by no more than UNIT of its magnitude."""
 
 SPREADS = (1.0, 1e-3, 30.0)
 """Deviations of random inputs: usual, so small that an epsilon decides, and far out."""
-
-Arrays = Mapping[str, Array]
 
 
 def mismatch(before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[Array]) -> str | None:
@@ -179,51 +173,6 @@ def runs_of(view: View, ops: Collection[OpId], result: str, feeds: Sequence[Arra
 def plain_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:
     """Return the nodes of ops for a run in float64."""
     return [_plain(view, view.ops[op]) for op in ops if view.ops[op].kind != "Constant"]
-
-
-def run(
-    nodes: Sequence[NodeProto],
-    result: str,
-    feeds: Sequence[Arrays],
-    opsets: Mapping[str, int],
-    most: int = MOST_ELEMENTS,
-) -> list[Array] | str:
-    """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them.
-
-    `most`: elements of all that is computed for one feed.
-    """
-    arrays = [array for feed in feeds if (array := evaluate_plain(nodes, result, feed, most)) is not None]
-    return arrays if len(arrays) == len(feeds) else _run_by_reference(nodes, result, feeds, opsets, most)
-
-
-def _run_by_reference(
-    nodes: Sequence[NodeProto], result: str, feeds: Sequence[Arrays], opsets: Mapping[str, int], most: int
-) -> list[Array] | str:
-    from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
-
-    codes = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds[0].items()}
-    inputs = [onnx.helper.make_tensor_value_info(name, code, None) for name, code in codes.items()]
-    output = onnx.helper.make_tensor_value_info(result, TensorProto.DOUBLE, None)
-    graph = onnx.helper.make_graph(nodes, "fused", inputs, [output])
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in {DOMAIN: 1, **opsets}.items()]
-    try:
-        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports), new_ops=_formulas())
-        with np.errstate(all="ignore"):
-            return [evaluate(evaluator, feed, result, opsets, most) for feed in feeds]
-    except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise all kinds of errors on operands that do not fit
-        return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
-
-
-@cache
-def _formulas() -> list[type]:
-    from onnx.reference.op_run import OpRun  # late: see `_run_by_reference`
-
-    def results(op: Any, *operands: Array | None, **_: object) -> tuple[Array, ...]:
-        node: NodeProto = op.onnx_node
-        arrays = computed(node, dict(zip(node.input, operands, strict=True)))
-        return tuple(arrays.get(name, np.zeros(())) for name in node.output)
-
-    return [type(op_type, (OpRun,), {"op_domain": DOMAIN, "_run": results}) for op_type in FORMULAS]
 
 
 def _plain(view: View, op: Op) -> NodeProto:

@@ -12,7 +12,8 @@ import numpy as np
 from onnx.numpy_helper import to_array
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.rewrite.equivalence import Arrays, double, mismatch, once_proved, plain_nodes, run, runs_of
+from amp_rewrite.rewrite.equivalence import double, mismatch, once_proved, plain_nodes, runs_of
+from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import outside
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
 from amp_rewrite.rewrite.const_eval import numbers
-from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, run, runs_of
-from amp_rewrite.rewrite.reference import DOMAIN
+from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, runs_of
+from amp_rewrite.rewrite.reference import DOMAIN, run
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged, only_float32
 
 KIND = "rotary_embedding"

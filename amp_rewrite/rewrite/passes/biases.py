@@ -31,8 +31,8 @@ from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, run, runs_of
-from amp_rewrite.rewrite.reference import DOMAIN
+from amp_rewrite.rewrite.equivalence import mismatch, once_proved, plain_nodes, runs_of
+from amp_rewrite.rewrite.reference import DOMAIN, run
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 _copies = first_input_of(RELABELS)

@@ -22,8 +22,8 @@ from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.equivalence import Arrays, mismatch, run
-from amp_rewrite.rewrite.limited_evaluation import MOST_ELEMENTS
+from amp_rewrite.rewrite.equivalence import mismatch
+from amp_rewrite.rewrite.reference import MOST_ELEMENTS, Arrays, run
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged
 
 KIND = "batch_normalization"

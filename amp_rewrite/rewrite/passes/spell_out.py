@@ -20,7 +20,8 @@ from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
-from amp_rewrite.rewrite.equivalence import double, mismatch, run, runs_of, trial_shape
+from amp_rewrite.rewrite.equivalence import double, mismatch, runs_of, trial_shape
+from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 GROUP_NORM = "group_normalization"
