@@ -1,18 +1,26 @@
-"""Replacements of ops by nodes, refusals, and the passes that yield them."""
+"""Replacements of ops by nodes: what passes yield, and the driver that carries it out, a round at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
 
 import onnx.helper
-from onnx import NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims, shape_at
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir.graphs import bodies
+from amp_rewrite.ir.op_classes import UNREPEATABLE
+from amp_rewrite.ir.schema import normal_domain
+from amp_rewrite.ir.shapes.infer import known_dims
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +164,191 @@ def only_float32(view: View, ops: Iterable[OpId]) -> bool:
     values = (value for op in ops for value in view.ops[op].ports)
     dtypes = {view.dtype(value) for value in values}
     return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)
+
+
+# -- the driver ------------------------------------------------------------------------------------
+
+_New = TypeVar("_New", TensorProto, NodeProto)
+Objection = Callable[[View, Replacement], str | None]
+
+
+def run_round(
+    view: View, passes: Iterable[Pass], context: Context, objection: Objection = lambda view, replacement: None
+) -> tuple[View, list[Outcome]]:
+    """Run passes on one view and carry out their replacements; return the new view and the outcomes.
+
+    `objection` returns why a replacement may not be carried out, or None. The view is indexed anew only if something
+    was replaced, once for all passes.
+    """
+    replacements: list[Replacement] = []
+    refusals: list[Outcome] = []
+    taken: set[OpId] = set()
+    for outcome in (outcome for each in passes for outcome in each(view, context)):
+        why = None if isinstance(outcome, Refusal) else objection(view, outcome)
+        if isinstance(outcome, Refusal):
+            refusals.append(outcome)
+        elif why is not None:
+            refusals.append(Refusal(outcome.kind, outcome.last, why))
+        elif taken.isdisjoint(outcome.ops):
+            taken.update(outcome.ops)
+            replacements.append(outcome)
+    replacements = _NewNames(view, replacements).given()
+    return View.of(_replaced(view, replacements)) if replacements else view, [*replacements, *refusals]
+
+
+def _replaced(view: View, replacements: Sequence[Replacement]) -> Model:
+    """Return the model with replacements carried out, no two of which share an op; the view's own is not touched.
+
+    Everything else stays as it is, names, order and declarations included.
+    """
+    proto = clone(view.model.proto)
+    _ReplacementWriter(view, replacements).graph(proto.graph, view.scopes[MAIN])
+    proto.graph.initializer.extend({w.name: w for each in replacements for w in each.weights}.values())
+    _import(proto, replacements)
+    return replace(view.model, proto=proto)
+
+
+def _import(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
+    imported = {normal_domain(i.domain) for i in proto.opset_import}
+    for domain in sorted({normal_domain(each.node.domain) for each in replacements} - imported):
+        proto.opset_import.add(domain=domain, version=1)
+
+
+def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
+    """Return the replaced ops with the ops without effect that only they read, and the initializers. O(ops visited)."""
+    gone = {op for each in replacements for op in each.ops}
+    kept = {name for each in replacements for node in each.nodes for name in node.input}
+    kept |= _named_elsewhere(view.model.proto)
+    values: set[ValueId] = set()
+    pending = [v for op in gone for v in view.ops[op].operands]
+    while pending:
+        value = pending.pop()
+        if value in values or not _removable(view, value, gone, kept):
+            continue
+        made_by = view.producer(value)
+        if made_by is None:
+            values.add(value)
+        elif (
+            made_by.id not in gone and _pure(made_by) and all(_removable(view, v, gone, kept) for v in made_by.results)
+        ):
+            gone.add(made_by.id)
+            pending.extend(made_by.operands)
+    return gone, values
+
+
+def _pure(op: Op) -> bool:
+    """True if an op is known to have no effect but its results, the same each time, so that it may be dropped."""
+    return op.kind == "Constant" or (op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE)
+
+
+def _named_elsewhere(proto: ModelProto) -> set[str]:
+    names = {a.tensor_name for a in proto.graph.quantization_annotation}
+    for annotation in proto.graph.quantization_annotation:
+        names.update(entry.value for entry in annotation.quant_parameter_tensor_names)
+    return names | {formal.name for formal in proto.graph.input}
+
+
+def _removable(view: View, value: ValueId, gone: Collection[OpId], kept: Collection[str]) -> bool:
+    held = view.values[value]
+    if held.public or held.overridable or value in view.yielded or held.name in kept or held.role is Role.INPUT:
+        return False
+    return all(use.op in gone for use in view.uses[value])
+
+
+class _NewNames:
+    """The new names of a round: replacements share a weight or a node ahead only if both are equal."""
+
+    def __init__(self, view: View, replacements: Sequence[Replacement]) -> None:
+        self.view, self.replacements = view, replacements
+        self.taken = {*view.names, *(w.name for each in replacements for w in each.weights)}
+        self.taken.update(name for each in replacements for node in each.nodes for name in node.output)
+        self.made: dict[str, tuple[ScopeId | None, TensorProto | NodeProto]] = {}
+
+    def given(self) -> list[Replacement]:
+        """Return the replacements; of two unequal contents of one name, the second gets another. O(new nodes)."""
+        return [self._apart(each, self.view.ops[each.last].scope) for each in self.replacements]
+
+    def _apart(self, each: Replacement, scope: ScopeId) -> Replacement:
+        new: dict[str, str] = {}
+        weights = tuple(self._named(weight.name, None, partial(_called, weight), new) for weight in each.weights)
+        ahead = tuple(
+            self._named(node.output[0], scope, partial(_reading, node, new), new)
+            if node.output[0] not in self.view.names
+            else _reading(node, new)
+            for node in each.ahead
+        )
+        if not new:
+            return each
+        node, *behind = (_reading(node, new) for node in (each.node, *each.behind))
+        return replace(each, node=node, weights=weights, ahead=ahead, behind=tuple(behind))
+
+    def _named(self, name: str, scope: ScopeId | None, called: Callable[[str], _New], new: dict[str, str]) -> _New:
+        """Return the content under the first name that is free or holds an equal one; note new names."""
+        for number in count(1):
+            candidate = name if number == 1 else f"{name}_{number}"
+            content = called(candidate)
+            if candidate not in self.made and (number == 1 or candidate not in self.taken):
+                self.made[candidate] = (scope, content)
+            if self.made.get(candidate) == (scope, content):
+                break
+        if candidate != name:
+            new[name] = candidate
+        return content
+
+
+def _called(weight: TensorProto, name: str) -> TensorProto:
+    if name == weight.name:
+        return weight
+    other = clone(weight)
+    other.name = name
+    return other
+
+
+def _reading(node: NodeProto, new: Mapping[str, str], result: str | None = None) -> NodeProto:
+    """Return a node that reads new names, with its first result and its own name after `result`."""
+    result = node.output[0] if result is None else result
+    if result == node.output[0] and new.keys().isdisjoint(node.input):
+        return node
+    other = clone(node)
+    other.input[:] = [new.get(name, name) for name in node.input]
+    if result != node.output[0]:
+        other.name = node.name.replace(node.output[0], result)
+        other.output[0] = result
+    return other
+
+
+class _ReplacementWriter:
+    def __init__(self, view: View, replacements: Sequence[Replacement]) -> None:
+        self.view = view
+        self.gone, initializers = _unread(view, replacements)
+        self.places = {each.last if each.place is None else each.place: each for each in replacements}
+        self.lost = {(view.values[v].scope, view.value_name(v)) for v in initializers}
+        for op in (view.ops[op_id] for op_id in self.gone):
+            self.lost.update((op.scope, view.value_name(v)) for v in op.results)
+        self.lost -= {(view.ops[r.last].scope, name) for r in replacements for node in r.nodes for name in node.output}
+
+    def graph(self, graph: GraphProto, scope: Scope) -> None:
+        """Rewrite a copied graph in place; `scope` is its original's index."""
+        nodes: list[NodeProto] = []
+        ahead: set[str] = set()
+        for op_id, node in zip(scope.ops, graph.node, strict=True):
+            if op_id in self.places:
+                replacement = self.places[op_id]
+                nodes += [n for n in replacement.nodes if n is replacement.node or not ahead.intersection(n.output)]
+                ahead.update(name for n in replacement.ahead for name in n.output)
+            elif op_id not in self.gone:
+                for body, (_, inner) in zip(self.view.ops[op_id].bodies, bodies(node), strict=True):
+                    self.graph(inner, self.view.scopes[body])
+                nodes.append(node)
+        refill(graph, "node", nodes)
+        self._declare(graph, scope)
+        for name in ("value_info", "initializer"):
+            refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.lost])
+
+    def _declare(self, graph: GraphProto, scope: Scope) -> None:
+        new = {v.name: v for op in scope.ops if op in self.places for v in self.places[op].declared}
+        for output in graph.output:
+            if output.name in new and not output.HasField("type"):  # a branch may leave it out
+                output.type.CopyFrom(new[output.name].type)
+        stated = {v.name for v in (*graph.value_info, *graph.output)}
+        graph.value_info.extend(v for v in new.values() if v.name not in stated)

@@ -24,10 +24,10 @@ from amp_rewrite.ir.shapes import AllDims
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.equivalence import KEYS, QUERIES, AttentionSizes, Feeds, compared
+from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, Feeds, compared
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
-from amp_rewrite.rewrite.attention.masks import OUT_OF_REACH
+from amp_rewrite.rewrite.attention.recognize import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN, rotated
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged

@@ -29,7 +29,7 @@ from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach
 from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
-from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH
+from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 

@@ -21,8 +21,12 @@ from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
-from amp_rewrite.rewrite.attention.build import fuse_attention
+from amp_rewrite.rewrite.attention.build import (
+    KIND as ATTENTION,
+)
+from amp_rewrite.rewrite.attention.build import (
+    fuse_attention,
+)
 from amp_rewrite.rewrite.const_eval import fold_constants
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib, fuse_rotations
 from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
@@ -46,9 +50,16 @@ from amp_rewrite.rewrite.passes.spell_out import (
     spell_patches,
 )
 from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
-from amp_rewrite.rewrite.replace import Objection, run_round
-from amp_rewrite.rewrite.replacement import Context, Outcome, Pass, Replacement, findings
-from amp_rewrite.runtime.providers import refusal
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    Objection,
+    Outcome,
+    Pass,
+    Replacement,
+    findings,
+    run_round,
+)
+from amp_rewrite.runtime.operators import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request

@@ -21,8 +21,12 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.rewrite.replace import run_round
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    Outcome,
+    Replacement,
+    run_round,
+)
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
 from amp_rewrite.rewrite.shift.plan import (

@@ -18,10 +18,12 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.attention.masks import LOST, OUT_OF_REACH, hides
+from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, hides
 from amp_rewrite.rewrite.passes.attention_masks import select_masks
-from amp_rewrite.rewrite.replace import run_round
-from amp_rewrite.rewrite.replacement import Context
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    run_round,
+)
 
 LOWEST = -3.4028234663852886e38
 SHOWN = np.array([[True, False, True], [False, False, False], [True, True, True]])

@@ -17,8 +17,10 @@ from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.rewrite.passes.inline import inline_functions
 from amp_rewrite.rewrite.passes.spell_out import spell_out_casts
-from amp_rewrite.rewrite.replace import run_round
-from amp_rewrite.rewrite.replacement import Context
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    run_round,
+)
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, model_of

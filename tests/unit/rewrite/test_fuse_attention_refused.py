@@ -10,8 +10,11 @@ from onnx import ModelProto, NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.attention.build import WrittenAttention, write
-from amp_rewrite.rewrite.attention.equivalence import mismatch_of
+from amp_rewrite.rewrite.attention.build import (
+    WrittenAttention,
+    mismatch_of,
+    write,
+)
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
