@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx.helper
 from onnx import AttributeProto, NodeProto, TensorProto
+from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
@@ -23,7 +24,7 @@ from amp_rewrite.ir.dataflow import casts_floats
 from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.reference import Arrays, run
-from amp_rewrite.rewrite.replacement import outside
+from amp_rewrite.rewrite.replacement import Replacement, outside
 
 UNIT = 2.0**-24
 """The unit roundoff of float32 (IEEE 754-2019, table 3.5: 24 digits, to nearest)."""
@@ -139,6 +140,34 @@ def once_proved(
             _PROVED.clear()
         _PROVED.add(key)
     return why
+
+
+def disagreement(view: View, fusion: Replacement, before: Arrays, after: Arrays | None = None) -> str | None:
+    """Return how the nodes of a fusion differ from its ops on small operands; None if both agree.
+
+    `before`: what the ops read, other than constants. `after`: what the nodes read instead, or in another layout.
+    """
+    named = {view.value_name(value): value for value in outside(view, fusion.ops)}
+    reads = {name for node in fusion.nodes for name in node.input}
+    own = {weight.name: double(to_array(weight)) for weight in fusion.weights}
+    held = {name: double(a) for name, v in named.items() if name not in before and (a := view.array(v)) is not None}
+    fed = {**held, **own, **before, **(after or {})}
+    fed = {name: array for name, array in fed.items() if name in reads}
+    made = {name for op in fusion.ops for name in view.ops[op].node.output}
+    results = [name for node in fusion.nodes for name in node.output if name in made]
+
+    def tested() -> str | None:
+        for result in results:
+            found = runs_of(view, fusion.ops, result, [before])
+            magnitude = np.abs(found[0]).max() if not isinstance(found, str) else 0
+            why = mismatch(found, run(fusion.nodes, result, [fed], view.opsets), [np.array(magnitude)])
+            if why is not None:
+                return why
+        return None
+
+    given = [*held.items(), *before.items(), *fed.items()]
+    nodes = [*plain_nodes(view, fusion.ops), *fusion.nodes]
+    return once_proved(nodes, given, tuple(sorted(view.opsets.items())), tested)
 
 
 def trial_shape(rank: int, *last: int) -> tuple[int, ...]:

@@ -20,8 +20,7 @@ from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
-from amp_rewrite.rewrite.equivalence import double, mismatch, runs_of, trial_shape
-from amp_rewrite.rewrite.reference import run
+from amp_rewrite.rewrite.equivalence import disagreement, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 GROUP_NORM = "group_normalization"
@@ -96,15 +95,9 @@ def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
         new_node("Mul", [name("apart"), weights[3].name], name("scaled")),
         new_node("Add", [name("scaled"), weights[4].name], result),
     ]
+    fusion = Replacement(GROUP_NORM, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind))
     feed = {x: np.random.default_rng(0).standard_normal((2, channels, *trial_shape(len(shape) - 2)))}
-    fed = {**feed, **{tensor.name: double(view.model.array(tensor)) for tensor in weights}}
-    fed[name("shape")] = np.array(feed[x].shape)
-    spelled = run([*ahead, node, *behind], result, [fed], view.opsets)
-    before = runs_of(view, (op.id,), result, [feed])
-    why = mismatch(before, spelled, [np.abs(y).max() for y in spelled] if not isinstance(spelled, str) else [])
-    return why or Replacement(
-        GROUP_NORM, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind)
-    )
+    return disagreement(view, fusion, feed, {name("shape"): np.array(feed[x].shape)}) or fusion
 
 
 # -- convolutions of patches -----------------------------------------------------------------------
@@ -166,14 +159,12 @@ def _patches(view: View, op: Op, flat: Op, turned: Op, context: Context) -> Repl
     drawn = {op.node.input[0]: rng.standard_normal((2, channels, 2 * high, 3 * wide))}
     drawn[op.node.input[1]] = rng.standard_normal(few)
     drawn.update({name: rng.standard_normal(few[:1]) for name in op.node.input[2:3]})
-    laid = {name: np.array((2, few[0], 6)) for name in flat.node.input[1:2]}
+    drawn.update({name: np.array((2, few[0], 6)) for name in flat.node.input[1:2]})
     small = {"grid": np.array((-1, channels, 2, high, 3, wide)), "rows": np.array((-1, 6, depth))}
-    after = {**drawn, **{read[word]: array for word, array in small.items()}}
+    after = {read[word]: array for word, array in small.items()}
     after[product] = drawn[op.node.input[1]].reshape(few[0], -1).T
-    before = runs_of(view, ops, result, [{**drawn, **laid}])
-    spelled = run([*around.ahead, node], result, [after], view.opsets)
-    why = mismatch(before, spelled, [np.abs(y).max() for y in spelled] if not isinstance(spelled, str) else [])
-    return why or Replacement(PATCHES, ops, turned.id, node, **around.parts())
+    fusion = Replacement(PATCHES, ops, turned.id, node, **around.parts())
+    return disagreement(view, fusion, drawn, after) or fusion
 
 
 # -- products of odd widths ------------------------------------------------------------------------
@@ -211,14 +202,10 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
     around.after("Slice", (node.output[0], *ends, axis), result)
     rng = np.random.default_rng(0)
     drawn = {x: rng.standard_normal((2, 3, 4)), weight: rng.standard_normal((4, 5))}
-    small = {zeros: np.zeros((4, 3)), ends[0]: np.zeros(1, np.int64), ends[1]: np.array([5]), axis: np.array([-1])}
-    before = runs_of(view, (op.id,), result, [drawn])
-    after = run([*around.ahead, node, *around.behind], result, [{**drawn, **small}], view.opsets)
-    why = mismatch(before, after, [np.abs(y).max() for y in before] if not isinstance(before, str) else [])
     words = f"{columns} columns: {-columns % _ALIGNED} of zeros more, cut off behind, for kernels of aligned rows"
-    return why or Replacement(
-        ALIGNED, (op.id,), op.id, node, **around.parts(), findings=(Finding("fused", op.name, words),)
-    )
+    said = (Finding("fused", op.name, words),)
+    fusion = Replacement(ALIGNED, (op.id,), op.id, node, **around.parts(), findings=said)
+    return disagreement(view, fusion, drawn, {zeros: np.zeros((4, 3)), ends[1]: np.array([5])}) or fusion
 
 
 # -- attention -------------------------------------------------------------------------------------
