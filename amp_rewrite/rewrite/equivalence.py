@@ -20,8 +20,8 @@ from onnx.numpy_helper import to_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
-from amp_rewrite.ir.dataflow import casts_floats
-from amp_rewrite.ir.sizes import MOST_AXES
+from amp_rewrite.ir.dataflow import casts_floats, confined
+from amp_rewrite.ir.shapes.onnx_shapes import MOST_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import Replacement, outside
@@ -153,8 +153,8 @@ def disagreement(view: View, fusion: Replacement, before: Arrays, after: Arrays 
     held = {name: double(a) for name, v in named.items() if name not in before and (a := view.array(v)) is not None}
     fed = {**held, **own, **before, **(after or {})}
     fed = {name: array for name, array in fed.items() if name in reads}
-    made = {name for op in fusion.ops for name in view.ops[op].node.output}
-    results = [name for node in fusion.nodes for name in node.output if name in made]
+    made = (value for op in fusion.ops for value in view.ops[op].results)
+    results = [view.value_name(value) for value in made if not confined(view, value, fusion.ops)]
 
     def tested() -> str | None:
         for result in results:

@@ -73,12 +73,14 @@ class Context:
     """The low type, and the shapes of a view, inferred once for all passes of a round.
 
     `tried`: the model is at the opset that serves it best, so that no refusal advises another. `grouped`: operators may
-    be written that the target has in the low type alone.
+    be written that the target has in the low type alone. `rows_see`: the request says that no row of a mask hides every
+    key.
     """
 
     to: DType
     tried: bool = False
     grouped: bool = False
+    rows_see: bool = False
     _known: tuple[View, AllDims] | None = field(default=None, repr=False)
 
     def dims(self, view: View) -> AllDims:

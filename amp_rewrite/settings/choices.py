@@ -23,6 +23,9 @@ Quantized = Literal["keep", "rescale"]
 """Ops between DequantizeLinear and QuantizeLinear: left to integer kernels, or in the low type, as their scales."""
 Fuse = Literal["auto", "none", "basic", "contrib"]
 """Fusions into operators of the standard ("basic"), of onnxruntime as well ("contrib"), or none, or by the target."""
+Assumption = Literal["rows-see-a-key"]
+"""What the user knows of the model's inputs: no row of an attention's mask hides every key."""
+ROWS_SEE: Assumption = "rows-see-a-key"
 Placement = Literal["mincut", "propagate"]
 """Border between the types: where Casts cost least, or as TensorFlow's rules leave it."""
 TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn", "webgpu"]

@@ -32,7 +32,7 @@ KEYS = "t = Transpose <perm = [0, 1, 3, 2]> (k)  "
 SCORES = KEYS + "s = MatMul (q, t)  z = Mul (s, half)  "
 WEIGHTS = "p = Softmax <axis = -1> (m)  y = MatMul (p, v)"
 GUARDED = "p = Softmax (m)  n = IsNaN (p)  w = Where (n, zero, p)  y = MatMul (w, v)"
-HIDDEN = ["Cast", "ReduceMax", "Cast", "Not", "Or"]
+HIDDEN = ["Cast", "ReduceSum", "Cast", "Not", "Or"]
 """What finds the rows of a mask in which a key is seen, and shows every key in the others."""
 BIASED = SCORES + "b = Add (z, bias)  "
 SUMMED = "a = Where (mask, zero, fill)  b = Add (bias, a)  "

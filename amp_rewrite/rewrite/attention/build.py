@@ -8,7 +8,7 @@ it is shown every key by a query of zeros, which weighs all keys alike; where th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -17,7 +17,7 @@ from onnx.numpy_helper import to_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import confined
-from amp_rewrite.ir.versions import FIRST_FUSED
+from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.layout import OperandSource
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, forms, sites
@@ -59,10 +59,43 @@ def _with_freed(view: View, ops: Iterable[OpId], moves: Iterable[OpId]) -> tuple
     return tuple(sorted(gone))
 
 
-class _AttentionWriter(Surroundings):
-    def __init__(self, site: FusibleAttention) -> None:
-        super().__init__(site.view, site.form.last)
+class SeenRows(Surroundings):
+    """Nodes around one attention, with a test of the rows of its mask that show a key."""
+
+    def __init__(self, site: FusibleAttention, *, typed: bool = False) -> None:
+        super().__init__(site.view, site.form.last, typed=typed)
         self.view, self.site = site.view, site
+
+    def bools(self) -> str:
+        """Return a bool that is true where the mask shows a key."""
+        hiding = self.site.form.hiding
+        assert hiding is not None
+        stem = self.view.value_name(hiding.value)
+        if hiding.counts:
+            least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
+            return self.before("Greater", (stem, least), f"{stem}_shown")
+        return stem if hiding.shows else self.before("Not", (stem,), f"{stem}_shown")
+
+    def rows(self, shown: str) -> str:
+        """Return a bool of the rows in which a mask shows a key. A count beyond the low type is infinite, and not 0."""
+        counted = self.before("Cast", (shown,), f"{shown}_counted", to=self.site.low.code)
+        keys = self.over("ReduceSum", counted, -1, f"{shown}_keys", keepdims=1)
+        return self.before("Cast", (keys,), f"{shown}_seeing", to=TensorProto.BOOL)
+
+    def over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
+        """Add a node over one axis, in the form of the opset."""
+        if self.view.opset < FIRST_AXES_INPUT:
+            return self.before(op_type, (read,), stem, axes=[axis], **stated)
+        return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
+
+    def zero(self, stem: str) -> str:
+        """Return a constant 0."""
+        return self.constant(f"{stem}_zero", np.zeros((), np.float32))
+
+
+class _AttentionWriter(SeenRows):
+    def __init__(self, site: FusibleAttention) -> None:
+        super().__init__(site)
         self.shown: str | None = None
 
     def constant(self, stem: str, values: Array) -> str:
@@ -77,7 +110,7 @@ class _AttentionWriter(Surroundings):
         mask, seeing = self._mask(queries, keys)
         zeroed = seeing is not None and site.form.zeroed and site.infinite
         if seeing is not None and not zeroed:
-            queries = self.before("Where", (seeing, queries, self._zero(seeing)), f"{result}_queries")
+            queries = self.before("Where", (seeing, queries, self.zero(seeing)), f"{result}_queries")
         reads = [queries, keys, values, *([mask] if mask is not None else [])]
         attended = self._ended(result, seeing if zeroed else None)
         attributes = {"scale": site.form.scale, **({"is_causal": 1} if site.causal else {})}
@@ -95,11 +128,8 @@ class _AttentionWriter(Surroundings):
         if seeing is None:
             return result
         attended = self.name(f"{result}_attended")
-        self.after("Where", (seeing, attended, self._zero(seeing)), result)
+        self.after("Where", (seeing, attended, self.zero(seeing)), result)
         return attended
-
-    def _zero(self, stem: str) -> str:
-        return self.constant(f"{stem}_zero", np.zeros((), np.float32))
 
     # -- the mask ----------------------------------------------------------------------------------
 
@@ -119,7 +149,7 @@ class _AttentionWriter(Surroundings):
         """Return a bias with a number far below any score at hidden keys; 0 in rows without keys."""
         stem = f"{bias}_{shown}"
         if seeing is not None and not self.site.infinite:
-            bias = self.before("Where", (seeing, bias, self._zero(stem)), f"{stem}_seeing")
+            bias = self.before("Where", (seeing, bias, self.zero(stem)), f"{stem}_seeing")
         fill = self.constant(f"{stem}_fill", np.array(LOST, np.float32))
         return self.before("Where", (shown, bias, fill), stem)
 
@@ -130,19 +160,11 @@ class _AttentionWriter(Surroundings):
         stem = self.view.value_name(hiding.value)
         if hiding.shown is not None and not (hiding.shows and self.site.boolean):
             shown = self.shown = self.constant(f"{stem}_shown", hiding.shown)
-        elif hiding.counts:
-            least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
-            shown = self.before("Greater", (stem, least), f"{stem}_shown")
-        elif hiding.shown is not None or hiding.shows:
-            shown = stem
         else:
-            shown = self.before("Not", (stem,), f"{stem}_shown")
+            shown = self.bools()
         if not self.site.empty:
             return shown, None
-        axis = self.constant(f"{stem}_keys_axis", np.array([-1], np.int64))
-        counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.INT32)
-        most = self.before("ReduceMax", (counted, axis), f"{stem}_most", keepdims=1)
-        seeing = self.before("Cast", (most,), f"{stem}_seeing", to=TensorProto.BOOL)
+        seeing = self.rows(shown)
         blind = self.before("Not", (seeing,), f"{stem}_blind")
         return self.before("Or", (shown, blind), f"{stem}_seen"), seeing
 

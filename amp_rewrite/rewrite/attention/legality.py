@@ -28,7 +28,7 @@ from amp_rewrite.rewrite.attention.layout import (
     keys_source,
     ungrouped,
 )
-from amp_rewrite.rewrite.attention.recognize import AttentionForm, form_of
+from amp_rewrite.rewrite.attention.recognize import AttentionForm, ScoreMask, form_of
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
@@ -37,13 +37,14 @@ from amp_rewrite.rewrite.replacement import Context, Replacement
 class FusibleAttention:
     """An attention for one operator, as far as structure and shapes tell.
 
-    `causal`: a query sees the keys up to its own, and that is all that its mask says. `hides`: it has a mask to read,
-    of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may see no key. `narrow`: mask or bias
-    do not state every query and key.
+    `low`: the type to which it will fall. `causal`: a query sees the keys up to its own, and that is all that its mask
+    says. `hides`: it has a mask to read, of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may
+    see no key. `narrow`: mask or bias do not state every query and key.
     """
 
     view: View
     form: AttentionForm
+    low: DType
     queries: OperandSource
     keys: OperandSource
     values: OperandSource
@@ -81,7 +82,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention
         elif form.biases and any(Facts.of(view, context.to).counts_far(bias) for bias in form.biases):
             yield last, f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
         else:
-            yield last, site_of(view, form, context.to, context.dims(view))
+            yield last, site_of(view, form, context)
 
 
 def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
@@ -92,8 +93,9 @@ def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
             yield (op.id, form) if isinstance(form, str) else (form.last.id, form)
 
 
-def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> FusibleAttention | str:
+def site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
+    dims = context.dims(view)
     axis = attribute(form.softmax.node, "axis")
     if axis is not None and axis.i not in (-1, RANK - 1):
         return "its softmax is not over the last axis"
@@ -106,7 +108,7 @@ def site_of(view: View, form: AttentionForm, to: DType, dims: AllDims) -> Fusibl
     fault = _misfit(q, k, v, keys.groups)
     if fault:
         return fault
-    return _masked(FusibleAttention(view, form, queries, keys, values, (q[2], k[2])), dims, q, to)
+    return _masked(FusibleAttention(view, form, context.to, queries, keys, values, (q[2], k[2])), context, q)
 
 
 def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
@@ -122,20 +124,21 @@ def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
     return None
 
 
-def _masked(site: FusibleAttention, dims: AllDims, queries: Dims, to: DType) -> FusibleAttention | str:
+def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleAttention | str:
     view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
+    dims = context.dims(view)
     shown = hiding.shown if hiding is not None else None
     if shown is not None and bool(shown.all()):
         hiding = None
     if hiding is not None:
         causal = shown is not None and not biases and site.lengths == shown.shape[-2:] and _triangular(shown)
-        empty = shown is None or not bool(shown.any(axis=-1).all())
-        if empty and np.isinf(hiding.fill) and not form.zeroed:
+        sees = _sees(view, hiding, context) if shown is None else bool(shown.any(axis=-1).all())
+        if not sees and np.isinf(hiding.fill) and not form.zeroed:
             return "a row of its mask may hide every key: it would give 0 instead of NaN"
-        site = replace(site, hides=not causal, causal=causal, empty=empty)
+        site = replace(site, hides=not causal, causal=causal, empty=not sees)
     for bias in biases:
         counted = form.hiding is not None and form.hiding.counts and bias == form.hiding.value
-        if not counted and (fault := _unbounded(view, bias, to)):
+        if not counted and (fault := _unbounded(view, bias, context.to)):
             return fault
     laid = {value: _stated(site, dims, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
     for shape in laid.values():
@@ -147,6 +150,26 @@ def _masked(site: FusibleAttention, dims: AllDims, queries: Dims, to: DType) -> 
     stated += [laid[bias] for bias in biases]
     whole = not stated or _whole(stated, site.lengths)
     return replace(site, mask=stated[0] if stated else (), narrow=not whole)
+
+
+def _sees(view: View, hiding: ScoreMask, context: Context) -> bool:
+    """True if each row of a computed mask shows a key: by the request, or by a constant part of what it shows."""
+    return context.rows_see or (view.dtype(hiding.value) is DType.BOOL and _shows(view, hiding.value, hiding.shows))
+
+
+def _shows(view: View, value: ValueId, shows: bool, depth: int = 8) -> bool:
+    """True if some element of each row of a bool is known to be `shows`, whatever the others are."""
+    held = numbers(view, value)
+    if held is not None:
+        return bool((held == shows).any(axis=-1).all()) if held.ndim else bool(held == shows)
+    op = view.producer(value)
+    if op is None or depth == 0:
+        return False
+    if op.kind == "Not":
+        return _shows(view, op.operands[0], not shows, depth - 1)
+    if op.kind in ("Identity", "Expand"):
+        return _shows(view, op.operands[0], shows, depth - 1)
+    return op.kind == ("Or" if shows else "And") and any(_shows(view, each, shows, depth - 1) for each in op.operands)
 
 
 def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:

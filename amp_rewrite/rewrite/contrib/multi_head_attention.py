@@ -11,23 +11,18 @@ unrepeated. CUDA has it in the low types alone, so that `Context.grouped` says w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from onnx import TensorProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import number, only_reader
-from amp_rewrite.ir.shapes import AllDims
-from amp_rewrite.ir.sizes import Dims
-from amp_rewrite.ir.versions import FIRST_AXES_INPUT
+from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, Feeds, compared
+from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, Feeds, SeenRows, compared
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
-from amp_rewrite.rewrite.attention.recognize import OUT_OF_REACH
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN, rotated
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged
@@ -89,15 +84,15 @@ def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replace
     return (writer.grouped() if grouped else None) or writer.replacement()
 
 
-class _MultiHeadWriter(Surroundings):
+class _MultiHeadWriter(SeenRows):
     """The nodes of one attention. `heads` of queries, `width` of each, `depth` of each of the values.
 
     `bases`: what the nodes read of queries, keys and values, and how they lie there.
     """
 
     def __init__(self, site: FusibleAttention, dims: AllDims, heads: int, width: int, depth: int) -> None:
-        super().__init__(site.view, site.form.last, typed=True)
-        self.site, self.dims = site, dims
+        super().__init__(site, typed=True)
+        self.dims = dims
         self.heads, self.width, self.depth = heads, width, depth
         self.bases: dict[str, _Base] = {}
 
@@ -180,6 +175,10 @@ class _MultiHeadWriter(Surroundings):
         drawn = AttentionSizes(heads, KEYS if self.site.causal else QUERIES, self.width, self.depth)
         return compared(self.site, written, drawn, feeds, _LAYOUTS["packed" if packed else "heads"])
 
+    def _seeing(self) -> str:
+        rows = self.rows(self.bools())
+        return self.over("Squeeze", rows, 1, f"{rows}_of_all_heads")
+
     # -- its result -------------------------------------------------------------------------------
 
     def _moves(self) -> tuple[Op, ...]:
@@ -199,16 +198,13 @@ class _MultiHeadWriter(Surroundings):
         attended = flat = self.name(f"{result}_attended")
         if seeing is not None:
             flat = result if packed else self.name(f"{result}_seen")
-            self.after("Where", (seeing, attended, self._zero(result)), flat)
+            self.after("Where", (seeing, attended, self.zero(result)), flat)
         if not packed:
             split = self.name(f"{result}_split")
             shape = self.constant(f"{result}_heads", np.array([0, 0, self.heads, self.depth]))
             self.after("Reshape", (flat, shape), split)
             self.after("Transpose", (split,), result, perm=SWAP)
         return attended
-
-    def _zero(self, stem: str) -> str:
-        return self.constant(f"{stem}_zero", np.zeros((), np.float32))
 
     # -- its operands -----------------------------------------------------------------------------
 
@@ -223,7 +219,7 @@ class _MultiHeadWriter(Surroundings):
         else:
             read = self._base(queries, "queries", "packed")
         if seeing is not None:
-            read = self.before("Where", (seeing, read, self._zero(result)), f"{result}_seeing")
+            read = self.before("Where", (seeing, read, self.zero(result)), f"{result}_seeing")
         upright = keys.groups == 1 and keys.perm == (0, 1, 2, 3)
         packed = self._packed(keys.value, self.heads) if upright else None
         if keys.groups == 1 and keys.perm == SWAP:
@@ -267,25 +263,6 @@ class _MultiHeadWriter(Surroundings):
             branches = (base, fill) if hiding.shows else (fill, base)
             return self.before("Where", (stem, *branches), f"{bias}{stem}_added")
         return self.before("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
-
-    def _seeing(self) -> str:
-        hiding = self.site.form.hiding
-        assert hiding is not None
-        stem = self.site.view.value_name(hiding.value)
-        shown = stem if hiding.shows else self.before("Not", (stem,), f"{stem}_shown")
-        if hiding.counts:
-            least = self.constant(f"{stem}_least", np.array(OUT_OF_REACH, np.float32))
-            shown = self.before("Greater", (stem, least), f"{stem}_seen")
-        counted = self.before("Cast", (shown,), f"{stem}_counted", to=TensorProto.FLOAT)
-        keys = self._over("ReduceSum", counted, -1, f"{stem}_keys", keepdims=1)
-        return self._over("Squeeze", self.before("Cast", (keys,), f"{stem}_rows", to=9), 1, f"{stem}_seeing")
-
-    # -- nodes -------------------------------------------------------------------------------------
-
-    def _over(self, op_type: str, read: str, axis: int, stem: str, **stated: Any) -> str:
-        if self.site.view.opset < FIRST_AXES_INPUT:
-            return self.before(op_type, (read,), stem, axes=[axis], **stated)
-        return self.before(op_type, (read, self.constant(f"{stem}_axis", np.array([axis]))), stem, **stated)
 
 
 def _shared_tables(

@@ -337,6 +337,59 @@ _BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # of random operands
 _SEEING = 0.6  # the share of rows that see a key there
 
 
+# -- biases before a table ------------------------------------------------------------------------
+
+
+def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
+    """Add a bias to the rows of a constant table that is added behind it, perhaps behind a Concat. O(Adds)."""
+    for op in view.of_kinds(("Add",)):
+        total = _Sum.of(view, op, context)
+        if total is None or view.producer(total.source, "MatMul") is None or not only_float32(view, (op.id,)):
+            continue
+        joined = only_reader(view, op.outputs[0], "Concat")
+        tokens = op.outputs[0] if joined is None else joined.outputs[0]
+        behind = only_reader(view, tokens, "Add")
+        if behind is not None and tokens is not None:
+            found = _tabled(view, context, total, joined, behind, tokens)
+            if found is not None:
+                yield judged("bias", behind.id, found)
+
+
+def _tabled(
+    view: View, context: Context, total: _Sum, joined: Op | None, behind: Op, tokens: ValueId
+) -> Replacement | str | None:
+    (biased,) = total.add.results
+    parts = (biased,) if joined is None else joined.operands
+    value, shape = next(v for v in behind.operands if v != tokens), context.shape(view, tokens)
+    shapes = [context.shape(view, part) or () for part in parts]
+    lengths = [each[1] or 0 for each in shapes if len(each) == _TOKEN_AXES]
+    table, bias = view.array(value) if view.dtype(value) is DType.FLOAT else None, view.array(total.bias)
+    axis = 1 if joined is None else int_attribute(joined.node, "axis", 0)
+    if table is None or bias is None or shape is None or len(lengths) < len(parts) or sum(lengths) != shape[1]:
+        return None
+    if table.shape[-2:] != shape[1:] or any(d != 1 for d in table.shape[:-2]) or axis not in (1, 1 - _TOKEN_AXES):
+        return None
+    place, moved = parts.index(biased), table.astype(np.float64)
+    first = sum(lengths[:place])
+    moved[..., first : first + lengths[place], :] += bias.reshape(-1)
+    if not float(np.abs(moved).max()) <= context.to.max:
+        return f"the table with the bias in it would leave the range of {context.to.spelling}"
+    around, node, source = Surroundings(view, behind), clone(behind.node), view.value_name(total.source)
+    stored = around.constant(f"{view.value_name(value)}_biased", moved.astype(np.float32))
+    node.input[behind.inputs.index(value)] = stored
+    reader, slot = (node, behind.inputs.index(biased)) if joined is None else (clone(joined.node), place)
+    reader.input[slot] = source
+    around.ahead += [reader] if joined is not None else []
+    ops = tuple(op.id for op in (total.add, joined, behind) if op is not None)
+    said = (Finding("bias", total.add.name, "a bias before a constant table is added to its rows"),)
+    fusion = Replacement("bias", ops, behind.id, node, **around.parts(), findings=said)
+    rng, names = np.random.default_rng(0), [source if part == biased else view.value_name(part) for part in parts]
+    pairs = zip(names, lengths, strict=True)
+    return (
+        disagreement(view, fusion, {n: rng.standard_normal((_BATCH, d, table.shape[-1])) for n, d in pairs}) or fusion
+    )
+
+
 # -- biases of products ----------------------------------------------------------------------------
 
 

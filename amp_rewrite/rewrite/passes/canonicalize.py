@@ -33,6 +33,7 @@ from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
 from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import (
     move_attention_biases,
+    move_into_tables,
     part_biases,
     split_biases,
     spread_gemms,
@@ -60,7 +61,7 @@ from amp_rewrite.rewrite.replacement import (
     run_round,
 )
 from amp_rewrite.runtime.operators import refusal
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, Fuse, Target
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, ROWS_SEE, Fuse, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import matched, overrides, select
@@ -95,7 +96,7 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, grouped
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
     late = [pattern for pattern in (*request.keep, *request.lower) if not matched(plain, pattern)]
     keep, lower = overrides(plain, _apart(request.keep, late), _apart(request.lower, late))
-    context = Context(request.to, request.opset == AUTO_OPSET, grouped)
+    context = Context(request.to, request.opset == AUTO_OPSET, grouped, request.assume == ROWS_SEE)
     view, fusions = fuse_operators(plain, context, request.target, {*keep, *lower}, request.fuse)
     if request.safe:
         view, outcomes = run_round(view, (bound_fills,), Context(request.to))
@@ -218,7 +219,7 @@ _CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
     _ROUNDS[0],
     (*_ROUNDS[1], spread_gemms, spell_patches, fuse_rotations),
     (fuse_attentions, *_ROUNDS[2]),
-    (part_biases,),
+    (part_biases, move_into_tables),
     (move_attention_biases,),
     (fuse_contrib,),
     (widen_biases, align_products),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+import amp_rewrite
 from amp_rewrite.rewrite import const_eval
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.passes import spell_out
@@ -333,3 +335,81 @@ def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monk
     seen[1, 0, 0, 1] = not alike
     result = after(model(text, shapes=FOUR, seen=seen))
     assert ("unidirectional" in {a.name for n in result.graph.node for a in n.attribute}) == alike
+
+
+# -- a bias before a table of positions ------------------------------------------------------------
+
+TABLED = "m=MatMul(x,wq);b=Add(m,bq);c=Concat[axis=1](first,b);y=Add(c,table)"
+TABLE: dict[str, object] = {
+    "table": RNG.standard_normal((1, 6, 8)).astype(np.float32),
+    "rows": RNG.standard_normal((1, 5, 8)).astype(np.float32),
+}
+JOINED_TOKENS = {"first": (2, 1, 8), "y": (2, 6, 8), "e": (2, 5, 8)}
+
+
+@pytest.mark.parametrize(
+    ("text", "adds"),
+    [
+        (TABLED, 1),
+        (TABLED.replace("(first,b)", "(b,first)"), 1),
+        (TABLED.replace("Add(m,bq)", "Add(bq,m)").replace("Add(c,table)", "Add(table,c)"), 1),
+        ("m=MatMul(x,wq);b=Add(m,bq);y=Add(b,rows)", 1),
+        (TABLED + ";e=Relu(b)", 2),  # others read the sum
+        (TABLED + ";e=Slice(c,nil,five,one)", 2),  # others read what is joined
+        (TABLED.replace("table)", "z)"), 2),  # the table is an input
+        (TABLED.replace("bq)", "wide)"), 2),  # not one number for each feature
+        (TABLED.replace("axis=1](first,b)", "axis=2](left,b)").replace("table", "other"), 2),
+        (TABLED.replace("table", "half"), 2),  # one number for all rows
+    ],
+)
+def test_a_bias_before_a_table_is_in_its_rows(text: str, adds: int) -> None:
+    shapes: dict[str, Any] = {**JOINED_TOKENS, "z": (2, 6, 8), "left": (2, 5, 1)}
+    more = {
+        **TABLE,
+        "other": np.ones((1, 5, 9), np.float32),
+        "nil": np.array([0]),
+        "five": np.array([5]),
+        "one": np.array([1]),
+    }
+    if "left" in text:
+        shapes["y"] = (2, 5, 9)
+    outputs = "y e" if ";e=" in text else "y"
+    result = after(model(text, outputs, shapes=shapes, **more))
+    assert kinds(result).count("Add") == adds
+
+
+def test_a_table_that_a_bias_would_take_out_of_range_stays() -> None:
+    large = {"table": np.full((1, 6, 8), 6e4, np.float32), "bq": np.full(8, 6e3, np.float32)}
+    _, said = fused(model(TABLED, shapes=JOINED_TOKENS, **large))
+    assert "the table with the bias in it would leave the range of float16" in str(said)
+
+
+# -- rows of a mask --------------------------------------------------------------------------------
+
+DIAGONAL = "seen=Or(mask,eye);" + HEADS + HIDDEN.replace("Where(mask", "Where(seen")
+
+
+@pytest.mark.parametrize(
+    ("text", "tests"),
+    [
+        (HEADS + HIDDEN, 1),
+        (DIAGONAL, 0),
+        (DIAGONAL.replace("Or(", "And("), 1),
+        ("no=Not(mask);both=And(no,other);seen=Not(both);" + DIAGONAL.partition(";")[2], 0),
+        ("no=Not(mask);both=Or(no,other);seen=Not(both);" + DIAGONAL.partition(";")[2], 1),
+        (DIAGONAL.replace("eye", "but_one"), 1),
+    ],
+)
+def test_rows_are_tested_unless_each_is_known_to_see_a_key(text: str, tests: int) -> None:
+    eye = np.eye(5, dtype=bool)
+    more = {"eye": eye, "other": ~eye, "but_one": eye & (np.arange(5) > 0)}
+    assert kinds(after(model(text + REST, **more))).count("ReduceSum") == tests
+
+
+@pytest.mark.parametrize("text", [HEADS + HIDDEN + REST, HEADS + BLIND + REST])
+def test_rows_that_the_request_says_see_a_key_are_not_tested(text: str) -> None:
+    proto = model(text)
+    made = amp_rewrite.convert(proto, assume="rows-see-a-key")
+    assert not {"ReduceSum", "IsNaN"} & set(kinds(made.model))
+    assert json.loads(made.report.to_json())["model"]["assume"] == "rows-see-a-key"
+    assert "ReduceSum" in kinds(amp_rewrite.convert(proto).model)

@@ -56,7 +56,7 @@ def test_what_is_no_option_is_named() -> None:
         Request.of(kep=["op=Softmax"])  # type: ignore[call-arg]
     assert str(error.value) == (
         "unexpected keyword argument 'kep'; the options of a conversion are to, lists, level, target, safety, keep,"
-        " lower, io, narrow, quantized, fuse, opset, shift, placement, gray_follows_allow"
+        " lower, io, narrow, quantized, fuse, assume, opset, shift, placement, gray_follows_allow"
     )
 
 
