@@ -30,7 +30,8 @@ class Replacement:
     `kind` names what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers
     that the node reads. `place`: the op where the node stands instead, if its results are read before `last`.
     `declared`: types of its results, where onnx cannot infer them. `ahead` and `behind`: nodes right before and
-    after it; a node ahead of several replacements in one graph is written once. `findings`: what the report says; None
+    after it; a node ahead of several replacements in one graph is written once. `instead`: nodes in the place of other
+    ones of the ops. `findings`: what the report says; None
     for a fusion, which names its parts.
     """
 
@@ -43,6 +44,7 @@ class Replacement:
     declared: tuple[ValueInfoProto, ...] = ()
     ahead: tuple[NodeProto, ...] = ()
     behind: tuple[NodeProto, ...] = ()
+    instead: Mapping[OpId, NodeProto] = field(default_factory=dict)
     findings: tuple[Finding, ...] | None = None
 
     @property
@@ -219,7 +221,7 @@ def _import(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
     """Return the replaced ops with the ops without effect that only they read, and the initializers. O(ops visited)."""
     gone = {op for each in replacements for op in each.ops}
-    kept = {name for each in replacements for node in each.nodes for name in node.input}
+    kept = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
     kept |= _named_elsewhere(view.model.proto)
     values: set[ValueId] = set()
     pending = [v for op in gone for v in view.ops[op].operands]
@@ -282,7 +284,8 @@ class _NewNames:
         if not new:
             return each
         node, *behind = (_reading(node, new) for node in (each.node, *each.behind))
-        return replace(each, node=node, weights=weights, ahead=ahead, behind=tuple(behind))
+        instead = {op: _reading(node, new) for op, node in each.instead.items()}
+        return replace(each, node=node, weights=weights, ahead=ahead, behind=tuple(behind), instead=instead)
 
     def _named(self, name: str, scope: ScopeId | None, called: Callable[[str], _New], new: dict[str, str]) -> _New:
         """Return the content under the first name that is free or holds an equal one; note new names."""
@@ -327,7 +330,9 @@ class _ReplacementWriter:
         self.lost = {(view.values[v].scope, view.value_name(v)) for v in initializers}
         for op in (view.ops[op_id] for op_id in self.gone):
             self.lost.update((op.scope, view.value_name(v)) for v in op.results)
-        self.lost -= {(view.ops[r.last].scope, name) for r in replacements for node in r.nodes for name in node.output}
+        self.instead = {op: node for each in replacements for op, node in each.instead.items()}
+        made = ((r, node) for r in replacements for node in (*r.nodes, *r.instead.values()))
+        self.lost -= {(view.ops[r.last].scope, name) for r, node in made for name in node.output}
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Rewrite a copied graph in place; `scope` is its original's index."""
@@ -338,6 +343,8 @@ class _ReplacementWriter:
                 replacement = self.places[op_id]
                 nodes += [n for n in replacement.nodes if n is replacement.node or not ahead.intersection(n.output)]
                 ahead.update(name for n in replacement.ahead for name in n.output)
+            elif op_id in self.instead:
+                nodes.append(self.instead[op_id])
             elif op_id not in self.gone:
                 for body, (_, inner) in zip(self.view.ops[op_id].bodies, bodies(node), strict=True):
                     self.graph(inner, self.view.scopes[body])

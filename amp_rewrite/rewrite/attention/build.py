@@ -281,6 +281,18 @@ def _trials(
         yield before, after, _magnitude(site, *standing)
 
 
+def drawn_operands(
+    site: FusibleAttention, rng: np.random.Generator
+) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:
+    """Return random operands of the ops of an attention by name, and the shapes of biases of its keys and values."""
+    view, form, length = site.view, site.form, KEYS if site.causal else QUERIES
+    shapes = (length, _WIDTH), (_WIDTH, KEYS), (KEYS, _VALUES)
+    values = zip((form.queries, form.keys, form.values), shapes, strict=True)
+    drawn = {view.value_name(value): rng.standard_normal((_BATCH, _HEADS, *shape)) for value, shape in values}
+    masks, _ = _masks(site, rng, (_BATCH, _HEADS, length, KEYS))
+    return {**drawn, **masks}, (1, _HEADS, _WIDTH, 1), (1, _HEADS, 1, _VALUES)
+
+
 def _lie(source: OperandSource, x: Array) -> Array:
     return x.transpose(np.argsort(source.perm))
 

@@ -118,6 +118,33 @@ def _carried(entry: Dims, steps: tuple[_Step, ...]) -> _Move | None:
     return _move_of(x, moved)
 
 
+def carried(
+    view: View, dims: AllDims, entry: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]
+) -> Array | None:
+    """Return marks of an entry, broadcast to it, behind moves, along the axes `kept`; None if others differ."""
+    steps = tuple((op.kind, permutation(op), dims_at(view, dims, op.outputs[0])) for op in moves)
+    return _carried_marks(dims_at(view, dims, entry), steps, marks.tobytes(), marks.shape, kept)
+
+
+@cache
+def _carried_marks(
+    entry: Dims, steps: tuple[_Step, ...], marks: bytes, shape: tuple[int, ...], kept: tuple[int, ...]
+) -> Array | None:
+    sizes = _sizes((entry, *(end for _, _, end in steps)))
+    whole = _sized(entry, sizes) if sizes is not None else None
+    held = np.frombuffer(marks, np.int64).reshape(shape)
+    if sizes is None or not whole or math.prod(whole) > _LARGEST or not broadcasts(shape, whole):
+        return None
+    moved: Array | None = np.broadcast_to(held, whole)
+    for kind, perm, end in steps:
+        sized = _sized(end, sizes)
+        moved = _moved(kind, perm, moved, sized) if moved is not None and sized is not None else None
+    if moved is None or not moved.size or max(kept) >= moved.ndim:
+        return None
+    first = moved[tuple(slice(None) if axis in kept else slice(1) for axis in range(moved.ndim))]
+    return np.ascontiguousarray(first) if bool((moved == first).all()) else None
+
+
 def _move_of(x: Array | None, result: Array | None) -> _Move | None:
     if x is None or result is None or x.ndim != RANK or result.ndim != RANK:
         return None

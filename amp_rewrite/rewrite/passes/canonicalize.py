@@ -30,11 +30,10 @@ from amp_rewrite.rewrite.attention.build import (
 from amp_rewrite.rewrite.const_eval import fold_constants
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib, fuse_rotations
 from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
+from amp_rewrite.rewrite.passes.attention_biases import move_attention_biases, part_biases
 from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import (
-    move_attention_biases,
     move_into_tables,
-    part_biases,
     split_biases,
     spread_gemms,
     widen_biases,
@@ -212,13 +211,14 @@ def _with_spelled_attentions(view: View, context: Context, objection: Objection)
 _ROUNDS: tuple[tuple[Pass, ...], ...] = (
     (fold_constants,),
     (fold_batch_norms, fuse_clusters, spell_group_norms),
+    (move_attention_biases,),
     (fuse_attention, divide_by_roots),
 )
 """Attention comes after the operators: a softmax that was written out is one of them."""
 _CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
     _ROUNDS[0],
     (*_ROUNDS[1], spread_gemms, spell_patches, fuse_rotations),
-    (fuse_attentions, *_ROUNDS[2]),
+    (fuse_attentions, *_ROUNDS[-1]),
     (part_biases, move_into_tables),
     (move_attention_biases,),
     (fuse_contrib,),

@@ -14,6 +14,7 @@ import amp_rewrite
 from amp_rewrite.rewrite import const_eval
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.passes import spell_out
+from amp_rewrite.settings.choices import Target
 from support import cases
 from support.contrib_models import fused, random_feed
 from support.fusing import kinds, outputs_of
@@ -83,6 +84,57 @@ def test_only_queries_and_the_projection_keep_a_bias(attention: str) -> None:
     assert [n.input[1] for n in result.graph.node if n.op_type == "Add"] == ["bq_wide", "y_bias_wide"]
 
 
+OWN = "y0=Attention(q,k,v);ot=Transpose[perm=0 2 1 3](y0);f=Reshape(ot,flat);pm=MatMul(f,wo);y=Add(pm,bo)"
+PACKED_HEADS = "".join(f"{x}m=MatMul({read},w{x});{x}=Add({x}m,b{x});" for x, read in zip("qkv", "xzz", strict=True))
+PACKED_OWN = "f=Attention[q_num_heads=2,kv_num_heads=2](q,k,v);pm=MatMul(f,wo);y=Add(pm,bo)"
+SHARED = PACKED_OWN.replace("kv_num_heads=2", "kv_num_heads=1")
+FEWER: dict[str, object] = {f"w{x}": RNG.standard_normal((8, 4)).astype(np.float32) for x in "kv"}
+FEWER |= {f"b{x}": RNG.standard_normal(4).astype(np.float32) for x in "kv"}
+FUNCTION = HEADS.replace("kb=Add(km,bk);ks=Reshape(kb", "kb=Add(km,bk);kn=Neg(kb);ks=Reshape(kn")
+HALVED = HEADS.replace("v=Transpose[perm=0 2 1 3](vs)", "v0=Transpose[perm=0 2 1 3](vs);v=Mul(v0,half)")
+TRIANGLE = HIDDEN.replace("mask", "tri")
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "kept", "more"),
+    [
+        (HEADS + UNMASKED + REST, 18, "bq y_bias", {}),
+        (HEADS + HIDDEN + REST, 18, "bq y_bias", {}),
+        (HEADS + TRIANGLE + REST, 18, "bq y_bias", {}),
+        (HEADS + TRIANGLE + REST, 23, "bq y_bias", {}),
+        (HEADS + BLIND + REST, 18, "bq bv bo", {}),  # zeros in the weights
+        (HEADS + OWN, 23, "bq y_bias", {}),
+        (HEADS + OWN.replace("Attention(", "Attention[is_causal=1]("), 23, "bq y_bias", {}),
+        (HEADS + OWN.replace("k,v)", "k,v,mask)"), 23, "bq bv bo", {}),  # a row without keys is 0
+        (HEADS + OWN.replace("Attention(", "Attention[softcap=2.0]("), 23, "bq bk bv bo", {}),
+        (HEADS + OWN.replace("y0=Attention(q,k,v)", "y0,pk,pv=Attention(q,k,v,,past,past)"), 23, "bq bk bv bo", {}),
+        (PACKED_HEADS + PACKED_OWN, 23, "bq y_bias", {}),
+        (PACKED_HEADS + SHARED, 23, "bq y_bias", FEWER),
+        (FUNCTION + OWN, 23, "bq bk y_bias", {}),
+        (HALVED + OWN, 23, "bq bv bo", {}),
+        (HEADS.replace("bk", "per_token").replace("bv", "per_token") + OWN, 23, "bq per_token bo", {}),
+        (HEADS + OWN.replace("f=Reshape(ot,flat)", "f=Reshape(y0,mixed)"), 23, "bq bv bo", {}),  # heads among tokens
+    ],
+)  # fmt: skip
+def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept: str, more: dict[str, Any]) -> None:
+    numbers = {
+        "tri": np.tri(5, dtype=bool),
+        "mixed": np.array([2, 5, 8]),
+        "per_token": RNG.standard_normal((5, 1)).astype(np.float32),
+        **more,
+    }
+    shapes = {"past": (2, 2, 3, 4)}
+    result = after(model(text, opset=opset, shapes=shapes, **numbers), target=Target.ONNX, fuse="basic")
+    found = {name for n in result.graph.node if n.op_type == "Add" for name in n.input}
+    assert found & {"bq", "bk", "bv", "bo", "per_token", "y_bias"} == set(kept.split())
+
+
+def test_rows_that_see_a_key_by_request_let_the_bias_of_values_pass() -> None:
+    proto = model(HEADS + OWN.replace("k,v)", "k,v,mask)"), opset=23)
+    made = amp_rewrite.convert(proto, target="onnx", assume="rows-see-a-key")
+    assert "bv" not in {t.name for t in made.model.graph.initializer}
+
+
 def test_a_projection_without_a_bias_gets_that_of_the_values() -> None:
     result = after(model(HEADS + UNMASKED + REST.replace("pm=MatMul(f,wo);y=Add(pm,bo)", "y=MatMul(f,wo)")))
     assert [n.output[0] for n in result.graph.node if n.op_type == "Add"] == ["qb", "y"]
@@ -137,9 +189,9 @@ def test_a_bias_before_another_split_stays(text: str, outputs: str) -> None:
     assert any(name.startswith("b3") for n in result.graph.node if n.op_type == "Add" for name in n.input)
 
 
-def test_one_number_is_not_a_bias_of_each_feature() -> None:
+def test_one_number_is_the_bias_of_each_feature() -> None:
     result = after(model(HEADS + UNMASKED + REST, bv=np.full(1, 0.5, np.float32)))
-    assert "bv_wide" in {name for n in result.graph.node for name in n.input}
+    assert "bv_wide" not in {name for n in result.graph.node for name in n.input}
 
 
 def test_a_bias_beyond_the_range_behind_its_projection_stays() -> None:
