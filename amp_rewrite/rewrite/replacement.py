@@ -14,12 +14,20 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.graphs import bodies
+from amp_rewrite.files.protos import (
+    bodies,
+    clone,
+    refill,
+)
 from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.schema import normal_domain
-from amp_rewrite.ir.shapes.infer import known_dims
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Shape, fixed, shape_at
+from amp_rewrite.ir.shapes import (
+    AllDims,
+    Shape,
+    fixed,
+    known_dims,
+    shape_at,
+)
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, ValueId, View
 
 

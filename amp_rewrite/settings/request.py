@@ -221,7 +221,7 @@ class Request:
         '"rows-see-a-key" says that no row of an attention\'s mask hides every key, as where each token sees itself:'
         " attention then needs no test of its rows. A row that sees none gives other numbers",
         words=get_args(Assumption),
-        stated=Stated.UNUSUAL,
+        stated=UNUSUAL,
     )
     opset: Opset | None = option(
         None,

@@ -18,7 +18,8 @@ import numpy as np
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import number, only_reader
-from amp_rewrite.ir.shapes.onnx_shapes import AllDims, Dims
+from amp_rewrite.ir.shapes import AllDims
+from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, Feeds, SeenRows, compared
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind

@@ -140,11 +140,6 @@ def _flat(view: View, value: ValueId) -> bool:
     return flat and view.dtype(value) is DType.FLOAT
 
 
-def _width(view: View, total: BiasSum | None) -> int | None:
-    tensor = view.constant(total.bias) if total is not None else None
-    return tensor.dims[-1] if tensor is not None else None
-
-
 # -- biases before a table ------------------------------------------------------------------------
 
 

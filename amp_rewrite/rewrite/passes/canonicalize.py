@@ -59,7 +59,7 @@ from amp_rewrite.rewrite.replacement import (
     findings,
     run_round,
 )
-from amp_rewrite.runtime.operators import refusal
+from amp_rewrite.runtime.providers import refusal
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, ROWS_SEE, Fuse, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request

@@ -298,6 +298,7 @@ DEFAULTS = {
     "narrow": None,
     "quantized": "keep",
     "fuse": "auto",
+    "assume": None,
     "opset": None,
     "shift": "auto",
     "placement": None,

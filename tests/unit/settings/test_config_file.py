@@ -119,8 +119,8 @@ def test_the_environment_gives_level_and_lists() -> None:
     [
         ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
         ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
-         "io, narrow, quantized, fuse, opset, shift, placement, gray-follows-allow, external-data, shard-size, "
-         "overwrite, fail-on, ranges, headroom, data, check, int-range, allow-nonfinite, feedback, "
+         "io, narrow, quantized, fuse, assume, opset, shift, placement, gray-follows-allow, external-data, "
+         "shard-size, overwrite, fail-on, ranges, headroom, data, check, int-range, allow-nonfinite, feedback, "
          "steps, tolerance, rtol, atol, metric, budget"),
         ("fail_onn = []\n", ":1: unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("to = 1.5\n", ":1: to is 1.5; write text in quotes"),
