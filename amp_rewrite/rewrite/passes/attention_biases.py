@@ -20,7 +20,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
-from amp_rewrite.ir.dataflow import alone, number, only_reader
+from amp_rewrite.ir.dataflow import exposed, number, only_reader
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.build import drawn_operands
@@ -138,6 +138,16 @@ def _cores(view: View, context: Context) -> Iterator[_Core]:
         yield _Core(tuple(sorted({*form.ops, *form.beside})), form.last, *ports, sums=sums, site=site)
 
 
+def _only(view: View, value: ValueId | None, reader: Op) -> bool:
+    """True if one op alone reads the numbers of a value; others may read its shape."""
+    if value is None or exposed(view, value):
+        return False
+    readers = [view.ops[use.op] for use in view.uses[value]]
+    return [op.id for op in readers if op.kind != "Shape"] == [reader.id] and {op.scope for op in readers} == {
+        reader.scope
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Bias:
     """A sum with a bias that only moves part from an attention: the op that reads it, the element at each place."""
@@ -149,7 +159,7 @@ class _Bias:
     @classmethod
     def before(cls, view: View, context: Context, port: _Port) -> _Bias | None:
         value, reader, moves = port.value, port.reader, list[Op]()
-        while (op := view.producer(value)) is not None and op.kind in TRACED_MOVES and alone(view, value, reader):
+        while (op := view.producer(value)) is not None and op.kind in TRACED_MOVES and _only(view, value, reader):
             moves.insert(0, op)
             value, reader = op.inputs[0], op
         total = BiasSum.before(view, value, reader, context)

@@ -102,6 +102,8 @@ TRIANGLE = HIDDEN.replace("mask", "tri")
         (HEADS + HIDDEN + REST, 18, "bq y_bias", {}),
         (HEADS + TRIANGLE + REST, 18, "bq y_bias", {}),
         (HEADS + TRIANGLE + REST, 23, "bq y_bias", {}),
+        (HEADS + UNMASKED + "size=Shape(k);e=Cast[to=float](size);" + REST, 18, "bq y_bias", {}),
+        (HEADS + UNMASKED + "e=Neg(k);" + REST, 18, "bq bk y_bias", {}),  # others read the keys
         (HEADS + BLIND + REST, 18, "bq bv bo", {}),  # zeros in the weights
         (HEADS + OWN, 23, "bq y_bias", {}),
         (HEADS + OWN.replace("Attention(", "Attention[is_causal=1]("), 23, "bq y_bias", {}),
@@ -123,8 +125,12 @@ def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept
         "per_token": RNG.standard_normal((5, 1)).astype(np.float32),
         **more,
     }
-    shapes = {"past": (2, 2, 3, 4)}
-    result = after(model(text, opset=opset, shapes=shapes, **numbers), target=Target.ONNX, fuse="basic")
+    shapes = {"past": (2, 2, 3, 4), "e": (4,) if "Shape" in text else (2, 2, 5, 4)}
+    result = after(
+        model(text, "y e" if ";e=" in text else "y", opset=opset, shapes=shapes, **numbers),
+        target=Target.ONNX,
+        fuse="basic",
+    )
     found = {name for n in result.graph.node if n.op_type == "Add" for name in n.input}
     assert found & {"bq", "bk", "bv", "bo", "per_token", "y_bias"} == set(kept.split())
 
