@@ -32,7 +32,7 @@ from amp_rewrite.rewrite.passes.biases import TOKEN_AXES, BiasSum
 from amp_rewrite.rewrite.reference import DOMAIN, run
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
-KIND = "attention_bias"
+_KIND = "attention_bias"
 _ADDED = 5  # the operand of MultiHeadAttention that is added to scores
 _ROWS = 1 << 6  # rows of a weight that are in float64 at once
 
@@ -80,7 +80,7 @@ def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
         behind = _Projection.of(view, context, core, values) if values is not None else None
         if keys is not None or behind is not None:
             mover = _BiasMover(view, core, keys, values if behind is not None else None, behind, context.to)
-            yield judged(KIND, core.last.id, mover.replacement())
+            yield judged(_KIND, core.last.id, mover.replacement())
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class _BiasMover:
         if self.behind is not None and self.behind.zeroing is not None:
             self.instead[self.behind.zeroing.id] = ahead.pop(0)
         ops = tuple(sorted(self.ops))
-        fusion = Replacement(KIND, ops, self.last.id, node, weights, None, (), tuple(ahead), (), self.instead, said)
+        fusion = Replacement(_KIND, ops, self.last.id, node, weights, None, (), tuple(ahead), (), self.instead, said)
         return self._unseen() or self._misplaced(nodes) or fusion
 
     def _behind(self) -> Iterator[NodeProto]:

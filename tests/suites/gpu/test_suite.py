@@ -16,7 +16,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
-from benchmarks.gpu import gpu, gpu_kernels, gpu_models, gpu_tables, gpu_trials, gpu_turns
+from benchmarks.gpu import gpu, gpu_beside, gpu_kernels, gpu_models, gpu_tables, gpu_trials, gpu_turns
 from suites.gpu.conftest import RUN, SMALL, ran
 from support.fusing import outputs_of
 
@@ -136,13 +136,31 @@ def test_kernels_are_grouped_by_what_their_names_say() -> None:
 # -- what ten minutes are for --------------------------------------------------------------------------
 
 
-def test_a_pack_becomes_a_table_without_a_gpu(skeletons: Path, tmp_path: Path) -> None:
-    pack, out = tmp_path / "pack", tmp_path / "out"
+def road_of(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
+    """The rows and the page behind a pack of skeletons, by the plan for a GPU."""
+    pack, out = folder / "pack", folder / "out"
     ran("gpu_pack", skeletons, "--out", pack, "--no-runtime")
-    places = ("--pack", pack, "--dest", tmp_path / "dest", "--models", tmp_path / "models", "--out", out)
+    places = ("--pack", pack, "--dest", folder / "dest", "--models", folder / "models", "--out", out)
     ran("gpu_remote", "setup", "gpu", *places, "--", "--provider", "cpu", "--tiny", "--plan")
-    assert [name for name, row in rows_of(out).items() if "time" in row] == [f"beside {SMALL}"]
-    assert f"| {SMALL} | plain command |" in (out / "gpu.md").read_text("utf-8")
+    return rows_of(out), (out / "gpu.md").read_text("utf-8")
+
+
+def test_a_pack_becomes_a_table_without_a_gpu(skeletons: Path, tmp_path: Path) -> None:
+    rows, page = road_of(skeletons, tmp_path)
+    assert [name for name, row in rows.items() if "time" in row] == [f"beside {SMALL}"]
+    assert f"| {SMALL} | plain command |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.transformers
+def test_the_ways_of_pytorch_stand_beside_ours_without_a_gpu(tmp_path: Path) -> None:
+    ran("gpu_make", tmp_path / "skeletons", "mlp_tiny", "--anew", "--ways", "float32", "amp")
+    rows, page = road_of(tmp_path / "skeletons", tmp_path)
+    row = rows["beside mlp_tiny"]
+    ways = ["plain command", *(f"PyTorch, {mode}" for mode in gpu_beside.MODES)]
+    assert (list(row["time"]), row["faults"]) == (ways, {})
+    assert all(row["error"][way]["l2"] < 5e-3 and f"| mlp_tiny | {way} |" in page for way in ways)
 
 
 def test_the_plan_begins_with_what_matters_most(grown: Path, tmp_path: Path) -> None:
