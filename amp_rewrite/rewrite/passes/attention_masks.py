@@ -26,7 +26,7 @@ from amp_rewrite.ir.dataflow import Flow, exposed, number
 from amp_rewrite.ir.names import claimed, unused
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
-from amp_rewrite.ir.patterns.scores import FILL, ScoredRow, ScoreTerm, counts_far, scored_rows
+from amp_rewrite.ir.patterns.scores import FILL, MOST, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH
@@ -42,15 +42,15 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each sum of scores and a mask before a softmax by a selection. O(nodes + uses).
 
     For masks that a Where between two scalars makes, and constant ones. A constant mask that masks no row throughout
-    is still added, with a fill that stays in range: runtimes fuse such a sum with the softmax.
+    stays a summand, for `shrink_score_constants`: runtimes fuse such a sum with the softmax.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     constants = cache(partial(_constants, view))  # several sums may read a mask
-    masks = [(op, mask) for op in _scored(view) if (mask := _mask_of(view, op)) is not None]
-    for added in (False, True):
-        for op, mask in (pair for pair in masks if pair[1].added == added):
-            yield _selected(view, op, mask, constants(mask.value, mask.shows, added))
+    for op in _scored(view):
+        mask = _mask_of(view, op)
+        if mask is not None:
+            yield _selected(view, op, mask, constants(mask.value))
 
 
 # -- sums of scores and masks ----------------------------------------------------------------------
@@ -83,34 +83,25 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse.
-
-    `added`: it may stay a summand, since no row is masked throughout.
-    """
+    """The operand `slot` of a sum: 0 where the condition holds and the fill elsewhere, or (not `shows`) the reverse."""
 
     value: ValueId
     slot: int
     shows: bool
-    added: bool = False
-
-
-def _operands(op: Op) -> Iterator[tuple[int, ValueId]]:
-    if len(set(op.inputs)) > 1:
-        yield from ((slot, value) for slot, value in enumerate(op.inputs) if value is not None)
 
 
 def _mask_of(view: View, op: Op) -> _Mask | None:
-    for slot, value in _operands(op):
+    for slot, value in enumerate(op.operands if len(set(op.inputs)) > 1 else ()):
         shows = _shows(view, value)
         if shows is not None:
-            return _Mask(value, slot, shows, _in_each_row(view, op, value, shows))
+            return None if _in_each_row(view, op, value, shows) else _Mask(value, slot, shows)
     return None
 
 
 def _in_each_row(view: View, op: Op, value: ValueId, shows: bool) -> bool:
     """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
     shown, result = _shown(view, value, shows), op.outputs[0]
-    if shown is None or result is None or view.opset < FIRST_ROW_SOFTMAX:
+    if shown is None or result is None or view.opset < FIRST_ROW_SOFTMAX or shown.size > MOST:
         return False
     rows = all(r.kind == "Softmax" and int_attribute(r.node, "axis", -1) == -1 for r in view.readers(result))
     return rows and not exposed(view, result) and bool(shown.any(axis=-1).all())
@@ -143,33 +134,23 @@ def _shows(view: View, value: ValueId) -> bool | None:
 # -- selections ------------------------------------------------------------------------------------
 
 
-def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...] = ()) -> Replacement:
+def _selected(view: View, op: Op, mask: _Mask, weights: tuple[TensorProto, ...]) -> Replacement:
     node, scores = clone(op.node), op.node.input[1 - mask.slot]
-    words = "a Where applies it instead, with the same result in every type"
-    if mask.added:
-        node.input[mask.slot] = weights[0].name
-        words = f"its fill becomes {OUT_OF_REACH:g}, with the same result in every type"
+    where = view.producer(mask.value, "Where")
+    if where is not None:
+        condition, fill = where.node.input[0], where.node.input[2 if mask.shows else 1]
     else:
-        where = view.producer(mask.value, "Where")
-        if where is not None:
-            condition, fill = where.node.input[0], where.node.input[2 if mask.shows else 1]
-        else:
-            condition, fill = (weight.name for weight in weights)
-        node.op_type = "Where"
-        node.input[:] = (condition, scores, fill) if mask.shows else (condition, fill, scores)
-    finding = Finding("selected", op.node.input[mask.slot], f"a mask added to scores before a softmax: {words}")
+        condition, fill = (weight.name for weight in weights)
+    node.op_type = "Where"
+    node.input[:] = (condition, scores, fill) if mask.shows else (condition, fill, scores)
+    words = "a mask added to scores before a softmax: a Where applies it instead, with the same result in every type"
+    finding = Finding("selected", op.node.input[mask.slot], words)
     return Replacement("mask", (op.id,), op.id, node, weights, findings=(finding,))
 
 
-def _constants(view: View, value: ValueId, shows: bool, added: bool) -> tuple[TensorProto, ...]:
+def _constants(view: View, value: ValueId) -> tuple[TensorProto, ...]:
     stem, values = view.value_name(value), view.array(value)
-    parts: dict[str, Array] = {}
-    if added:
-        shown = _shown(view, value, shows)
-        assert shown is not None
-        parts["bounded"] = np.where(shown, np.float32(0), np.float32(OUT_OF_REACH))
-    elif values is not None:
-        parts = {"shown": np.asarray(values == 0), "fill": np.asarray(values.min())}
+    parts = {} if values is None else {"shown": np.asarray(values == 0), "fill": np.asarray(values.min())}
     return tuple(from_array(part, unused(f"{stem}_{name}", view.names)) for name, part in parts.items())
 
 
