@@ -32,10 +32,10 @@ INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/su
 INTEGRATION_VENVS ?= .venv-integrations
 # Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
 LOWER ?=
-# Tests that the version of a package can change: of files, graphs, rewrites and runs, not of decisions, words and training.
-VERSIONS ?= $(addprefix tests/unit/,files ir runtime evidence pipeline rewrite integrations compat) \
-	--ignore-glob='tests/unit/rewrite/test_vjp_*' --ignore=tests/unit/rewrite/shift --ignore=tests/unit/rewrite/test_emulate_ops.py \
-	--ignore=tests/unit/rewrite/test_gradients_of_models.py \
+# Tests that the version of a package can change: of files, graphs, runs and what is fused for them, not of decisions, words
+# and training.
+VERSIONS ?= $(addprefix tests/unit/,files ir runtime pipeline integrations compat) $(wildcard $(addprefix tests/unit/,\
+	rewrite/test_fuse*.py rewrite/test_emulate.py rewrite/test_opset.py $(addprefix evidence/test_,taps.py verify.py calibrate.py))) \
 	--ignore=tests/unit/rewrite/test_fusions_refused.py --ignore=tests/unit/pipeline/test_shifted_models.py \
 	--ignore=tests/unit/pipeline/test_without_runtime.py \
 	--deselect=tests/unit/evidence/test_calibrate.py::test_no_more_values_are_alive_than_without_taps \

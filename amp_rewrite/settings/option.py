@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, advice, spelled
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.settings.choices import Fuse, Level, Placement, Quantized, Safety, Target, TargetName, one_of
+from amp_rewrite.settings.choices import (
+    Assumption,
+    Fuse,
+    Level,
+    Placement,
+    Quantized,
+    Safety,
+    Target,
+    TargetName,
+    one_of,
+)
 from amp_rewrite.settings.policy import LowType
 
 if TYPE_CHECKING:
@@ -240,6 +250,7 @@ class Options(Painting, total=False):
     narrow: bool | None
     quantized: Quantized | None
     fuse: Fuse | None
+    assume: Assumption | None
     opset: Literal["auto", "keep"] | int | None
     shift: Literal["auto", "none"] | int | None
     placement: Placement | None

@@ -52,53 +52,6 @@ from amp_rewrite.settings.policy import low_type
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
 
-Progress = Callable[[str, int, int], None]
-"""Called with a stage of the work ("read", "decide" …), what is done of it, and its total."""
-ListSource = str | Path | Mapping[str, object]
-Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
-"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
-
-
-class Painting(TypedDict, total=False):
-    """Keywords of a conversion and of a training step."""
-
-    lists: Sequence[ListSource] | ListSource | None
-    level: Level | None
-    target: TargetName | str | Target | None
-    safety: Safety | None
-    keep: str | Sequence[str] | None
-    lower: str | Sequence[str] | None
-    gray_follows_allow: bool | None
-
-
-class Options(Painting, total=False):
-    """Keywords of a conversion, with their types for static checkers; None is the default."""
-
-    to: LowType | None
-    io: str | Sequence[str] | None
-    narrow: bool | None
-    quantized: Quantized | None
-    fuse: Fuse | None
-    assume: Assumption | None
-    opset: Literal["auto", "keep"] | int | None
-    shift: Literal["auto", "none"] | int | None
-    placement: Placement | None
-
-
-class CriterionKeywords(TypedDict, total=False):
-    """Keywords of a criterion, with their types for static checkers."""
-
-    tolerance: float | None
-    rtol: float | None
-    atol: float | None
-    metric: str | Callable[[Array, Array], float] | None
-    at_least: float | None
-    at_most: float | None
-
-
-class OptionsAndCriterion(Options, CriterionKeywords, total=False):
-    """Keywords of a conversion and of a criterion."""
-
 
 USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
 """The tolerance to start with, by low type."""
