@@ -6,7 +6,7 @@ that go and that formula are run in float64. onnxruntime is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto
@@ -41,9 +41,8 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
     """
     whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
     site = OpIndex.of(view, whole, context)
-    for matcher in MATCHERS:
-        for match in matcher(site):
-            yield match if isinstance(match, Refusal) else _proved(site, match)
+    for matcher in (_skip_norms, _gelus, _quick_gelus):  # the first of two matches that share an op is taken
+        yield from matcher(site)
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
@@ -56,10 +55,13 @@ def fuse_rotations(view: View, context: Context) -> Iterator[Outcome]:
     return (_declaring(view, context, outcome) for outcome in rotations(view, context))
 
 
-def _proved(site: OpIndex, match: Proposal) -> Outcome:
-    fusion = match.replacement
-    opsets = site.view.opsets
-    why = node_mismatch(site.view, fusion.ops, fusion.node, match.tried, opsets, elementwise=match.elementwise)
+def _proved(site: OpIndex, fusion: Replacement, tried: Tried, *, elementwise: bool = False) -> Outcome:
+    """Return a replacement that gives the same as its ops, or its refusal.
+
+    `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
+    whose numbers do not matter. `elementwise`: each element of the result depends on one of the input.
+    """
+    why = node_mismatch(site.view, fusion.ops, fusion.node, tried, site.view.opsets, elementwise=elementwise)
     return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
 
 
@@ -82,19 +84,6 @@ def _stable(dim: Dim | None) -> int | str | None:
 
 
 Tried = Mapping[ValueId, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A replacement to prove, and the shapes of its trial.
-
-    `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
-    whose numbers do not matter. `elementwise`: each element of the result depends on one of the input.
-    """
-
-    replacement: Replacement
-    tried: Tried
-    elementwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +142,6 @@ class OpIndex:
         """Return a small shape of the rank of a value, of one axis if that is not known."""
         return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
-    def scaled(self, op: Op | None) -> tuple[ValueId, float] | None:
-        """Return what a float32 Mul or Div applies one constant number to, and the factor."""
-        if op is None or op.kind not in SCALINGS:
-            return None
-        for slot in (1, 0) if op.kind == "Mul" else (1,):
-            value = op.inputs[1 - slot]
-            shape = self.shape(value)
-            factor = number(self.view, op.inputs[slot], axes=1 if shape is None else len(shape))
-            if value is not None and factor:
-                return value, factor if op.kind == "Mul" else 1 / factor
-        return None
-
 
 # -- a sum and its normalization -------------------------------------------------------------------
 
@@ -177,7 +154,7 @@ _RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no
 _EPSILON = 1e-5  # the default of both norms
 
 
-def skip_norms(site: OpIndex) -> Iterator[Proposal | Refusal]:
+def _skip_norms(site: OpIndex) -> Iterator[Outcome]:
     """Yield each normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
     view = site.view
 
@@ -188,13 +165,12 @@ def skip_norms(site: OpIndex) -> Iterator[Proposal | Refusal]:
         for norm in site.whole[op_type]:
             copies, total = trail(view, norm.inputs[0], copied)
             add = view.producer(total, "Add")
-            if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
-                continue
-            outcome = _skip_norm(site, norm, add, copies)
-            yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
+            if add is not None and all(op.scope == norm.last.scope for op in (add, *copies)):
+                outcome = _skip_norm(site, norm, add, copies)
+                yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
 
 
-def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> Proposal | str:
+def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
     view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
     assert total is not None
     ops = (add.id, *(op.id for op in copies), *norm.ops)
@@ -225,7 +201,7 @@ def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
     tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
     place = add.id if apart else None
-    return Proposal(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
+    return _proved(site, Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
 
 def _odd_norm(site: OpIndex, norm: Operator, shape: Dims) -> str | None:
@@ -275,7 +251,7 @@ def _stands_out(site: OpIndex, bias: ValueId, total: ValueId) -> bool:
 # -- activations -----------------------------------------------------------------------------------
 
 
-def gelus(site: OpIndex) -> Iterator[Proposal | Refusal]:
+def _gelus(site: OpIndex) -> Iterator[Outcome]:
     """Yield each Gelu after a bias, and each one written out at an opset without Gelu."""
     for gelu in site.whole["Gelu"]:
         x = gelu.inputs[0]
@@ -296,10 +272,10 @@ _WIDTH = 61
 """Numbers in the last axis with which an activation is tried."""
 
 
-def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Proposal:
+def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Outcome:
     last = site.view.ops[max(ops)]
     node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
-    return Proposal(Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
+    return _proved(site, Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
 
 
 def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
@@ -311,37 +287,32 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
         return None
     for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)
-        if (
-            a != b
-            and site.holds(b)
-            and whole
-            and flat
-            and len(flat) == 1
-            and isinstance(flat[0], int)
-            and whole[-1] == flat[0]
-        ):
+        if a != b and site.holds(b) and whole and flat == whole[-1:] and isinstance(flat[0], int):
             return add.id, a, b
     return None
 
 
-def quick_gelus(site: OpIndex) -> Iterator[Proposal]:
+def _quick_gelus(site: OpIndex) -> Iterator[Outcome]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
     for sigmoid in view.of_kinds(_QUICK_GELUS.anchors):
         match = _QUICK_GELUS.direct(view, sigmoid)
         if match is None or not site.floats(match.ops):
             continue
-        x, alpha = match.values[ENTRY], 1.0
-        if "scaled" in match.values:
-            scaled = site.scaled(view.producer(match.values["scaled"]))
-            if scaled is None or scaled[0] != x:
-                continue
-            alpha = scaled[1]
-        yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
+        x, scaled = match.values[ENTRY], view.producer(match.values.get("scaled"))
+        alpha = _factor(site, scaled, x) if "scaled" in match.values else 1.0
+        if alpha is not None:
+            yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
+
+
+def _factor(site: OpIndex, op: Op | None, x: ValueId) -> float | None:
+    """Return the one number by which a Mul or Div scales a value; None for other ops, and for 0."""
+    rank = len(site.shape(x) or (None,))
+    for slot in (1, 0) if op is not None and op.kind == "Mul" else (1,):
+        if op is not None and op.kind in SCALINGS and op.inputs[1 - slot] == x:
+            factor = number(site.view, op.inputs[slot], axes=rank)
+            return (factor if op.kind == "Mul" else 1 / factor) if factor else None
+    return None
 
 
 _QUICK_GELUS = Search.of(QUICK_GELU)
-
-
-MATCHERS: tuple[Callable[[OpIndex], Iterator[Proposal | Refusal]], ...] = (skip_norms, gelus, quick_gelus)
-"""The matchers, in order: the first of two matches that share an op is taken."""

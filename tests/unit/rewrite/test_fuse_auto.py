@@ -16,7 +16,7 @@ from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 import amp_rewrite
 from amp_rewrite.deploy.checkup import FINDING
-from amp_rewrite.deploy.doctor import checkup, doctor
+from amp_rewrite.deploy.doctor import doctor
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -180,7 +180,7 @@ def test_a_session_refuses_a_file_for_a_newer_release(file: Path, monkeypatch: p
 
 def test_doctor_finds_that_the_installed_release_is_too_old(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(release: str) -> list[tuple[str, str]]:
-        monkeypatch.setattr(checkup, "packages", lambda: (Package("onnxruntime-gpu", release),))
+        monkeypatch.setattr("amp_rewrite.deploy.doctor.packages", lambda: (Package("onnxruntime-gpu", release),))
         checks = [check for check in doctor(file).checks if check.topic == "release"]
         return [(check.state, check.fact.partition(", and")[0]) for check in checks]
 
