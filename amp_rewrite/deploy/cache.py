@@ -124,7 +124,6 @@ class Cache:
             self._evict(entry)
 
     def _evict(self, newest: Path) -> None:
-        """Remove the least recently used entries until the rest fits, and abandoned scratch folders."""
         now = time.time()
         for scratch in self._root.glob(f"{_SCRATCH}*"):
             if now - _used(scratch) > _ABANDONED:
@@ -158,7 +157,6 @@ class Cache:
 
 
 def _private(folder: Path) -> bool:
-    """Return whether this user alone may write in a folder; on Windows, whether it is one."""
     try:
         status = folder.lstat()
     except OSError:

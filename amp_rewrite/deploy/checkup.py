@@ -162,7 +162,6 @@ def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[st
 
 
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
-    """Return the nearest opset with a kernel of the op, the older of two; None for other domains."""
     known = range(OLDEST_MOVED, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
     for other in sorted(known, key=lambda other: abs(other - opset)):
         schema = signature("", op.op_type, other)

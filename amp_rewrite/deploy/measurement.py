@@ -175,7 +175,7 @@ _WEIGHED: Mapping[str, Mapping[str, str]] = {CUDA: {"arena_extend_strategy": "kS
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """A model file, a batch in a .npz file, how to open the model, and `profile`, to measure its ops, too."""
+    """A model file, a batch in a .npz file, the way to open the model, and `profile`, to measure its ops, too."""
 
     model: str
     batch: str

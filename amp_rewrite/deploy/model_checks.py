@@ -41,7 +41,7 @@ from amp_rewrite.settings.request import Request
 
 
 def model_checks(source: Model, to: DType | None, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
-    """Check a model as it is converted to a type; a half model as it is, and what a conversion would change.
+    """Check a model as converted to a type; a half model as it is, and the changes by a conversion.
 
     `to`: None for the model's own low type, or float16. `target`: CUDA or WebGPU.
     """

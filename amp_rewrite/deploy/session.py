@@ -221,7 +221,7 @@ class Session:
 
 @dataclass(frozen=True)
 class _SessionRequest:
-    """The request of a session, and how this machine can serve it. `named`: the caller named the providers."""
+    """The request of a session, and its obstacles on this machine. `named`: the caller named the providers."""
 
     opening: SessionOptions
     named: bool
@@ -246,7 +246,7 @@ class _SessionRequest:
 
     @cached_property
     def refusal(self) -> str:
-        """Reason why the policy's low type is not used here; "" if it is."""
+        """Obstacle to the policy's low type here; "" without one."""
         assert self.to is not None
         if self.ignored or self.first not in (*_ON_GPU, CPU):
             return ""  # a caller who names an unknown provider is trusted
@@ -258,7 +258,7 @@ class _SessionRequest:
 
     @cached_property
     def closed(self) -> str:
-        """Reason why the first provider does not open, as far as known."""
+        """Obstacle to opening the first provider, as far as known."""
         if self.first not in _ON_GPU:
             return f"{self.first} does not open here"
         if self.machine.absence:
@@ -321,7 +321,6 @@ def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cach
 
 
 def _spelled(name: str, value: object) -> str:
-    """Return an option of convert as text; for ranges, their content."""
     if isinstance(value, Ranges):
         return value.to_json()
     if name == "ranges" and isinstance(value, (str, Path)):
@@ -349,7 +348,6 @@ def _check_options(options: Mapping[str, object]) -> None:
 
 
 def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
-    """Return the providers with their options; by default CUDA first if this onnxruntime is built with it."""
     if isinstance(providers, str):
         raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
     if providers is not None and not providers:
@@ -369,7 +367,7 @@ def _pair(provider: Any) -> tuple[str, dict[str, str]]:
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None, str]:
-    """Return the cache for converted models, or the reason why the user has none. PolicyError for another value."""
+    """Return the cache for converted models, or the reason for having none. PolicyError for another value."""
     if isinstance(cache, (str, Path)) and str(cache):
         return Cache(Path(cache)), ""
     if isinstance(cache, (str, Path)):

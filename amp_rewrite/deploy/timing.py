@@ -224,7 +224,6 @@ def _timed(
 
 
 def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
-    """Yield notes on a model: NaN or infinity in its results, and unused tensor cores."""
     arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
     arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
     bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)

@@ -50,7 +50,7 @@ def convert_many(
     summary: str | Path | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Outcome]:
-    """Convert the models of folders, globs and files into a folder, and copy what is not a model.
+    """Convert the models of folders, globs and files into a folder, and copy the other files.
 
     The tree is mirrored. A model that fails gives an outcome with an error and leaves the others alone; files appear
     whole or not at all. Mistakes that concern all models are raised before anything is written: two models of one name,
@@ -101,7 +101,7 @@ def convert_many(
 
 @dataclass(slots=True)
 class Listing:
-    """Models, other files, and remarks on what was left out.
+    """Models, other files, and remarks on those left out.
 
     `data`: the external data of each model that has some.
     """
@@ -113,7 +113,7 @@ class Listing:
 
 
 def find(sources: Iterable[str | os.PathLike[str]], out: Path) -> Listing:
-    """Return the models and other files that sources stand for, but none in the folder `out`.
+    """Return the models and other files of sources, but none in the folder `out`.
 
     ModelError for a source that does not exist or matches nothing, and if none of the files is a model.
     """
@@ -265,7 +265,6 @@ class Batch:
         return sorted(outcomes.values(), key=lambda outcome: self.order.get(outcome.source, len(self.order)))
 
     def _check_patterns(self, outcomes: Sequence[Outcome]) -> None:
-        """Raise PatternError for a pattern that matches in none of the models, if all could be looked at."""
         models = [outcome for outcome in outcomes if outcome.source in self.order]
         if len(models) < self.models or any(outcome.rc == FAILED for outcome in models):
             return
@@ -306,7 +305,6 @@ def _targets(listing: Listing, out: Path) -> dict[Path, Item]:
 def _check_targets(
     targets: Mapping[Path, Item], copies: Sequence[tuple[Path, Path]], listing: Listing, asked: BatchSettings
 ) -> None:
-    """Raise an error if a target is a source, is the copy of another file, or exists and must not be replaced."""
     read = {real(item.path) for item in (*listing.models, *listing.others)}
     read |= {file for files in listing.data.values() for file in files}
     rule = "name another folder"

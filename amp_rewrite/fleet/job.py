@@ -33,7 +33,7 @@ from amp_rewrite.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model to convert, and how.
+    """A model to convert, and the settings for it.
 
     `options`: keywords of `convert`, which `key` stands for. `known`: the outcome of an earlier run. `files`: the
     external data of a source in a store. `write`: False for a dry run. `threads`: cores for this job. `named`: the
@@ -66,7 +66,7 @@ class Job:
 
 
 def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> str:
-    """Return a hash of all that decides what a model becomes: version, options, op lists and data."""
+    """Return a hash of all inputs of a decision: version, options, op lists and data."""
     own = {name: repr(options.get(name)) for name in KEYWORDS if name != "lists"}
     stated = {"lists": request.op_lists.fingerprint, **request.settings, "to": request.to.spelling}
     content = [VERSION, own, stated, asdict(guidance)]
@@ -74,7 +74,7 @@ def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> 
 
 
 def _own_key(job: Job) -> str:
-    """Return the key of a job with the states of its data and ranges, and of files in stores, which have no digest."""
+    """Return the key of a job with the states of its data and ranges, and of files in stores."""
     states = []
     for place in map(Path, filter(None, (job.guidance.data, job.guidance.ranges))):
         with suppress(OSError):  # the conversion says why it cannot be read
@@ -116,7 +116,6 @@ def run(job: Job) -> Outcome:
 
 
 def _do(job: Job, facts: dict[str, Any]) -> None:
-    """Convert and write a model, and note the facts; skip a model that is known to be done."""
     if job.version != VERSION:
         fact = f"the worker has amp-rewrite {VERSION}, and the job is from {job.version}"
         raise ModelError(f"{fact}; install the same version everywhere")

@@ -20,7 +20,7 @@ OK, MISSED, FAILED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome(Result):
-    """One model of many: where it came from and went to, and what happened.
+    """One model of many: its source, its target, and the result.
 
     Attributes:
         source: the file that was read, as it was named.
@@ -82,7 +82,7 @@ class Outcome(Result):
         return ", ".join(words)
 
     def text(self) -> str:
-        """Return source, target and what became of the model."""
+        """Return source, target and fate of the model."""
         return f"{self.source} → {self.target}\n  {self.fate}\n"
 
     def records(self) -> Iterator[Mapping[str, object]]:
@@ -99,7 +99,7 @@ class Outcome(Result):
 
     @classmethod
     def from_json(cls, line: str) -> Outcome:
-        """Return the outcome in a line that `to_json` wrote.
+        """Return the outcome in a line of `to_json`.
 
         Raises:
             ValueError: the line is not such JSON.
@@ -131,7 +131,7 @@ class Summary:
         self.path = path
 
     def check(self, *, overwrite: bool, resume: bool) -> None:
-        """Raise ReportError if the summary cannot be written there, and say why."""
+        """Raise ReportError, with the reason, if the summary cannot be written there."""
         if url := url_of(self.path):
             raise ReportError(f"cannot write a summary to {url}: lines are added to it; name a file of this machine")
         if self.path.suffix.lower() not in _JSONL:

@@ -36,7 +36,6 @@ def real(place: str | os.PathLike[str]) -> str:
 
 
 def _store_of(place: Path) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it. MachineError if it is not installed or not known."""
     url = url_of(place)
     try:
         from fsspec.core import url_to_fs
@@ -64,7 +63,7 @@ def _named_error(place: Path, verb: str) -> Iterator[None]:
 
 
 def listed(place: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files below a URL, or those that it matches as a glob, sorted: path, and path below the URL.
+    """Yield the files below a URL, or the matches of a glob, sorted: path, and path below the URL.
 
     Folders whose name begins with a dot are left out. ModelError if the store cannot be read.
     """
@@ -86,7 +85,7 @@ def listed(place: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def stored_data_files(place: Path) -> list[Path]:
-    """Return the data files that a model in a store names; only its graph is read where the store reads in parts."""
+    """Return the data files of a model in a store; only its graph is read if the store reads in parts."""
     store, path = _store_of(place)
     with _named_error(place, "read"), store.open(path, "rb") as file:
         return data_files_in(file, int(store.size(path)), place)
@@ -102,7 +101,7 @@ def size_of(place: Path) -> int | None:
 
 
 def state_of(place: Path) -> str:
-    """Return a text that changes when a file does."""
+    """Return a text for the state of a file: another state, another text."""
     if not url_of(place):
         status = place.stat()
         return f"{status.st_size}:{status.st_mtime_ns}"
@@ -130,7 +129,7 @@ def _put(here: Path, target: Path) -> None:
 
 @contextmanager
 def staged(source: Path, target: Path, files: tuple[str, ...]) -> Iterator[tuple[Path, Path]]:
-    """Yield where to read a model and where to write it on this machine; files of stores go by a temporary folder.
+    """Yield local paths to read a model and to write it; files of stores go by a temporary folder.
 
     `files`: the external data of a source in a store.
     """
@@ -187,14 +186,14 @@ def _equal(source: Path, target: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file: its path, and its place below the folder or the glob that was named."""
+    """A file: its path, and its place below the named folder or glob."""
 
     path: Path
     relative: Path
 
 
 def items_of(words: Sequence[str], out: Path, remarks: list[str]) -> dict[Path, Item]:
-    """Return the files that words stand for, in order, but none in the folder `out`.
+    """Return the files of folders, globs, URLs and names, in order, but none in the folder `out`.
 
     The files of a folder keep their places below it; of several folders, also the names of these. Folders whose name
     begins with a dot, and links to folders, are left out, with a remark. ModelError for a word that does not exist or
@@ -229,7 +228,6 @@ def _in_store(place: Path, out: str) -> Iterator[Item]:
 
 
 def _walk(folder: Path, out: str, remarks: list[str]) -> Iterator[Item]:
-    """Yield the files of a folder and those below it, sorted. ModelError for a folder that cannot be read."""
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         entered = []
         for name in sorted(folders):
@@ -268,7 +266,6 @@ def _globbed(pattern: str, out: str) -> Iterator[Item]:
 
 
 def _scratch(name: str) -> bool:
-    """True for what an interrupted run of this package left behind."""
     return name.startswith(".amp-rewrite.")
 
 

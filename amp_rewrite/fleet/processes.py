@@ -27,7 +27,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 def through(
     jobs: Iterator[J], function: Callable[[J], R], executor: Executor, limit: int, lost: Callable[[J, str], R]
 ) -> Generator[R, None, None]:
-    """Yield the result of each job as it comes; at most `limit` are in flight, so that results never pile up.
+    """Yield the result of each job as it comes, with at most `limit` in flight: results never pile up.
 
     `lost` makes the result of a job that the executor fails to do, from the reason. Closing the iterator cancels jobs
     that have not begun.
@@ -110,7 +110,7 @@ class Processes(ThreadPoolExecutor):
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """Do the jobs that come through a pipe, until SIGTERM, or the end of the parent; Ctrl-C is the parent's."""
+    """Do jobs from a pipe, until SIGTERM, or the end of the parent; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _end())
     _mask("SIG_UNBLOCK")
@@ -141,7 +141,7 @@ def _end() -> None:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores for this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -185,7 +185,6 @@ def _keeps_shape(view: View, op: Op) -> bool:
 
 
 def _biased_layers(view: View, made: Made) -> Iterator[Op]:
-    """Yield layers between quantizers with float16 scales and a constant bias in floats."""
     for op in _low(view, made, tuple(LAYERS)):
         biased = len(op.inputs) > 2 and view.constant(op.inputs[2]) is not None
         if biased and all(view.producer(value, *DEQUANTIZES) is not None for value in op.inputs[:2]):

@@ -90,13 +90,12 @@ def _gpu(library: Any, index: int) -> Gpu:
 
 
 def _asked(function: Any, *arguments: Any) -> int:
-    """Return the number from a driver function, by its first argument; 0 if it fails."""
     number = ctypes.c_int()
     return number.value if function(ctypes.byref(number), *arguments) == 0 else 0
 
 
 def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
-    """Return the reason why a low type is not faster on one of the GPUs; None if it may be."""
+    """Return the obstacle to a faster low type on one of the GPUs; None without one."""
     if not machine.gpus:
         return f"{machine.absence}; on a CPU {to.spelling} is slower, not faster"
     if device >= len(machine.gpus):
@@ -108,7 +107,7 @@ def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
 
 
 def device_advice(gpus: Sequence[Gpu]) -> str | None:
-    """Return the reason why float16 is not faster on some of these GPUs, with their names; None if it is on all."""
+    """Name the GPUs without fast float16, as a warning; None if all have it."""
     if not gpus:
         return "no NVIDIA GPU was found here; on a CPU float16 is slower, not faster"
     slow = Counter(gpu for gpu in gpus if gpu.capability < FAST_FROM[DType.FLOAT16])

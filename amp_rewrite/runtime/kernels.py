@@ -65,7 +65,7 @@ class Kernels:
         return next(self._serving(domain, op_type, since_version), None) is not None
 
     def refusal(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> str | None:
-        """Return the reason why `runs` is False, as one clause for a report; None if it is True."""
+        """Return the obstacle to running, as one clause for a report; None if `runs`."""
         if self.runs(domain, op_type, since_version, types):
             return None
         name = op_type if domain in ("", "ai.onnx") else f"{domain}.{op_type}"
@@ -77,7 +77,7 @@ class Kernels:
         return f"no {self.provider} kernel for {name} with {spelled}"
 
     def contrib_refusal(self, op_type: str, inputs: int, outputs: int, attributes: Collection[str]) -> str | None:
-        """Return why this release cannot open a node of com.microsoft; None if it can, or if unknown."""
+        """Return the obstacle to opening a node of com.microsoft; None without a known one."""
         if self.contrib is None:
             return None
         if op_type not in self.contrib:
@@ -228,7 +228,7 @@ class Limits:
     without: Mapping[DType, frozenset[str]] = field(default_factory=dict)
 
     def refusal(self, op_type: str, dtype: DType) -> str | None:
-        """Return why an ai.onnx operator has no kernel in a low type; None if no limit of it is known."""
+        """Return the limit for an ai.onnx operator in a low type; None without a known one."""
         if op_type in self.absent:
             return f"{self.runtime} has no {op_type}"
         if op_type in self.without.get(dtype, ()):

@@ -85,14 +85,14 @@ def described(device: Any) -> str:
 
 
 def refusals(ort: Any, provider: str) -> Iterator[str]:
-    """Yield why plugins with a provider cannot be used."""
+    """Yield the failures of plugins with a provider."""
     for plugin in registered(ort):
         if plugin.failure and (provider in plugin.providers or not plugin.providers):
             yield f"{plugin.package} {plugin.release}: {plugin.failure}"
 
 
 def absence(ort: Any) -> str | None:
-    """Return the reason why the WebGPU provider has no device here, and the remedy; None if it has one."""
+    """Return the reason for a missing WebGPU device, and the remedy; None if there is one."""
     registered(ort)
     if devices(ort, WEBGPU):
         return None
@@ -115,7 +115,7 @@ def offered_device(provider: str) -> str:
 
 
 def check_providers(providers: Sequence[str]) -> None:
-    """Raise PolicyError for a provider that this onnxruntime does not have, and for a plugin beside others."""
+    """Raise PolicyError for a provider unknown to this onnxruntime, and for a plugin beside others."""
     ort = onnxruntime()
     known = ort.get_available_providers()
     if any(provider not in known for provider in providers):

@@ -56,7 +56,7 @@ def probe() -> dict[str, Any]:
 
 
 def probe_webgpu() -> dict[str, Any]:
-    """Describe the WebGPU provider as JSON: its release, None without one, and the reason why it does not open."""
+    """Describe the WebGPU provider as JSON: its release, None without one, and the reason if it does not open."""
     try:
         release = metadata.version(REQUIREMENT)
     except metadata.PackageNotFoundError:
@@ -130,7 +130,7 @@ def _answer(module: str, function: str, subject: str = "onnxruntime", seconds: f
 def _done(
     program: str, *arguments: str, subject: str = "onnxruntime", seconds: float = _SECONDS
 ) -> subprocess.CompletedProcess[str] | str:
-    """Run a program in another process, or return why it neither answers nor ends by itself."""
+    """Run a program in another process; return the failure of one without an answer, or killed by a signal."""
     words = command(program, *arguments)
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds)

@@ -35,7 +35,7 @@ OWN_DOMAIN = "com.microsoft"
 
 
 def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DType]) -> str | None:
-    """Return why a release does not run a node right in all of the types; None if it does."""
+    """Return the obstacle to running a node right in all of the types; None without one."""
     own = node.domain == OWN_DOMAIN
     if own:
         attributes = [stated.name for stated in node.attribute]
@@ -85,7 +85,7 @@ def own_operators(view: View) -> list[str]:
 
 
 def misfit(needed: str, operators: Collection[str], release: str, provider: str) -> str | None:
-    """Return why a release with this first provider does not run a file right; None if it does.
+    """Return the obstacle to running a file right with a release and its first provider; None without one.
 
     `needed`: the oldest release that does. `operators`: onnxruntime's own operators in the file.
     """

@@ -81,7 +81,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """A model that is open. `provider`: the one that opened, whichever was requested; `inner`: onnxruntime's own
+    """An open model. `provider`: the one that opened, whichever was requested; `inner`: onnxruntime's own
     session. `provider_options`: those of that provider."""
 
     inputs: tuple[Port, ...]
@@ -322,7 +322,7 @@ def webgpu_opens() -> bool:
 
 @cache
 def webgpu_absence() -> str | None:
-    """Return the reason why no float16 model opens on a WebGPU device here; None if one does."""
+    """Return the obstacle to float16 on a WebGPU device here; None without one."""
     if (reason := absence(installed_onnxruntime())) is not None:
         return reason
     try:
