@@ -55,7 +55,7 @@ def outputs_figure(
         (row.label, "ok" if d.ok else d.because, row.place, *map(number_text, (d.score, d.scaled))) for row, d in shown
     )
     chart = []
-    if len(shown) > 1:  # one point is not a chart
+    if sum(finite(difference.score) is not None for _, difference in shown) > 1:  # one point is not a chart
         axis = _axis([difference.score for _, difference in shown], allowed)
         ends = (allowed.limit, math.inf) if allowed.higher else (-math.inf, allowed.limit)
         band = Band(*ends, "low", f"allowed: {allowed.limit:g}")
@@ -89,7 +89,7 @@ def _axis(scores: Sequence[float | None], allowed: CriterionLine) -> Axis:
         return Axis.linear(f"{allowed.score}, higher is better", [*scores, allowed.limit])
     least = allowed.limit * 1e-6 if allowed.limit else 0.0
     above = (score for score in scores if score is not None and score > least)
-    return Axis.logarithmic(allowed.score, [allowed.limit, 3 * allowed.limit, *above])
+    return Axis.logarithmic(allowed.score, [allowed.limit / 10, 3 * allowed.limit, *above])
 
 
 def _scores(name: str, group: Sequence[OutputRow], allowed: CriterionLine) -> Bar:
@@ -108,7 +108,7 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
     what = "Each bar goes from the best batch of an output to its worst; " if len(compared) > 1 else ""
-    words = f"{what}{failed} of {len(compared)} failed. Verdict: {short(verdict)}."
+    words = f"{what}{failed} of {count(len(compared), 'comparison')} failed. Verdict: {short(verdict)}."
     if shown < len(compared):
         words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words
