@@ -285,7 +285,6 @@ class _ReportBuilder:
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)
         weights = self._weights().total()
-        saved = sum((0 if bake.keeps_original else bake.before) - bake.after for bake in baked)
         return Totals(
             ops=len(rows),
             float_ops=len(floats),
@@ -305,7 +304,7 @@ class _ReportBuilder:
             flushed=kinds["flushed"],
             refused=sum(row.rule == reasons.KERNEL_GATE for row in rows),
             weights_before=weights,
-            weights_after=weights - saved,
+            weights_after=sum(self.stored().values()),
         )
 
 

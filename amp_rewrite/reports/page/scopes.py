@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, takewhile
 
+import networkx as nx
 from onnx import NodeProto
 
 from amp_rewrite.decide.sizes import Sizes
@@ -220,23 +221,13 @@ def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> l
 
 def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[Part]:
     """Return the parts, each after its sources. Scopes on a circle stand in the given order."""
-    waits = dict.fromkeys(parts, 0)
-    for part in parts:
-        for reader in readers.get(part, ()):
-            waits[reader] += 1
-    ranked: list[Part] = []
-    done: set[Part] = set()
-    for start in [part for part in parts if not waits[part]] + list(parts):  # the latter are on circles
-        ready = [start] if start not in done else []
-        done.update(ready)
-        for part in ready:  # grows
-            ranked.append(part)
-            for reader in readers.get(part, ()):
-                waits[reader] -= 1
-                if not waits[reader] and reader not in done:
-                    done.add(reader)
-                    ready.append(reader)
-    return ranked
+    place = {part: i for i, part in enumerate(parts)}
+    graph: nx.DiGraph[Part] = nx.DiGraph((part, reader) for part in parts for reader in readers.get(part, ()))
+    graph.add_nodes_from(parts)
+    circles = nx.condensation(graph)
+    members = {circle: sorted(inside, key=place.__getitem__) for circle, inside in circles.nodes(data="members")}
+    ordered = nx.lexicographical_topological_sort(circles, key=lambda circle: place[members[circle][0]])
+    return [part for circle in ordered for part in members[circle]]
 
 
 # -- facts ------------------------------------------------------------------------------------------------------
