@@ -114,13 +114,6 @@ def test_fish_completes_the_last_word(folder: Path) -> None:
     assert candidates == [line.split(" ")[-1] for line in TYPED.values()], done.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_asks_the_program(shell: str) -> None:
-    done = run("completion", shell)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert f"_AMP_REWRITE_COMPLETE={shell}_complete" in done.stdout
-
-
 def test_an_unknown_shell_gets_a_hint() -> None:
     done = run("completion", "bsh")
     assert (done.exit_code, done.stdout) == (2, "")

@@ -132,15 +132,3 @@ def test_a_mistake_is_said_in_one_line_and_leaves_nothing(words: list[str], mess
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
     assert sorted(path.name for path in Path().iterdir()) == before
-
-
-def test_a_model_that_cannot_be_cast_says_so() -> None:
-    """Its opset has no Cast to bfloat16."""
-    text = '<ir_version: 10, opset_import: ["" : 12, "com.microsoft": 1]> net (bfloat16[2] x) => (bfloat16[2] y)'
-    model = onnx.parser.parse_model(f"{text} {{ y = com.microsoft.Gelu (x) }}")
-    onnx.save(model, "old.onnx")
-    assert said(emulate("old.onnx")) == (
-        2,
-        "",
-        "error: the model imports ai.onnx opset 12, which has no Cast to bfloat16; import opset 13 or later\n",
-    )

@@ -43,22 +43,11 @@ def test_the_advice_of_a_verdict_runs_as_it_is_printed() -> None:
     assert {row["step"] for row in json.loads(Path("v.json").read_text())["rows"]} == set(range(100))
 
 
-def test_several_batches_are_advised_as_the_steps_of_a_sequence() -> None:
-    np.savez("full.npz", **{f"{n}/{name}": np.full(2, n, np.float32) for n in range(4) for name in "xh"})
-    done = run("verify", "sum.onnx", "sum.onnx", "--data", "full.npz", "--tolerance", "0")
-    assert done.stdout.endswith("full.npz --tolerance 0 --feedback hn=h\n")
-
-
 def test_calibrate_measures_all_steps() -> None:
     done = run("calibrate", "sum.onnx", "--data", "many.npz", "--feedback", "hn=h", "-o", "r.json")
     assert done.exit_code == 0, done.stderr
     ranges = json.loads(Path("r.json").read_text())
     assert (ranges["values"]["hn"]["absmax"], ranges["batches"]) == (6, 4)
-
-
-def test_locate_runs_all_steps() -> None:
-    done = run("locate", "leaky.onnx", "low.onnx", "--data", "one.npz", *FED)
-    assert done.exit_code == 0 and "300 steps each, hn fed back to h: 1 batch" in done.stdout, done.stderr
 
 
 def test_a_conversion_takes_keys() -> None:

@@ -38,10 +38,6 @@ def test_a_misspelled_option_gets_the_name_it_has_here(word: str, option: str) -
     assert done.stderr == f"error: no such option {word}; did you mean {option}? S{HELP[1:].format('convert')}"
 
 
-def test_only_options_that_the_command_has_are_suggested() -> None:
-    assert run("completion", "--safety").stderr == f"error: no such option --safety; {HELP.format('completion')}"
-
-
 KEYS = "it reads external-data, shard-size"
 
 

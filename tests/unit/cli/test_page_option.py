@@ -91,40 +91,6 @@ def test_json_holds_what_is_drawn() -> None:
             }
 
 
-@pytest.mark.parametrize("name", ["verify", "locate", "diff"])
-def test_a_page_that_exists_is_kept_unless_it_may_be_overwritten(name: str) -> None:
-    Path("page.html").write_text("mine")
-    code, stdout, stderr = outcome(*COMMANDS[name], "--report", "page.html")
-    assert (code, stdout) == (2, "")
-    assert "error: page.html exists; name another report, or replace it with --overwrite" in stderr
-    assert Path("page.html").read_text() == "mine"
-    outcome(*COMMANDS[name], "--report", "page.html", "--overwrite")
-    assert drawn().keys() == FIGURES[name]
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        (
-            "half.onnx",
-            "cannot write a report to half.onnx: the suffix tells the format; name a .json or .html file",
-        ),
-        (
-            "folder.html",
-            "cannot write a report to folder.html: the suffix tells the format; name a .json or .html file",
-        ),
-        ("model.html", "cannot write a report to model.html: it would replace what is read; name another file"),
-    ],
-)
-def test_a_page_never_replaces_what_is_read_or_lacks_its_suffix(file: str, said: str) -> None:
-    Path("folder.html").mkdir()
-    Path("model.html").symlink_to("full.onnx")
-    before = Path("full.onnx").read_bytes()
-    code, _, stderr = outcome(*COMMANDS["diff"], "--report", file, "--overwrite")
-    assert (code, stderr) == (2, f"error: {said}\n")
-    assert Path("full.onnx").read_bytes() == before
-
-
 def test_the_tolerance_of_locate_names_an_op_and_is_checked() -> None:
     _, stdout, _ = outcome(*COMMANDS["locate"])
     assert "the first op off by more than 0.01\n  op" in stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -87,11 +86,6 @@ def test_suggested_commands_quote_names() -> None:
     )
 
 
-def test_a_link_to_nowhere_is_no_free_name() -> None:
-    Path("other.onnx").symlink_to("gone.onnx")
-    assert run(NET, "other.onnx").stderr.startswith("error: other.onnx exists, so it may be")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -146,12 +140,6 @@ def test_folders_go_again_where_nothing_was_written(words: tuple[str, ...]) -> N
     assert files() == [NET, "temporary"]
 
 
-def test_folders_that_were_there_stay() -> None:
-    Path("a").mkdir()
-    assert run(NET, "-o", "a/b/out.onnx", "--keep", "nothing").exit_code == 2
-    assert files() == ["a", NET, "temporary"] and files("a") == []
-
-
 def test_a_name_that_ends_with_a_slash_is_a_folder() -> None:
     assert run("emulate", NET, "-o", "a/b/").stderr.startswith("error: a/b/ is a folder; name a file in it")
     assert run(NET, "a/b/").stderr == f"error: a/b/ is a folder; name a file in it{HELP}"
@@ -176,7 +164,3 @@ def test_a_dash_is_refused(words: tuple[str, ...]) -> None:
         "error: - is not a file: models cannot be read from or written to a pipe; name a file"
     )
     assert files() == [NET, "temporary"]
-
-
-def test_the_report_is_json_where_the_model_goes_to_a_file() -> None:
-    assert json.loads(run(NET, "out.onnx", "--json").stdout)["model"]["name"] == NET

@@ -83,11 +83,6 @@ def test_other_tables_fit_the_terminal_too(folder: Path) -> None:
         assert [line for line in lines if len(line) > 60 and " " in line.strip()] == [], words
 
 
-def test_a_pipe_gets_one_screen_too() -> None:
-    lines = [line for line in piped().splitlines() if not line.startswith(("next: ", "checked on "))]
-    assert len(lines) < 20 and max(map(len, lines)) <= 80
-
-
 def columns_of(line: str) -> int:
     return sum(2 if c in "层入力" else 0 if c == "\u0301" else 1 for c in line)
 
@@ -195,12 +190,6 @@ def test_the_glossary_has_the_words_that_say_least() -> None:
     words = set(re.findall(r"\*(.+?)\*", page))
     assert {"baked", "unpainted", "selected", "untapped", "kernel gate", "raised", "region"} <= words
     assert {"saturated", "flushed", "widened"} <= KINDS.keys() & words
-
-
-def test_an_op_that_computes_no_floats_never_stayed_float32() -> None:
-    text = shell(str(ROOT / "examples" / "models" / "digits_vit.onnx"), "--dry-run").stdout
-    assert "Shape" not in text
-    assert "1 op stays float32\n" in text
 
 
 @pytest.mark.parametrize(

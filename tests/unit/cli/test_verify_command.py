@@ -106,13 +106,6 @@ def test_verify_takes_metrics_and_what_runs_the_models() -> None:
     assert (code, "cosine at least 0.999" in stdout, f"half.onnx: float16 on {CPU}\n" in stdout) == (0, True, True)
 
 
-def test_verify_on_random_data_says_so() -> None:
-    code, stdout, _ = outcome("verify", "full.onnx", "full.onnx", "--random", "--set", "rtol=0", "-v")
-    note = "note: random data show that the models run, not how accurate they are on yours\n"
-    assert (code, "  data       random, seed 0: 1 batch\n" in stdout, stdout.endswith(note)) == (0, True, True)
-    assert stdout.count("\n  y  ") >= 1  # -v: a row for each batch
-
-
 def test_verify_compares_the_outputs_asked_for() -> None:
     words = ("verify", "wide.onnx", "wide.onnx", "--data", "small.npz", "--set", "rtol=0")
     assert outcome(*words)[1].endswith("ok: 6 values compared in 2 outputs and 1 batch\n")
@@ -234,12 +227,3 @@ def test_a_schema_refuses_what_lacks_a_field_has_another_or_one_of_another_type(
     for name in printed["rows"][0]:
         assert refused(rows=[{k: v for k, v in printed["rows"][0].items() if k != name}]), name
         assert refused(rows=[{**printed["rows"][0], name: {}}]), name
-
-
-def test_a_smoke_test_gives_free_dimensions_usual_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = '<ir_version: 8, opset_import: ["": 17]> g (float[batch, 8] x) => (float[batch, 8] y) { y = Relu (x) }'
-    onnx.save(onnx.parser.parse_model(text), "net.onnx")
-    done = CliRunner().invoke(program, ["verify", "net.onnx", "net.onnx", "--random", "--tolerance", "1e-2"])
-    assert done.exit_code == 0
-    assert "random, seed 0, batch = 1" in done.stdout

@@ -55,16 +55,6 @@ def test_other_names_are_not_those_of_caches(name: str) -> None:
         convert(net([name], ["y"]), io="caches")
 
 
-def test_caches_of_one_side_alone() -> None:
-    model = net(["past_key_values.0.key"], ["present.0.key"])
-    assert low(model, io="in:caches") == {"past_key_values.0.key"}
-
-
-def test_a_later_rule_wins_over_that_of_caches() -> None:
-    model = net(["past_key_values.0.key", "past_key_values.1.key"], ["present.0.key", "present.1.key"])
-    assert low(model, io=["caches", "*.1.key=float32"]) == {"past_key_values.0.key", "present.0.key"}
-
-
 def test_caches_that_have_the_type_already_are_no_error() -> None:
     model = net(["past_key_values.0.key"], ["present.0.key"], TensorProto.FLOAT16)
     assert "past_key_values.0.key" in low(model, io="caches")

@@ -221,10 +221,3 @@ def test_an_unknown_choice_names_the_variable_or_the_option_that_made_it(tmp_pat
         settings({}, {"AMP_REWRITE_LEVEL": "x"}, folder=tmp_path)
     with pytest.raises(ConfigError, match=r"^--set safety: unknown value 'x' for safety; use one of default, none$"):
         settings({"safety": "x"}, {}, folder=tmp_path)
-
-
-def test_a_file_without_a_setting_in_force_is_not_named(tmp_path: Path) -> None:
-    file = written(tmp_path, 'to = "bfloat16"')
-    assert settings({}, {}, config=file).config == "to = bfloat16, from amp.toml"
-    assert settings({"to": "float16"}, {}, config=file).config == ""
-    assert settings({}, {}, config=written(tmp_path, "")).config == settings({}, {}, folder=tmp_path / "x").config == ""
