@@ -122,13 +122,16 @@ class Expectation:
         return self._counted(sum(row.dtype == self.subject for row in floats), len(floats), "float op")
 
     def _counted(self, part: int, whole: int, noun: str) -> CheckedExpectation:
-        if not self.share:
-            fact = count(part, noun) if part == whole else f"{part} of {count(whole, noun)}"
-            return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), fact)
+        if self.share:
+            return self._shared(part, whole, f"{part} of {count(whole, noun)}", noun)
+        fact = count(part, noun) if part == whole else f"{part} of {count(whole, noun)}"
+        return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), fact)
+
+    def _shared(self, part: int, whole: int, words: str, noun: str) -> CheckedExpectation:
         if not whole:
-            return CheckedExpectation(self.text, False, f"there is no {noun}")
+            return CheckedExpectation(self.text, False, f"no {noun} is there")
         met = _COMPARE[self.sign](100 * part, (self.number or 0) * whole)
-        return CheckedExpectation(self.text, met, f"{100 * part / whole:.4g} % ({part} of {count(whole, noun)})")
+        return CheckedExpectation(self.text, met, f"{100 * part / whole:.4g} % ({words})")
 
     def _ops(self, rows: Sequence[Row]) -> CheckedExpectation:
         pattern = self.choice if self.choice is not None else "*"
@@ -166,11 +169,7 @@ class Expectation:
             return CheckedExpectation(self.text, met, self._by_type(floating) or "no floating weight is there")
         part, whole = stored.get(self.choice, 0) if self.choice else sum(stored.values()), sum(stored.values())
         if self.share:
-            share = 100 * part / whole if whole else 0.0
-            met = bool(whole) and _COMPARE[self.sign](100 * part, (self.number or 0) * whole)
-            return CheckedExpectation(
-                self.text, met, f"{share:.4g} % ({self._by_type(stored) or 'no weight is there'})"
-            )
+            return self._shared(part, whole, self._by_type(stored), "weight")
         return CheckedExpectation(self.text, _COMPARE[self.sign](part, self.number or 0), size(part))
 
     def _by_type(self, stored: Mapping[str, int]) -> str:

@@ -138,7 +138,7 @@ def _settings(report: ReportData) -> _Part:
     if model.to:
         facts.append(("settings", ", ".join(f"{name} {plain(value)}" for name, value in model.settings.items())))
     if stored := Counter(row.to for row in report.baked):
-        parts = [f"{number} as {dtype}" for dtype, number in sorted(stored.items())]
+        parts = [f"{count(number, 'weight')} as {dtype}" for dtype, number in sorted(stored.items())]
         totals = report.totals
         parts += [f"{n} {word}" for n, word in ((totals.saturated, "saturated"), (totals.flushed, "flushed")) if n]
         facts.append(("stored", ", ".join(parts)))
