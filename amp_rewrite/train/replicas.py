@@ -31,8 +31,7 @@ class Replicas(Protocol):
         """Number of this process, counted from 0."""
 
     @property
-    def world(self) -> int:
-        """Number of processes."""
+    def world(self) -> int: ...
 
     def total(self, bucket: Array) -> Array:
         """Return the sum of the float32 vectors of all replicas, the same bits on each; `bucket` may be overwritten.

@@ -152,7 +152,6 @@ def _reached(view: View, start: ValueId) -> set[ValueId]:
 
 
 def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -> tuple[Model, str, dict[str, str]]:
-    """Scale the seed of the backward pass; return the model, the scale's name, and the gradients' new names."""
     proto = clone(view.model.proto)
     taken = set(view.names)
     scale = claimed("loss_scale", taken)

@@ -246,7 +246,6 @@ def _exported(model: Any) -> Model:
 
 
 def _input_names(model: Any) -> list[str]:
-    """Names of the inputs; of one without a name of its own, "x"."""
     names = [tensor.name for tensor in model.inputs]
     return ["x"] if len(names) == 1 and names[0].startswith(("keras_tensor", "input_layer")) else names
 

@@ -16,7 +16,6 @@ class Metric:
     """Base of metrics: `update_state` for each batch, `result`, and `reset_state`, as in Keras."""
 
     def update_state(self, *values: Any, sample_weight: object = None) -> None:
-        """Add a batch."""
         raise NotImplementedError
 
     def result(self) -> float:
@@ -24,15 +23,12 @@ class Metric:
         raise NotImplementedError
 
     def reset_state(self) -> None:
-        """Forget all batches."""
         raise NotImplementedError
 
     def reset_states(self) -> None:
-        """Forget all batches."""
         self.reset_state()
 
     def __call__(self, *values: Any, sample_weight: object = None) -> float:
-        """Add a batch; return the result."""
         self.update_state(*values, sample_weight=sample_weight)
         return self.result()
 

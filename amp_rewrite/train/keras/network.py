@@ -265,7 +265,6 @@ class LossObject:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def text(self, prediction: str, target: str, weight: str | None = None) -> str:
-        """Return the loss as `training_step` takes it."""
         options = {**self.options, "sample_weight": None} if weight is None else self.options
         said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"{self.formula}({prediction}, {target}{said}{f', sample_weight={weight}' if weight else ''})"

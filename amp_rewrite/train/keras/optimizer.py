@@ -33,8 +33,7 @@ class Training(Protocol):
     """A training with an optimizer in its step: it has the newest step count and slots."""
 
     @property
-    def steps(self) -> int:
-        """Number of applied steps."""
+    def steps(self) -> int: ...
 
     def saved(self) -> Mapping[str, Array]:
         """Return the state by path in checkpoints."""
@@ -60,7 +59,6 @@ class OptimizerState:
 
     @property
     def iterations(self) -> int:
-        """Number of steps."""
         return self.count if self.home is None else self.home.steps
 
     def newest(self) -> dict[str, dict[str, Array]]:
@@ -370,8 +368,6 @@ def _first(value: object, var: Variable, slot: str) -> Array:
 
 _ALIASES = {"lr": "learning_rate"}
 
-
-# -- saved state ---------------------------------------------------------------------------------------
 
 LIMIT = 1 << 40
 """Limit for the bytes of a checkpoint in memory."""

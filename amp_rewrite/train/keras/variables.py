@@ -21,12 +21,10 @@ class ArrayLike(NDArrayOperatorsMixin):
     """Base of arrays for numpy; arithmetic with them gives arrays."""
 
     def numpy(self) -> Array:
-        """Return the numbers."""
         raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
         return self.numpy().shape
 
     @property
@@ -109,8 +107,7 @@ class Variable(ArrayLike):
 class Differentiable(Protocol):
     """A loss with its own gradients, such as `ModelLoss` of an ONNX model."""
 
-    def __call__(self) -> Any:
-        """Return the value of the loss."""
+    def __call__(self) -> Any: ...
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
         """Return the gradients of `seed` times the loss; None for a variable without effect on it."""
@@ -137,7 +134,6 @@ def listed(variables: Variables | None, loss: object = None) -> list[Variable]:
 
 
 def checked(variable: object) -> Variable:
-    """Return a variable. TrainingError for another object."""
     if isinstance(variable, Variable):
         return variable
     raise TrainingError(f"{type(variable).__name__} is not a Variable; pass Variable objects, gradients before them")
@@ -149,11 +145,9 @@ class Loss(ArrayLike):
     variables: tuple[Variable, ...]
 
     def __call__(self) -> Array:
-        """Return the value."""
         raise NotImplementedError
 
     def numpy(self) -> Array:
-        """Return the value, a float32 scalar."""
         return np.array(float(self), np.float32)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -182,7 +176,6 @@ class Product(Loss):
 
     @property
     def variables(self) -> tuple[Variable, ...]:  # type: ignore[override]
-        """Those of the loss."""
         return tuple(getattr(self.loss, "variables", ()))
 
     def __call__(self) -> Array:
@@ -192,7 +185,6 @@ class Product(Loss):
         return float(self.loss) * float(self.factor)  # type: ignore[arg-type]
 
     def gradients(self, variables: Sequence[Variable], seed: Array) -> list[Gradient]:
-        """Return the gradients of the product."""
         return differentiable(self.loss).gradients(variables, np.asarray(seed * self.factor, np.float32))
 
 
@@ -210,7 +202,6 @@ GradsAndVars = Iterable[tuple[Gradient, Variable]]
 
 
 def differentiable(loss: object) -> Differentiable:
-    """Return the loss if it is `Differentiable`, else raise TrainingError."""
     if isinstance(loss, Differentiable):
         return loss
     raise TrainingError(

@@ -293,7 +293,6 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
 
 
 def type_name(dtype: DType | None) -> str:
-    """Return the type as messages spell it."""
     return dtype.spelling if dtype else "of unknown type"
 
 

@@ -50,7 +50,6 @@ class ParameterRow:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -101,7 +100,6 @@ def described(model: Model, declared: Mapping[str, str], notes: Sequence[Note] =
 
 
 def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
-    """Return the sentences about the module for a step."""
     entry = next((p.value for p in model.proto.metadata_props if p.key == NOTES), "[]")
     return tuple(text for text, always in json.loads(entry) if always or training_mode)
 
@@ -128,7 +126,6 @@ class ParameterGlobs:
                 raise TrainingError(f"parameters and freeze take globs on names of initializers, not {stated(globs)}")
 
     def freezes(self, name: str) -> bool:
-        """True if `freeze` names this initializer."""
         return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 

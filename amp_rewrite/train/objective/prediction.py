@@ -117,7 +117,6 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """The value named in the text."""
         return self.call.prediction
 
     @property
@@ -155,7 +154,6 @@ class Prediction:
             )
 
     def logarithms(self, axis: int) -> str:
-        """The logarithms of the probabilities over an axis."""
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
 
     def log_of(self, x: str) -> str:
@@ -174,7 +172,6 @@ class Prediction:
         return shape
 
     def axis(self, default: int) -> int:
-        """The option `axis`, counted from the front."""
         rank = len(self.shape())
         axis: int = self.options.get("axis", default)  # type: ignore[assignment]
         if not _whole(axis) or not -rank <= axis < rank:
@@ -206,7 +203,6 @@ class Prediction:
         return tuple(shape[a] for a in self.moved)
 
     def classes_second(self, x: str) -> str:
-        """Move the axis of the classes to place 1."""
         return x if self.moved == sorted(self.moved) else self.b.op("Transpose", x, perm=self.moved)
 
     def along_classes(self, weights: str) -> str:
@@ -219,7 +215,6 @@ class Prediction:
         return self.b.reduce("ReduceMean", weighted, None, keepdims=False)
 
     def over_rows(self, total: str) -> str:
-        """Divide a sum by the number of rows."""
         rows = self.shape()[0]
         if isinstance(rows, int):
             return self.times(total, 1 / rows)
@@ -227,7 +222,6 @@ class Prediction:
         return self.b.op("Div", total, self.b.op("Cast", count, to=DType.FLOAT.code))
 
     def times(self, x: str, factor: float) -> str:
-        """Multiply by a number."""
         return x if factor == 1 else self.b.op("Mul", x, self.b.scalar(factor, DType.FLOAT))
 
     # -- targets ---------------------------------------------------------------------------------------

@@ -154,7 +154,6 @@ class Prepared:
 
 
 def outputs_of(aim: losses.Objective) -> list[ValueInfoProto]:
-    """Return the outputs for loss and metrics."""
     return [declared(aim.loss, DType.FLOAT, aim.shape), *(declared(m, DType.FLOAT, ()) for m in aim.metrics)]
 
 
@@ -171,7 +170,6 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
 
 
 def with_state(model: Model, names: Iterable[str]) -> Model:
-    """Return the model with these initializers as inputs."""
     b = Builder.of(model)
     for name in names:
         b.promote(name)
@@ -179,7 +177,6 @@ def with_state(model: Model, names: Iterable[str]) -> Model:
 
 
 def with_values(model: Model, values: Mapping[str, Array]) -> Model:
-    """Return the model with these values of initializers."""
     proto = clone(model.proto)
     for tensor in proto.graph.initializer:
         if tensor.name in values:
@@ -280,7 +277,6 @@ def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[
 
 
 def statistics_of(model: Model) -> list[str]:
-    """Return the initializers of running statistics."""
     known = {tensor.name for tensor in model.proto.graph.initializer}
     norms = [node for node in model.proto.graph.node if node.op_type == "BatchNormalization"]
     return [name for node in norms for slot in _STATISTICS.values() if (name := node.input[slot]) in known]

@@ -28,7 +28,6 @@ _ROUNDING = 1e-5
 
 
 def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the feeds of a runner."""
     return {name: array for name, array in feeds.items() if name in runner.inputs}
 
 
@@ -209,11 +208,9 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Number of batches."""
         return -(-len(self) // self.batch_size)
 
     def batches(self, epoch: int) -> Iterator[dict[str, Array]]:
-        """Yield the batches of an epoch."""
         order = np.random.default_rng([self.seed or 0, epoch]).permutation(len(self)) if self.shuffle else None
         for start in range(0, len(self), self.batch_size):
             end = start + self.batch_size

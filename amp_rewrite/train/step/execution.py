@@ -54,7 +54,6 @@ class Execution:
         threads: int,
         provider_options: Mapping[str, Mapping[str, str]],
     ) -> Execution:
-        """Return the execution for arguments of a `Trainer`."""
         providers = (CUDA, CPU) if providers is None else as_names(providers)
         threads = whole_number("threads", threads, 0)
         if providers[:2] == (CUDA, CPU) and not cuda_opens():
@@ -155,12 +154,10 @@ class Predictor:
 
     @classmethod
     def of(cls, source: Model, weights: Collection[str], options: SessionOptions) -> Predictor:
-        """Open a model with these weights as inputs."""
         runner = Runner.open(with_state(source, weights), options)
         return cls(source, runner, tuple(port.name for port in runner.inputs if port.name not in weights))
 
     def __call__(self, batch: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs for a batch by name."""
         read = inputs_of(self.source, self.inputs, batch)
         outputs = [v.name for v in self.source.proto.graph.output]
         ports = {port.name for port in self.runner.inputs}

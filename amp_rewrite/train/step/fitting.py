@@ -87,7 +87,6 @@ Callback = EarlyStopping | Callable[[int, Log], object]
 
 
 def callbacks_of(given: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
-    """Return callbacks as a tuple. TrainingError for anything else."""
     listed = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     for callback in listed:
         if isinstance(callback, type) or not (isinstance(callback, EarlyStopping) or callable(callback)):
@@ -267,7 +266,6 @@ class Fitting:
         return cls(trainer, rows, feed, validation, callbacks, steps, metrics=metrics)
 
     def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
-        """Run the epochs."""
         trainer = self.trainer
         rate: Rate | None = rate_of_config(learning_rate)
         before, health = (trainer.skipped, trainer.nonfinite), Health(trainer)

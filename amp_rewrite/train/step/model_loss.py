@@ -120,7 +120,6 @@ class Weights:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The model itself, opened on these weights."""
         return Predictor.of(self.subject.source, self.held().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:

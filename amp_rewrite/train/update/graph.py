@@ -80,7 +80,6 @@ class Operand(NDArrayOperatorsMixin):
     name: str
 
     def op(self, op_type: str, *operands: Operand | np.generic | Array) -> Operand:
-        """Append an op on these operands."""
         inputs = [o.name if isinstance(o, Operand) else self.b.constant(np.asarray(o)) for o in operands]
         return Operand(self.b, self.b.op(op_type, *inputs))
 
@@ -101,11 +100,9 @@ class Operand(NDArrayOperatorsMixin):
         return self.op(_OPS[function], *operands)
 
     def astype(self, dtype: Any) -> Operand:
-        """Append a Cast."""
         return Operand(self.b, self.b.op("Cast", self.name, to=DType.parse(np.dtype(dtype)).code))
 
     def reduced(self, op_type: str) -> Operand:
-        """Reduce to a scalar."""
         return Operand(self.b, self.b.reduce(op_type, self.name, None, keepdims=False))
 
     def total(self, parts: Sequence[Operand]) -> Operand:

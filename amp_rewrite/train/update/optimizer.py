@@ -94,7 +94,6 @@ SCHEDULES: dict[str, type[Schedule]] = {}
 
 
 def rate_after(rate: Schedule | float, step: int = 0) -> float:
-    """Return a learning rate as a number, of a schedule after so many steps."""
     return rate(step) if isinstance(rate, Schedule) else rate
 
 
@@ -276,7 +275,6 @@ def is_bias_or_norm(name: str, shape: Sequence[int]) -> bool:
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return the slots of all variables before the first step."""
     return {name: _slots(optimizer, array) for name, array in variables.items()}
 
 
