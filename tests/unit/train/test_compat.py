@@ -298,6 +298,14 @@ def test_a_loss_without_its_batch_says_so() -> None:
 # -- the switch --------------------------------------------------------------------------------------
 
 
+def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops_it() -> None:
+    opt = enable_mixed_precision_graph_rewrite(SGD(0.5))
+    assert (opt.loss_scale(), process.state.rewriting) == (2.0**15, True)
+    disable_mixed_precision_graph_rewrite()
+    assert not process.state.rewriting
+    assert opt.loss_scale() == 2.0**15
+
+
 @pytest.mark.parametrize(
     ("opt", "message"),
     [

@@ -223,6 +223,7 @@ MISTAKES = {
     "T.FixedLossScale(True)": "invalid loss scale True; use an int or a float ≥ 1",
     "T.FixedLossScale(0.5)": "invalid loss scale 0.5; use a finite number ≥ 1",
     "T.FixedLossScale(float('nan'))": "invalid loss scale nan; use a finite number ≥ 1",
+    "T.FixedLossScale(float('inf'))": "invalid loss scale inf; use a finite number ≥ 1",
     "T.FixedLossScale(1e39)": "invalid loss scale 1e+39; use a finite number ≥ 1",
     "T.DynamicLossScale(0.5)": "invalid initial loss scale 0.5; use a finite number ≥ 1",
     "T.DynamicLossScale(1e39)": "invalid initial loss scale 1e+39; use a finite number ≥ 1",
