@@ -67,7 +67,7 @@ FILE_OUT = _Models(made=True)
 
 
 def is_folder(word: str) -> bool:
-    """True if a typed word is that of a folder, or of a store."""
+    """True if a typed word names a folder or a store."""
     return word.endswith(("/", os.sep)) or bool(url_of(word)) or Path(word).is_dir()
 
 
@@ -78,7 +78,7 @@ def beside(model: Path, suffix: str) -> Path:
 
 @contextmanager
 def made_folders(path: Path) -> Iterator[None]:
-    """Make the folders of a file, and remove those that the body leaves empty."""
+    """Make the folders of a file, and remove those left empty by the body."""
     from amp_rewrite.files.disk import make_folder  # late: most commands make no folder
 
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -154,7 +154,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Batches of a command that runs models: data, or random numbers."""
+    """Batches for the models of a command: data, or random inputs."""
 
     settings: Request
     shapes: tuple[str, ...]
@@ -163,7 +163,7 @@ class Batches:
 
     @classmethod
     def of(cls, settings: Request, given: dict[str, Any], *, feedback: bool = True) -> Batches:
-        """Take the options of batches out of all that were given. UsageError without data, and for too many options.
+        """Take the options of batches out of all options. UsageError without data, and for too many of them.
 
         `feedback`: the command runs models more than once.
         """
@@ -216,12 +216,12 @@ def drawn(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
 
 
 def criterion(settings: Request) -> dict[str, Any]:
-    """Return the keywords of a criterion that are stated."""
+    """Return the stated keywords of a criterion."""
     return {word: value for word in CRITERION if (value := getattr(settings, word)) is not None}
 
 
 def guidance(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Guidance:
-    """Return the data that guide a conversion.
+    """Return the guidance of a conversion: its data and criterion.
 
     A criterion of a settings file judges where there is data; if a file names ranges and data, the ranges guard, and
     only a repair uses the data. UsageError for options of the command line, `explicit`, that lack or contradict others.
@@ -263,7 +263,7 @@ def guidance(settings: Request, shapes: Collection[str], explicit: Collection[st
 def convert_guided(
     model: Path, settings: Request, guided: Guidance, tell: Progress | None, *, quiet: bool
 ) -> tuple[Converted, Repaired | None]:
-    """Convert a model by the settings, guarded or repaired by data where these ask for that."""
+    """Convert a model by the settings, guarded or repaired by their data."""
     from amp_rewrite.files.model import Model
 
     options = {name: getattr(settings, name) for name in KEYWORDS}

@@ -51,7 +51,7 @@ class _Grouped(click.Option):
         self.heading = heading
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the two cells of the help, with NAME for a long metavar, whose words the documentation lists."""
+        """Return the two cells of the help, with NAME for a long metavar."""
         record, kind = super().get_help_record(ctx), self.metavar or ""
         if record is None or "|" not in kind or len(kind) <= _LONG:
             return record
@@ -229,7 +229,7 @@ REPORT = (report_file, flag("--overwrite", "Replace an existing report."))
 
 
 def output(default: str, what: str = "model") -> Callable[[F], F]:
-    """Return the option for the file that a command writes."""
+    """Return the option for the output of a command."""
     return option("-o --output", "FILE", f"The {what} to write.  [default: {default}]", type=FILE_OUT)
 
 
@@ -288,7 +288,7 @@ def explicit(given: dict[str, Any]) -> Collection[str]:
 
 
 def in_force(given: dict[str, Any]) -> Request:
-    """Take the settings out of all that was given; return those of the run, with environment and file."""
+    """Take the settings out of all options; return those of the run, with environment and file."""
     own = {name: given.pop(name) for name in SETTINGS if name in given} | given.pop("settings", {})
     if given.get("random") and own.get("data"):
         raise click.UsageError("--data and --random exclude each other; leave one out")

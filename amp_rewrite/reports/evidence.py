@@ -69,7 +69,7 @@ UNCHECKED = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """Pins of ops that stay float32, and findings for the report, with what they rest on."""
+    """Pins of ops to float32, findings for the report, and the evidence behind them."""
 
     pins: tuple[Pin, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -42,7 +42,7 @@ class RowGraph:
 
     @cached_property
     def _sources(self) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
-        """By row the sources of its reads, and that of its result: what a constant, copy or cast reads."""
+        """By row the sources of its reads and of its result, through constants, copies and casts."""
         fed: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, port in enumerate(self.report.inputs):
             for at, place in zip(port.reads[::2], port.reads[1::2], strict=True):

@@ -25,7 +25,7 @@ def is_report(source: object) -> bool:
 
 
 def report_in(source: ReportSource) -> Report:
-    """Return a report: itself, that of a conversion, the one in a file, or the inventory of a model."""
+    """Return a report: itself, of a conversion, from a file, or the inventory of a model."""
     return report_and_view(source)[0]
 
 

@@ -346,7 +346,7 @@ class Request:
         return request
 
     def _served(self) -> Request:
-        """Return the request for the installed runtime, with its fusions. PolicyError for what is beyond it."""
+        """Return the request for the installed runtime, with its fusions. PolicyError for options beyond it."""
         target = _installed(self.target, self.to)
         if self.fuse == "contrib" and target.family is not Target.ORT_CUDA:
             raise PolicyError(

@@ -61,7 +61,7 @@ def matched(view: View, pattern: str) -> bool:
 
 
 def exactly(op: Op) -> str:
-    """Return the pattern of an op: its type and its name, or its first result where the model names no node."""
+    """Return the pattern of an op: its type and its name, or its first result without one."""
     key, name = ("name", op.node.name) if op.node.name else ("output", next(filter(None, op.node.output), "*"))
     glob = re.sub(r"([*[])", r"[\1]", re.sub(r"[,\s]", "?", name))
     return f"op={op.kind},{key}={glob}"

@@ -1,4 +1,4 @@
-"""`amp-rewrite convert`: one conversion, guarded or repaired by data where options ask for that; or many of them."""
+"""`amp-rewrite convert`: one conversion, guarded or repaired by data on request; or a batch of them."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _convert_one(
 
 
 def _typed(guided: Guidance, named: list[str], settings: Request) -> str:
-    """Return the command as it was typed, with what the next step adds; empty if nothing is left to add."""
+    """Return the typed command with the additions of the next step; empty without any."""
     words, typed = [], iter(click.get_current_context().find_root().obj)
     for word in typed:
         if word == "--shape":  # of a random batch
@@ -195,7 +195,7 @@ def _typed(guided: Guidance, named: list[str], settings: Request) -> str:
 
 
 def _destination(model: Path, out: tuple[str, ...], output: str | None) -> Path | None:
-    """Return the output that is named as second file or by -o. UsageError if the second file may be an input."""
+    """Return the output: the second file or -o. UsageError if the second file may be an input."""
     if len(out) > 1 or (out and output is not None):
         raise click.UsageError("convert writes one model to a file; several go to a folder, as in -o FOLDER/")
     (word,) = out or (output,)

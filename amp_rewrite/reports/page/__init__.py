@@ -1,1 +1,1 @@
-"""Pages: what results hold, drawn as one self-contained HTML file."""
+"""Pages: results drawn as one self-contained HTML file."""

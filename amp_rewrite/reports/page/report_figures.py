@@ -228,7 +228,7 @@ def changes_figure(
 
 @gc_paused()
 def marked_graph(marked: Marked, changes: Sequence[Change], name: str) -> Figure:
-    """Return the newer model as a graph with its changes. `name`: that of the model."""
+    """Return the newer model, by its name, as a graph with its changes."""
     by_vertex: dict[int, list[Change]] = {}
     for change, vertex in zip(changes, marked.vertices, strict=True):
         if vertex is not None:
