@@ -68,7 +68,6 @@ def _shapes(view: View, ids: Sequence[Mapping[str, ValueId]]) -> dict[ValueId, S
 
 
 def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto) -> dict[ValueId, Shape]:
-    """Shapes inferred by onnx, and those of constants."""
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as cause:
@@ -78,7 +77,6 @@ def _inferred(view: View, ids: Sequence[Mapping[str, ValueId]], bare: ModelProto
 
 
 def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, int]]:
-    """Outputs of an op whose rank follows from known shapes, with that rank."""
     rule = None if op.domain else _RANKS.get(op.op_type)
     inputs = [None if v is None else shapes.get(v) for v in op.inputs]
     rank = rule(inputs) if rule is not None and inputs else None
@@ -87,7 +85,6 @@ def _ranks(op: Op, shapes: Mapping[ValueId, Shape]) -> Iterator[tuple[ValueId, i
 
 
 def _same(inputs: Sequence[Shape | None]) -> int | None:
-    """The rank of the first input."""
     return None if inputs[0] is None else len(inputs[0])
 
 

@@ -107,7 +107,6 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
 
 
 def _replaceable(view: View, op: Op) -> bool:
-    """True for an op without a gradient rule but with a body."""
     known = (op.domain, op.op_type) in VJPS
     return not known and has_body(op) and any(v is not None and floating(view, v) for v in op.outputs)
 

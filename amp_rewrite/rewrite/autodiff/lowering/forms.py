@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import onnx
 import onnx.defs
 import onnx.helper
@@ -121,6 +122,12 @@ def _cross_entropy(v: Forward) -> list[str]:
     return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **words), logs]
 
 
+def _one_hot(v: Forward) -> list[str]:
+    b, off_and_on = v.b, v.b.split(v.x(2), [1, 1], 0, results=2)
+    hot = b.op("OneHot", v.x(0), v.x(1), b.constant(np.array([0, 1], np.int64)), axis=v.attr("axis", -1))
+    return [b.op("Where", b.op("Cast", hot, to=DType.BOOL.code), *off_and_on[::-1])]
+
+
 # Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
 _SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
 
@@ -169,8 +176,7 @@ def _around(v: Forward, kept: DType, x: str, length: str) -> list[tuple[str, str
     n, shifted = v.b.op("Cast", length, to=kept.code), op("Add", x, 1.0)
     last, aligned = op("Sub", n, 1.0), v.attr("align_corners", 0)
     place = op("Div", op("Mul", shifted, last) if aligned else op("Sub", op("Mul", shifted, n), 1.0), 2.0)
-    border = v.attr("padding_mode", "zeros") == "border"
-    if border:
+    if v.attr("padding_mode", "zeros") == "border":
         inside = op("And", op("Greater", place, 0.0), op("Less", place, last))
         place = op("Where", inside, place, v.b.op("Cast", index(place), to=kept.code))
     below = op("Floor", place)
@@ -178,8 +184,6 @@ def _around(v: Forward, kept: DType, x: str, length: str) -> list[tuple[str, str
     around = [(below, op("Sub", 1.0, beyond)), (op("Add", below, 1.0), beyond)]
     if v.attr("mode", "linear") == "nearest":
         around = [(op("Round", place), v.b.scalar(1.0, kept))]
-    if border:
-        return [(index(at), share) for at, share in around]
     held = [(at, v.b.op("Cast", index(at), to=kept.code), share) for at, share in around]
     return [(index(at), op("Where", op("Equal", at, own), share, 0.0)) for at, own, share in held]
 
@@ -194,6 +198,7 @@ OWN_BODIES: Mapping[str, Recipe] = {
     "LpNormalization": _lp_norm,
     "Selu": _selu,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
+    "OneHot": _one_hot,
     **dict.fromkeys(CELLS, layer),
 }
 
@@ -259,7 +264,6 @@ def _standard_body(facts: ModelFacts, op: Op) -> FunctionProto:
 
 
 def _type(facts: ModelFacts, op: Op, slot: int) -> TypeProto:
-    """Type of an input; an empty TypeProto for an absent one."""
     value = op.inputs[slot]
     vtype = facts.view.types[value] if value is not None else None
     if value is None or vtype is None or vtype.dtype is None:

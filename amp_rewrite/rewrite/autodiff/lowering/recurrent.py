@@ -169,7 +169,6 @@ class _Layer(Forward):
         return self.op.op_type == "GRU" and bool(self.attr("linear_before_reset", 0))
 
     def _biases(self, bias: str | None) -> Sequence[str | None]:
-        """Split the bias into that of the input and that of the recurrence."""
         return (None, None) if bias is None else self.parted(bias, (self.cell.gates, self.cell.gates))
 
     def parted(self, x: str | None, shares: Sequence[int]) -> tuple[str, ...]:
@@ -188,7 +187,6 @@ class _Layer(Forward):
         return self.b.op("Add", product, outer if self.resets_after else self.b.op("Add", outer, inner))
 
     def _begin(self, slot: int, direction: int) -> str:
-        """Initial state of a direction; zeros if the input is absent."""
         initial = self._each(slot)[direction]
         if initial is not None:
             return initial
@@ -206,7 +204,6 @@ class _Layer(Forward):
         return self.b.op("Less", numbers_by_row, self.b.unsqueeze(self.x(_LENGTHS), [1]))
 
     def _scan(self, way: _Direction, direction: int) -> list[str]:
-        """Append the Scan; return the outputs of all steps, then the last states."""
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
         running = self._running()
         scanned = [self._product(direction), *([running] if running else [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,12 +60,6 @@ class Window:
         sizes = zip(self.wide, self.front, self.back, self.narrow, self.strides, strict=True)
         return [n + f + e - (o - 1) * s for n, f, e, o, s in sizes]
 
-    def taps(self, counts: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """For each tap, the begin and the end of the positions that it reads in the padded wide tensor."""
-        for tap in np.ndindex(self.kernel):
-            begin = [t * d for t, d in zip(tap, self.dilations, strict=True)]
-            yield begin, [b + (n - 1) * s + 1 for b, n, s in zip(begin, counts, self.strides, strict=True)]
-
     def widened(self, v: Call, narrow: str, weight: str, like: str) -> str:
         """Gradient of a convolution by its input: add each narrow element, times the weight, where it was read.
 
@@ -116,7 +110,9 @@ class Window:
             x = v.do("Pad", x, v.b.ints([0, *self.front, 0, 0, *self.back, 0]))
         g = v.b.reshape(v.do("Transpose", narrow, perm=[1, 0, *range(2, 2 + self.rank)]), [channels[0], -1])
         products, axes = [], v.b.ints(range(1, 1 + self.rank))
-        for begin, end in self.taps(self.narrow):
+        for tap in np.ndindex(self.kernel):
+            begin = [t * d for t, d in zip(tap, self.dilations, strict=True)]
+            end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, self.narrow, self.strides, strict=True)]
             cut = v.do("Slice", x, v.b.ints(begin), v.b.ints(end), axes, v.b.ints(self.strides))
             products.append(v.do("MatMul", g, v.b.reshape(cut, [-1, channels[1]])))
         apart = v.b.reshape(v.joined(products, 1), [channels[0], *self.kernel, channels[1]])
@@ -195,11 +191,7 @@ _PURPOSE = "its gradient"
 
 
 def _of_conv(v: Call) -> Window:
-    return _window(v, v.dims(1, _PURPOSE)[2:])
-
-
-def _window(v: Call, kernel: Sequence[int]) -> Window:
-    return window(v, kernel, wide=v.shape(0), narrow=v.out_shape)
+    return window(v, v.dims(1, _PURPOSE)[2:], wide=v.shape(0), narrow=v.out_shape)
 
 
 def _conv_x(v: Call, slot: int) -> str:
@@ -258,7 +250,7 @@ def _max_pool(v: Call, slot: int) -> str:
 
 def _average_pool(v: Call, slot: int) -> str:
     """Divide the gradient by each window's count and spread it over the window."""
-    pool = _window(v, v.attr("kernel_shape"))
+    pool = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.out_shape)
     return _spread_alone(v, pool, v.do("Div", v.g, _counted(v, pool)))
 
 

@@ -163,12 +163,10 @@ def _hard_sigmoid(v: Call, slot: int) -> str:
 
 
 def _square_and(v: Call, shift: float) -> str:
-    """x² + shift."""
     return v.do("Add", _square(v, v.x(0)), shift)
 
 
 def _one_less_square(v: Call, x: str) -> str:
-    """1 − x²."""
     return v.do("Sub", 1.0, _square(v, x))
 
 

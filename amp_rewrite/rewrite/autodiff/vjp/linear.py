@@ -56,11 +56,6 @@ def _dims(v: Call, terms: Sequence[str], own: str) -> Shape:
     return tuple(size[label] for label in own)
 
 
-def _swapped(v: Call, x: str, rank: int) -> str:
-    """Transpose the last two axes."""
-    return v.do("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
-
-
 def _matmul(v: Call, slot: int) -> str:
     """dA = G·Bᵀ, dB = Aᵀ·G. Operands of rank 1 are matrices of one row or one column, as in numpy.matmul."""
     ranks = (v.rank(0), v.rank(1))
@@ -72,7 +67,8 @@ def _matmul(v: Call, slot: int) -> str:
         g = v.b.unsqueeze(g, [-1])
     if ranks[0] == 1:
         g = v.b.unsqueeze(g, [-2])
-    other = _swapped(v, matrices[1 - slot], max(ranks[1 - slot], 2))
+    rank = max(ranks[1 - slot], 2)
+    other = v.do("Transpose", matrices[1 - slot], perm=[*range(rank - 2), rank - 1, rank - 2])
     product = v.do("MatMul", *((g, other) if slot == 0 else (other, g)))
     if ranks[slot] == 1:
         product = v.b.squeeze(product, [-2 if slot == 0 else -1])
@@ -96,7 +92,6 @@ def _folded(v: Call) -> str:
 
 
 def _flat(v: Call, x: str, last: int | str | None, also: int | str | None) -> str:
-    """Merge all axes but the last."""
     size = next((d for d in (last, also) if isinstance(d, int)), None)
     if size is not None and size > 0:
         return v.b.reshape(x, [-1, size])

@@ -95,7 +95,6 @@ def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
 
 
 def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
-    """Build a branch that outputs gradients instead of results."""
     refuse_random(v, scope, "branch")
     b = v.b.body(scope)
     results = [o.name for o in b.graph.output]

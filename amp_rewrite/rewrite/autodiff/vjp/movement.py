@@ -117,7 +117,6 @@ def _updates(v: Call, slot: int) -> str:
 
 
 def _picked(v: Call, x: str) -> str:
-    """Gather the elements at the scattered positions."""
     return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_scatter_axis(v))
 
 
@@ -198,15 +197,6 @@ def _filling(v: Call, slot: int) -> str:
     return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 
-def _one_hot(v: Call, slot: int) -> str:
-    """Gradients of the off and on values: sums over their positions."""
-    places = v.b.constant(np.array([0, 1], v.dtype(2).numpy))
-    hot = v.b.op("OneHot", v.x(0), v.x(1), places, axis=v.attr("axis", -1))
-    on = v.b.reduce("ReduceSum", v.b.op("Mul", v.g, hot), None, keepdims=False)
-    both = v.b.reduce("ReduceSum", v.g, None, keepdims=False)
-    return v.b.op("Concat", *[v.b.unsqueeze(part, [0]) for part in (v.b.op("Sub", both, on), on)], axis=0)
-
-
 # -- shapes ----------------------------------------------------------------------------------------
 
 
@@ -271,7 +261,6 @@ ROWS: Family = {
     "Compress": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),
-    "OneHot": row(_WHERE, _WHERE, _one_hot),
     "Reshape": row(_reshape_back, _WHOLE),
     "Flatten": row(_reshape_back),
     "Squeeze": row(_reshape_back, _WHOLE),

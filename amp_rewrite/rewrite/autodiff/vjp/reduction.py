@@ -35,12 +35,10 @@ def _kept(v: Call, x: str) -> str:
 
 
 def _again(v: Call, op_type: str, x: str) -> str:
-    """Append another reduction over the same axes, which stay as dims of 1."""
     return v.b.reduce(op_type, x, _axes(v), keepdims=True)
 
 
 def _spread(v: Call, gradient: str) -> str:
-    """Expand a gradient with dims of 1 to the shape of the input."""
     return v.b.spread(gradient, v.b.shape_of(v.x(0)))
 
 

@@ -126,10 +126,7 @@ class Forward:
 
     def dtype(self, slot: int = 0) -> DType:
         """Element type of an input; GradientError if unknown."""
-        dtype = self.b.dtype(self.x(slot))
-        if dtype is None:
-            raise self.error(f"the element type of input {self.x(slot)!r} is unknown; declare it")
-        return dtype
+        return element_type(self.b, self.x(slot))
 
     def constant(self, slot: int) -> Array | None:
         """Values of a constant input; None if it is absent or not constant."""

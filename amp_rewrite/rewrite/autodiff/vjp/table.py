@@ -34,14 +34,6 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Rows
 
 VJPS: Rows = {
     ("", op_type): row
-    for family in (
-        convolution,
-        elementwise,
-        linear,
-        looping,
-        movement,
-        normalization,
-        reduction,
-    )
+    for family in (convolution, elementwise, linear, looping, movement, normalization, reduction)
     for op_type, row in family.ROWS.items()
 }
