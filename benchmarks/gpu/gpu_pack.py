@@ -1,10 +1,10 @@
 """One folder with all that a machine without a network needs beside this checkout to measure.
 
-    python benchmarks/run.py gpu_pack SKELETONS [--out .gpu] [--megabytes 62]     # `make gpu-pack` makes both
+    python benchmarks/run.py gpu_pack SKELETONS [--out .gpu] [--megabytes 55]     # `make gpu-pack` makes both
 
 The folder holds onnxruntime-gpu for the machine's Python with the code of one GPU architecture alone, small wheels that
-may be missing there, and the skeletons of `gpu_make`. It refuses to be larger than `--megabytes` together with the
-files of the checkout, and names the largest files. `gpu_remote` unpacks it.
+may be missing there, and the skeletons of `gpu_make` that the checkout lacks. It refuses to be larger than
+`--megabytes` together with the files of the checkout, and names the largest files. `gpu_remote` unpacks it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import fatbin, skeleton_files
-from benchmarks.gpu.gpu_make import commit, tree
+from benchmarks.gpu.gpu_make import commit, kept, tree
 from benchmarks.shared import measure
 
 RUNTIME = "ort.tar.xz"
@@ -98,7 +98,7 @@ def skeletons(source: Path, target: Path) -> dict[str, Any]:
     target.mkdir()
     found = {}
     for name in skeleton_files.names_in(source):
-        skeleton_files.pack(source, name, target / f"{name}{skeleton_files.ARCHIVE}")
+        skeleton_files.pack(source, name, target / f"{name}{skeleton_files.ARCHIVE}", kept(name))
         about = skeleton_files.about(source, name)
         found[name] = {"tree": about["tree"], "ways": list(about["ways"]), "missing": about["missing"]}
     return found
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("skeletons", type=Path)
     parser.add_argument("--out", type=Path, default=measure.ROOT / ".gpu")
-    parser.add_argument("--megabytes", type=float, default=62.0, help="with the files of the checkout (default 62)")
+    parser.add_argument("--megabytes", type=float, default=55.0, help="with the files of the checkout (default 55)")
     parser.add_argument("--python", default="3.12", help="of the machine (default 3.12)")
     parser.add_argument(
         "--keep", type=int, nargs="+", default=[90], help="architectures of GPUs (default 90: H100, H200)"

@@ -80,11 +80,13 @@ class Remote:
         for name in ("site", "wheels", "skeletons"):  # of an older pack
             shutil.rmtree(self.dest / name, ignore_errors=True)
         (self.dest / "skeletons").mkdir()
+        carried_too = (ROOT / "benchmarks" / "gpu" / "skeletons" / Path(name).name for name in about["sha256"])
+        for path in filter(Path.exists, carried_too):  # the checkout has what other tools made of the models
+            unpack(path, self.dest / "skeletons")
         for name in about["sha256"]:
             if name not in broken:
                 place = self.dest / "skeletons" if name.startswith("skeletons/") else self.dest
-                with tarfile.open(self.pack / name) as packed:
-                    packed.extractall(place, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+                unpack(self.pack / name, place)
         (self.dest / "site").mkdir(exist_ok=True)
         self._link_libraries()
         self._fill_in()
@@ -235,6 +237,12 @@ class Remote:
         print(line, flush=True)
         with (self.out / "log.txt").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the files of an archive into a folder."""
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
 
 
 def site_of(package: str) -> Path | None:

@@ -31,9 +31,9 @@ PERMS: Mapping[int, Sequence[tuple[int, ...]]] = {
     1: ((0,),),
     2: ((0, 1), (1, 0)),
     3: ((0, 1, 2),),
-    4: ((0, 1, 2, 3), (0, 2, 3, 1)),
+    4: ((0, 1, 2, 3), (0, 2, 3, 1), (1, 2, 3, 0)),
 }
-"""Orders of axes: as drawn; transposed; channels last."""
+"""Orders of axes: as drawn; transposed; channels last; the columns of a product, where all other axes are its rows."""
 GROUPS = (1, 2, 4, 5, 8, 10, 12, 16, 20, 32)
 """Numbers of heads by which columns of weights are joined."""
 TYPES = {
@@ -121,10 +121,10 @@ class Sources:
         sample = array[index]
         for key in self.by_size.get(array.size, ()):
             for perm in PERMS.get(self.arrays[key].ndim, ()):
-                view = self.arrays[key].transpose(perm)
+                base = {"key": key, "perm": list(perm), **({"rows": True} if array.ndim < len(perm) else {})}
+                view = _laid(self.arrays[key], base)
                 if view.shape != array.shape:
                     continue
-                base = {"key": key, "perm": list(perm)}
                 if np.mean(view[index].astype(array.dtype) != sample) <= MOST_NOTED:
                     found = _noted(base, view.astype(array.dtype), array)
                 else:
@@ -325,7 +325,7 @@ def grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -
 
 def _grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) -> Array:
     """Return the array of a recipe without parts."""
-    source = sources[recipe["key"]].transpose(recipe["perm"])
+    source = _laid(sources[recipe["key"]], recipe)
     dtype = np.dtype(recipe["type"])
     if "scale" in recipe:
         rounded = np.ascontiguousarray(source.astype(np.float16) if recipe["half"] else source)
@@ -338,6 +338,12 @@ def _grown(recipe: Recipe, sources: Mapping[str, Array], scales: Sequence[str]) 
         raw[at] ^= decoded(recipe["xor"], raw.dtype)
         value = raw.view(dtype).reshape(value.shape)
     return value
+
+
+def _laid(source: Array, recipe: Recipe) -> Array:
+    """Return a source with its axes in the order of a recipe; with `rows`, all but the last joined."""
+    view = source.transpose(recipe["perm"])
+    return view.reshape(-1, view.shape[-1]) if recipe.get("rows") else view
 
 
 def fill(model: onnx.ModelProto, recipes: Mapping[str, Recipe], sources: Sources) -> None:

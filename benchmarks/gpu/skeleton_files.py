@@ -64,12 +64,22 @@ def stripped(folder: Path, name: str, way: str) -> onnx.ModelProto:
 # -- archives ------------------------------------------------------------------------------------------
 
 
-def pack(folder: Path, name: str, target: Path) -> None:
-    """Write the skeletons of a model as one archive; equal files give equal bytes."""
+def pack(folder: Path, name: str, target: Path, there: Path | None = None) -> None:
+    """Write the skeletons of a model as one archive, without files that an archive `there` holds alike.
+
+    Equal files give equal bytes.
+    """
     paths = [folder / f"{name}{end}" for end in (".json", ".recipes.json", ".npz")]
     paths += [file_of(folder, name, way) for way in about(folder, name)["ways"]]
+    held = dict[str, bytes]()
+    if there is not None and there.exists():
+        with tarfile.open(there) as archive:
+            files = ((member.name, archive.extractfile(member)) for member in archive)
+            held = {name: file.read() for name, file in files if file is not None}
     with lzma.open(target, "wb", filters=FILTERS) as out, tarfile.open(fileobj=out, mode="w") as archive:
         for path in paths:
+            if held.get(path.name) == path.read_bytes():
+                continue
             member = tarfile.TarInfo(path.name)
             member.size = path.stat().st_size
             archive.addfile(member, io.BytesIO(path.read_bytes()))

@@ -16,7 +16,17 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
-from benchmarks.gpu import gpu, gpu_beside, gpu_kernels, gpu_models, gpu_tables, gpu_trials, gpu_turns
+from benchmarks.gpu import (
+    gpu,
+    gpu_beside,
+    gpu_kernels,
+    gpu_models,
+    gpu_tables,
+    gpu_trials,
+    gpu_turns,
+    skeleton,
+    skeleton_files,
+)
 from suites.gpu.conftest import RUN, SMALL, ran
 from support.fusing import outputs_of
 
@@ -131,6 +141,25 @@ def test_kernels_are_grouped_by_what_their_names_say() -> None:
     }
     assert (found["launches"], found["busy_us"]) == (pytest.approx(0.6), pytest.approx(18.0))
     assert found["top"][0] == ["nvjet_hsh", 0.1, 5.0]
+
+
+def test_a_kernel_that_became_the_columns_of_a_product_is_drawn_again() -> None:
+    how = {"k": {"shape": [40, 3, 8, 8], "mean": 0.0, "std": 1.0}}
+    columns = skeleton.drawn("k", **how["k"]).reshape(40, -1).T.astype(np.float16)  # type: ignore[arg-type]
+    recipe = skeleton.Sources(how).recipe(np.ascontiguousarray(columns))
+    assert recipe is not None
+    np.testing.assert_array_equal(skeleton.grown(recipe, skeleton.Sources(how).arrays, ()), columns)
+    assert skeleton.Sources(how).recipe(np.ascontiguousarray(columns[::-1])) is None
+
+
+def test_what_the_checkout_holds_is_not_packed_again(skeletons: Path, tmp_path: Path) -> None:
+    whole, rest = tmp_path / "whole.tar.xz", tmp_path / "rest.tar.xz"
+    skeleton_files.pack(skeletons, SMALL, whole)
+    skeleton_files.pack(skeletons, SMALL, rest, whole)
+    skeleton_files.unpack(rest, tmp_path / "folder")
+    assert list((tmp_path / "folder").iterdir()) == []
+    skeleton_files.pack(skeletons, SMALL, rest, tmp_path / "missing.tar.xz")
+    assert rest.read_bytes() == whole.read_bytes()
 
 
 # -- what ten minutes are for --------------------------------------------------------------------------
