@@ -160,7 +160,6 @@ def drawing(model: Model, name: str) -> Iterator[str]:
 
 
 def _draws(view: View, op: Op) -> bool:
-    """True if an op gives different numbers in each run; Dropout does if its third input, training mode, is true."""
     if op.op_type != "Dropout":
         return op.op_type in RANDOM
     mode = op.inputs[2] if len(op.inputs) > 2 else None

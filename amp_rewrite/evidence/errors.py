@@ -361,7 +361,6 @@ def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[
 
 
 def _pairable(view: View, value: ValueId) -> bool:
-    """True for a tensor of the input data: an input, or a result other than a Constant."""
     known = view.values[value]
     if view.tensor_dtype(value) is None:
         return False

@@ -385,7 +385,6 @@ Maps = Sequence[Mapping[Any, Any]]
 
 
 def _by_key(a: Maps, b: Maps, by: Criterion, equal_nan: bool) -> Difference:
-    """Difference of as many maps, located by place and key."""
     uniform = all(entries.keys() == a[0].keys() for entries in a)
     places = [(place, key) for place, entries in enumerate(a) for key in (a[0] if uniform else entries)]
     for here, side, there in ((a, "here", b), (b, "in the reference", a)):

@@ -218,7 +218,6 @@ class _TapBuilder:
 
 
 def _carries(op: Op) -> bool:
-    """True if an op can return the rows of its bodies; the states of old Scans have a batch axis."""
     old = op.op_type == "Scan" and op.signature is not None and op.signature.since < FIRST_UNBATCHED_SCAN
     return op.signature is not None and not old and op.kind in ("If", "Loop", "Scan", "SequenceMap")
 

@@ -290,7 +290,6 @@ def _caveats(
 
 
 def _unfed(states: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
-    """Yield a note on states not fed back; `words` are those of the option."""
     for out, into in list(states.items())[:1]:
         fed = " ".join([spelled("feedback", words[0]), *(["…"] if words[1:] else [])])
         more = f", and so on for {len(states)} states" if len(states) > 1 else ""

@@ -144,7 +144,6 @@ def _plugins(view: View) -> Iterator[Finding]:
 
 
 def _unknown(view: View) -> Iterator[Op]:
-    """Yield the first op of each operator of ai.onnx without a schema."""
     firsts = (ops[0] for ops in view.by_kind.values())
     return (op for op in firsts if not op.domain and op.signature is None and not _local(view, op))
 
@@ -167,7 +166,6 @@ def needs_release(view: View, oldest: str, to: DType) -> Finding:
 
 
 def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
-    """Return findings about operators of onnxruntime alone in ai.onnx, for other targets."""
     if target.family in (Target.ORT_CUDA, Target.WEBGPU):
         return ()
     opset = view.opset

@@ -188,15 +188,8 @@ class Repaired(Result):
     def figures(self) -> Sequence[Figure]:
         """Return the summary, the scores of the outputs, the ranges, and the graph."""
         figures = self.converted.figures()
-        return (*figures[:1], *self._searched(), *self.ranges.figures(), *figures[1:])
-
-    def _searched(self) -> Sequence[Figure]:
-        verdict = self.verdict
-        if verdict is None:
-            return ()
-        from amp_rewrite.reports.page.measured_figures import outputs_figure  # late: few runs draw
-
-        return (outputs_figure(verdict.rows, verdict.allowed, verdict.brief, verdict.notes),)
+        scores = () if self.verdict is None else self.verdict.figures()
+        return (*figures[:1], *scores, *self.ranges.figures(), *figures[1:])
 
     @property
     def trials(self) -> int:

@@ -137,7 +137,6 @@ def _unshifted(value: str, absmax: float, evidence: str, values: int, why: str) 
 
 
 def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
-    """Return the draft with rows and findings of unshifted values beyond the type."""
     notes = (
         Finding(UNSHIFTED, row.value, f"goes up to {row.absmax:g}; {row.why}: float32 as without a shift")
         for row in rows

@@ -333,14 +333,12 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
 
 
 def _castable(dtype: np.dtype[Any], to: DType) -> bool:
-    """True if a cast is exact, or loses only digits beyond those of the input."""
     if to.floating:
         return dtype.kind == "f" or dtype == DType.BFLOAT16.numpy
     return dtype.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(dtype, to.numpy, "safe")
 
 
 def _check_finite(array: Array, source: object, where: str, allow_nonfinite: bool) -> None:
-    """Raise FeedError, naming the first position, for NaN and infinity, also from a cast."""
     if allow_nonfinite or not (array.dtype.kind in "fc" or array.dtype == DType.BFLOAT16.numpy):
         return
     finite = np.isfinite(array)
