@@ -63,6 +63,18 @@ y = If (c) <
 >
 """
 
+NORMED = """
+y = If (c) <
+  then_branch = then () => (float[2,3] t) { t, n, q = BatchNormalization <training_mode = 1> (x, s, s, m, v) },
+  else_branch = other () => (float[2,3] e) { e = Neg (x) }
+>
+"""
+SCORED = """
+y = Scan <num_scan_inputs = 1, body = step (float a, float[4,5] r) => (float n) {
+  z = MatMul (r, w)  k = SoftmaxCrossEntropyLoss (z, labels)  n = Add (a, k)
+}> (h0, x)
+"""
+
 
 def branching(name: str, text: str, c: bool, d: bool = True, outputs: tuple[str, ...] = ("y",)) -> Case:
     nested = {"d": ()} if "(d)" in text else {}
@@ -215,6 +227,10 @@ CASES = (
     case("Scan that only adds", ADDS, VECTOR, ("last",)),
     case("Loop that only adds", COUNTED_ADDS, {"h0": (3,), "w": (3,), **TOLD}, ("last",)),
     case("Loop that counts beside", COUNTS_BESIDE, {"h0": (3,), "x": (4, 3), **TOLD, "zero": (), "one": ()}),
+    Case("a body for a norm in a branch", "", {"x": (2, 3), "s": (3,), "m": (3,), "v": (3,), "c": ()}, wrt=("x", "s"),
+         text=NORMED, types={"c": "bool"}, values={"c": True}, low=0.5, single=True),
+    Case("a body for a loss in a Scan", "", {"h0": (), "x": (3, 4, 5), "w": (5, 3), "labels": (4,)}, text=SCORED,
+         types={"labels": "int"}, values={"labels": [0, 2, 1, 1]}),
 )  # fmt: skip
 
 TestRules = judged(CASES)
