@@ -14,6 +14,7 @@ PIP := install() { $(UV) pip install --quiet --python $(BIN)/python "$$@" || $(B
 unexport PYTHONDONTWRITEBYTECODE
 # Extra words for pytest, for example: make test ARGS="-k diff"
 ARGS ?=
+MARKS ?= not slow
 WORKERS ?= 2
 LONG ?= 60
 # The release of onnxruntime's WebGPU provider that the kernel table describes.
@@ -47,7 +48,7 @@ NEWEST ?= python3.13
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test slow every quick golden check conformance trained webgpu webgpu-page webgpu-table clients integrations fleet lint format types dev extras wheel lowest newest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test slow quick golden check conformance trained webgpu webgpu-page webgpu-table clients integrations fleet lint format types dev extras wheel lowest newest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -57,14 +58,11 @@ demo: $(RUNTIME) ## convert models that break in float16, by this package and ot
 	@$(PIP) onnxconverter-common || true
 	@$(BIN)/python examples/demo.py --peers $(PEERS) --autocast $(AUTOCAST)
 
-test: $(DEV) ## run the tests, but for those marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+test: $(DEV) ## run the tests, but for those marked slow; all of them with MARKS=
+	$(BIN)/python -m pytest -n $(WORKERS) $(if $(MARKS),-m "$(MARKS)") $(ARGS)
 
 slow: $(DEV) ## run the tests marked slow: many models, long trainings, pages in a browser
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
-
-every: $(DEV) ## run all tests at once, as continuous integration does
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 quick: $(DEV) ## run the small tests that cover most, in a minute: between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
