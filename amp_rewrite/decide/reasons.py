@@ -370,7 +370,7 @@ RULES = (
     Rule(reasons.CONSTANT_RANGE, (reasons.CONSTANT_RANGE, "statistics", "scaled_down", "quantizer")),
     Rule(reasons.MAGNIFIED, ("epsilon", "logarithm", "front_end", "ranked")),
     Rule(reasons.FOLDED),
-    Rule(reasons.CANCELLATION, (reasons.CANCELLATION, "distance", "level")),
+    Rule(reasons.CANCELLATION, (reasons.CANCELLATION, "distance", "level", "balanced")),
     Rule(reasons.QUANTIZED),
     Rule(reasons.RUNNING_SUM, ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")),
     Rule(reasons.LONG_SUM, target=Target.WEBGPU.value),
