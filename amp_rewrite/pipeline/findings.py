@@ -77,7 +77,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
     if first in (reasons.KERNEL_GATE, reasons.SCHEMA_GATE):
         remedy = _served_by(view, [op for op, rule in kept.items() if rule == first], request)
     else:
-        remedy = _REMEDIES.get(first, f"`amp-rewrite explain {first}` says how to override it")
+        remedy = _REMEDIES.get(first, f"to override {first}: `amp-rewrite explain {first}`")
     means = "the result is hardly quicker or smaller" if low else "the result is effectively float32"
     yield Finding("mostly_float32", "model", f"{to} has {shown}: {', '.join(facts)} · {means} · {remedy}")
 

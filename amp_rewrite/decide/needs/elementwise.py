@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Known, Pairs, joined, leaves, range_of, union
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, Pairs, joined, leaves, range_of, union
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.ops import OpRow, Trait
@@ -129,19 +129,19 @@ def _bounds(facts: Known, op: Op, read: list[Fact], *, square: bool) -> tuple[fl
     return max(0.0, min(corners)) if square else min(corners), max(corners)
 
 
-def _scales_away(facts: Known, op: Op, read: list[Fact], low: float, high: float) -> str:
+def _scales_away(facts: Known, op: Op, read: list[Fact], low: float, high: float) -> Beyond | None:
     varying = [f for f in read if not f.constant]
     if varying and (why := leaves(facts, low, high)):
         return why
     if any(f.fill for f in read):
-        return "scales a mask beyond the range"
+        return Beyond("scales a mask beyond the range", mask=True)
     large = next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * facts.limits.most), 0.0)
     if large:
-        return f"computes with {large:g}"
+        return Beyond(f"computes with {large:g}")
     times = factor(facts, op, read)
     if facts.limits.narrow and times > facts.limits.beside and any(f.learned for f in varying):
-        return f"makes a product {times:g} times as large"
-    return ""
+        return Beyond(f"makes a product {times:g} times as large")
+    return None
 
 
 def steps_of(facts: Known, op: Op, read: list[Fact]) -> int:
@@ -162,15 +162,15 @@ def _dequantized(facts: Known, op: Op, read: list[Fact]) -> Fact:
     return Fact(constant=codes.constant, sources=codes.sources, decoded=True, beyond=beyond)
 
 
-def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> str:
-    """Return why decoded numbers leave the range; "" if they may not."""
+def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> Beyond | None:
+    """Return why decoded numbers leave the range; None if they do not."""
     low, high = range_of(codes)
     least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
     farthest = max(high - least, most - low)
     if scale.constant:
         return leaves(facts, 0.0, farthest * scale.size)
     wide = codes is not None and "FLOAT8" in codes.name and farthest > facts.limits.most / 2
-    return f"its codes reach {farthest:g}, and its scale is not known to be small" if wide else ""
+    return Beyond(f"its codes reach {farthest:g}, and its scale is not known to be small") if wide else None
 
 
 def fact_of_function(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
@@ -207,7 +207,7 @@ def _root(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
 def _inverted(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
     least = max(fact.low, fact.guard if fact.guard < INF else 0.0)
     high = 1 / least if least > 0 else INF
-    beyond = leaves(facts, 0.0, high) if fact.guard < INF else ""
+    beyond = leaves(facts, 0.0, high) if fact.guard < INF else None
     return kept._replace(terms=_inverse(facts, fact), high=high, beyond=beyond)
 
 

@@ -34,8 +34,15 @@ def union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
     return together if len(together) <= MOST_NAMED else frozenset(islice(dict.fromkeys(chain(*several)), MOST_NAMED))
 
 
-def _first(texts: Iterable[str]) -> str:
-    return next(filter(None, texts), "")
+class Beyond(NamedTuple):
+    """Why a value leaves the range of the type, or loses itself in it. `mask`: a mask does so."""
+
+    note: str
+    mask: bool = False
+
+
+def _first(known: Iterable[Beyond | None]) -> Beyond | None:
+    return next(filter(None, known), None)
 
 
 def _largest_if_all(numbers: Sequence[float | None]) -> float | None:
@@ -66,8 +73,7 @@ class Fact(NamedTuple):
     """It can outgrow what it is computed from, as a product of two values."""
     terms: Annotated[float, max] = 1.0
     """How many terms of one sign may have been added up in it; less than 1 for what divides by such a sum."""
-    beyond: Annotated[str, _first] = ""
-    """Why it leaves the range of the type, or loses itself in it."""
+    beyond: Annotated[Beyond | None, _first] = None
     fill: bool = False
     """A constant whose numbers beyond the type are one number, there to lose comparisons."""
     small: Annotated[bool, any] = False
@@ -337,10 +343,10 @@ def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
     return fact._replace(grid=fact.size, best=float(abs(best[np.isfinite(best)]).max(initial=0.0)))
 
 
-def leaves(facts: Known, low: float, high: float) -> str:
-    """Return why a value leaves the range; "" if it may not."""
+def leaves(facts: Known, low: float, high: float) -> Beyond | None:
+    """Return why a value leaves the range; None if it does not."""
     size = max(abs(low), abs(high))
-    return f"its values reach {size:g}" if facts.limits.most < size < INF else ""
+    return Beyond(f"its values reach {size:g}") if facts.limits.most < size < INF else None
 
 
 def range_of(dtype: DType | None) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32_ops
-from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS
+from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS, SUMS
 from amp_rewrite.ir.ops import Need
 from amp_rewrite.ir.patterns.clusters import CUBIC, clusters, integer_ops, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
@@ -76,7 +76,8 @@ def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale
 
 def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Cause]]:
     for op, because, note in held_fills(view, to):
-        yield op, Cause(reasons.MASK_FILL if note.startswith("adds") else reasons.CONSTANT_RANGE, because, note)
+        adds = because is not None and view.ops[because].kind in SUMS
+        yield op, Cause(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note)
 
 
 def _on_integers(view: View) -> Iterator[tuple[OpId, Cause]]:

@@ -80,7 +80,7 @@ class Facts(Known):
         if fact.constant and not all(self[v].constant for v in op.operands):
             table = op.kind in _TABLES and fact.whole is None  # learned, as an embedding is
             source = frozenset() if table else frozenset((op.operands[-1],))
-            beyond = "" if fact.fill else leaves(self, fact.low, fact.high)
+            beyond = None if fact.fill else leaves(self, fact.low, fact.high)
             fact = fact._replace(
                 constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond
             )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.elementwise import too_large
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.decide.needs.sums import contracts, number_of_terms
 from amp_rewrite.ir.attributes import float_attribute
@@ -49,7 +49,8 @@ def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varyin
         if far is not None:
             reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
             return Cause(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
-    note = _quantizes_beyond(facts, op) if Trait.QUANTIZES in row.traits else ""
+    beyond = _quantizes_beyond(facts, op) if Trait.QUANTIZES in row.traits else None
+    note = beyond.note if beyond else ""
     if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
         lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
         if lost is not None:
@@ -67,11 +68,11 @@ def _by_range(facts: Facts, op: Op, row: OpRow, varying: Sequence[Fact]) -> Caus
         return Cause(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
     made = facts[op.outputs[0]] if op.outputs else NOTHING
     if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
-        return Cause(_reason_of(made), None, made.beyond)
+        return _beyond(made.beyond, made)
     sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
     far = next((f for f in varying if f.beyond and (sure or facts.limits.most < f.size < INF)), None)
-    if far is not None and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
-        return Cause(_reason_of(far), None, far.beyond)
+    if far is not None and far.beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
+        return _beyond(far.beyond, far)
     return None
 
 
@@ -89,7 +90,7 @@ def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Caus
     return None
 
 
-def _quantizes_beyond(facts: Facts, op: Op) -> str:
+def _quantizes_beyond(facts: Facts, op: Op) -> Beyond | None:
     zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
     return too_large(facts, facts.view.dtype(op.outputs[0]), facts[op.inputs[1]], zero)
 
@@ -111,7 +112,6 @@ def _for_products(facts: Facts, op: Op) -> bool:
     return facts.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)
 
 
-def _reason_of(fact: Fact) -> str:
-    if "mask" in fact.beyond:
-        return reasons.MASK_FILL
-    return reasons.WHOLE_NUMBER if fact.whole is not None else reasons.CONSTANT_RANGE
+def _beyond(why: Beyond, fact: Fact) -> Cause:
+    other = reasons.WHOLE_NUMBER if fact.whole is not None else reasons.CONSTANT_RANGE
+    return Cause(reasons.MASK_FILL if why.mask else other, None, why.note)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from amp_rewrite.decide.needs.elementwise import FREE, MODERATE, fact_of_scaling, run_of, steps_of
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Known, joined, range_of
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, joined, range_of
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
@@ -66,28 +66,28 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     )
 
 
-def _outweighs(facts: Known, op: Op) -> str:
+def _outweighs(facts: Known, op: Op) -> Beyond | None:
     for value, bias in orders(op) if op.kind == "Add" else ():
         layer = facts.view.producer(facts.origin(value), *LAYERS)
         if facts[bias].constant and layer is not None and outweighs(facts.view, bias, layer.inputs[1], facts.to):
-            return "a bias that outweighs the product it is added to"
-    return ""
+            return Beyond("a bias that outweighs the product it is added to")
+    return None
 
 
 def _is_rest(facts: Known, op: Op, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
     return op.kind == "Sub" and any(f.near_one for f in varying) and any(f.number == 1 for f in constants)
 
 
-def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> str:
+def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> Beyond | None:
     if varying and any(f.fill for f in constants):
-        return "adds a mask that would overflow"
+        return Beyond("adds a mask that would overflow", mask=True)
     far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
     if far > _NEAR_RANGE * facts.limits.most:
-        return f"adds {far:g}, near the end of the range"
+        return Beyond(f"adds {far:g}, near the end of the range")
     level = max((max(f.low, -f.high) for f in constants if f.size <= facts.limits.most), default=0.0)
     if level > facts.limits.beside and any(f.learned for f in varying):
-        return f"adds {level:g}, beside which a product is small"
-    return ""
+        return Beyond(f"adds {level:g}, beside which a product is small")
+    return None
 
 
 def centers(facts: Known, op: Op) -> bool:

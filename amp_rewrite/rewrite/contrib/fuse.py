@@ -245,7 +245,7 @@ def _stands_out(site: OpIndex, bias: ValueId, total: ValueId) -> bool:
     """True if a bias is mostly one number for all features, which a norm subtracts, and its sum better in float32."""
     held = site.view.array(bias)
     common = held is not None and held.size > 0 and abs(held.mean()) > held.std()
-    return bool(common) and Facts.of(site.view, site.context.to)[total].beyond != ""
+    return bool(common) and Facts.of(site.view, site.context.to)[total].beyond is not None
 
 
 # -- activations -----------------------------------------------------------------------------------
