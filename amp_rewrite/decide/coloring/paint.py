@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.affine import scales_follow
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.placement import placed, unplaced
-from amp_rewrite.decide.coloring.problem import (
-    AFFINE_NOTE,
-    PaintOptions,
-    Problem,
-    Vertices,
-    entries_of,
-    fuses,
-    seen_type,
-)
+from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.coloring.upcast import upcast_low
 from amp_rewrite.decide.needs.find import Hazards
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
-from amp_rewrite.ir.op_classes import SEEN_THROUGH
+from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.schema import unknown
-from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
 
@@ -61,7 +53,7 @@ def paint(
     spread = Spread.of(problem)
     low, high = (placed if options.place else unplaced)(problem, spread)
     idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
-    low = _scales_follow(problem, _follow_casts(problem, low), idle)
+    low = scales_follow(problem, _follow_casts(problem, low), idle)
     paints: dict[tuple[OpId, str], Paint] = dict(raised.upcast)
     by_op: dict[OpId, tuple[str, ...]] = {}
     for op_id, name in raised.upcast:
@@ -90,36 +82,6 @@ def _follow_casts(problem: Problem, low: Mapping[int, Paint]) -> dict[int, Paint
             continue
         if all(p.reader(use) in low for use in uses):
             low[v] = Paint(p.to, reasons.EXISTING_CAST, uses[0].op)
-    return low
-
-
-def _scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int]) -> dict[int, Paint]:
-    """Give scale and bias of a written-out norm the type of its input if onnxruntime refuses another."""
-    p = problem
-
-    def made(value: ValueId) -> DType | None:
-        return p.to if p.maker(value) in low else DType.FLOAT if p.made_raised(value) else p.view.dtype(value)
-
-    def read(value: ValueId, use: Use) -> DType | None:
-        raised = made(value) if p.view.ops[use.op].kind == "Cast" else DType.FLOAT
-        return p.to if p.reader(use) in low else raised
-
-    for cluster in p.options.clusters:
-        if cluster.entry is None or not cluster.tail or not fuses(p.view, cluster, p.to):
-            continue
-        tail = [v for v in p.of_ops(cluster.tail) if p.op(v).kind != "Cast"]
-        if seen_type(p.view, cluster.entry, cluster.ops, made, read) is not p.to:
-            for v in tail:
-                if p.vertices.all[v].op not in p.options.lower:
-                    low.pop(v, None)
-        elif all(p.can(v) and v not in must for v in tail):
-            for v in tail:
-                low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], AFFINE_NOTE))
-        else:  # the input, and the copies before it, have to be float32
-            passed, source = trail(p.view, cluster.entry, first_input_of(SEEN_THROUGH))
-            maker = p.view.producer(source)
-            for v in p.of_ops([*(op.id for op in passed), *([maker.id] if maker is not None else [])]):
-                low.pop(v, None)
     return low
 
 

@@ -16,10 +16,11 @@ from math import inf
 import networkx as nx
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.affine import tied
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.cut import HIGH, LOW, UNIT, Arc, End, cheapest, components
 from amp_rewrite.decide.coloring.free import Free
-from amp_rewrite.decide.coloring.problem import Problem, fuses
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact
@@ -233,15 +234,15 @@ class Labelling(Free):
         """Let scale and bias of a float32 norm be low with its input, if no float32 reader needs its Cast.
 
         The kernel computes wide inside and takes in the Casts around the body. Where onnxruntime refuses other types
-        (`fuses`), the input is low only with them.
+        (`affine.tied`), the input is low only with them.
         """
         p, home = self.problem, self.maker(entry)
-        tied, kind = fuses(p.view, cluster, p.to), cluster.kind
-        if not tied and kind != "rms_normalization":
+        bound = tied(p.view, cluster, p.to)
+        if not bound and cluster.kind != "rms_normalization":
             return
         others = self.readers(entry, but=cluster.ops)
         read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.readers(value)}
-        if not tied and read <= {HIGH}:
+        if not bound and read <= {HIGH}:
             return
         late = p.gains and cluster.ops[-1] not in self.upstream
         for node in {self.ends[v] for v in self._members(cluster.tail)} - {LOW}:
@@ -249,7 +250,7 @@ class Labelling(Free):
                 self._add(LOW, node, entry, worth)
             for other in (others | {home}) - {LOW}:
                 self._add(node, other, entry, inf)
-            if tied and HIGH not in others and home != LOW:
+            if bound and HIGH not in others and home != LOW:
                 self._add(home, node, entry, inf)
 
     def _members(self, ops: Iterable[OpId]) -> list[int]:

@@ -19,10 +19,9 @@ from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
-from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS, SEEN_THROUGH
+from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, Role, TypeVariable, Use, ValueId, View
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
@@ -170,9 +169,6 @@ class _VertexBuilder:
                 open_ended.update(joined)
         sequences = tuple(sorted(tuple(sorted(group)) for group in sets.to_sets()))
         return sequences, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in sequences)
-
-
-AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,39 +353,3 @@ class Problem:
                     reached[w] = self.vertices.all[v].op
                     queue.append(w)
         return reached
-
-
-def fuses(view: View, cluster: Cluster, low: DType) -> bool:
-    """True if onnxruntime fuses a written-out norm and then wants scale and bias in the type of its input.
-
-    It fuses from optimization level BASIC on and looks past a Cast that only the norm reads, so the fused node takes
-    the type before that Cast, and the runtime refuses the model when scale and bias have another. The types of the ops
-    in between do not matter. Source: some 360 small models opened with onnxruntime 1.31.1.
-    """
-    if cluster.kind == "layer_normalization":
-        return low is DType.BFLOAT16 or view.opset >= FIRST_FUSED["LayerNormalization"]
-    return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
-
-
-def seen_type(
-    view: View,
-    value: ValueId,
-    readers: Collection[OpId],
-    made: Callable[[ValueId], DType | None],
-    read: Callable[[ValueId, Use], DType | None],
-) -> DType | None:
-    """Return the type of a value for the runtime's fusion of `readers`, before the Casts for them alone.
-
-    `made`, `read`: the types in which values are made and read.
-    """
-    dtype, uses = made(value), view.uses[value]
-    needed = next((read(value, use) for use in uses if use.op in readers), dtype)
-    others, edge = [use for use in uses if use.op not in readers], exposed(view, value)
-    if dtype is not needed and (
-        (edge and view.dtype(value) is needed) or any(read(value, u) is needed for u in others)
-    ):
-        return needed
-    op = view.producer(value)
-    if op is None or op.kind not in SEEN_THROUGH or op.inputs[0] is None or others or edge:
-        return dtype
-    return seen_type(view, op.inputs[0], (op.id,), made, read)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.affine import AFFINE_NOTE, input_type
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Gate, GateRefusal
-from amp_rewrite.decide.coloring.problem import AFFINE_NOTE, Problem, fuses, seen_type
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS
@@ -151,9 +152,10 @@ def _low_sequences(view: View, op: Op) -> list[ValueId]:
 def _affine(state: Upcast, cluster: Cluster) -> None:
     view = state.view
     low = next((dtype for op in cluster.tail if (dtype := low_type(view, op)) is not None), None)
-    if low is None or cluster.entry is None or not fuses(view, cluster, low):
+    dtype = input_type(view, cluster, low, state.type_of, partial(_read_as, state)) if low is not None else None
+    if low is None or dtype is None:
         return
-    high = seen_type(view, cluster.entry, cluster.ops, state.type_of, partial(_read_as, state)) is DType.FLOAT
+    high = dtype is DType.FLOAT
     for op in (op for op in cluster.tail if view.ops[op].kind != "Cast"):
         if high and not _is_upcast(state, op):
             _upcast(state, op, state.high(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
