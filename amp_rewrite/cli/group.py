@@ -87,9 +87,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the examples of a command below a heading."""
-    if examples := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
+    if examples := _examples(ctx):
         with formatter.section("Examples" if len(examples) > 1 else "Example"):
             formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
+
+
+def _examples(ctx: click.Context) -> tuple[str, ...]:
+    return EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
 
 
 class Program(click.Group):
@@ -183,7 +187,9 @@ class Program(click.Group):
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else NAME
             said = _misused(error)
-            return _fail(f"{said} See '{path} --help'" if said.endswith("?") else f"{said}; see '{path} --help'")
+            if not said.endswith("`"):  # an example says enough
+                said += f"{' See' if said.endswith('?') else '; see'} '{path} --help'"
+            return _fail(said)
         except click.ClickException as error:
             return _fail(error.format_message())
         except AmpRewriteError as error:
@@ -229,15 +235,22 @@ def _fail_inside() -> int:
 def _misused(error: click.UsageError) -> str:
     """Return the error in words of our own: click's differ from version to version."""
     if not isinstance(error, click.NoSuchOption):
-        return error.format_message().rstrip(".")
+        said = error.format_message().rstrip(".")
+        missing = error.ctx if isinstance(error, click.MissingParameter) else None
+        return f"{said}, as in `amp-rewrite {_examples(missing)[0]}`" if missing else said
     options = [param for param in error.ctx.command.params if isinstance(param, click.Option)] if error.ctx else []
     known = {name: name for option in options for name in (*option.opts, *option.secondary_opts)}
     keys = {f"--{key.replace('_', '-')}": key for option in options for key in getattr(option, "keys", ())}
     known |= {name: f"--set {name[2:]}=…" for name in keys}
     values = ((option, word.partition("[")[0]) for option in options for word in (option.metavar or "").split("|"))
     known = {f"--{word}": f"{option.opts[-1]} {word}" for option, word in values if word.islower()} | known
+    known |= {name: here for name, here in _ELSEWHERE.items() if here in known}
     near = nearest(error.option_name.replace("_", "-"), [name for name in known if name.startswith("--")])
     return f"no such option {error.option_name}{f'; did you mean {known[near[0]]}?' if near else ''}"
+
+
+_ELSEWHERE = {"--dtype": "--to", "--precision": "--to", "--exclude": "--keep", "--include": "--lower"}
+"""Options of other tools, each with its name here."""
 
 
 def _models_near(word: str) -> list[str]:

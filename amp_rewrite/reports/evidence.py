@@ -15,6 +15,8 @@ NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "
 """Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs not near enough."""
 ARGUMENTS = "the arguments of export"
 """Origin of a batch that `export` was called with."""
+UNOPENED = "onnxruntime cannot open the source"
+"""Start of the objection to a check that data cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Evidence:
 
     def __str__(self) -> str:
         if self.level == NONE:
-            why = f": {self.objection}" if self.objection else ""
-            return f"not checked on data{why}: what overflows on your inputs cannot be seen in a graph"
+            why = f"; the check stopped: {self.objection}" if self.objection else ""
+            return f"not checked on data: what overflows on your inputs cannot be seen in a graph{why}"
         kept = count(self.pinned, "op" if self.keep else "region")
         facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
         stated = self.random or "largest value" in self.criterion
@@ -62,6 +64,11 @@ class Evidence:
     def enough(self) -> bool:
         """True if the conversion was checked on real data as far as it can be."""
         return self.level in (VERIFIED, REPAIRED, FAILED) and not self.random
+
+    @property
+    def impossible(self) -> bool:
+        """True if no data can check the conversion here."""
+        return self.objection.startswith(UNOPENED)
 
 
 UNCHECKED = Evidence()

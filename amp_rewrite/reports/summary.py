@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from keyword import iskeyword
 from pathlib import PurePath
 from typing import TypeVar
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
-from amp_rewrite.reports.evidence import ARGUMENTS, UNCHECKED
+from amp_rewrite.reports.evidence import ARGUMENTS, UNCHECKED, Evidence
 from amp_rewrite.reports.render import WIDTH, count, cut, display_width, plain, share, shortened, size, table, wrap
 from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
 from amp_rewrite.settings.request import USUAL_TOLERANCES
@@ -340,15 +342,26 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
         evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
     opened = [f"{_OPEN}{plain(finding.message)}" for finding in report.findings if finding.kind == "channels_last"]
     asked = [f"{_NEXT}{plain(command)}"] if command else []
-    if _BATCHES in command:  # a file to be made
-        names = ", ".join(f"{port.name}=…" for port in report.inputs) or "name=…"
-        asked.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {names})'), _COLUMNS))
+    if _BATCHES in command and not _has_data(evidence):  # a file to be made
+        asked.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {_arrays(report)})'), _COLUMNS))
     return [plain(str(evidence)), *opened, *asked]
+
+
+def _has_data(evidence: Evidence) -> bool:
+    return bool(evidence.data) and not evidence.random
+
+
+def _arrays(report: ReportData) -> str:
+    """Arguments of numpy.savez for the inputs: keywords, or a mapping for names that Python does not take for one."""
+    names = [port.name for port in report.inputs] or ["name"]
+    if all(name.isidentifier() and not iskeyword(name) for name in names):
+        return ", ".join(f"{name}=…" for name in names)
+    return f"**{{{', '.join(f'{json.dumps(name)}: …' for name in names)}}}"
 
 
 def unchecked(report: ReportData) -> bool:
     """True if a check on real data would tell more of a conversion, and has not been made."""
-    return not (report.inventory or report.evidence.enough) and _affected(report)
+    return not (report.inventory or report.evidence.enough or report.evidence.impossible) and _affected(report)
 
 
 def usual_tolerance(report: ReportData) -> str:

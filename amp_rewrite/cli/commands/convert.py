@@ -244,7 +244,8 @@ def convert_batch(
     if output is None:
         if hint := next(filter(None, (foreign(word) for word in words if word.is_dir())), None):
             raise ModelError(hint)
-        raise click.UsageError("several models go to a folder; add -o FOLDER")
+        what = "what comes by URL goes" if len(words) == 1 and url_of(str(words[0])) else "several models go"
+        raise click.UsageError(f"{what} to a folder; add -o FOLDER")
     if output.lower().endswith(".onnx") and any(map(url_of, (*map(str, words), output))):
         raise click.UsageError(f"{output} is the name of a file; what comes or goes by URL needs a folder")
     from amp_rewrite.files.store import SaveOptions

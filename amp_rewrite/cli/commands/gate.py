@@ -109,6 +109,8 @@ def gate(
 
     fail_on = parameters.in_force(given).fail_on
     expectations = [Expectation.parse(text) for text in expect]
+    if folder := next((file for file in files if file.is_dir()), None):
+        raise click.UsageError(f"{folder} is a folder; name the files in it, as in {folder / '*.onnx'}")
     known = commit_of(base, files[0])
     if known is None and base != _HEAD:  # a repository without a commit has no HEAD: all files are new
         raise click.UsageError(

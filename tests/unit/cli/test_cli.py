@@ -129,7 +129,7 @@ def test_options_may_stand_before_the_model(model: str) -> None:
 def test_a_file_with_a_commands_name_is_reached_by_its_path(folder: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT), folder / "diff")
 
-    assert run("diff").stderr == "error: Missing argument 'A'; see 'amp-rewrite diff --help'\n"
+    assert run("diff").stderr == "error: Missing argument 'A', as in `amp-rewrite diff model.onnx model.float16.onnx`\n"
     assert run("./diff").stderr == "wrote diff.float16.onnx\n"
 
 
@@ -503,8 +503,18 @@ def own(model: str) -> list[str]:
             ["diff", "a.json", "b.json", "--fail-on", "loweredd"],
             (2, "", "error: unknown kind of difference 'loweredd'; did you mean 'lowered'?\n"),
         ),
-        (["diff", "a.json"], (2, "", "error: Missing argument 'B'; see 'amp-rewrite diff --help'\n")),
-        (["report"], (2, "", "error: Missing argument 'MODEL'; see 'amp-rewrite report --help'\n")),
+        (
+            ["diff", "a.json"],
+            (2, "", "error: Missing argument 'B', as in `amp-rewrite diff model.onnx model.float16.onnx`\n"),
+        ),
+        (
+            ["report"],
+            (
+                2,
+                "",
+                "error: Missing argument 'MODEL', as in `amp-rewrite report model.onnx --expect 'compute >= 95%'`\n",
+            ),
+        ),
         (["report", "none.onnx"], (2, "", "error: cannot read none.onnx: No such file or directory\n")),
         (
             ["diff", "a.json", "none.json"],

@@ -107,7 +107,7 @@ def test_weights_go_where_they_are_asked_to_go() -> None:
     ("words", "message"),
     [
         (["gone.onnx"], "cannot read gone.onnx: No such file or directory"),
-        ([], "Missing argument 'MODEL'; see 'amp-rewrite emulate --help'"),
+        ([], "Missing argument 'MODEL', as in `amp-rewrite emulate model.float16.onnx`"),
         (
             ["net.onnx", "--io", "low"],
             "Invalid value for '--io': unknown word 'low'; use one of numpy, same, float32; see 'amp-rewrite emulate",

@@ -50,6 +50,25 @@ def test_a_conversion_without_data_says_so_and_names_the_next_command(model: str
     assert command == f"next: amp-rewrite net.onnx {rest}"
 
 
+@pytest.mark.parametrize("name", ["input.1", "class", "onnx::Equal_1"])
+def test_the_line_that_saves_inputs_is_python(name: str, model: str) -> None:
+    source = onnx.load(model)
+    for node in source.graph.node:
+        node.input[:] = [name if read == "x" else read for read in node.input]
+    source.graph.input[0].name = name
+    onnx.save(source, model)
+    _, line, _ = closing(model, "--no-check")
+    eval(line.removeprefix("your inputs: ").replace("…", "BATCH['x']"), {"np": np, "BATCH": BATCH})
+    assert run("verify", model, "net.float16.onnx", "--data", "batches.npz", "--tolerance", "1").exit_code == 0
+
+
+def test_given_data_are_not_asked_for_again(model: str) -> None:
+    Path("d.npz").rename("batches.npz")
+    lines = closing(model, "--data", "batches.npz")
+    assert not any(line.startswith("your inputs") for line in lines)
+    assert lines[-1].startswith("next: ")
+
+
 def test_the_next_command_runs_as_it_is_printed(model: str) -> None:
     Path("a folder").mkdir()
     Path(model).rename("a folder/my net.onnx")

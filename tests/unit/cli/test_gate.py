@@ -96,6 +96,8 @@ def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: 
     done = gate("models/m.onnx", "--base", "absent")
     assert done.exit_code == 2
     assert "--base absent does not name a commit here; fetch it" in done.stderr
+    done = gate("models")
+    assert (done.exit_code, done.stderr.partition(";")[0]) == (2, "error: models is a folder")
 
 
 def test_a_repository_without_a_commit_has_new_models_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--outptu", "--output"),
         ("--dry_run", "--dry-run"),
         ("--saftey", "--set safety=…"),
+        ("--dtype", "--to"),
+        ("--precision", "--to"),
         ("--allow_nonfinite", "--set allow-nonfinite=…"),
     ],
 )

@@ -104,7 +104,7 @@ def test_the_type_comes_from_the_command_line_or_the_settings(folder: Path) -> N
     ("words", "message"),
     [
         ("calibrate net.onnx", f"no input data; add --data FILE, or --random; {HELP.format('calibrate')}"),
-        ("calibrate", f"Missing argument 'MODEL'; {HELP.format('calibrate')}"),
+        ("calibrate", "Missing argument 'MODEL', as in `amp-rewrite calibrate model.onnx --data batches.npz`"),
         ("calibrate net.onnx --data d.npz --to float32",
          "--to: cannot lower to float32; use float16 or bfloat16"),
         (

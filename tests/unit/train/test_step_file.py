@@ -211,7 +211,10 @@ def test_quiet_says_nothing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("net.onnx", "Missing option '--loss'; see 'amp-rewrite train-step --help'"),
+        (
+            "net.onnx",
+            "Missing option '--loss', as in `amp-rewrite train-step model.onnx --loss 'cross_entropy(logits,labels)'`",
+        ),
         (
             "net.onnx --loss y",
             "the loss 'y' has shape ['N', 4], but a loss is one number; reduce it to its mean first",
