@@ -22,6 +22,8 @@ SCHEMA = 1
 
 _STEPS = 100
 """Steps to start with."""
+_ROUNDED = 0.16
+"""Largest error of an output that roundings of bfloat16 explain: twice the tolerance to start with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,13 @@ class Verdict(Result):
         failed = [row.difference.score for row in self.rows if not row.difference.ok]
         if not isinstance(by, Tolerance) and by.measure != MEASURES["scaled"]:
             return ""
-        if self.refusals or not failed or not largest or not all(s is not None and math.isfinite(s) for s in failed):
+        if (
+            self.refusals
+            or not failed
+            or not largest
+            or largest > _ROUNDED
+            or not all(s is not None and math.isfinite(s) for s in failed)
+        ):
             return ""
         step = 10.0 ** math.floor(math.log10(largest))
         passing = f"{math.ceil(largest / step) * step:g}"

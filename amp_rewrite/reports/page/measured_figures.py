@@ -108,7 +108,7 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
     what = "Each bar goes from the best batch of an output to its worst; " if len(compared) > 1 else ""
-    words = f"{what}{failed} of {count(len(compared), 'comparison')} failed. Verdict: {short(verdict)}."
+    words = f"{what}{failed} of {len(compared)} comparisons failed. Verdict: {short(verdict)}."
     if shown < len(compared):
         words += f" The {shown} worst are drawn: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words

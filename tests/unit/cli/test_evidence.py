@@ -175,6 +175,14 @@ def test_verify_names_the_tolerance_that_a_failed_model_keeps() -> None:
     assert verify(source, low, ROW, tolerance=float(failed.reached.rsplit(" ")[-1])).ok
 
 
+def test_no_tolerance_is_named_for_another_model() -> None:
+    source, other = with_an_output_near_zero(), with_an_output_near_zero()
+    other.graph.node[0].op_type = "Gemm"
+    other.graph.node[0].attribute.append(onnx.helper.make_attribute("alpha", 0.5))
+    failed = verify(source, other, ROW, tolerance=1e-2)
+    assert not failed.ok and failed.reached == ""
+
+
 # -- smoke tests --------------------------------------------------------------------------------------------
 
 
