@@ -236,7 +236,7 @@ class _Planner:
                     roots[result] = roots.get(source, source)
                 else:
                     alike.setdefault((source, dtype), []).append(op)
-        for op in reversed(self.view.ops):  # what only Casts read that read past it
+        for op in reversed(self.view.ops):  # drop a Cast whose readers all read past it
             source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
             if source is None or result is None or op.id in self.folds or self._outlives(op):
                 continue

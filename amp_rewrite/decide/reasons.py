@@ -11,7 +11,6 @@ from enum import IntEnum
 from importlib import resources
 from typing import TYPE_CHECKING, ClassVar
 
-from amp_rewrite.decide import reasons
 from amp_rewrite.settings.choices import Target
 
 if TYPE_CHECKING:
@@ -364,16 +363,16 @@ class Rule(Record):
 
 
 RULES = (
-    Rule(reasons.WHOLE_NUMBER, ("shape_taint", "index_taint", "element_counts", "compared")),
-    Rule(reasons.POSITION, ("angle", "places", "position_bias")),
-    Rule(reasons.MASK_FILL, ("additive_mask", "saturated"), findings=("saturated",)),
-    Rule(reasons.CONSTANT_RANGE, (reasons.CONSTANT_RANGE, "statistics", "scaled_down", "quantizer")),
-    Rule(reasons.MAGNIFIED, ("epsilon", "logarithm", "front_end", "ranked")),
-    Rule(reasons.FOLDED),
-    Rule(reasons.CANCELLATION, (reasons.CANCELLATION, "distance", "level", "balanced")),
-    Rule(reasons.QUANTIZED),
-    Rule(reasons.RUNNING_SUM, ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")),
-    Rule(reasons.LONG_SUM, target=Target.WEBGPU.value),
-    Rule(reasons.NO_GAIN, ("last_product", "tiny_product", "raw")),
+    Rule(WHOLE_NUMBER, ("shape_taint", "index_taint", "element_counts", "compared")),
+    Rule(POSITION, ("angle", "places", "position_bias")),
+    Rule(MASK_FILL, ("additive_mask", "saturated"), findings=("saturated",)),
+    Rule(CONSTANT_RANGE, (CONSTANT_RANGE, "statistics", "scaled_down", "quantizer")),
+    Rule(MAGNIFIED, ("epsilon", "logarithm", "front_end", "ranked")),
+    Rule(FOLDED),
+    Rule(CANCELLATION, (CANCELLATION, "distance", "level", "balanced")),
+    Rule(QUANTIZED),
+    Rule(RUNNING_SUM, ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")),
+    Rule(LONG_SUM, target=Target.WEBGPU.value),
+    Rule(NO_GAIN, ("last_product", "tiny_product", "raw")),
 )
 """All safety rules that a report can name. If several hold one op, the first need that reaches it gives the reason."""

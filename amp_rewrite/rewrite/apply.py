@@ -29,14 +29,14 @@ def apply(view: View, plan: Plan) -> Model:
 
     Args:
         view: the model's index.
-        plan: changes of this view, as `plan` returns them.
+        plan: changes of this view, as `plan_casts` returns them.
 
     Returns:
         The new model.
     """
     proto = clone(view.model.proto)
     if not plan.empty:
-        _CastEmitter(view, plan).graph(proto.graph, view.scopes[MAIN])
+        _Writer(view, plan).graph(proto.graph, view.scopes[MAIN])
         import_standard(proto)
     return replace(view.model, proto=proto, mends=())
 
@@ -47,7 +47,7 @@ def import_standard(proto: ModelProto) -> None:
         proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
 
-class _CastEmitter:
+class _Writer:
     def __init__(self, view: View, plan: Plan) -> None:
         self.view = view
         self.plan = plan
@@ -60,7 +60,7 @@ class _CastEmitter:
             self.rewired.setdefault(use.op, []).append((use.slot, name))
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
         unknown = (op for op in view.ops if op.signature is None and not op.bodies)
-        self.strange = {result for op in unknown for result in op.outputs}
+        self.of_unknown = {result for op in unknown for result in op.outputs}
 
     # -- one graph -----------------------------------------------------------------------------------
 
@@ -233,15 +233,15 @@ class _CastEmitter:
                 continue
             if value.name in types:
                 listed.extend(self._new_infos(value, types))
-            elif value.id in self.strange:
-                listed.extend(self._learned(value))
+            elif value.id in self.of_unknown:
+                listed.extend(self._declared_by_readers(value))
         refill(graph, "value_info", listed)
 
     def _visible(self, scope: ScopeId) -> dict[str, Value]:
         own, outer = {v.name: v for v in self.view.values_of[scope]}, self.view.scopes[scope].parent
         return {**self._visible(outer), **own} if outer is not None else own
 
-    def _learned(self, value: Value) -> Iterator[ValueInfoProto]:
+    def _declared_by_readers(self, value: Value) -> Iterator[ValueInfoProto]:
         """Declare the result of an unknown op if only its readers told its type: they may read a Cast of it now."""
         vtype = self.view.types[value.id]
         if vtype is not None and vtype.dtype is not None and vtype.container == TENSOR:

@@ -20,7 +20,7 @@ from benchmarks.shared import measure
 
 PAGE = measure.ROOT / "docs" / "evidence" / "peers.md"
 OURS = "amp-rewrite"
-INTRO = """# Beside other converters
+INTRO = """# Compared with other converters
 
 Time, memory, Casts and errors of one conversion to float16, on models of real size with random weights. Each is a whole
 process, from import to written file, on {machine}. The error is relative (L2) to the outputs

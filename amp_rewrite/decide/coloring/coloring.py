@@ -29,6 +29,11 @@ class Paint:
     because: OpId | None
     note: str = ""
 
+    @classmethod
+    def float32(cls, rule: str, because: OpId | None, note: str = "") -> Paint:
+        """Return the paint of what stays or becomes float32."""
+        return cls(DType.FLOAT, rule, because, note)
+
 
 @dataclass(frozen=True, repr=False)
 class Coloring:

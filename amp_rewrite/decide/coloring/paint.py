@@ -88,12 +88,12 @@ def _follow_casts(problem: Problem, low: Mapping[int, Paint]) -> dict[int, Paint
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
     vertex, color = problem.vertices.all[v], problem.colors[v]
     if vertex.op in problem.pinned or found is not None:
-        return problem.pinned.get(vertex.op) or found or problem.high(reasons.UNPAINTED, None)
+        return problem.pinned.get(vertex.op) or found or Paint.float32(reasons.UNPAINTED, None)
     if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.options.lower):
-        return problem.high(vertex.refusal.rule, None, vertex.refusal.note)
+        return Paint.float32(vertex.refusal.rule, None, vertex.refusal.note)
     if color is Color.UNLISTED:
-        return problem.high(reasons.UNLISTED, None, vertex.entry.because)
-    return problem.high(reasons.UNPAINTED, None, _UNPAINTED[color].format(low=problem.to.spelling))
+        return Paint.float32(reasons.UNLISTED, None, vertex.entry.because)
+    return Paint.float32(reasons.UNPAINTED, None, _UNPAINTED[color].format(low=problem.to.spelling))
 
 
 def _edge(problem: Problem, op: Op) -> Paint | None:
@@ -102,11 +102,11 @@ def _edge(problem: Problem, op: Op) -> Paint | None:
     if untyped is not None:
         made_by = view.values[untyped].producer
         note = f"the element type of {view.value_name(untyped)!r} is unknown"
-        return problem.high(reasons.UNKNOWN_TYPE, made_by if made_by != op.id else None, note)
+        return Paint.float32(reasons.UNKNOWN_TYPE, made_by if made_by != op.id else None, note)
     if not any(view.dtype(v) is DType.FLOAT for v in op.ports):
         return None
     note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is not a known operator"
-    return problem.high(reasons.BOUNDARY, None, note)
+    return Paint.float32(reasons.BOUNDARY, None, note)
 
 
 _UNPAINTED: Mapping[Color, str] = {

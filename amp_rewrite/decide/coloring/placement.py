@@ -57,7 +57,7 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
     """Return the paints of low and of float32 vertices in the cheapest labelling."""
     labelling = Labelling(problem, spread)
     low = labelling.solve()
-    idle = dict.fromkeys(_idle(problem, low), problem.high(reasons.NO_GAIN, None, _SHORT)) if problem.gains else {}
+    idle = dict.fromkeys(_idle(problem, low), Paint.float32(reasons.NO_GAIN, None, _SHORT)) if problem.gains else {}
     if idle:
         labelling = Labelling(problem, spread, idle)
         low = labelling.solve()
@@ -81,6 +81,7 @@ _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spa
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
+    """Yield the vertices of low parts whose only products are short: tensor cores do not speed them up."""
     p, short = problem, problem.short & set(low)
     if not short:
         return
@@ -107,7 +108,7 @@ class Labelling(Free):
         if op.kind in ELEMENTLESS:
             made_by = p.view.producer(op.inputs[0])
             return Paint(p.to, reasons.SHAPE_FOLLOWS, made_by.id if made_by is not None else None)
-        return Paint(p.to, reasons.MIN_CUT, None, p.unneeded(v))
+        return Paint(p.to, reasons.MIN_CUT, None, p.why_unneeded(v))
 
     def high(self, v: int) -> Paint:
         """Return the paint of a float32 vertex of TensorFlow's set, by its arcs and its gain."""
@@ -115,11 +116,11 @@ class Labelling(Free):
             return self.must[v]
         if v in self.raw:
             note = "no product made what it reads, and not all its readers are low"
-            return self.problem.high(reasons.NO_GAIN, None, note)
+            return Paint.float32(reasons.NO_GAIN, None, note)
         if self.gains(v):
             note = "it gains less than the Casts around it would cost"
-            return self.problem.high(reasons.MIN_CUT, None, note)
-        return self.problem.high(reasons.NO_GAIN, None, "no lowered product reads what it computes")
+            return Paint.float32(reasons.MIN_CUT, None, note)
+        return Paint.float32(reasons.NO_GAIN, None, "no lowered product reads what it computes")
 
     def elements(self, value: ValueId) -> int:
         """Return the number of elements, limited if it is a guess."""

@@ -243,11 +243,11 @@ class Problem:
     @cached_property
     def pinned(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        pinned = {op: self.high(*self._kept(pattern)) for op, pattern in sorted(self.options.keep.items())}
+        pinned = {op: Paint.float32(*self._kept(pattern)) for op, pattern in sorted(self.options.keep.items())}
         groups = {op: cluster for cluster in self.options.clusters for op in cluster.ops} if self.options.pins else {}
         for pin in self.pins:
             if pin.op not in self.options.lower:
-                pinned.setdefault(pin.op, self.high(pin.rule, pin.because, pin.note))
+                pinned.setdefault(pin.op, Paint.float32(pin.rule, pin.because, pin.note))
         for pin in self.options.pins:
             cluster = groups.get(pin.op)
             if cluster is None:
@@ -255,7 +255,7 @@ class Problem:
             note = f"{cluster.kind} stays float32 as a whole, because {self.view.ops[pin.op].name!r} does"
             for op in cluster.ops:
                 if op not in self.options.lower:
-                    pinned.setdefault(op, self.high(reasons.CLUSTER, pin.op, note))
+                    pinned.setdefault(op, Paint.float32(reasons.CLUSTER, pin.op, note))
         return pinned
 
     def _kept(self, pattern: str) -> tuple[str, None, str]:
@@ -273,7 +273,7 @@ class Problem:
         """True if a low type is worth it only in front of lowered products; False if the user asks for more."""
         return self.hazards.guarded and self.options.level not in ("lower-all", "unsafe-force-all")
 
-    def unneeded(self, v: int) -> str:
+    def why_unneeded(self, v: int) -> str:
         """Return why no reader has the need of the op's entry; "" without one."""
         unneeded = self.hazards.unneeded.get(self.vertices.all[v].op)
         return unneeded.because if unneeded is not None else ""
@@ -331,10 +331,6 @@ class Problem:
     def varies(self, value: ValueId) -> bool:
         """True if a value is float32 and not a constant."""
         return self.view.dtype(value) is DType.FLOAT and self.view.constant(value) is None
-
-    def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
-        """Return the paint of a float32 variable or op."""
-        return Paint(DType.FLOAT, rule, because, note)
 
     def walk(
         self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]

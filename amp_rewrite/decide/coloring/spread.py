@@ -71,13 +71,13 @@ class Spread:
             return
         denied = [v for v, color in enumerate(p.colors) if color is Color.DENY]
         for v in denied:
-            self.denied[v] = p.high(reasons.DENY, None, p.vertices.all[v].entry.because)
+            self.denied[v] = Paint.float32(reasons.DENY, None, p.vertices.all[v].entry.because)
         if p.options.level == "lower-all":
             return
         ends = [v for v, color in enumerate(p.colors) if color in (Color.DENY, Color.GRAY)]
         conductors = {*ends, *p.walk(ends, graph.predecessors, self._clear)}
         for v, due in p.walk(denied, graph.successors, conductors.__contains__).items():
-            self.denied.setdefault(v, p.high(reasons.DENY_FORWARD, due))
+            self.denied.setdefault(v, Paint.float32(reasons.DENY_FORWARD, due))
 
     def between_allow(self) -> None:
         """Lower gray and clear ops on a path between two allowed ops with no denied op on it."""
@@ -86,7 +86,7 @@ class Spread:
         soft = (Color.GRAY, Color.CLEAR)
         downstream = p.walk(roots, graph.successors, lambda v: p.colors[v] in soft and self._free(v))
         for v, due in p.walk(roots, graph.predecessors, downstream.__contains__).items():
-            note = p.unneeded(v)
+            note = p.why_unneeded(v)
             self.low.setdefault(v, Paint(p.to, reasons.BETWEEN_ALLOW, due, note))
 
     def gray_after_allow(self) -> None:
@@ -120,7 +120,7 @@ class Spread:
             if not sealed and due is None:
                 continue
             because = p.vertices.all[due].op if due is not None else None
-            paint = p.high(reasons.SEQUENCE_CLUSTER, because, "a sequence that other ops share stays float32")
+            paint = Paint.float32(reasons.SEQUENCE_CLUSTER, because, "a sequence that other ops share stays float32")
             for v in group:
                 self.low.pop(v, None)
                 self.denied.setdefault(v, paint)

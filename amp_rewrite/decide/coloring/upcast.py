@@ -45,10 +45,6 @@ class Upcast:
         """Ops lowered by the user."""
         return self.problem.options.lower
 
-    def high(self, rule: str, because: OpId | None, note: str = "") -> Paint:
-        """Return the paint of a raised variable."""
-        return self.problem.high(rule, because, note)
-
     def made(self, value: ValueId) -> bool:
         """True if a value is low in the model and now made in float32."""
         return made_variable(self.view, value) in self.upcast
@@ -79,7 +75,7 @@ def upcast_low(problem: Problem, gate: Gate) -> Upcast:
     for op in state.view.ops:  # Shape and Size read no element: they take an upcast value as it comes
         source = op.inputs[0] if op.kind in ELEMENTLESS else None
         if source is not None and state.made(source):
-            state.upcast[op.id, "T"] = state.high(reasons.SHAPE_FOLLOWS, state.view.values[source].producer)
+            state.upcast[op.id, "T"] = Paint.float32(reasons.SHAPE_FOLLOWS, state.view.values[source].producer)
     return state
 
 
@@ -88,10 +84,10 @@ def _wishes(state: Upcast) -> Iterator[tuple[OpId, Paint]]:
     found = state.problem.options.found
     for op, pattern in state.problem.options.keep.items():
         by = "the check" if pattern in found else repr(pattern)
-        paints[op] = state.high(reasons.RAISED, None, f"kept by {by}")
+        paints[op] = Paint.float32(reasons.RAISED, None, f"kept by {by}")
     for pin in state.problem.pins:
         if pin.raises and pin.op not in state.lower:
-            paints.setdefault(pin.op, state.high(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
+            paints.setdefault(pin.op, Paint.float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
     yield from ((op, paint) for op, paint in paints.items() if low_type(state.view, op) is not None)
 
 
@@ -141,7 +137,7 @@ def _whole(state: Upcast, cluster: Cluster) -> None:
     note = f"{cluster.kind} is raised as a whole, because {state.view.ops[culprit].name!r} is"
     for op in cluster.ops:
         if low_type(state.view, op) is not None and op not in state.lower:
-            _upcast(state, op, state.high(reasons.RAISED, culprit, note))
+            _upcast(state, op, Paint.float32(reasons.RAISED, culprit, note))
 
 
 def _low_sequences(view: View, op: Op) -> list[ValueId]:
@@ -158,7 +154,7 @@ def _affine(state: Upcast, cluster: Cluster) -> None:
     high = dtype is DType.FLOAT
     for op in (op for op in cluster.tail if view.ops[op].kind != "Cast"):
         if high and not _is_upcast(state, op):
-            _upcast(state, op, state.high(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
+            _upcast(state, op, Paint.float32(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
         elif not high and _is_upcast(state, op):
             _refuse(state, op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
 
@@ -190,7 +186,7 @@ def _casts(state: Upcast, wishes: dict[OpId, Paint]) -> None:
         if any(not _takes_any_type(state, use) and not state.reads(use) for use in uses):
             continue
         if (upcast or through) and (op.id in wishes or len(upcast) == len(uses)):
-            paint = state.high(reasons.EXISTING_CAST, upcast[0].op if upcast else None)
+            paint = Paint.float32(reasons.EXISTING_CAST, upcast[0].op if upcast else None)
             state.upcast[op.id, "T2"] = wishes.get(op.id, paint)
 
 
@@ -208,7 +204,7 @@ def _move_along(state: Upcast, op: Op) -> None:
         return
     if _cast_to_low(view, op):
         note = "moves what is cast, and only ops in float32 read it"
-        _upcast(state, op.id, state.high(reasons.RAISED, uses[0].op, note))
+        _upcast(state, op.id, Paint.float32(reasons.RAISED, uses[0].op, note))
 
 
 def _moves(view: View, op: Op) -> bool:
