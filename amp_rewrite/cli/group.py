@@ -200,7 +200,7 @@ class Program(click.Group):
             terminal.silence(sys.stdout)
             return PIPE_CLOSED
         except RecursionError:
-            return _fail("an expression, a file or a model is nested too deeply; make it flatter")
+            return _fail("an expression, a file or a model is nested too deeply; flatten it")
         except MemoryError:
             return _fail("out of memory; give the process more, or a smaller model")
         except OSError as error:
@@ -229,7 +229,7 @@ def _fail(message: str) -> int:
 
 def _fail_inside() -> int:
     traceback.print_exc()
-    return _fail("amp-rewrite failed inside; please report the lines above")
+    return _fail("internal error in amp-rewrite; please report the lines above")
 
 
 def _misused(error: click.UsageError) -> str:

@@ -23,7 +23,7 @@ from amp_rewrite.files.tensors import Source, Sources, is_stub
 
 
 class HoldsModel(Protocol):
-    """A result with a model in it, as of `convert` and of `repair`."""
+    """A result with a model, such as that of `convert` or `repair`."""
 
     @property
     def result(self) -> Model:
@@ -64,7 +64,7 @@ ModelSource: TypeAlias = "str | os.PathLike[str] | _Bytes | ModelProto | Model |
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Model:
-    """A model proto, read only and maybe shared, perhaps with *stubs* for heavy tensors (see `tensors`), and its path.
+    """A model proto, read-only and possibly shared, with *stubs* for heavy tensors (see `tensors`), and its path.
 
     It keeps alive the tensors of a program to which its stubs refer.
 
@@ -167,7 +167,7 @@ class Model:
         """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
 
         The path may be that of the file that the model came from, but then its stubs point to a file that is gone, and
-        the model must be loaded again. Of a link the name is replaced, not the file that it leads to.
+        the model must be loaded again. A link is replaced, not the file that it points to.
 
         A shard size asks for external data; further files of a given name get "_1", "_2" … after it. An open file is
         not closed, and holds a part of the model if writing fails.
@@ -181,13 +181,13 @@ class Model:
 
         Raises:
             ModelError: the file cannot be written, or exists; or weights of the model are read from it.
-            PolicyError: `shard_size` is not a size, or `external_data` not the name of a file.
+            PolicyError: `shard_size` is not a size, or `external_data` is not the name of a file.
         """
         if not isinstance(path, (str, os.PathLike)):
             if not hasattr(path, "write"):
                 raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path, or a file")
             if external_data or shard_size is not None:
-                raise ModelError("an open file has no others beside it; give a path for these")
+                raise ModelError("an open file cannot have data files beside it; give a path")
             store.stream(self.proto, path, progress)
             return
         asked = store.SaveOptions(overwrite is True, external_data, shard_size)

@@ -102,12 +102,12 @@ def run(job: Job) -> Outcome:
         where = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
         error = where + one_line(cause.strerror or cause if isinstance(cause, OSError) else cause)
     except RecursionError:
-        error = "an expression, a file or a model is nested too deeply; make it flatter"
+        error = "an expression, a file or a model is nested too deeply; flatten it"
     except MemoryError:
         error = "out of memory; give the process more, or run fewer at a time"
     except Exception as cause:  # noqa: BLE001 the border of a worker: a bug must not cost the other models
         trace = traceback.format_exc()
-        error = one_line(f"amp-rewrite failed inside ({type(cause).__name__}: {cause}); please report it")
+        error = one_line(f"internal error in amp-rewrite ({type(cause).__name__}: {cause}); please report it")
     if error:
         facts |= {"rc": FAILED, "error": error, "trace": trace, "made": ""}
     if not facts.get("finished") or "seconds" not in facts:

@@ -1,7 +1,7 @@
 """Proof that a fused node computes what the ops that it replaces compute: onnx's reference runs both on numbers.
 
 Everything is run in float64 on the model's own constants, so that the two may differ only where the mathematics does,
-or where a constant of the node was rounded to float32. Both are measured in units of what float32 could tell apart.
+or where a constant of the node was rounded to float32. Differences are measured in roundoffs of float32.
 onnxruntime's own operators are run by their formulas (`reference`).
 """
 
@@ -177,7 +177,7 @@ def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
 
 
 _WIDE = 4
-"""Axes of more than one element: numbers do not grow with the rank."""
+"""The most axes of more than one element: arrays do not grow with the rank."""
 
 
 def gate_magnitude(x: Array, y: Array) -> Array:

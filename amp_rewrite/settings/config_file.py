@@ -90,7 +90,7 @@ def from_file(file: Path) -> Mapping[str, object]:
         option = setting_of(written, where)
         key = option.name
         if key in stated:
-            raise ConfigError(f"{where}: key {key!r} is here with '-' and with '_'; keep one")
+            raise ConfigError(f"{where}: key {key!r} appears with '-' and with '_'; keep one")
         stated[key] = _beside(file, option, option.check(option.typed(value, where), where))
     return stated
 
@@ -119,7 +119,7 @@ def _table(file: Path, text: str) -> Mapping[str, object] | None:
     if file.name == _SHARED and "amp-rewrite" not in text:
         return None
     if len(text) > _LARGEST or _LONG_KEY.search(text):
-        raise ConfigError(f"{file}: larger than 1 MiB, or with a key of more than 32 parts; name a file of settings")
+        raise ConfigError(f"{file}: larger than 1 MiB, or has a key of more than 32 parts; name a settings file")
     import tomllib  # late: most runs have no file
 
     try:

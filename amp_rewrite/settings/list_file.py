@@ -173,7 +173,7 @@ def _pairs(children: list[_ListNode]) -> dict[str, _ListNode]:
         if not isinstance(key.value, str):
             raise ListError(f"{key.where}: key {key} is not text; quote it")
         if key.value in result:
-            raise ListError(f"{key.where}: key {key.value!r} is here twice; keep one")
+            raise ListError(f"{key.where}: key {key.value!r} appears twice; keep one")
         result[key.value] = _ListNode(value.value, key.where, value.source)
     return result
 

@@ -50,7 +50,7 @@ class ModelFacts:
 
 
 def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
-    """The shape if all its dims are numbers, else None."""
+    """Return the shape if all its dims are numbers, else None."""
     if shape is None or not all(isinstance(d, int) for d in shape):
         return None
     return tuple(int(d) for d in shape if isinstance(d, int))
@@ -89,7 +89,7 @@ def _same(inputs: Sequence[Shape | None]) -> int | None:
 
 
 def _length(inputs: Sequence[Shape | None], slot: int = 1) -> int | None:
-    """The number of elements of an input that holds a shape; few bytes of a broken model declare 2^31 of them."""
+    """Return the length of a shape held by an input; few bytes of a broken model declare 2^31."""
     shape = inputs[slot] if slot < len(inputs) else None
     count = shape[0] if shape is not None and len(shape) == 1 else None
     return count if isinstance(count, int) and count <= MOST_AXES else None

@@ -49,7 +49,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     old, gamma, beta, mean, variance, *rest = (array for _, array in constants)
     channels = gamma.shape[0] if gamma.ndim == 1 else -1
     if old.ndim < 2 or old.shape[axis] != channels:
-        return "its channels are not those of the weights before it"
+        return "its channel count differs from that of the weights before it"
     offset = rest[0] if rest else np.zeros(channels)
     if any(array.shape != (channels,) for array in (beta, mean, variance, offset)):
         return "its bias or its statistics are not one number per channel"
@@ -72,7 +72,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
     if int_attribute(norm.node, "training_mode", 0) or sum(out is not None for out in norm.outputs) > 1:
-        return "it trains: its statistics change"
+        return "it is in training mode"
     if view.opset < FIRST_INFERENCE_BATCH_NORM:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
     if not alone(view, linear.outputs[0], norm):

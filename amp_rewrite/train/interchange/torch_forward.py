@@ -1,7 +1,7 @@
 """Losses of a PyTorch module's export: dropout, changed buffers, gradients of its own.
 
-It is found by running the module. The forms in `torch_forms.py` keep some of it; the report tells the rest, or it is an
-error.
+They are found by running the module. `torch_forms.py` exports some of them; the report names the others, or an error
+is raised.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class ForwardFindings:
 
 _LEFT_OUT = "from_torch(…, dropout=True) keeps dropout of elements, channels and attention, not of rows or layers"
 _OTHERWISE = (
-    "otherwise than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves such"
-    " buffers as they are"
+    "differently than in evaluation mode, or changes buffers there; a step computes what evaluation does, and leaves"
+    " such buffers as they are"
 )
-_OWN_GRADIENT = "has a gradient of its own in PyTorch; a step computes that of the forward pass"
+_OWN_GRADIENT = "has a custom gradient in PyTorch; a step computes that of the forward pass"
 
 
 def _names(names: Iterable[str], whole: str) -> str:
@@ -117,14 +117,14 @@ def _check(torch: Any, parts: Mapping[str, Any], expected: _Run) -> None:
         )
     if expected.changed:
         raise TrainingError(
-            f"the module changes {', '.join(map(repr, expected.changed[:_NAMED]))} in place when it is called, also in"
-            " evaluation mode, which no export does; compute a new tensor, and change the buffer only if self.training"
+            f"the module changes {', '.join(map(repr, expected.changed[:_NAMED]))} in place when it is called, even in"
+            " evaluation mode, which no export keeps; compute a new tensor, and change a buffer only if self.training"
         )
     projected = [name for name, part in parts.items() if getattr(part, "proj_size", 0)]
     if projected:
         raise TrainingError(
-            f"{projected[0]!r} is an LSTM with proj_size, which the ONNX operator does not have; use an LSTM"
-            " without it, and a Linear after it"
+            f"{projected[0]!r} is an LSTM with proj_size, which the ONNX operator does not support; use an"
+            " LSTM without it, and a Linear after it"
         )
 
 

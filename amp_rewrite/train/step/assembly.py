@@ -58,7 +58,9 @@ def policy_of(policy: str | Policy | None, default: Callable[[], Policy]) -> Pol
             " use mixed_float16, mixed_bfloat16 or float32"
         )
     if policy.compute is not DType.FLOAT and policy.lowers is None:
-        raise PolicyError(f"policy {policy.name!r} computes in a type that a training step does not have; use float16")
+        raise PolicyError(
+            f"policy {policy.name!r} computes in a type that a training step does not support; use float16"
+        )
     return policy
 
 

@@ -421,7 +421,9 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
 
     assert (done.returncode, done.stdout, files()) == (2, "", [model])
     assert done.stderr.startswith("Traceback ")
-    assert done.stderr.endswith("KeyError: 'broken'\nerror: amp-rewrite failed inside; please report the lines above\n")
+    assert done.stderr.endswith(
+        "KeyError: 'broken'\nerror: internal error in amp-rewrite; please report the lines above\n"
+    )
 
 
 # -- every word of it ---------------------------------------------------------------------------------------

@@ -150,4 +150,6 @@ def test_another_import_that_fails_is_a_bug_and_shown_whole(monkeypatch: pytest.
     monkeypatch.setattr(runner, "check_providers", ours)
     code, said = benched()
     assert code == 2
-    assert said.startswith("Traceback") and said.endswith("failed inside; please report the lines above\n")
+    assert said.startswith("Traceback") and said.endswith(
+        "internal error in amp-rewrite; please report the lines above\n"
+    )

@@ -53,7 +53,7 @@ def test_files_that_do_not_give_or_take_bytes_are_refused(tmp_path: Path, monkey
     for file in (closed, io.StringIO()):
         with pytest.raises(ModelError, match="does not hold a whole model now"):
             model.save(file)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="an open file has no others beside it"):
+    with pytest.raises(ModelError, match="an open file cannot have data files beside it"):
         model.save(io.BytesIO(), external_data=True)
     monkeypatch.setattr(store, "LARGEST_FILE", 1000)
     with pytest.raises(ModelError, match="to a path, which may have external data"):

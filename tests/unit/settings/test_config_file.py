@@ -129,7 +129,7 @@ def test_the_environment_gives_level_and_lists() -> None:
         ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
         ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
         ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
-        ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' is here with '-' and with '_'; keep one"),
+        ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' appears with '-' and with '_'; keep one"),
         ('to = "float17"\n', ":1: unknown type or policy 'float17'; did you mean 'float16'?"),
         ('to = "banana"\n', ":1: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["# " + "x" * (1 << 20), ".".join("a" * 40) + " = 1"])
 def test_a_file_that_is_too_large_or_has_a_long_key_is_not_parsed(tmp_path: Path, text: str) -> None:
     file = written(tmp_path, text)
-    with pytest.raises(ConfigError, match=r"amp\.toml: larger than 1 MiB, or with a key of more than 32 parts"):
+    with pytest.raises(ConfigError, match=r"amp\.toml: larger than 1 MiB, or has a key of more than 32 parts"):
         settings({}, {}, config=file)
 
 

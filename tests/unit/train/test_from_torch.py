@@ -198,10 +198,13 @@ def _odd(torch: Any, way: str) -> Any:
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("projected", "'part' is an LSTM with proj_size, which the ONNX operator does not have; use an LSTM without"),
+        (
+            "projected",
+            "'part' is an LSTM with proj_size, which the ONNX operator does not support; use an LSTM without",
+        ),
         ("packed", "the module packs sequences, which PyTorch cannot export; pass padded sequences"),
-        ("counted", "changes 'calls' in place when it is called, also in evaluation mode"),
-        ("looked_up", "changes 'part.weight' in place when it is called, also in evaluation mode"),
+        ("counted", "changes 'calls' in place when it is called, even in evaluation mode"),
+        ("looked_up", "changes 'part.weight' in place when it is called, even in evaluation mode"),
     ],
 )
 def test_what_no_export_has_is_refused(way: str, message: str) -> None:
@@ -216,12 +219,15 @@ def test_what_no_export_has_is_refused(way: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("way", "told"),
     [
-        ("spectral", "in training mode PyTorch computes 'part.parametrizations.weight.0' otherwise than in evaluation"),
-        ("instances", "in training mode PyTorch computes 'part' otherwise than in evaluation"),
-        ("average", "in training mode PyTorch computes 'part' otherwise than in evaluation"),
-        ("counted in training", "in training mode PyTorch computes 'Net' otherwise than in evaluation"),
-        ("rounded", "'Rounded' has a gradient of its own in PyTorch; a step computes that of the forward pass"),
-        ("hooked", "'line.weight', 'part' has a gradient of its own in PyTorch; a step computes that"),
+        (
+            "spectral",
+            "in training mode PyTorch computes 'part.parametrizations.weight.0' differently than in evaluation",
+        ),
+        ("instances", "in training mode PyTorch computes 'part' differently than in evaluation"),
+        ("average", "in training mode PyTorch computes 'part' differently than in evaluation"),
+        ("counted in training", "in training mode PyTorch computes 'Net' differently than in evaluation"),
+        ("rounded", "'Rounded' has a custom gradient in PyTorch; a step computes that of the forward pass"),
+        ("hooked", "'line.weight', 'part' has a custom gradient in PyTorch; a step computes that"),
         ("", ""),
     ],
 )

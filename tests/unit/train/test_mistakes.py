@@ -277,7 +277,7 @@ MISTAKES = {
     "step(micro_batches='2')": "micro_batches is '2'; use a whole number ≥ 1",
     "step(seed=0.5)": "seed is 0.5; use a whole number ≥ 0",
     "step(policy='float16')": "does not keep parameters and results in float32, as a training step must",
-    "step(policy='p=f32,c=f64,o=f32')": "computes in a type that a training step does not have; use float16",
+    "step(policy='p=f32,c=f64,o=f32')": "computes in a type that a training step does not support; use float16",
     "step(keep=['op=Relu'])": "keep configures lowering, but policy 'float32' lowers nothing; remove the options",
     "step(lower=['op=Sub'], policy='mixed_float16')": "which a training step computes in float32; narrow the pattern",
     "T.Variable('a')": "the value of variable 'Variable' is 'a'; pass numbers",
