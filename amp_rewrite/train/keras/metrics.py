@@ -23,6 +23,7 @@ class Metric:
         raise NotImplementedError
 
     def reset_state(self) -> None:
+        """Forget all batches."""
         raise NotImplementedError
 
     def reset_states(self) -> None:

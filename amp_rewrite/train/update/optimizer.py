@@ -211,7 +211,7 @@ class Optimizer:
         raise NotImplementedError
 
     def updated(self, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        """Apply weight decay, then `rule`, to a clipped gradient; arguments and result are those of `rule`."""
+        """Return the result of `rule` for a clipped gradient, after weight decay; the arguments are those of `rule`."""
         if self.weight_decay and self.DECOUPLED:
             variable = variable - (rate * number(self.weight_decay)) * variable
         elif self.weight_decay:
