@@ -25,7 +25,6 @@ from amp_rewrite.ir.op_classes import (
     UNREPEATABLE,
 )
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.equivalence import runs_of
 from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
@@ -101,8 +100,12 @@ def _one_batch(view: View, value: ValueId) -> Array | None:
 
 
 def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
-    """Run ops on a feed; None if onnx's reference cannot run them."""
-    results = runs_of(view, ops, view.value_name(value), [feed])
+    """Run ops on a feed in their own types; None if onnx's reference cannot run them."""
+    made = {result for op in ops for result in view.ops[op].results}
+    read = {v: view.value_name(v) for op in ops for v in view.ops[op].operands if v not in made}
+    held = {name: array for v, name in read.items() if name not in feed and (array := view.array(v)) is not None}
+    nodes = [view.ops[op].node for op in ops if view.ops[op].kind != "Constant"]
+    results = run(nodes, view.value_name(value), [{**held, **feed}], view.opsets)
     return None if isinstance(results, str) else results[0]
 
 

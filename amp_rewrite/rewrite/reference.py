@@ -23,8 +23,10 @@ from onnx.numpy_helper import from_array
 
 from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS
+from amp_rewrite.ir.attributes import int_attribute
+from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS, SOFTMAXES
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
 DOMAIN = "com.microsoft"
 MOST_ELEMENTS = 1 << 25
@@ -81,12 +83,21 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
     left = most
     for node in evaluator.rt_nodes_:
         operands = [known[name] for name in node.input]
+        if _misread(node, operands, opsets):
+            raise ValueError(f"it runs {node.op_type} otherwise than runtimes")
         left -= _elements(node, operands, opsets)
         if left < 0:
             raise ValueError(f"{node.op_type} would compute more than {most} elements")
         more = {"context": known} if node.need_context() else {}
         known.update(zip(node.output, node.run(*operands, **more), strict=False))
     return np.asarray(known[result])
+
+
+def _misread(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> bool:
+    """True for what onnx's reference computes otherwise than the standard: a softmax of several axes, a Slice back."""
+    if op.op_type in SOFTMAXES and opsets.get("", 1) < FIRST_ROW_SOFTMAX:
+        return int_attribute(op.onnx_node, "axis", 1) not in (-1, operands[0].ndim - 1)
+    return op.op_type == "Slice" and bool((np.asarray(operands[4:]) < 0).any())
 
 
 def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> int:

@@ -14,11 +14,12 @@ from onnx.numpy_helper import to_array
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import attribute
+from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
 from amp_rewrite.ir.shapes import AllDims
 from amp_rewrite.ir.sizes import Dims, times
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import (
     RANK,
@@ -96,8 +97,8 @@ def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
 def site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
     dims = context.dims(view)
-    axis = attribute(form.softmax.node, "axis")
-    if axis is not None and axis.i not in (-1, RANK - 1):
+    axis = int_attribute(form.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
+    if axis not in (-1, RANK - 1):
         return "its softmax is not over the last axis"
     queries, values = OperandSource(form.queries), OperandSource(form.values)
     keys = keys_source(view, dims, form.keys)

@@ -12,7 +12,6 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import alone, confined, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -159,8 +158,6 @@ def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
         return fault
     product = path[-1][0]
     form.queries, form.keys = (reading.unscaled(product, slot) for slot in (0, 1))
-    if int_attribute(softmax.node, "axis", -1) not in (-1, 2, 3):
-        return "its softmax is not over the last axis"
     form.ops = sorted({*form.ops, *reading.ops})
     return _unfit(view, form) or form
 

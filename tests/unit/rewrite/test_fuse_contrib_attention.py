@@ -26,6 +26,7 @@ from support.contrib_models import (
     SQUARE,
     TURNED,
     Arrays,
+    agree,
     attention_of,
     fused,
     random_feed,
@@ -142,6 +143,15 @@ def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inpu
     made, told = fused(attention_of(body, inputs, outputs))
     assert "MultiHeadAttention" not in kinds(made)
     assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in told
+
+
+@pytest.mark.parametrize("axis", ["", "<axis = 1>", "<axis = 3>", "<axis = -1>"])
+def test_below_opset_13_a_softmax_is_over_all_axes_from_one_on(axis: str) -> None:
+    body = SPLIT + SCORES + SOFTMAX.replace("<axis = -1>", axis) + REST + MERGED
+    model = attention_of(body, opset=11)
+    made, _ = fused(model)
+    assert ("MultiHeadAttention" in kinds(made)) is (axis in ("<axis = 3>", "<axis = -1>"))
+    agree(model, made)
 
 
 def test_an_attention_with_another_number_is_refused_by_trial(monkeypatch: pytest.MonkeyPatch) -> None:
