@@ -24,7 +24,7 @@ from amp_rewrite.ir.op_classes import (
     SCATTERS,
     UNREPEATABLE,
 )
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
@@ -79,6 +79,11 @@ def numbers(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a constant, or of a value computed from constants; None if they are not known."""
     if view.constant(value) is not None:
         return _one_batch(view, value) if _of_batches(view, value) else view.array(value, _MOST_ELEMENTS)
+    return _made(view, value)
+
+
+@once
+def _made(view: View, value: ValueId) -> Array | None:
     ops = ops_behind(view, value)
     large = [v for op in ops or () for v in view.ops[op].operands if _of_batches(view, v)]
     feed = {view.value_name(v): _one_batch(view, v) for v in large}
