@@ -243,7 +243,7 @@ class Problem:
     @cached_property
     def pinned(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        pinned = {op: Paint.float32(*self._kept(pattern)) for op, pattern in sorted(self.options.keep.items())}
+        pinned = {op: self._kept(pattern) for op, pattern in sorted(self.options.keep.items())}
         groups = {op: cluster for cluster in self.options.clusters for op in cluster.ops} if self.options.pins else {}
         for pin in self.pins:
             if pin.op not in self.options.lower:
@@ -258,10 +258,10 @@ class Problem:
                     pinned.setdefault(op, Paint.float32(reasons.CLUSTER, pin.op, note))
         return pinned
 
-    def _kept(self, pattern: str) -> tuple[str, None, str]:
+    def _kept(self, pattern: str) -> Paint:
         if pattern in self.options.found:
-            return reasons.CHECK, None, f"keep={pattern!r} does the same without a check"
-        return reasons.KEEP, None, f"kept by {pattern!r}"
+            return Paint.float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
+        return Paint.float32(reasons.KEEP, None, f"kept by {pattern!r}")
 
     def can(self, v: int) -> bool:
         """True if neither the gate nor a user, rule or pin holds a vertex in float32."""

@@ -119,10 +119,6 @@ def _refuse(state: Upcast, op: OpId, note: str) -> None:
     state.refused[op] = Paint(low_type(state.view, op) or state.problem.to, reasons.UNRAISED, None, note)
 
 
-def _upcastable(state: Upcast, op: Op) -> bool:
-    return not isinstance(state.gate.upcastable(state.view, op), GateRefusal)
-
-
 def _is_upcast(state: Upcast, op: OpId) -> bool:
     return any((op, variable.name) in state.upcast for variable in state.view.variables[op])
 
@@ -200,7 +196,7 @@ def _move_along(state: Upcast, op: Op) -> None:
     if not _moves(view, op) or op.id in state.lower or any(exposed(view, v) for v in results):
         return
     uses = [use for v in results for use in view.uses[v]]
-    if not uses or not all(state.reads(use) for use in uses) or not _upcastable(state, op):
+    if not uses or not all(map(state.reads, uses)) or isinstance(state.gate.upcastable(view, op), GateRefusal):
         return
     if _cast_to_low(view, op):
         note = "moves what is cast, and only ops in float32 read it"

@@ -49,8 +49,11 @@ def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varyin
         if far is not None:
             reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
             return Cause(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
-    beyond = _quantizes_beyond(facts, op) if Trait.QUANTIZES in row.traits else None
-    note = beyond.note if beyond else ""
+    note = ""
+    if Trait.QUANTIZES in row.traits:
+        scale, zero = (facts[v] for v in (*op.inputs, None)[1:3])
+        beyond = too_large(facts, facts.view.dtype(op.outputs[0]), scale, zero)
+        note = beyond.note if beyond else ""
     if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
         lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
         if lost is not None:
@@ -88,11 +91,6 @@ def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Caus
     if any(facts[mask].best > facts.limits.reach for mask in masks):
         return Cause(reasons.POSITION, None, "its mask is a bias that grows with the position")
     return None
-
-
-def _quantizes_beyond(facts: Facts, op: Op) -> Beyond | None:
-    zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
-    return too_large(facts, facts.view.dtype(op.outputs[0]), facts[op.inputs[1]], zero)
 
 
 def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
