@@ -195,7 +195,7 @@ class Batches:
         reference = Model.load(a)
         feed = self.feed(reference, quiet=True)  # its notes are those of the result
         words |= {"allow_nonfinite": bool(self.settings.allow_nonfinite), "names": (str(a), str(b))}
-        with terminal.progress(function.__name__, quiet=quiet) as progress:
+        with terminal.progress(function.__name__, a, b, quiet=quiet) as progress:
             return function(reference, Model.load(b), feed, progress=progress, **words)
 
 

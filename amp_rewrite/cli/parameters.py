@@ -40,7 +40,7 @@ class WordChoice(click.Choice[str]):
         return str(value)
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"use one of {', '.join(self.choices)}"
+        return ""  # the argument is named by its words
 
 
 class _Grouped(click.Option):

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -91,9 +91,9 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
+def progress(title: str, *models: Path, quiet: bool) -> Iterator[Progress | None]:
     """Yield a callback for the progress of the body on stderr, as `stages` does."""
-    with _shown(quiet) as tell:
+    with _shown(quiet, models) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
         yield None if tell is None else partial(tell, title)
@@ -117,13 +117,13 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 
 
 @contextmanager
-def stages(title: str, *, quiet: bool, large: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
+def stages(title: str, *models: Path, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """Yield a callback for the stages of the body on stderr, by name; None if nobody looks.
 
-    A terminal gets a bar for each, which moves while a stage is silent and goes at the end. Elsewhere a `large` model
-    gets a line at the start of each stage and along a long one.
+    A terminal gets a bar for each, which moves while a stage is silent and goes at the end. Elsewhere, if one of the
+    models is large, each stage gets a line at its start and along a long one.
     """
-    with _shown(quiet, large) as tell:
+    with _shown(quiet, models) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
 
 
@@ -131,10 +131,14 @@ Tell = Callable[[str, int, int | None], None]
 
 
 @contextmanager
-def _shown(quiet: bool, large: bool = False) -> Iterator[Tell | None]:
-    silent = nullcontext(_lines() if large and not quiet else None)
-    with silent if quiet or not sys.stderr.isatty() else _bars() as tell:
-        yield tell
+def _shown(quiet: bool, models: Sequence[Path]) -> Iterator[Tell | None]:
+    from amp_rewrite.files.targets import is_large  # late: most output is short
+
+    if not quiet and sys.stderr.isatty():
+        with _bars() as tell:
+            yield tell
+    else:
+        yield _lines() if not quiet and any(map(is_large, models)) else None
 
 
 def _lines() -> Tell:

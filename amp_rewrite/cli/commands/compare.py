@@ -203,5 +203,5 @@ def _benchmark(models: tuple[Path, ...], batches: Batches, given: dict[str, Any]
 
     asked = {word: value for word, value in given.items() if value is not None}
     feed = batches.feed(Model.load(models[0]), quiet=quiet)
-    with terminal.stages("bench", quiet=quiet) as tell:
+    with terminal.stages("bench", *models, quiet=quiet) as tell:
         return bench(models, feed, progress=tell, **asked)

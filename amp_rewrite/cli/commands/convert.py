@@ -130,7 +130,7 @@ class _RunOptions:
 def _convert_one(
     model: Path, output: Path, run: _RunOptions, settings: Request, guided: Guidance, *, overwrite: bool, command: str
 ) -> int:
-    from amp_rewrite.files.targets import data_files, foreign_data, is_large
+    from amp_rewrite.files.targets import data_files, foreign_data
     from amp_rewrite.reports.evidence import FAILED
     from amp_rewrite.reports.summary import unchecked
 
@@ -141,7 +141,7 @@ def _convert_one(
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work, not after it
     left = [] if run.dry_run else foreign_data(output)  # data files of the replaced model that stay
-    with terminal.stages(model.name, quiet=quiet, large=is_large(model)) as tell:
+    with terminal.stages(model.name, model, quiet=quiet) as tell:
         converted, repaired = convert_guided(model, settings, guided, tell, quiet=quiet)
         solved = converted.report.evidence.level != FAILED
         written = solved and not run.dry_run

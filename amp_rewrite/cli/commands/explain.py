@@ -84,7 +84,7 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
     else:
         from amp_rewrite.pipeline.explain import explain
 
-        with terminal.stages(model.name, quiet=False) as tell:
+        with terminal.stages(model.name, model, quiet=False) as tell:
             guided = guidance(settings, shapes, explicit)
             converted, _ = convert_guided(model, settings, guided, tell, quiet=False)
         explanation = explain(converted, *names)

@@ -57,7 +57,7 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
 
     check_writable(output, overwrite)  # before the work, not after it
     check_report(report_file, overwrite=overwrite, read=(model,))
-    with terminal.progress(model.name, quiet=quiet) as progress:
+    with terminal.progress(model.name, model, quiet=quiet) as progress:
         loaded = Model.load(model)
         feed = batches.feed(loaded, quiet=quiet)
         ranges = calibrate(loaded, feed, to=settings.to, progress=progress, **given)
@@ -98,7 +98,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
     saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
     output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
     check_target(output, settings.overwrite, read=model)  # before the work, not after it
-    with terminal.progress(model.name, quiet=quiet) as progress:
+    with terminal.progress(model.name, model, quiet=quiet) as progress:
         source = Model.load(model)
         twin = emulate(source, rounding=not no_rounding, io=io)
         twin.save(output, **saving, progress=progress)
@@ -170,7 +170,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     asked, settings = _step_settings(given)
     lost = "the model that the step was made from"
     parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work
-    with terminal.progress(model.name, quiet=quiet) as progress:
+    with terminal.progress(model.name, model, quiet=quiet) as progress:
         step = training_step(model, **asked)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if not quiet:

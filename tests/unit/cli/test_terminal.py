@@ -212,8 +212,17 @@ def test_stages_are_silent_without_a_terminal_or_where_silence_is_asked_for(quie
         assert tell is None
 
 
-def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.stages("m.onnx", quiet=False, large=True) as tell:
+def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, large = tmp_path / "small.onnx", tmp_path / "m.onnx"
+    small.touch()
+    with large.open("wb") as file:
+        file.truncate(60_000_000)
+    with terminal.progress("verify", small, large, quiet=False) as tick:
+        assert tick is not None
+    assert capsys.readouterr().err == "verify …\n"
+    with terminal.stages("m.onnx", large, quiet=False) as tell:
         assert tell is not None
         for stage, done, total in (("read", 0, 1), ("measure", 0, 2), ("measure", 1, 2), ("write", 0, 10**8)):
             tell(stage, done, total)
@@ -224,5 +233,5 @@ def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(capsys: p
         "m.onnx: measure 1/2 …",
         "m.onnx: write …",
     ]
-    with terminal.stages("m.onnx", quiet=True, large=True) as tell:
+    with terminal.stages("m.onnx", large, quiet=True) as tell:
         assert tell is None
