@@ -21,6 +21,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.door import door
 
 INITIAL = 2.0**15
 PERIOD = 2000
@@ -74,6 +75,7 @@ def scale_after(rule: DynamicLossScale, scale: Any, good_steps: Any, finite: Any
     return np.where(finite, up, down), np.where(finite & ~due, counted, np.int64(0))
 
 
+@door()
 class LossScale(ABC):
     """A factor on the loss. A subclass gives the scale, `update`, and as `get_config` the arguments of its `__init__`.
 
@@ -127,6 +129,7 @@ class LossScale(ABC):
         return hash(repr(spec(self)))
 
 
+@door()
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedLossScale(LossScale):
     """A constant loss scale. `update` always allows the gradients to be applied, NaN or not, as in TensorFlow.
@@ -164,6 +167,7 @@ class FixedLossScale(LossScale):
         return f"FixedLossScale({self.loss_scale_value})"
 
 
+@door()
 class DynamicLossScale(LossScale):
     """A loss scale: it grows after a run of finite steps, shrinks after a nonfinite step, and is always finite.
 
@@ -336,13 +340,8 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
     """
     custom = {name: c for name, c in (custom_objects or {}).items() if isinstance(c, type) and issubclass(c, LossScale)}
     scale_class, inner = class_of(config, "loss scale", _CLASSES, custom)
-    try:
-        made: LossScale = scale_class.from_config(inner)
-        return made
-    except TypeError as cause:
-        raise TrainingError(
-            f"not the configuration of a {scale_class.__name__}: {dict(inner)!r}; use the result of get_config()"
-        ) from cause
+    made: LossScale = scale_class.from_config(inner)
+    return made
 
 
 def all_finite(grads: object) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.door import door
 
 TIMEOUT = 300.0
 """Default seconds that a replica waits for the others."""
@@ -133,6 +134,7 @@ def _device(backend: str, gpus: int) -> str:
     return "cuda:0"
 
 
+@door()
 def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) -> list[Array | None]:
     """Return float32 means over all replicas, in one exchange; for custom loops.
 

@@ -18,8 +18,8 @@ from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.door import door
 from amp_rewrite.settings.loss_scale import LossScale
-from amp_rewrite.train.door import door
 from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, append_unscaling
 
 

@@ -23,8 +23,8 @@ from amp_rewrite.deploy import process
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.door import door, floats, stated
 from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
-from amp_rewrite.train.door import door, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.update.optimizer import Optimizer
@@ -225,8 +225,7 @@ def _unscaled(gradient: Gradient, scale: Array) -> Gradient:
         values = _unscaled(gradient.values, scale)
         assert isinstance(values, np.ndarray)
         return gradient._replace(values=values)
-    array = np.asarray(gradient)
-    return np.asarray(array.astype(np.float32) / scale).astype(array.dtype)
+    return np.asarray(floats(gradient, "a gradient") / scale).astype(np.asarray(gradient).dtype)
 
 
 def scale_by_path(scale: object) -> dict[str, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.door import Namespace, door, floats
+from amp_rewrite.settings.door import Namespace, door, floats
 
 
 class Metric:
@@ -34,6 +34,7 @@ class Metric:
         return self.result()
 
 
+@door()
 class Mean(Metric):
     """The mean of numbers, each times its weight, such as of the losses of an epoch.
 
@@ -51,7 +52,8 @@ class Mean(Metric):
     def update_state(self, *values: Any, sample_weight: object = None) -> None:
         for value in values:
             array = floats(value, f"the value of {self.name!r}", np.float64)
-            weights = np.broadcast_to(1.0 if sample_weight is None else np.asarray(sample_weight), array.shape)
+            given = floats(1.0 if sample_weight is None else sample_weight, "sample_weight", np.float64)
+            weights = np.broadcast_to(given, array.shape)
             self._total += float((array * weights).sum())
             self._weight += float(weights.sum())
 
@@ -99,7 +101,8 @@ class Accuracy(Metric):
         targets, predictions = (floats(v, "an array of the metric", np.float64) for v in values)
         own, chosen = self._read(targets, predictions)
         kept = np.ones(len(own), bool) if self.ignore_index is None else own != self.ignore_index
-        weights = np.ones(len(own)) if sample_weight is None else np.asarray(sample_weight, np.float64).reshape(-1)
+        given = np.ones(len(own)) if sample_weight is None else sample_weight
+        weights = floats(given, "sample_weight", np.float64).reshape(-1)
         if len(weights) != len(kept):
             raise TrainingError(f"the metric {self.name!r} has {len(weights)} weights for {len(kept)} rows")
         self._right += float(weights[kept & (chosen == own)].sum())

@@ -18,16 +18,16 @@ from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
+from amp_rewrite.settings.door import Named, Namespace, door, floats, stated
 from amp_rewrite.settings.loss_scale import Gradient
-from amp_rewrite.train.door import Named, Namespace, door, floats, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
 from amp_rewrite.train.objective.parameters import trained
-from amp_rewrite.train.step.assembly import MODEL_OPTIONS, ModelOptions, Subject, statistics_of
+from amp_rewrite.train.step.assembly import ModelOptions, Subject, statistics_of
 from amp_rewrite.train.step.batches import Scores
 from amp_rewrite.train.step.execution import Predictions, inputs_of
-from amp_rewrite.train.step.fitting import FitOptions, History
+from amp_rewrite.train.step.fitting import FitOptions, History, Progress, Rate
 from amp_rewrite.train.step.model_loss import ModelLoss, Weights, WithWeights
 from amp_rewrite.train.step.step import step_of
 from amp_rewrite.train.step.trainer import Trainer
@@ -35,7 +35,7 @@ from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
 
 
-@door(options=MODEL_OPTIONS)
+@door(options=ModelOptions)
 class Network(WithWeights):
     """A model as TensorFlow's documentation uses one: `compile`, `fit`, `evaluate`, `predict`, and calls in a loop.
 
@@ -132,7 +132,6 @@ class Network(WithWeights):
             self._losses[text] = self._weights.loss(text)
         return self._losses[text]
 
-    @door()
     def __call__(self, inputs: object, training: bool | None = None) -> Predictions:
         """Return the predictions for inputs with the weights as they are now; numpy computes them when it reads them.
 
@@ -154,7 +153,6 @@ class Network(WithWeights):
 
     # -- fit -----------------------------------------------------------------------------------------------
 
-    @door()
     def compile(
         self,
         optimizer: StatefulOptimizer | Optimizer | str = "rmsprop",
@@ -193,13 +191,16 @@ class Network(WithWeights):
                 raise TrainingError(f"the loss {step.objective!r} has no accuracy; leave metrics out")
         self._compiled = Trainer(step)
 
-    @door(options=(*FitOptions.__annotations__, "learning_rate", "progress"))
+    @door(options=FitOptions)
     def fit(
         self,
         x: object = None,
         y: object = None,
         batch_size: int | None = None,
         epochs: int = 1,
+        *,
+        learning_rate: Rate | None = None,
+        progress: Progress | None = None,
         **options: Unpack[FitOptions],
     ) -> History:
         """Train by the choices of `compile` and return losses and metrics; see `Trainer.fit`.
@@ -208,7 +209,7 @@ class Network(WithWeights):
         """
         trainer = self._synchronized()
         try:
-            return trainer.fit(x, y, batch_size, epochs, **options)
+            return trainer.fit(x, y, batch_size, epochs, learning_rate=learning_rate, progress=progress, **options)
         finally:
             trained_now = trainer.get_weights()
             for name, array in trained_now.items():
@@ -217,14 +218,12 @@ class Network(WithWeights):
                 else:
                     self._weights.running[f"buffer/{name}"] = array
 
-    @door()
     def evaluate(
         self, x: object = None, y: object = None, batch_size: int | None = None, verbose: object = None
     ) -> Scores:
         """Return loss and metrics over data; see `Trainer.evaluate`."""
         return self._synchronized().evaluate(x, y, batch_size)
 
-    @door()
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the predictions for all rows, computed by batches; [NAME] gives another output.
 
@@ -257,6 +256,7 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return name
 
 
+@door()
 @dataclass(frozen=True)
 class LossObject:
     """A loss of targets and predictions, with the options of its formula."""
@@ -269,7 +269,6 @@ class LossObject:
         said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"{self.formula}({prediction}, {target}{said}{f', sample_weight={weight}' if weight else ''})"
 
-    @door()
     def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> ModelLoss:
         """Return the loss of a batch with the weights of its predictions; a `GradientTape` gives its gradients.
 
@@ -361,6 +360,7 @@ KERAS_LOSSES: Mapping[str, LossObject] = {
 """Loss objects by their names in Keras."""
 
 
+@door()
 class GradientTape(Named):
     """Gradients of losses in the form of tf.GradientTape. The graph has them already; the tape records nothing.
 
@@ -383,7 +383,6 @@ class GradientTape(Named):
     def gradient(self, target: object, sources: Variable) -> Gradient: ...
     @overload
     def gradient(self, target: object, sources: Sequence[Variable]) -> list[Gradient]: ...
-    @door()
     def gradient(self, target: object, sources: Variable | Sequence[Variable]) -> Gradient | list[Gradient]:
         """Return the gradients of a loss, or of a scaled loss: one for one variable, a list for several.
 

@@ -13,8 +13,8 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.sources import Npz
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.door import door, stated, whole_number
 from amp_rewrite.settings.loss_scale import Gradient, serialize
-from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.variables import (
     GradsAndVars,
     Variable,
@@ -165,7 +165,6 @@ class StatefulOptimizer:
         variables = listed(var_list, loss)
         return list(zip(self.get_gradients(times(loss, grad_loss), variables), variables, strict=True))
 
-    @door()
     def minimize(
         self,
         loss: Callable[[], Any],
@@ -190,7 +189,6 @@ class StatefulOptimizer:
         """Return a list with the update of one step down a `Differentiable` loss, as a function without arguments."""
         return [lambda: self.minimize(loss, params)]
 
-    @door()
     def apply_gradients(
         self,
         grads_and_vars: GradsAndVars,

@@ -12,9 +12,9 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.door import door, floats, stated
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.settings.policy import TypeName
-from amp_rewrite.train.door import floats, stated
 
 
 class ArrayLike(NDArrayOperatorsMixin):
@@ -57,6 +57,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         return format(self.numpy()[()] if not self.shape else self.numpy(), form)
 
 
+@door()
 class Variable(ArrayLike):
     """A named, mutable float32 array, the counterpart of tf.Variable; arithmetic with it gives arrays.
 

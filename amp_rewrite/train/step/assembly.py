@@ -32,10 +32,10 @@ from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import with_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
+from amp_rewrite.settings.door import door, stated, whole_number
 from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import PAINTING, Request
-from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.parameters import ModuleParameters, ParameterGlobs, Selection, module_notes, trained
 from amp_rewrite.train.update.graph import REGION, Buffers
@@ -82,9 +82,6 @@ class ModelOptions(Painting, total=False):
     training_mode: bool
     seed: int
     folder: str | Path | None
-
-
-MODEL_OPTIONS = tuple(ModelOptions.__annotations__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,10 +307,6 @@ def bind(model: object, values: Mapping[str, object], *, folder: str | Path | No
     """
     source = Model.load(model, folder=folder)
     ports = {port.name: port for port in input_ports(source)}
-    if not isinstance(values, Mapping):
-        raise TrainingError(
-            f"the values are {stated(values)}; pass a mapping from inputs, {', '.join(ports)}, to arrays"
-        )
     proto = clone(source.proto)
     for name, value in values.items():
         if name not in ports:

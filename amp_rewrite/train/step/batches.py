@@ -15,7 +15,7 @@ from amp_rewrite.evidence.data.sources import is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.train.door import whole_number
+from amp_rewrite.settings.door import whole_number
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 
 _RANGES = {

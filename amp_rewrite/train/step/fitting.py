@@ -16,8 +16,8 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.door import Named, door, whole_number
 from amp_rewrite.settings.loss_scale import MINIMUM, DynamicLossScale
-from amp_rewrite.train.door import door, whole_number
 from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
 from amp_rewrite.train.update.optimizer import rate_of_config
 
@@ -134,7 +134,7 @@ class FitOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class History:
+class History(Named):
     """Record of a call of `fit`.
 
     An epoch has the means of loss and metrics, weighted as in `Scores`, the same with "val_" before them if there are

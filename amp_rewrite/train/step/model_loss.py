@@ -20,13 +20,13 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PR
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from amp_rewrite.settings.door import Named, door
 from amp_rewrite.settings.loss_scale import Gradient
-from amp_rewrite.train.door import Named, door, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer, by_path
 from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import MODEL_OPTIONS, ModelOptions, Prepared, Subject, lowered, with_values
+from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, lowered, with_values
 from amp_rewrite.train.step.batches import batch_model, batches, check_batch, fitted_targets
 from amp_rewrite.train.step.execution import HoldsSession, Predictor
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
@@ -143,6 +143,7 @@ class Weights:
         return state | self.running
 
 
+@door()
 class WithWeights(Named, HoldsSession):
     """Base of objects with weights: export and checkpoints."""
 
@@ -178,6 +179,7 @@ class WithWeights(Named, HoldsSession):
             optimizer.restore(saved)
 
 
+@door()
 @dataclass(frozen=True, eq=False)
 class ModelLoss(WithWeights, Loss):
     """A `Differentiable` loss of a model: call it for its value, or compute its gradients from a seed.
@@ -198,7 +200,7 @@ class ModelLoss(WithWeights, Loss):
     results: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    @door(options=MODEL_OPTIONS)
+    @door(options=ModelOptions)
     def of(cls, model: object, loss: str, **options: Unpack[ModelOptions]) -> ModelLoss:
         """Return the loss of a model. It runs on CUDA if available, else on the CPU, with low policies emulated.
 
@@ -220,8 +222,6 @@ class ModelLoss(WithWeights, Loss):
             batch: arrays by input name.
             held: weights by name for which it is computed; None: those of the variables at the time of a computation.
         """
-        if not isinstance(batch, Mapping):
-            raise TrainingError(f"the batch is {stated(batch)}; pass a mapping from names of inputs to arrays")
         target, given = self._graph.target, dict(batch)
         if target is not None and target.name in given:
             given[target.name] = fitted_targets(target, np.asarray(given[target.name]))

@@ -22,14 +22,13 @@ from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.settings import loss_scale as scales
+from amp_rewrite.settings.door import door, stated, whole_number
 from amp_rewrite.settings.loss_scale import LossScale, serialize
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step.assembly import (
-    MODEL_OPTIONS,
     ModelOptions,
     Prepared,
     Subject,
@@ -139,7 +138,7 @@ class TrainingStep:
         return with_values(self.forward, {name: state[name] for name in self._changed})
 
 
-@door(options=MODEL_OPTIONS)
+@door(options=ModelOptions)
 def training_step(
     model: object,
     *,
@@ -268,6 +267,7 @@ _LEFT_OUT = ("model", "forward", "report", "owner")
 """Fields of a step that the metadata lack, or spell in another way."""
 
 
+@door()
 def save_step(
     step: TrainingStep,
     path: str | Path,

@@ -19,8 +19,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.settings.door import Named, door, floats, whole_number
 from amp_rewrite.settings.loss_scale import DynamicLossScale, ScaleState
-from amp_rewrite.train.door import Named, door, floats, whole_number
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
 from amp_rewrite.train.step.batches import batches as batches_of
@@ -161,7 +161,7 @@ class Trainer(Named, HoldsSession):
         buffer, side = self._stepper.buffer, self._now.side
         return {v.input: buffer.view(side, v.input) for v in self.step.state}
 
-    @door(options=FitOptions.__annotations__)
+    @door(options=FitOptions)
     def fit(
         self,
         x: object = None,
@@ -266,7 +266,6 @@ class Trainer(Named, HoldsSession):
         """Return data as batches of the step."""
         return batches_of(batches, self._declared, self.step.target)
 
-    @door()
     def evaluate(
         self,
         x: object = None,
@@ -344,15 +343,12 @@ class Trainer(Named, HoldsSession):
             TrainingError: a name is unknown, or a shape is another.
         """
         own = self.get_weights()
-        if not isinstance(weights, Mapping):
-            raise TrainingError("weights are set by name; pass a mapping from names to arrays, as get_weights gives it")
         for name, array in weights.items():
             if name not in own or np.shape(array) != own[name].shape:
                 has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"
                 raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
         self.set_state({**self.state, **{name: floats(a, f"weight {name!r}") for name, a in weights.items()}})
 
-    @door()
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the outputs of the model for all rows, in float32: an array of the first, and [NAME] gives another.
 

@@ -17,8 +17,8 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.door import door, floats, unknown_name
 from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, class_of, configured, serialize
-from amp_rewrite.train.door import floats, unknown_name
 
 Values = Mapping[str, Any]
 """Arrays, or values of a graph under construction, by slot."""
@@ -126,6 +126,7 @@ _RANGES = {
 }
 
 
+@door()
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """Base class of optimizers. Frozen: slots and the step count hold the state of training.

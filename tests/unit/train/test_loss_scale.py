@@ -109,7 +109,7 @@ def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> Non
 def test_a_broken_configuration_is_named() -> None:
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "FixedLossScale", "config": {"value": 2}})
-    assert str(error.value) == "not the configuration of a FixedLossScale: {'value': 2}; use the result of get_config()"
+    assert str(error.value) == "FixedLossScale does not take 'value'; it takes loss_scale_value"
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "Scale"})
     assert str(error.value) == (

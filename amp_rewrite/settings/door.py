@@ -6,14 +6,17 @@ Who comes from Keras or PyTorch types their words. `ELSEWHERE` has those, each w
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from numbers import Integral
+from inspect import isfunction
+from numbers import Integral, Real
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from amp_rewrite.errors import TrainingError, advice, one_line
+from amp_rewrite.errors import AmpRewriteError, TrainingError, advice, one_line
 from amp_rewrite.files.casting import Array
 
 _FED = "pass batches that load so, such as a DataLoader"
@@ -67,72 +70,122 @@ ELSEWHERE: Mapping[str, str] = {
 _T = TypeVar("_T")
 
 
-def door(*, options: Iterable[str] = ()) -> Callable[[_T], _T]:
-    """Answer a call with other arguments than a function or class takes by a TrainingError with the way out.
+def door(*, options: Any = None) -> Callable[[_T], _T]:
+    """Answer wrong calls of a function, or of a class and its public methods, by a TrainingError with the way out.
 
-    `options`: the names that the last parameter, **options, takes.
+    Wrong are other arguments than it takes, and an argument of another type than declared on which Python fails.
+
+    `options`: a TypedDict of what the last parameter, **options, takes.
     """
-    names = tuple(options)
+    declared = {name: _text(kind) for name, kind in getattr(options, "__annotations__", {}).items()}
 
     def checked(target: _T) -> _T:
-        if isinstance(target, type):
-            target.__init__ = _checked(target.__init__, target.__name__, names)  # type: ignore[misc]
-            return target
-        return _checked(target, target.__qualname__, names)  # type: ignore[attr-defined, no-any-return]
+        if not isinstance(target, type):
+            return _checked(target, declared)  # type: ignore[no-any-return]
+        for name, member in [*vars(target).items()]:
+            inner = getattr(member, "__func__", member)
+            public = name in ("__init__", "__call__") or not name.startswith("_")
+            if public and isfunction(inner) and not hasattr(inner, "__wrapped__"):
+                own = _checked(inner, declared if name == "__init__" else {})
+                setattr(target, name, own if inner is member else type(member)(own))
+        return target
 
     return checked
 
 
-def _checked(function: Any, name: str, options: Sequence[str]) -> Any:
+def _checked(function: Any, options: Mapping[str, str]) -> Any:
     signature = inspect.signature(function)
+    names = {name: _text(p.annotation) for name, p in signature.parameters.items()}
+    declared = {**names, **options}
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as cause:
-            raise _wrong_call(signature, name, options, args, kwargs, cause) from None
-        if options and any(key not in options for key in bound.arguments.get(_last(signature), ())):
-            raise _wrong_call(signature, name, options, args, kwargs, TypeError())
-        return function(*args, **kwargs)
+            if options and not kwargs.keys() <= declared.keys():
+                raise TypeError("an unknown option")
+            return function(*args, **kwargs)
+        except AmpRewriteError:
+            raise
+        except (AttributeError, TypeError, ValueError) as cause:
+            answer = _answer(function, signature, declared, args, kwargs)
+            if answer is None:
+                raise
+            raise TrainingError(answer) from cause
 
     return call
 
 
-def _last(signature: inspect.Signature) -> str:
-    return list(signature.parameters)[-1]
-
-
-def _wrong_call(
+def _answer(
+    function: Any,
     signature: inspect.Signature,
-    name: str,
-    options: Sequence[str],
+    declared: Mapping[str, str],
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    cause: TypeError,
-) -> TrainingError:
-    own = [
-        p for p in signature.parameters.values() if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    known = [*(p.name for p in own), *options]
+) -> str | None:
+    """What is wrong with a call, and the way out; None if its arguments are as declared."""
+    own = [p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    name, bound = function.__qualname__, [p.name for p in own if p.name in ("self", "cls")]
+    if bound:
+        owner = getattr(args[0], "__name__", type(args[0]).__name__)
+        name = owner if function.__name__ == "__init__" else f"{owner}.{function.__name__}"
+        own, args = own[1:], args[1:]
+    known = [n for n in declared if (n not in bound and n in {p.name for p in own}) or n not in signature.parameters]
     unknown = next((key for key in kwargs if key not in known), None)
     if unknown is not None:
-        hint = ELSEWHERE.get(unknown) or advice(unknown, known, f"it takes {', '.join(known)}")
-        return TrainingError(f"{name} does not take {unknown!r}; {hint}")
+        hint = ELSEWHERE.get(unknown) or advice(unknown, known, f"it takes {', '.join(known) or 'nothing'}")
+        return f"{name} does not take {unknown!r}; {hint}"
     places = [p.name for p in own if p.kind is not p.KEYWORD_ONLY]
-    if len(args) > len(places) + ("self" in signature.parameters):
-        named = ", ".join(f"{p.name}=…" for p in own if p.kind is p.KEYWORD_ONLY) or "nothing else"
-        return TrainingError(f"{name} takes {', '.join(places) or 'nothing'} by place; name other arguments: {named}")
+    if len(args) > len(places) and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+        named = ", ".join(f"{p.name}=…" for p in own if p.kind is p.KEYWORD_ONLY)
+        others = f" by place; name other arguments: {named}" if named else "; leave other arguments out"
+        return f"{name} takes {', '.join(places) or 'nothing'}{others}"
     needed = [p.name for p in own if p.default is p.empty and p.name not in kwargs]
-    missing = [one for one in needed if one not in places[: len(args) - ("self" in signature.parameters)]]
+    missing = [one for one in needed if one not in places[: len(args)]]
     if missing:
-        return TrainingError(f"{name} lacks {', '.join(missing)}; call {name}({', '.join(f'{n}=…' for n in needed)})")
-    return TrainingError(f"{name}: {one_line(cause)}; give each argument once")
+        return f"{name} lacks {', '.join(missing)}; call {name}({', '.join(f'{n}=…' for n in needed)})"
+    given = [*zip(places, args, strict=False), *kwargs.items()]
+    if len(given) > len(dict(given)):
+        return f"{name} has {next(key for key in kwargs if key in places[: len(args)])!r} twice; give it once"
+    for key, value in given:
+        legal = [_kind(part, function.__globals__) for part in declared[key].split(" | ")]
+        if not any(isinstance(value, kind) for kind, _ in legal):
+            return f"{key} of {name} is {stated(value)}; pass {' or '.join(dict(legal).values())}"
+    return None
+
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "None": (type(None), "None"),
+    "str": (str, "text"),
+    **dict.fromkeys(("Path", "os.PathLike"), (PathLike, "a path")),
+    "bool": ((bool, np.bool_), "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    **dict.fromkeys(("Mapping", "dict"), (Mapping, "a mapping")),
+    **dict.fromkeys(("Sequence", "list", "tuple"), (Sequence, "a list")),
+    "Iterable": (Iterable, "a list"),
+    **dict.fromkeys(("Callable", "Progress"), (Callable, "a function")),
+}
+"""Types in annotations, and in words."""
+
+
+def _text(annotation: Any) -> str:
+    """Return an annotation as text, without what stands in brackets."""
+    text, before = str(getattr(annotation, "__forward_arg__", annotation)), ""
+    while text != before:
+        text, before = re.sub(r"\[[^][]*\]", "", text), text
+    return text
+
+
+def _kind(name: str, scope: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return a type of an annotation with its words; `object` for one that is unknown or a protocol."""
+    own = scope.get(name)
+    known = isinstance(own, type) and not getattr(own, "_is_protocol", False)
+    return _KINDS.get(name) or (own if known else object, f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}")
 
 
 def unknown_name(owner: type, name: str) -> AttributeError:
     """Return the error for an unknown attribute of a class, with the way out."""
-    own = [n for n in dir(owner) if not n.startswith("_")]
+    own = sorted(n for n in {*dir(owner), *getattr(owner, "__dataclass_fields__", ())} if not n.startswith("_"))
     hint = ELSEWHERE.get(name) or advice(name, own, f"it has {', '.join(own)}")
     return AttributeError(f"{owner.__name__} has no {name!r}; {hint}")
 
@@ -167,6 +220,8 @@ def stated(value: object) -> str:
 def floats(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:
     """Return a new array of floats. TrainingError for anything but numbers."""
     try:
+        if value is None:
+            raise TypeError("None is NaN for numpy")
         return np.array(value, dtype)
     except (TypeError, ValueError, RuntimeError) as cause:
         raise TrainingError(f"{what} is {stated(value)}; pass numbers, as an array") from cause
