@@ -214,8 +214,8 @@ OPS: Mapping[str, OpRow] = {
     ),
     **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.AFFINE | T.IEEE, slots=ALL),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, T.DEQUANTIZES, slots=(0, 1)),
-    **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=_LEVELS),
-    **_rows("Pow", Way.FUNCTION, T.CARRIES | T.BROADCASTS | T.GROWS, slots=ALL, passes=_MAGNITUDE),
+    **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=(*_LEVELS, "states")),
+    **_rows("Pow", Way.FUNCTION, T.CARRIES | T.BROADCASTS | T.GROWS, slots=ALL, passes=_MAGNITUDE, keeps=("near_one",)),
     **_rows("Acos Acosh Asin", Way.FUNCTION, needs=((0, Need.DIGITS),), passes=_ROOT),
     **_rows("Atanh", Way.FUNCTION, needs=((0, Need.RATIO),), passes=_ROOT),
     **_rows("Asinh Atan Celu Mish Swish com.microsoft::ScaledSiLU", Way.FUNCTION),
@@ -251,14 +251,21 @@ OPS: Mapping[str, OpRow] = {
     **_rows(
         "Sign", Way.FUNCTION, _COPIED | T.SAME_SHAPE, passes=frozenset(), low=-1.0, high=1.0, whole=True, keeps=_LEVELS
     ),
-    **_rows("Reciprocal", Way.FUNCTION, _MAPPED | T.MAGNIFIES | T.IEEE, needs=((0, Need.TINY),), passes=_ROOT),
+    **_rows(
+        "Reciprocal",
+        Way.FUNCTION,
+        _MAPPED | T.MAGNIFIES | T.IEEE,
+        needs=((0, Need.TINY),),
+        passes=_ROOT,
+        keeps=("near_one",),
+    ),
     **_rows(
         "Sqrt",
         Way.FUNCTION,
         _MAPPED | T.MAGNIFIES | T.IEEE,
         needs=((0, Need.TINY),),
         passes=_ROOT,
-        keeps=("small", "squares"),
+        keeps=("small", "squares", "near_one"),
     ),
     **_rows("Log", Way.FUNCTION, _MAPPED | T.MAGNIFIES, needs=((0, Need.RATIO),), passes=_ROOT),
     **_rows("Exp", Way.FUNCTION, _MAPPED | T.GROWS, low=0.0, small=True, keeps=("peak",)),
@@ -310,10 +317,11 @@ OPS: Mapping[str, OpRow] = {
     **_rows("CumSum", Way.REDUCE, _MAPPED | T.LONG_SUM | T.GROWS, shapes=(1,)),
     **_rows("LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization", Way.NORM),
     **_contrib(
-        "BranchwiseRMSNorm EngramGate GatedRMSNorm GroupNorm SkipGroupNorm SkipLayerNormalization "
-        "SkipSimplifiedLayerNormalization",
+        "BranchwiseRMSNorm EngramGate GatedRMSNorm GroupNorm",
         Way.NORM,
     ),
+    **_contrib("SkipGroupNorm", Way.NORM, states=((0, 1), (3, 1))),
+    **_contrib("SkipLayerNormalization SkipSimplifiedLayerNormalization", Way.NORM, states=((0, 3), (1, 3))),
     **_contrib("EmbedLayerNormalization", Way.NORM, slots=()),
     **_rows("Softmax", Way.NORM, T.SAME_SHAPE | T.SMALL | T.SOFTMAX, low=0.0, high=1.0, small=True),
     **_rows("BatchNormalization", Way.NORM, T.SAME_SHAPE, slots=(0, 1, 2, 3, 4)),

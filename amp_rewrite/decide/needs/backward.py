@@ -181,6 +181,7 @@ class Needs:
             return
         through = product and (need in _THROUGH_PRODUCTS or number_of_terms(self.facts, op) < TENSOR_CORE_STEP)
         through |= product and need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)
+        through |= need is Need.FACTOR and self.facts[value].near_one and row.way in (Way.SUM, Way.SCALE)
         if not (through or need in row.passed):
             return
         for slot, operand in enumerate(op.inputs):
@@ -245,7 +246,7 @@ class Needs:
                 on = any(of == state for of, _ in fact.states)
             if on:
                 self._ask(operand, Need.PATH, why, state)
-            elif op.kind == "Mul":
+            elif op.kind in SCALINGS:
                 self._ask(operand, Need.FACTOR, why)
 
     def _ask_of_outputs(self) -> None:

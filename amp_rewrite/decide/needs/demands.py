@@ -77,7 +77,7 @@ class Demands:
             )
         if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
             yield Demand(op.inputs[2], Need.DIGITS, _DIFFERENCE)
-        if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind == "Reciprocal"):
+        if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind in _INVERSES):
             yield from self._by_means(op, facts)
         if op.kind in PAIR_SUMS and len(facts) == 2:
             yield from self._by_sum(op, *facts)
@@ -110,9 +110,10 @@ class Demands:
             self._share(shared)
             yield from (Demand(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
         many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
-        if op.kind == "Sub" and many and a.raw and b.raw:
+        if apart and many and a.raw and b.raw:
             yield from (Demand(v, Need.EXACT) for v in op.operands)
-        if op.kind == "Sub" and a.levels & b.levels and (a.learned or b.learned):
+        copies = a.sources == b.sources and not relative
+        if apart and a.levels & b.levels and (a.learned or b.learned or copies):
             note = f"{described(self.facts.view, op.id)} takes their level away again"
             yield from (Demand(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
@@ -127,7 +128,7 @@ class Demands:
             last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
             key = value, (-1 if last else -2) if matrices else 0
             if key not in self._balances:
-                self._balances[key] = _sums_to_zero(self.facts.view.array(value, _FEW), key[1])
+                self._balances[key] = _sums_to_zero(self.facts.array(value, _FEW), key[1])
             if self._balances[key]:
                 return other
         return None
@@ -135,9 +136,10 @@ class Demands:
     def _by_means(self, op: Op, facts: list[Fact]) -> Iterator[Demand]:
         long = self.facts.limits.most / TERM
         note = f"part of a mean: {described(self.facts.view, op.id)} divides by the number or sum of its weights"
-        if op.kind in ("Div", "Reciprocal"):
-            divisor = facts[-1]
-            summed = divisor.terms > long and divisor.size > self.facts.limits.most
+        if op.kind == "Div" or op.kind in _INVERSES:
+            divisor = facts[-1] if op.kind == "Div" else facts[0]
+            inverts = op.kind != "Pow" or facts[1].number == -1
+            summed = inverts and divisor.terms > long and divisor.size > self.facts.limits.most
             counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
             if summed or counted:
                 yield from (Demand(v, Need.LONG, note) for v in op.operands)
@@ -210,4 +212,6 @@ def _among(a: Fact, b: Fact) -> Iterator[Values]:
     return (pair for pair in a.squares if pair <= b.products)
 
 
+_INVERSES = ("Pow", "Reciprocal")
+"""Ops that divide by their first input, a power by its exponent."""
 _PICKED = (Way.COPY, Way.PICK)

@@ -9,7 +9,8 @@ from itertools import permutations
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, Pairs, joined, leaves, range_of, union
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.ops import OpRow, Trait
+from amp_rewrite.ir.op_classes import SCALINGS
+from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId
@@ -67,7 +68,8 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         run=run_of(read),
         guard=INF,
         peak=(),
-        beside_one=False,
+        beside_one=two and all(f.beside_one for f in varying),
+        states=tuple((state, was or (two and fact.beside_one)) for state, was in fact.states),
         running=False,
         beyond=fact.beyond or _scales_away(facts, op, read, low, high),
         gated=1 + max((f.steps for f in varying if f is not gate), default=0)
@@ -83,10 +85,10 @@ def _pair(facts: Known, op: Op) -> Pairs:
 
 
 def _inverse(facts: Known, divisor: Fact) -> float:
-    """Return the terms in the inverse of a value: less than 1 for a sum of weights perhaps beyond the range."""
+    """Return the terms in the inverse of a value: less than 1 for a count, and a sum perhaps beyond the range."""
     count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
-    terms = max(divisor.terms, min(count, FREE))
-    return 1 / terms if terms > 1 and divisor.size > facts.limits.most else 1.0
+    terms = max(divisor.terms if divisor.size > facts.limits.most else 1.0, min(count, FREE))
+    return 1 / terms if terms > 1 else 1.0
 
 
 def factor(facts: Known, op: Op, read: Sequence[Fact]) -> float:
@@ -146,12 +148,12 @@ def _scales_away(facts: Known, op: Op, read: list[Fact], low: float, high: float
 
 def steps_of(facts: Known, op: Op, read: list[Fact]) -> int:
     """Return the small steps of a recursion so far: a small multiple is added, or a factor near 1 multiplies."""
-    most = max((max(f.steps, f.gated if op.kind == "Add" else 0) for f in read), default=0)
-    if len(read) == 2:
-        for state, other in ((read[0], read[1]), (read[1], read[0])):
-            moves = op.kind in ("Add", "Sub") and other.learned and other.small_factor
-            if moves or (op.kind == "Mul" and other.beside_one):
-                most = max(most, state.steps + 1)
+    scales = op.kind in SCALINGS
+    most = max((max(f.steps, 0 if scales or op.kind == "Sub" else f.gated) for f in read), default=0)
+    moving = [f for f in read if (f.beside_one if scales else f.learned and f.small_factor)]
+    others = [f for f in read if len(moving) > 1 or f not in moving]
+    if moving and others:
+        most = max(most, 1 + max(f.steps for f in others))
     return most
 
 
@@ -174,7 +176,9 @@ def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> Bey
 
 
 def fact_of_function(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    fact = read[0] if read else NOTHING
+    kind, fact = op.kind, read[0] if read else NOTHING
+    if kind == "Pow" and fact.constant:  # a number to a power is an exponential
+        kind, row, fact = "Exp", OPS["Exp"], read[-1]._replace(high=INF)
     if row.whole:
         fact = fact._replace(whole=fact.size)
     kept = Fact(
@@ -187,7 +191,7 @@ def fact_of_function(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact
         bent=fact.learned and "levels" not in row.keeps,
         nudged=fact.nudged,
     )._replace(**{name: getattr(fact, name) for name in row.keeps})
-    return _FUNCTIONS[op.kind](facts, op, fact, kept) if op.kind in _FUNCTIONS else kept
+    return _FUNCTIONS[kind](facts, op, fact, kept) if kind in _FUNCTIONS else kept
 
 
 def _exponential(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
@@ -223,6 +227,7 @@ def _raised(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
         grows=fact.size > 1 and (exponent is None or exponent > 1),
         small=fact.small or (square and bool(fact.sources)),
         whole=whole,
+        terms=_inverse(facts, fact) if exponent == -1 else 1.0,
     )
 
 

@@ -135,7 +135,7 @@ class Fact(NamedTuple):
 
     # -- states and recursions -----------------------------------------------------------------------
     states: Annotated[tuple[tuple[ValueId, bool], ...], _states] = ()
-    """States that it carries, with True if something was added to them."""
+    """States that it carries, with True if something was added to them, or a factor near 1 multiplied them."""
     steps: Annotated[int, max] = 0
     """Small steps taken by a state so far."""
     gated: int = 0
@@ -246,6 +246,12 @@ class Known:
     def origin(self, value: ValueId) -> ValueId:
         """Return the source of a copy, or the value itself."""
         return self._origins.get(value, value)
+
+    def array(self, value: ValueId, most: int) -> Array | None:
+        """Return the elements of a constant, behind Identity and Cast, too; None for more than asked for."""
+        while (copy := self.view.producer(value, "Cast", "Identity")) is not None and copy.inputs[0] is not None:
+            value = copy.inputs[0]
+        return self.view.array(value, most)
 
     def floats(self, value: ValueId | None) -> bool:
         """True for a tensor of a floating type."""
