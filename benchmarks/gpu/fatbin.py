@@ -6,7 +6,7 @@ Payloads (ELF and PTX) for other architectures in `.nv_fatbin` become zeros; hea
 the file stay. A driver picks the entry that fits its device best and never reads the payload of the others, so code for
 the architectures that are kept is byte for byte the vendor's. What exists for one architecture alone is blanked too: in
 onnxruntime-gpu 1.31.1 and sm_90 those are products of mixtures of experts and of float8. So are kernels that no row
-runs (`UNUSED`), where the package zstandard, which reads the names in compressed code, is installed.
+runs (`UNUSED`); the package zstandard reads the names in compressed code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNUSED = re.compile(
 
 
 class FormatError(ValueError):
-    """The file is not a CUDA library as nvcc 13 writes it."""
+    """The file is not a CUDA library as nvcc 13 writes it, or cannot be read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ def entries(data: mmap.mmap | bytes, start: int, size: int) -> Iterator[Entry]:
 
 
 def is_unused(payload: bytes) -> bool:
-    """True if code has a kernel that no row runs; False if its names cannot be read."""
+    """True if code has a kernel that no row runs; FormatError if zstandard, which reads its names, is missing."""
     if payload.startswith(ZSTANDARD):
         try:
             zstandard = importlib.import_module("zstandard")
-        except ImportError:
-            return False
+        except ImportError as missing:
+            raise FormatError("names of kernels are compressed; `pip install zstandard` reads them") from missing
         payload = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
     return any(UNUSED.search(name) for name in NAME.findall(payload))
 

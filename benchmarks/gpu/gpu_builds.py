@@ -22,6 +22,8 @@ from benchmarks.shared.zoo import Built
 
 SEED = 7
 OPSET = 18
+BIASES = 0.02
+"""Standard deviation of parameters that start at zero."""
 LLAMA = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -195,17 +197,23 @@ class InHalf(nn.Module):
 
 
 def redraw(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """Give large parameters drawn numbers of the same mean and deviation; return how each is drawn, by its name."""
+    """Give large parameters drawn numbers of the same mean and deviation; return how each is drawn, by its name.
+
+    Those that start at zero get numbers, too: trained ones have some, and an exporter leaves out a bias of zeros.
+    """
     sources: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()
     for key, parameter in module.named_parameters():
-        std = float(parameter.detach().std()) if parameter.numel() > 1 else 0.0
-        if parameter.numel() < skeleton.LEAST or parameter.data_ptr() in seen or std == 0:
+        zero = not parameter.detach().any()
+        std = BIASES if zero else float(parameter.detach().std()) if parameter.numel() > 1 else 0.0
+        if (parameter.numel() < skeleton.LEAST and not zero) or parameter.data_ptr() in seen or std == 0:
             continue
         mean = float(parameter.detach().mean())
         mean = mean if abs(mean) > 0.1 * std else 0.0
-        sources[key] = {"shape": list(parameter.shape), "mean": mean, "std": std}
+        how = {"shape": list(parameter.shape), "mean": mean, "std": std}
         with torch.no_grad():
-            parameter.copy_(torch.from_numpy(skeleton.drawn(key, tuple(parameter.shape), mean, std)))
+            parameter.copy_(torch.from_numpy(skeleton.drawn(key, **how)))
+        if parameter.numel() >= skeleton.LEAST:
+            sources[key] = how
         seen.add(parameter.data_ptr())
     return sources

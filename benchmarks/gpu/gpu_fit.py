@@ -33,6 +33,8 @@ WIDTH = 0.1
 PRIOR = 1e-3
 """Weight that draws constants which no row tells toward those of the data sheet."""
 LEAST_GAIN = 1e-12
+RIGHT = 0.3
+"""Distance of a gain from the measured one up to which a prediction counts as right."""
 SIDE, EDGE = 480, 60
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 Array = np.ndarray[Any, Any]
@@ -121,11 +123,23 @@ def _loss(at: Array, sheet: Array, found: Sequence[Point], roof: Roof) -> float:
     return float(robust.sum() + PRIOR * ((at - sheet) ** 2).sum())
 
 
+def right_gains(found: Sequence[Point], roof: Roof, constants: Constants) -> tuple[int, int]:
+    """Return how many gains over TF32 are predicted within RIGHT of the measured ones, and of how many."""
+    told = {(p.model, p.way): (seconds(p.work, p.way, roof, constants), p.measured) for p in found}
+    off = [
+        np.log(told[model, "tf32"][0] / predicted) - np.log(told[model, "tf32"][1] / measured)
+        for (model, way), (predicted, measured) in told.items()
+        if way != "tf32" and (model, "tf32") in told
+    ]
+    return int(np.count_nonzero(np.abs(off) <= np.log1p(RIGHT))), len(off)
+
+
 # -- pages ---------------------------------------------------------------------------------------------
 
 
 def lines(found: Sequence[Point], fit: Fit, roof: Roof) -> list[str]:
     """Return the page: the constants, and each row as predicted by the data sheet, as fitted, and as measured."""
+    (sheet, count), (after, _) = (right_gains(found, roof, constants) for constants in (SHEET, fit.constants))
     units = {"start": 1e6}
     constants = [
         (name, f"{getattr(SHEET, name) * units.get(name, 1):.3g}", f"{value * units.get(name, 1):.3g}")
@@ -135,13 +149,13 @@ def lines(found: Sequence[Point], fit: Fit, roof: Roof) -> list[str]:
     ]
     rows = []
     for point in found:
-        sheet = seconds(point.work, point.way, roof)
-        after = seconds(point.work, point.way, roof, fit.constants)
-        times = (f"{1e3 * t:.3g}" for t in (sheet, after, point.measured))
-        rows.append((point.model, WAYS[point.way].name, *times, f"{point.measured / after:.2f}×"))
+        by = [seconds(point.work, point.way, roof, constants) for constants in (SHEET, fit.constants)]
+        times = (f"{1e3 * t:.3g}" for t in (*by, point.measured))
+        rows.append((point.model, WAYS[point.way].name, *times, f"{point.measured / by[-1]:.2f}×"))
     return [
         f"Constants for {roof.gpu}, of {len(found)} rows: `start` in µs, the others as shares of the sheet's peaks.",
-        f"Half of the rows are within {100 * fit.spread:.0f} % of the fit.",
+        f"Half of the rows are within {100 * fit.spread:.0f} % of the fit. Of {count} gains over TF32, {sheet} by the",
+        f"data sheet and {after} as fitted are within {100 * RIGHT:.0f} % of the measured ones: none is printed.",
         "",
         *measure.markdown(("constant", "before", "fitted"), constants),
         "",

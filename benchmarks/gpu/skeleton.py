@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-LEAST = 2048
-"""Elements; smaller tensors stay in the file."""
+LEAST = 512
+"""Elements; smaller tensors stay in the file. Biases are as many as features."""
 MOST_NOTED = 0.02
 """Share of elements that a recipe may note one by one."""
 SAMPLE = 1024
@@ -172,12 +172,13 @@ class Sources:
         return self.scales.index(text)
 
     def _joined(self, array: Array) -> Recipe | None:
-        """Find the sources that an array of two dimensions joins: one below the other, or side by side in groups.
+        """Find the sources that an array joins: one below the other, or side by side in groups.
 
         Heads of attention are such groups: with 8 of them, columns are those of a query's first head, of a key's first
         head, of a value's first, of the query's second, and so on.
         """
-        for axis, parts in ((1, 3), (1, 2), (0, 3), (0, 2)) if array.ndim == 2 else ():
+        ways = ((1, 3), (1, 2), (0, 3), (0, 2)) if array.ndim == 2 else ((0, 3), (0, 2)) if array.ndim == 1 else ()
+        for axis, parts in ways:
             for groups in GROUPS if axis == 1 else (1,):
                 if array.shape[axis] % (parts * groups) or array.shape[axis] == parts * groups:
                     continue
@@ -284,6 +285,8 @@ def strip(model: onnx.ModelProto, sources: Sources) -> Stripped:
             left += len(tensor.raw_data)
             continue
         array = numpy_helper.to_array(tensor).astype(dtype, copy=False)
+        if array.size == max(array.shape):  # a bias, of whatever rank
+            array = array.reshape(-1)
         found = sources.recipe(array)
         if found is None:
             left += array.nbytes

@@ -13,7 +13,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from benchmarks.gpu import gpu_fit, gpu_predicted
+from benchmarks.gpu import fatbin, gpu_fit, gpu_predicted
 from benchmarks.gpu.gpu_predicted import H200, START, Constants, seconds
 from benchmarks.gpu.gpu_work import Kernel, kernels, work_of
 from suites.gpu.conftest import RUN, SMALL, ran
@@ -52,6 +52,13 @@ def test_a_kernel_takes_its_operations_or_its_bytes_and_a_start() -> None:
     assert seconds([full], "float32", H200) == pytest.approx(494.5e9 / 67e12 + START)
     assert seconds([copy], "amp", H200, Constants(bandwidth=0.5)) == pytest.approx(2e-3 + START)
     assert kernels(str(product) + " " + str(full)) == [product, full]
+
+
+def test_compressed_code_is_not_kept_unread_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert not fatbin.is_unused(b"\0.text.gemm")
+    with pytest.raises(fatbin.FormatError, match="pip install zstandard"):
+        fatbin.is_unused(fatbin.ZSTANDARD + b".text.moe")
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -122,6 +129,13 @@ def test_a_prediction_has_a_row_for_each_way_and_says_what_is_missing(skeletons:
     assert f"amp-rewrite: commit {rows[0]['commit']}." in said
     assert "**Predicted, not measured**" in said
     assert f"- {SMALL}, AutoCast: not made: no interpreter for it was named; add --autocast PYTHON" in said
+
+
+def test_gains_that_are_predicted_within_30_percent_are_counted() -> None:
+    work = {"tf32": Kernel(494.5e9, 1.0, False, 1), "amp": Kernel(989e9 / 2, 1.0, True, 1)}
+    exact = [gpu_fit.Point("m", way, (kernel,), seconds([kernel], way, H200)) for way, kernel in work.items()]
+    far = [gpu_fit.Point("n", p.way, p.work, p.measured * (1.4 if p.way == "amp" else 1)) for p in exact]
+    assert gpu_fit.right_gains([*exact, *far], H200, gpu_predicted.SHEET) == (1, 2)
 
 
 def test_too_few_measured_rows_are_refused(tmp_path: Path) -> None:
