@@ -97,7 +97,7 @@ _LOSS = 2.0**-8
 
 def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType, *, by: float = OUTWEIGHS) -> bool:
     """True if the norm of a constant bias is more than `by` times the norm of the constant weights."""
-    if bias is None or weight is None or view.constant(bias) is None or view.constant(weight) is None:
+    if bias is None or weight is None or view.copied(bias) is None or view.copied(weight) is None:
         return False
     added, factors = view.fit(bias, to), view.fit(weight, to)
     if added.nonfinite or added.absmax * math.sqrt(added.count) <= by * factors.absmax:
@@ -117,7 +117,7 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
 
 def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
     """Return the norm of a constant, or of its change by rounding. Read in parts."""
-    tensor, squares = view.constant(value), 0.0
+    tensor, squares = view.copied(value), 0.0
     for chunk in view.model.chunks(tensor, BLOCK) if tensor is not None else ():
         exact = chunk.astype(np.float64)
         numbers = exact if rounded_to is None else chunk.astype(rounded_to.numpy).astype(np.float64) - exact

@@ -168,16 +168,30 @@ class View(Index):
         held = ((v.id, v.tensor) for v in self.values if v.tensor is not None and not v.overridable)
         return dict(held)
 
+    def copied(self, value: ValueId | None) -> TensorProto | None:
+        """Return the tensor of a constant value, or of the constant that Identities copy: to be read, not written."""
+        return self.constant(value) or (self._copies.get(value) if value is not None else None)
+
+    @cached_property
+    def _copies(self) -> Mapping[ValueId, TensorProto]:
+        known: dict[ValueId, TensorProto] = {}
+        for op in self.of_kinds(("Identity",)):
+            source, copy = op.inputs[0], op.outputs[0]
+            tensor = known[source] if source in known else self.constant(source)
+            if tensor is not None and copy is not None:
+                known[copy] = tensor
+        return known
+
     def array(self, value: ValueId | None, most: int | None = None) -> Array | None:
-        """Return the elements of a constant value; None for other values, and for more elements than asked for."""
-        tensor = self.constant(value)
+        """Return the elements of a constant value or a copy; None for others, and for more elements than asked for."""
+        tensor = self.copied(value)
         large = tensor is not None and most is not None and math.prod(tensor.dims) > most
         return None if tensor is None or large else self.model.array(tensor)
 
     @once
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """Return how a constant's values fit into a low type, read once; Fit() for other values."""
-        tensor = self.constant(value)
+        """Return how the values of a constant or a copy fit into a low type, read once; Fit() for other values."""
+        tensor = self.copied(value)
         return self.model.fit(tensor, to) if tensor is not None else Fit()
 
     @cached_property

@@ -327,7 +327,7 @@ def fact_of_constant(facts: Known, value: ValueId) -> Fact:
 def _large_constant(facts: Known, value: ValueId) -> Fact:
     if not facts.floats(value):
         return Fact(constant=True, whole=INF)
-    fit, tensor = facts.view.fit(value, facts.to), facts.view.constant(value)
+    fit, tensor = facts.view.fit(value, facts.to), facts.view.copied(value)
     fact = Fact(-fit.absmax, fit.absmax, constant=True)
     if 0 < fit.absmax == fit.absmin <= 1 and tensor is not None and len(tensor.dims) == 2:
         array = facts.view.array(value)
@@ -336,7 +336,7 @@ def _large_constant(facts: Known, value: ValueId) -> Fact:
 
 
 def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
-    tensor = facts.view.constant(value)
+    tensor = facts.view.copied(value)
     reads = ((row_of(facts.view.ops[use.op].kind), use.slot) for use in facts.view.uses[value])
     weight = all(row.way is Way.PRODUCT and slot in row.slots for row, slot in reads)
     if tensor is None or not tensor.dims or weight:

@@ -56,7 +56,7 @@ class Facts(Known):
             if op.kind in COPIES and op.inputs[0] is not None:
                 self._origins[value] = self.origin(op.inputs[0])
             fact = made
-            if self.view.constant(value) is not None:
+            if self.view.copied(value) is not None:
                 fact = fact_of_constant(self, value)
             elif self._becomes_integer(op, row, value):
                 fact = self.given(value)._replace(sources=frozenset((value,)), transform=False)

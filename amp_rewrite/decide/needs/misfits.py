@@ -95,7 +95,7 @@ def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Caus
 
 def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
     """True for weights, a divisor or a single factor with few digits in the low type."""
-    if value is None or not facts.floats(value) or facts.view.constant(value) is None:
+    if value is None or not facts.floats(value) or facts.view.copied(value) is None:
         return False
     fit = facts.view.fit(value, facts.to)
     if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
