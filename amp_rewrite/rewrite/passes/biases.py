@@ -128,10 +128,11 @@ class BiasSum:
 
 def _along(view: View, context: Context, source: ValueId, bias: ValueId) -> bool:
     """True if a flat constant has a number for each of the last axis of a value, and no more axes."""
-    tensor, shape = view.constant(bias) if _flat(view, bias) else None, context.shape(view, source)
-    if tensor is None or shape is None or _flat(view, source):
+    tensor = view.constant(bias)
+    if tensor is None or not _flat(view, bias) or _flat(view, source):
         return False
-    return len(tensor.dims) <= len(shape) and tensor.dims[-1] in (1, shape[-1])
+    shape = context.shape(view, source)
+    return shape is not None and len(tensor.dims) <= len(shape) and tensor.dims[-1] in (1, shape[-1])
 
 
 def _flat(view: View, value: ValueId) -> bool:
