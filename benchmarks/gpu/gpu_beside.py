@@ -14,16 +14,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.gpu import gpu_models
+from benchmarks.gpu import gpu_models, skeleton_files
 from benchmarks.gpu.gpu_latency import CAPTURED, has_convolutions
 from benchmarks.gpu.gpu_session import CUDA, batch_of, open_way
 from benchmarks.gpu.gpu_turns import error, ratio, timed
 from benchmarks.gpu.gpu_ways import files
 from benchmarks.shared import measure
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.gpu_builds import Module
 
 OURS = {
     "float32": ("float32", False),
@@ -92,10 +95,23 @@ def _of_torch(job: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Way]]]
     for layout in layouts:
         for key, mode in MODES.items():
             words = ", ".join(filter(None, ("PyTorch", key, layout)))
-            yield words, lambda mode=mode, layout=layout: _module(job["model"], job["provider"], mode, bool(layout))
+            yield words, lambda mode=mode, layout=layout: _module(made_of(job), job["provider"], mode, bool(layout))
 
 
-def _module(model: str, provider: str, mode: str | None, channels_last: bool) -> Way:
+def made_of(job: Mapping[str, Any]) -> Module:
+    """Return the module of a grown model: the weights and the batch are those of its files."""
+    import torch
+
+    from benchmarks.gpu import gpu_builds
+
+    folder, name = Path(job["models"]), job["model"]
+    made = gpu_builds.Module.of(name, skeleton_files.about(folder, name)["sources"], exported=False)
+    batch = batch_of(folder, name)
+    made.tensors = {key: torch.from_numpy(batch[key]) for key in made.tensors}
+    return made
+
+
+def _module(made: Module, provider: str, mode: str | None, channels_last: bool) -> Way:
     import torch
 
     from benchmarks.gpu import gpu_builds
@@ -103,7 +119,6 @@ def _module(model: str, provider: str, mode: str | None, channels_last: bool) ->
     device = "cuda" if provider == CUDA else "cpu"
     if device == "cuda":
         torch.backends.cuda.enable_math_sdp(False)
-    made = gpu_builds.Module.of(model, exported=False)
     module = gpu_builds.InHalf(made.module.half().to(device)).eval()
     tensors = [tensor.to(device) for tensor in made.tensors.values()]
     if channels_last:
@@ -141,8 +156,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.one:
         provider = CUDA if given.provider == "cuda" else "CPUExecutionProvider"
+        from benchmarks.gpu import gpu_builds
+
         for mode in filter(None, MODES.values()):
-            _module(given.names[0], provider, mode, channels_last=False)[0]()
+            _module(gpu_builds.Module.of(given.names[0], exported=False), provider, mode, channels_last=False)[0]()
         return
     with ThreadPoolExecutor(given.workers) as pool:
         for fault in filter(None, pool.map(lambda name: compiled(name, given.provider), given.names)):

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from benchmarks.gpu import skeleton
+from benchmarks.gpu.gpu_models import Sources
 from benchmarks.gpu.skeleton_files import BESIDE
 from benchmarks.shared import zoo
 from benchmarks.shared.unet import UNet
@@ -132,19 +133,22 @@ BUILDS: Mapping[str, Callable[[], Built]] = {
 class Module:
     """A PyTorch module as a source of ONNX files."""
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: Built, sources: Sources | None = None) -> None:
         self.module, self.tensors = built.module, built.inputs
-        self.drawn = redraw(built.module)
+        self.drawn = redraw(built.module, sources)
         self.inputs = {key: tensor.numpy() for key, tensor in built.inputs.items()}
 
     @classmethod
-    def of(cls, name: str, *, exported: bool = True) -> Module:
-        """Return a model with the same weights and inputs each time; with PyTorch's fused attention if not exported."""
+    def of(cls, name: str, sources: Sources | None = None, *, exported: bool = True) -> Module:
+        """Return a model with the same weights and inputs each time; with PyTorch's fused attention if not exported.
+
+        `sources`: how the weights of its skeleton were drawn, where there is one.
+        """
         torch.manual_seed(SEED)
         built = BUILDS[name]()
         if not exported:
             _fuse_attention(built)
-        return cls(built)
+        return cls(built, sources)
 
     def write(self, path: Path) -> None:
         """Export the module in float32."""
@@ -176,7 +180,7 @@ def _fuse_attention(built: Built) -> None:
     A compiled model makes a mask of ones, which no fused kernel takes at odd lengths.
     """
     for module in built.module.modules():
-        if isinstance(module, transformers.PreTrainedModel):
+        if isinstance(module, transformers.PreTrainedModel) and hasattr(module.config, "num_attention_heads"):
             module.set_attn_implementation("sdpa")
         home = sys.modules[type(module).__module__]
         if "attention_mask" not in built.inputs and hasattr(home, "create_bidirectional_mask"):
@@ -196,10 +200,20 @@ class InHalf(nn.Module):
         return tuple(x.float() for x in found) if isinstance(found, tuple) else found.float()
 
 
-def redraw(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """Give large parameters drawn numbers of the same mean and deviation; return how each is drawn, by its name.
+def redraw(module: nn.Module, sources: Sources | None = None) -> Sources:
+    """Draw parameters as sources tell by name, without them those of `spreads`; return how each is drawn."""
+    sources = spreads(module) if sources is None else sources
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for key, how in sources.items():
+            parameters[key].copy_(torch.from_numpy(skeleton.drawn(key, **how)))
+    return sources
 
-    Those that start at zero get numbers, too: trained ones have some, and an exporter leaves out a bias of zeros.
+
+def spreads(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return how large parameters are drawn, by name: with the mean and deviation that they start with.
+
+    Those that start at zero are drawn, too: trained ones have numbers, and an exporter leaves out a bias of zeros.
     """
     sources: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()
@@ -210,10 +224,6 @@ def redraw(module: nn.Module) -> dict[str, dict[str, Any]]:
             continue
         mean = float(parameter.detach().mean())
         mean = mean if abs(mean) > 0.1 * std else 0.0
-        how = {"shape": list(parameter.shape), "mean": mean, "std": std}
-        with torch.no_grad():
-            parameter.copy_(torch.from_numpy(skeleton.drawn(key, **how)))
-        if parameter.numel() >= skeleton.LEAST:
-            sources[key] = how
+        sources[key] = {"shape": list(parameter.shape), "mean": mean, "std": std}
         seen.add(parameter.data_ptr())
     return sources

@@ -2,13 +2,14 @@
 
     python benchmarks/run.py gpu_grow SKELETONS FOLDER [--only NAME …] [--workers 8]
 
-Writes NAME.WAY.onnx with one file of weights for all ways of a model, and NAME.npz with its batch.
+Writes NAME.WAY.onnx with one file of weights for all ways of a model, NAME.npz with its batch, and
+NAME.json with how the weights are drawn, by which PyTorch draws those of its module.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +24,8 @@ def grow(skeletons: Path, folder: Path, name: str) -> str:
     """Write the ways of one model, and last of all what was noted when they were made; return a line about it."""
     start = time.perf_counter()
     nbytes = skeleton_files.regrow(skeletons, folder, name)
-    shutil.copy(skeletons / f"{name}.json", folder / f"{name}.json")
+    noted = skeleton_files.about(skeletons, name) | {"sources": skeleton_files.recipes(skeletons, name)["sources"]}
+    (folder / f"{name}.json").write_text(json.dumps(noted), encoding="utf-8")
     return f"{name}: {nbytes / 1e6:.0f} MB, {time.perf_counter() - start:.0f} s"
 
 

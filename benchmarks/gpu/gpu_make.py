@@ -99,8 +99,9 @@ class Making:
 
     @functools.cached_property
     def model(self) -> gpu_models.Source:
-        """Return the model as its framework has it."""
-        return gpu_models.source(self.name)
+        """Return the model as its framework has it, with the weights of its skeletons if there are some."""
+        there = is_there(self.out, self.name)
+        return gpu_models.source(self.name, skeleton_files.recipes(self.out, self.name)["sources"] if there else None)
 
     def _begin(self) -> None:
         """Note how weights and inputs are drawn, and no way yet."""

@@ -19,12 +19,14 @@ EXAMPLES = measure.ROOT / "examples" / "models"
 EXPORTED = measure.ROOT / "tests" / "models"
 SEED = 7
 Array = np.ndarray[Any, Any]
+Sources = Mapping[str, Mapping[str, Any]]
+"""How weights are drawn: the arguments of `skeleton.drawn` by name."""
 
 
 class Source(Protocol):
     """A float32 model: how its weights are drawn, one batch, and its file."""
 
-    drawn: Mapping[str, Mapping[str, Any]]
+    drawn: Sources
     inputs: Mapping[str, Array]
 
     def write(self, path: Path) -> None:
@@ -45,7 +47,7 @@ class Dense:
     hidden: int
 
     @property
-    def drawn(self) -> Mapping[str, Mapping[str, Any]]:
+    def drawn(self) -> Sources:
         """Return the weights, spread as by Glorot's uniform start."""
         sizes = ((self.features, self.hidden), (self.hidden, self.hidden), (self.hidden, 10))
         spread = {f"w{i}": (size, (2 / sum(size)) ** 0.5) for i, size in enumerate(sizes, 1)}
@@ -76,35 +78,35 @@ class Dense:
         raise LookupError("the model is written as ONNX, so that no framework halves it")
 
 
-def of_torch(name: str) -> Callable[[], Source]:
+def of_torch(name: str) -> Callable[[Sources | None], Source]:
     """Return what builds a model of `gpu_builds`, which needs torch and transformers."""
 
-    def source() -> Source:
+    def source(sources: Sources | None) -> Source:
         from benchmarks.gpu import gpu_builds
 
-        return gpu_builds.Module.of(name)
+        return gpu_builds.Module.of(name, sources)
 
     return source
 
 
-REAL: Mapping[str, Callable[[], Source]] = {
+REAL: Mapping[str, Callable[[Sources | None], Source]] = {
     **{name: of_torch(name) for name in ("bert_base", "resnet50", "llama", "unet", "bert_large", "vit_base")},
     **{name: of_torch(name) for name in ("gpt2", "gpt2_step", "whisper")},
-    "dense": lambda: Dense(8192, 784, 4096),
+    "dense": lambda _: Dense(8192, 784, 4096),
     **{f"{name}_one": of_torch(f"{name}_one") for name in ("bert_base", "resnet50", "llama", "vit_base", "gpt2")},
 }
 """What matters most comes first: models are made and measured in this order; `_one` is a batch of one."""
 
-TINY: Mapping[str, Callable[[], Source]] = {
-    "dense_tiny": lambda: Dense(8, 32, 64),
+TINY: Mapping[str, Callable[[Sources | None], Source]] = {
+    "dense_tiny": lambda _: Dense(8, 32, 64),
     **{name: of_torch(name) for name in ("mlp_tiny", "bert_tiny", "gpt2_step_tiny")},
 }
 """Small models for a dry run."""
 
 
-def source(name: str) -> Source:
-    """Return a model of either table."""
-    return {**REAL, **TINY}[name]()
+def source(name: str, sources: Sources | None = None) -> Source:
+    """Return a model of either table, with weights as its skeleton's sources tell if there are some."""
+    return {**REAL, **TINY}[name](sources)
 
 
 def place(name: str) -> int:

@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     gpu,
     gpu_beside,
     gpu_kernels,
+    gpu_make,
     gpu_models,
     gpu_tables,
     gpu_trials,
@@ -190,6 +191,35 @@ def test_the_ways_of_pytorch_stand_beside_ours_without_a_gpu(tmp_path: Path) -> 
     ways = ["plain command", *(f"PyTorch, {mode}" for mode in gpu_beside.MODES)]
     assert (list(row["time"]), row["faults"]) == (ways, {})
     assert all(row["error"][way]["l2"] < 5e-3 and f"| mlp_tiny | {way} |" in page for way in ways)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.transformers
+@pytest.mark.parametrize("name", ["bert_base_one", "resnet50_one"])
+def test_pytorch_computes_what_the_model_of_the_skeleton_does(name: str, tmp_path: Path) -> None:
+    from benchmarks.gpu import gpu_grow
+
+    skeleton_files.unpack(gpu_make.kept(name), tmp_path)
+    gpu_grow.grow(tmp_path, tmp_path, name)
+    batch = gpu_models.batch_of(tmp_path / f"{name}.npz")
+    wanted = outputs_of(onnx.load(tmp_path / f"{name}.float32.onnx"), batch)
+    made = gpu_beside.made_of({"models": str(tmp_path), "model": name})
+    found = made.module.eval()(*made.tensors.values()).detach().numpy()
+    assert gpu_turns.error(wanted, [found])["l2"] < 1e-5
+
+
+@pytest.mark.torch
+@pytest.mark.transformers
+def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() -> None:
+    from benchmarks.gpu import gpu_builds
+
+    plain = gpu_builds.Module.of("mlp_tiny")
+    sources = {"0.weight": plain.drawn["0.weight"] | {"std": 1.0}}
+    state = gpu_builds.Module.of("mlp_tiny", sources).module.state_dict()
+    assert np.array_equal(state["0.weight"].numpy(), skeleton.drawn("0.weight", **sources["0.weight"]))
+    assert not state["2.bias"].any()
+    assert plain.module.state_dict()["2.bias"].any()
 
 
 def test_the_plan_begins_with_what_matters_most(grown: Path, tmp_path: Path) -> None:
