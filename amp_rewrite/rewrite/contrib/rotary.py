@@ -1,7 +1,7 @@
 """Rotations of queries and keys by their positions, as onnxruntime's RotaryEmbedding.
 
 The operator reads half of what exporters multiply by, since cosines and sines of both halves are equal; that is proved
-of the values themselves, whatever positions they were computed from.
+of the values themselves, whatever positions they were computed from. The standard's operator reads halves, too.
 """
 
 from __future__ import annotations
@@ -28,23 +28,28 @@ KIND = "rotary_embedding"
 _KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
 """Ops of whose result each half is made of the same half of what they read, as long as its last axis stays."""
 _MOST_STEPS = 16
+_STANDARD = "RotaryEmbedding"
 
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """x · cos + (−second half of x, first half of x) · sin: its ops and their operands."""
+    """x · cos + (−second half of x, first half of x) · sin: its ops and their operands.
+
+    `whole`: one op of the standard, which reads half of each table.
+    """
 
     ops: tuple[Op, ...]
     x: ValueId
     cos: ValueId
     sin: ValueId
+    whole: bool = False
 
 
 def rotations(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each written-out rotation of heads by one node, or refuse it. O(Adds)."""
+    """Replace each rotation of heads, written out or the standard's, by one node, or refuse it. O(Adds)."""
     doubled = cache(partial(_doubled, view, context))
-    for op in view.of_kinds(("Add",)) if view.opset >= FIRST_AXES_INPUT else ():
-        rotation = _rotation(view, op)
+    for op in view.of_kinds(("Add", _STANDARD)) if view.opset >= FIRST_AXES_INPUT else ():
+        rotation = _rotation(view, op) if op.kind == "Add" else _standard(view, op)
         ops = rotation.ops if rotation is not None else ()
         if rotation is not None and len({o.scope for o in ops}) == 1 and only_float32(view, (o.id for o in ops)):
             yield judged(KIND, op.id, _rotated(view, context, rotation, doubled))
@@ -61,6 +66,24 @@ def _rotation(view: View, add: Op) -> _Rotation | None:
             if halves is not None and cos is not None:
                 return _Rotation((*halves[0], straight, crossed, add), halves[1], cos, sin)
     return None
+
+
+def _standard(view: View, op: Op) -> _Rotation | None:
+    """Return the rotation of all features by tables in the order of the tokens; None for another."""
+    unlike = any(int_attribute(op.node, name, 0) for name in ("interleaved", "rotary_embedding_dim"))
+    if unlike or len(op.operands) != len(op.inputs) or len(op.inputs) != len(("x", "cos", "sin")):
+        return None
+    x, cos, sin = op.operands
+    return _Rotation((op,), x, cos, sin, whole=True)
+
+
+def _first_alike(view: View, value: ValueId) -> ValueId:
+    """Return the first value that is the cosine, or sine, of the same angles: rotations that share tables read it."""
+    made = view.producer(value)
+    if made is None or made.kind not in ("Cos", "Sin"):
+        return value
+    alike = (op for op in view.of_kinds((made.kind,)) if (op.inputs, op.scope) == (made.inputs, made.scope))
+    return next((op.results[0] for op in alike), value)
 
 
 def _halves(view: View, joined: ValueId, reader: Op) -> tuple[tuple[Op, ...], ValueId] | None:
@@ -88,21 +111,17 @@ def _rotated(
     heads, width = (whole[1], whole[3]) if len(whole) == RANK else (None, None)
     if not isinstance(width, int) or not isinstance(heads, int) or width % 2:
         return "how many heads it has, and how wide they are, is not known"
-    if any(not _stated(table, whole) for table in tables):
+    last = width // 2 if rotation.whole else width
+    if any(not _stated(table, (whole[2], last)) for table in tables):
         return "its cosines and sines are not known to be one of each position and feature, for all batches"
-    if not all(doubled(value, width) for value in (rotation.cos, rotation.sin)):
+    if not rotation.whole and not all(doubled(value, width) for value in (rotation.cos, rotation.sin)):
         return "both halves of its cosines and sines are not known to be equal"
     return _RotationWriter(view, rotation, heads, width, _split_from(view, context, rotation)).replacement()
 
 
-def _stated(table: Dims, whole: Dims) -> bool:
+def _stated(table: Dims, wanted: Dims) -> bool:
     """True for a table of positions by features: axes before are 1, and the positions are those of the heads."""
-    return (
-        1 < len(table) <= len(whole)
-        and all(d == 1 for d in table[:-2])
-        and table[-2:] == whole[-2:]
-        and table[-2] is not None
-    )
+    return 1 < len(table) <= RANK and all(d == 1 for d in table[:-2]) and table[-2:] == wanted and table[-2] is not None
 
 
 def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
@@ -168,20 +187,22 @@ class _RotationWriter(Surroundings):
 
     def _table(self, value: ValueId) -> str:
         """Return the first half of a table, with two axes."""
-        name = self.view.value_name(value)
+        cut = name = self.view.value_name(_first_alike(self.view, value))
         half = self.width // 2
-        ends = [self.constant(f"{word}_of_{half}", np.array([at])) for word, at in (("start", 0), ("end", half))]
-        cut = self.before("Slice", (name, *ends, self.constant("last_axis", np.array([-1]))), f"{name}_half")
+        if not self.rotation.whole:
+            ends = [self.constant(f"{word}_of_{half}", np.array([at])) for word, at in (("start", 0), ("end", half))]
+            cut = self.before("Slice", (name, *ends, self.constant("last_axis", np.array([-1]))), f"{name}_half")
         return self.before("Reshape", (cut, self.constant(f"rows_of_{half}", np.array([-1, half]))), f"{name}_cache")
 
     def _mismatch(self, fusion: Replacement) -> str | None:
         """Return how the node differs from the ops on small random operands; None if both agree."""
         view, rotation, rng = self.view, self.rotation, np.random.default_rng(0)
-        tokens = 3
-        x = rng.standard_normal((2, self.heads, tokens, self.width))
-        halves = rng.standard_normal((2, 1, 1, tokens, self.width // 2))
-        cos, sin = np.concatenate([halves, halves], axis=-1)
+        batch, tokens = 1 if rotation.whole else 2, 3
+        x = rng.standard_normal((batch, self.heads, tokens, self.width))
+        halves = rng.standard_normal((2, 1, tokens, self.width // 2))
+        cos, sin = halves if rotation.whole else np.concatenate([halves, halves], axis=-1)
         read = (rotation.x, rotation.cos, rotation.sin)
         before = {view.value_name(v): array for v, array in zip(read, (x, cos, sin), strict=True)}
-        whole = x if self.packed is None else x.swapaxes(1, 2).reshape(2, tokens, -1)
-        return disagreement(view, fusion, before, {fusion.node.input[0]: whole})
+        whole = x if self.packed is None else x.swapaxes(1, 2).reshape(batch, tokens, -1)
+        tables = {view.value_name(_first_alike(view, v)): a for v, a in zip(read[1:], (cos, sin), strict=True)}
+        return disagreement(view, fusion, before, {fusion.node.input[0]: whole, **tables})

@@ -62,11 +62,11 @@ GROUPED = GROUPED.replace("v1=Identity(v0);", "") + REPEATED.replace("v1", "v0")
 UNROTATED = QUERIES.replace("q0", "q") + KEYS.replace("k0", "k1") + VALUES.replace("v0", "v1") + REPEATED + REST
 
 
-def model(text: str, outputs: str = "y", shapes: Any = (), **more: object) -> ModelProto:
+def model(text: str, outputs: str = "y", shapes: Any = (), opset: int = 18, **more: object) -> ModelProto:
     read = set(re.findall(r"\w+", text))
     constants = {name: array for name, array in {**NUMBERS, **more}.items() if name in read}
     return cases.build(
-        text, outputs.split(), shapes={**SHAPES, **dict(shapes)}, types={}, constants=constants, opset=18
+        text, outputs.split(), shapes={**SHAPES, **dict(shapes)}, types={}, constants=constants, opset=opset
     )
 
 
@@ -162,6 +162,41 @@ def test_a_rotation_of_which_a_part_is_an_output_stays(shown: str) -> None:
 
 def test_the_operand_of_a_rotation_may_be_an_output() -> None:
     assert "RotaryEmbedding" in after(model(ROTATED, "r q0", {"q0": (2, 2, 3, 16)}))
+
+
+ONE = dict.fromkeys("xzu", (1, 3, 16))
+TURN = np.asarray(NUMBERS["angles"])[None]
+
+
+def by_standard(attributes: str = "", more: str = "", angles: str = "turn") -> str:
+    """Grouped attention whose queries and keys the standard's operator rotates, each by tables of its own."""
+    tables = "".join(f"c{x}=Cos({angles});s{x}=Sin({angles});" for x in "qk")
+    turned = "".join(
+        f"{y}=RotaryEmbedding{attributes}({x},c{z},s{z}{more});" for x, y, z in (("q0", "q", "q"), ("k0", "k1", "k"))
+    )
+    return QUERIES + KEYS + VALUES.replace("v0", "v1") + tables + turned + REPEATED + REST
+
+
+def test_rotations_by_the_operator_of_the_standard_are_taken_in() -> None:
+    found = after(model(by_standard(), "y", ONE, 23, turn=TURN))
+    assert "GroupQueryAttention" in found
+    assert not {"RotaryEmbedding", "Expand"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "angles"),
+    [
+        pytest.param(by_standard("[interleaved=1]"), ONE, TURN, id="pairs side by side"),
+        pytest.param(by_standard("[rotary_embedding_dim=8]"), ONE, TURN[..., :4], id="a part of the features"),
+        pytest.param(by_standard(more=",places"), ONE, TURN[0], id="positions"),
+        pytest.param(by_standard(), {}, np.concatenate([TURN, 2 * TURN]), id="a table for each batch"),
+    ],
+)
+def test_another_rotation_by_the_standard_stays(text: str, shapes: Any, angles: np.ndarray) -> None:
+    proto = model(text, "y", shapes, 23, turn=angles, places=np.array([[2, 0, 1]]))
+    found = after(proto)
+    assert found.count("RotaryEmbedding") == len("qk")
+    assert "GroupQueryAttention" not in found
 
 
 CONSTANT = "cos=Identity(far_cos);sin=Identity(far_sin);"
