@@ -3,7 +3,7 @@
     python benchmarks/run.py graph_scale [--ops 10000 100000 1000000] [--shapes chain skips] [--before CHECKOUT]
 
 The graphs are those of `placement`; beyond 100 000 ops the first shape alone. Each is converted and saved in a process
-of its own, without a check, by this state of the package and by the one in CHECKOUT, in turns. Time is the processor
+of its own, without a check, by this state of the package and by the commit in CHECKOUT, in turns. Time is the processor
 seconds of the better of two rounds, memory the higher peak.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -67,15 +68,16 @@ def main() -> None:
     given = parser.parse_args()
     states = {"now": Path(__file__).resolve().parents[2]}
     if given.before is not None:
-        states["before"] = given.before.resolve()
+        commit = ["git", "-C", given.before, "rev-parse", "--short", "HEAD"]
+        states[subprocess.check_output(commit, text=True).strip()] = given.before.resolve()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as name:
         for ops in given.ops:
             for shape in given.shapes[: 1 if ops > 100_000 else None]:
                 rows += measured(shape, ops, Path(name), states)
                 print(*("  ".join(cells(row)) for row in rows[-len(states) :]), sep="\n", flush=True)
-    about = measure.machine(("onnx", "numpy", "networkx"))
-    measure.write("graph_scale", about, rows, measure.markdown(HEAD, map(cells, rows)))
+                about = measure.machine(("onnx", "numpy", "networkx"))
+                measure.write("graph_scale", about, rows, measure.markdown(HEAD, map(cells, rows)))
 
 
 if __name__ == "__main__":
