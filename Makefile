@@ -35,7 +35,7 @@ INTEGRATION_VENVS ?= .venv-integrations
 LOWER ?=
 # Tests that the version of a package can change: of files, graphs, runs and what is fused for them, not of decisions, words
 # and training.
-VERSIONS ?= $(addprefix tests/unit/,files ir runtime pipeline integrations compat) $(wildcard $(addprefix tests/unit/,\
+VERSIONS ?= $(addprefix tests/unit/,files ir runtime pipeline compat) $(wildcard $(addprefix tests/unit/,\
 	rewrite/test_fuse*.py rewrite/test_emulate.py rewrite/test_opset.py $(addprefix evidence/test_,taps.py verify.py calibrate.py))) \
 	--ignore=tests/unit/rewrite/test_fusions_refused.py --ignore=tests/unit/pipeline/test_shifted_models.py \
 	--ignore=tests/unit/pipeline/test_without_runtime.py \

@@ -28,9 +28,9 @@ from amp_rewrite.evidence.ranges import Ranges as Ranges
 from amp_rewrite.evidence.verdict import Verdict as Verdict
 from amp_rewrite.evidence.verify import verify as verify
 from amp_rewrite.files.model import Model as Model
-from amp_rewrite.fleet.batch import convert_many as convert_many
-from amp_rewrite.fleet.outcome import Outcome as Outcome
-from amp_rewrite.integrations.torch_export import export as export
+from amp_rewrite.pipeline.batch.batch import convert_many as convert_many
+from amp_rewrite.pipeline.batch.outcome import Outcome as Outcome
+from amp_rewrite.pipeline.torch_export import export as export
 from amp_rewrite.ir.view import View as View
 from amp_rewrite.pipeline.conversion import Converted as Converted
 from amp_rewrite.pipeline.convert import convert as convert

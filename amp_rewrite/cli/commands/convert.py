@@ -38,8 +38,8 @@ from amp_rewrite.settings.request import USUAL_TOLERANCES
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from amp_rewrite.fleet.batch import Batch
-    from amp_rewrite.fleet.outcome import Outcome
+    from amp_rewrite.pipeline.batch.batch import Batch
+    from amp_rewrite.pipeline.batch.outcome import Outcome
     from amp_rewrite.pipeline.conversion import Converted
     from amp_rewrite.pipeline.convert import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
@@ -249,7 +249,7 @@ def convert_batch(
     if output.lower().endswith(".onnx") and any(map(url_of, (*map(str, words), output))):
         raise click.UsageError(f"{output} is the name of a file; what comes or goes by URL needs a folder")
     from amp_rewrite.files.store import SaveOptions
-    from amp_rewrite.fleet.batch import Batch, BatchSettings
+    from amp_rewrite.pipeline.batch.batch import Batch, BatchSettings
 
     batch = Batch.of(
         words,
@@ -298,7 +298,7 @@ def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
     if isinstance(jobs, int):
         yield None, jobs
         return
-    from amp_rewrite.fleet.processes import executor_of
+    from amp_rewrite.pipeline.batch.processes import executor_of
 
     with executor_of(jobs) as scheduled:
         yield scheduled

@@ -47,7 +47,7 @@ def package_config() -> dict[str, Any]:
 
     config: dict[str, Any] = json.loads(Path(olive.__file__).with_name("olive_config.json").read_text("utf-8"))
     config["passes"]["AmpRewrite"] = {
-        "module_path": "amp_rewrite.integrations.olive.AmpRewrite",
+        "module_path": "amp_rewrite.compat.olive.AmpRewrite",
         "supported_providers": ["*"],
         "supported_accelerators": ["*"],
         "supported_precisions": ["fp16", "bf16"],
@@ -156,7 +156,7 @@ def test_a_search_tries_levels_and_types_that_the_workflow_names(tmp_path: Path)
 def test_the_parameters_are_the_options_of_convert_and_wrong_ones_are_refused(tmp_path: Path) -> None:
     from olive.hardware.accelerator import AcceleratorSpec
 
-    from amp_rewrite.integrations.olive import AmpRewrite
+    from amp_rewrite.compat.olive import AmpRewrite
     from amp_rewrite.settings.request import KEYWORDS
 
     here = AcceleratorSpec("cpu", "CPUExecutionProvider")

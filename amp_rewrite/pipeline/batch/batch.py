@@ -15,9 +15,9 @@ from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.store import SaveOptions
 from amp_rewrite.files.targets import data_files
-from amp_rewrite.fleet.job import Job, key_of, run
-from amp_rewrite.fleet.outcome import FAILED, Outcome, Summary
-from amp_rewrite.fleet.places import (
+from amp_rewrite.pipeline.batch.job import Job, key_of, run
+from amp_rewrite.pipeline.batch.outcome import FAILED, Outcome, Summary
+from amp_rewrite.pipeline.batch.places import (
     SUFFIX,
     Item,
     copy,
@@ -26,7 +26,7 @@ from amp_rewrite.fleet.places import (
     real,
     stored_data_files,
 )
-from amp_rewrite.fleet.processes import Processes, cores, through
+from amp_rewrite.pipeline.batch.processes import Processes, cores, through
 from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.option import Options, checked, takes

@@ -9,7 +9,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite.errors import FeedError, MachineError, ModelError
-from amp_rewrite.integrations import torch_export
+from amp_rewrite.pipeline import torch_export
 
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import amp_rewrite
 from amp_rewrite import Outcome, convert, convert_many
 from amp_rewrite.errors import AmpRewriteError, ModelError, PatternError, PolicyError, ReportError
 from amp_rewrite.files import store
-from amp_rewrite.fleet import batch, job
+from amp_rewrite.pipeline.batch import batch, job
 from support.repositories import net, repository, tree
 
 FLOAT16 = onnx.TensorProto.FLOAT16

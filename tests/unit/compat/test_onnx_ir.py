@@ -17,7 +17,7 @@ from support.paths import TESTS
 from support.weights import model as with_weights_everywhere
 
 ir = pytest.importorskip("onnx_ir", reason="needs onnx_ir: pip install onnxscript")
-ours = import_module("amp_rewrite.integrations.onnx_ir")
+ours = import_module("amp_rewrite.compat.onnx_ir")
 MixedPrecision, convert_program, to_ir = ours.MixedPrecision, ours.convert_program, ours.to_ir
 Sequential, PassManager = ir.passes.Sequential, ir.passes.PassManager
 common = import_module("onnx_ir.passes.common")

@@ -22,8 +22,8 @@ from amp_rewrite.files.disk import make_folder, name_of, url_of
 from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import SaveOptions, Saving, prefetching
-from amp_rewrite.fleet.outcome import FAILED, MISSED, OK, Outcome
-from amp_rewrite.fleet.places import size_of, staged, state_of
+from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
+from amp_rewrite.pipeline.batch.places import size_of, staged, state_of
 from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
 from amp_rewrite.settings.request import KEYWORDS, Request

@@ -14,7 +14,7 @@ import pytest
 from amp_rewrite import Outcome, convert_many
 from amp_rewrite.errors import MachineError, ModelError, PatternError, ReportError
 from amp_rewrite.files.disk import url_of
-from amp_rewrite.fleet.places import copy, listed
+from amp_rewrite.pipeline.batch.places import copy, listed
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from amp_rewrite.errors import MachineError
-from amp_rewrite.fleet.processes import executor_of
+from amp_rewrite.pipeline.batch.processes import executor_of
 
 
 class Dask(ModuleType):

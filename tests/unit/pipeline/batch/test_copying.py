@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from amp_rewrite.errors import ModelError
-from amp_rewrite.fleet.places import copy
+from amp_rewrite.pipeline.batch.places import copy
 
 
 def test_a_copy_that_is_there_stays_and_one_that_differs_is_named(tmp_path: Path) -> None:

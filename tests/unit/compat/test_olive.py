@@ -25,7 +25,7 @@ from amp_rewrite.settings.request import KEYWORDS
 from support.paths import ROOT
 
 CNN = ROOT / "examples" / "models" / "digits_cnn.onnx"
-OURS = "amp_rewrite.integrations.olive"
+OURS = "amp_rewrite.compat.olive"
 
 
 class Category(Enum):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_rewrite.fleet.processes import Processes, through
+from amp_rewrite.pipeline.batch.processes import Processes, through
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -80,7 +80,7 @@ WRITING = """
 import os, signal, sys, time
 from pathlib import Path
 from amp_rewrite.files.disk import replacing
-from amp_rewrite.fleet.processes import Processes, through
+from amp_rewrite.pipeline.batch.processes import Processes, through
 
 def write(path):
     with replacing(Path(path)) as file:

@@ -42,7 +42,7 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
         Example:
             >>> import onnx_ir
             >>> from onnx_ir.passes.common import RemoveUnusedNodesPass
-            >>> from amp_rewrite.integrations.onnx_ir import MixedPrecision
+            >>> from amp_rewrite.compat.onnx_ir import MixedPrecision
             >>> passes = onnx_ir.passes.Sequential(RemoveUnusedNodesPass(), MixedPrecision(to="float16"))
             >>> half = passes(onnx_ir.load("model.onnx")).model
             >>> onnx_ir.save(half, "model_fp16.onnx")
@@ -79,7 +79,7 @@ def convert_program(program: Any, **options: Unpack[Options]) -> Report:
 
     Example:
         >>> import torch
-        >>> from amp_rewrite.integrations.onnx_ir import convert_program
+        >>> from amp_rewrite.compat.onnx_ir import convert_program
         >>> program = torch.onnx.export(torch.nn.Linear(64, 64), (torch.ones(2, 64),), dynamo=True, verbose=False)
         >>> report = convert_program(program, to="float16")
         >>> program.save("linear_fp16.onnx")
@@ -104,7 +104,7 @@ def to_ir(model: Model) -> IrModel:
 
     Example:
         >>> import amp_rewrite
-        >>> from amp_rewrite.integrations.onnx_ir import to_ir
+        >>> from amp_rewrite.compat.onnx_ir import to_ir
         >>> half = to_ir(amp_rewrite.convert("model.onnx").result)
     """
     proto = clone(model.proto)
