@@ -17,7 +17,7 @@ from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
 from amp_rewrite.files.protos import all_graphs, all_nodes, bodies, clone, graphs_in, refill
 from amp_rewrite.files.tensors import dtype, elements, in_memory, is_stub
-from amp_rewrite.ir.node_check import missing_value, violation
+from amp_rewrite.ir.node_check import unreadable, violation
 from amp_rewrite.ir.nodes import (
     Op,
     OpId,
@@ -283,7 +283,7 @@ class _Build:
         self.names.add(name)
         own = frame.own
         inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
-        fault = self._violation(schema, read, written, stated) if schema is not None else missing_value(stated)
+        fault = self._violation(schema, node, read, written, stated) if schema is not None else unreadable(stated)
         if schema is not None and kind in _SCALES and fault is None:
             fault = self._scale_fault(inputs[_SCALES[kind](schema.since) :][:1])
         if fault:
@@ -308,14 +308,19 @@ class _Build:
         return op_id
 
     def _violation(
-        self, schema: Signature, read: Sequence[str], written: Sequence[str], stated: Sequence[AttributeProto]
+        self,
+        schema: Signature,
+        node: NodeProto,
+        read: Sequence[str],
+        written: Sequence[str],
+        stated: Sequence[AttributeProto],
     ) -> str | None:
         """Return how a node breaks its schema, else None. Most nodes are like many others, and are checked once."""
         plain = not (stated or "" in read or "" in written)
         alike = schema, len(read), len(written)
         if plain and alike in self.sound:
             return None
-        fault = violation(schema, read, written, stated)
+        fault = violation(schema, node, stated)
         if plain and fault is None:
             self.sound.add(alike)
         return fault
@@ -374,8 +379,8 @@ class _Build:
 
     def _result(self, op: Op, slot: int, name: str, frame: _Frame, stated: Sequence[AttributeProto]) -> None:
         vtype = result_type(op, slot, self.types, self.scopes)
-        if op.signature is None and (vtype is None or vtype.dtype is None):
-            vtype = frame.declared.get(name, vtype)  # an unknown op: only the declaration tells
+        if vtype is None or vtype.dtype is None:
+            vtype = frame.declared.get(name, vtype)  # only the declaration tells
         tensor = _constant_tensor(stated) if op.op_type == "Constant" and not op.domain else None
         public = name in frame.outputs
         self._define(frame, Value(self._next, frame.scope, name, Role.RESULT, op.id, public, False, tensor), vtype)

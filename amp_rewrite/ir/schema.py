@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import onnx
 import onnx.helper
-from onnx import NodeProto, TensorProto
+from onnx import AttributeProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ModelError
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.names import normal_domain as normal_domain
 from amp_rewrite.ir.op_classes import GENERATORS, RANDOM
@@ -98,6 +99,7 @@ class Param:
 
     name: str
     type: str
+    needed: bool
     variadic: bool
     homogeneous: bool
     variable: str
@@ -115,6 +117,10 @@ class Signature:
     types: Mapping[str, frozenset[str]]
     expandable: bool
     """True if the schema has a function body."""
+    checked: bool
+    """True if onnx's checker knows the schema."""
+    needed: tuple[int, ...]
+    """The inputs that no node may leave out."""
 
     @property
     def kind(self) -> str:
@@ -182,7 +188,8 @@ def signature(domain: str, op_type: str, opset: int) -> Signature | None:
     inputs, outputs = (_params(side, linked) for side in formals)
     types = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
     expandable = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
-    return Signature(domain, op_type, schema.since_version, inputs, outputs, types, expandable)
+    known = expandable, not schema.deprecated, _needed(inputs)
+    return Signature(domain, op_type, schema.since_version, inputs, outputs, types, *known)
 
 
 def _contrib_signature(domain: str, op_type: str) -> Signature | None:
@@ -191,7 +198,7 @@ def _contrib_signature(domain: str, op_type: str) -> Signature | None:
         return None
     types = {name: frozenset(legal) for name, legal in row["types"].items()}
     inputs, outputs = (_params(row[side], {}) for side in ("inputs", "outputs"))
-    return Signature(domain, op_type, row["since"], inputs, outputs, types, False)
+    return Signature(domain, op_type, row["since"], inputs, outputs, types, False, False, _needed(inputs))
 
 
 def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
@@ -215,10 +222,15 @@ def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
 
 
 def _params(formals: Iterable[Sequence[Any]], linked: Mapping[str, str]) -> tuple[Param, ...]:
-    return tuple(
-        Param(name, spelling, option == "Variadic", all(homogeneous), linked.get(spelling, spelling))
-        for name, spelling, option, *homogeneous in formals
-    )
+    params = []
+    for name, spelling, option, *homogeneous in formals:
+        variable = linked.get(spelling, spelling)
+        params.append(Param(name, spelling, option == "Single", option == "Variadic", all(homogeneous), variable))
+    return tuple(params)
+
+
+def _needed(inputs: Sequence[Param]) -> tuple[int, ...]:
+    return tuple(slot for slot, param in enumerate(inputs) if param.needed)
 
 
 def contrib_schemas() -> Mapping[str, Any]:
@@ -303,15 +315,14 @@ def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType |
 
     None if the schema's type constraint must decide.
     """
-    domain, op = normal_domain(node.domain), node.op_type
-    name = DTYPE_ATTRIBUTES.get((domain, op))
+    key = _, op = normal_domain(node.domain), node.op_type
+    name = DTYPE_ATTRIBUTES.get(key)
     if name is None:
-        rule = _STATED.get((domain, op))
-        return rule(node, inputs) if rule else None
+        rule = _STATED.get(key)
+        return rule(node) if rule else None
     stated = attribute(node, name)
     if stated is not None and (stated.i or stated.s):
-        # Cast-1 states the type as a string, "FLOAT".
-        return DType.of(TensorProto.DataType.Value(stated.s.decode()) if stated.s else stated.i)
+        return _named_type(node, stated)
     slot = IMPLIED_BY_INPUT.get(op)
     if slot is None:
         return DType.INT32 if op == "Multinomial" else DType.FLOAT
@@ -321,12 +332,26 @@ def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType |
     return DType.UINT8 if op == "QuantizeLinear" else None
 
 
-def _constant_of_shape(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
+_CODES = dict(TensorProto.DataType.items())
+
+
+def _named_type(node: NodeProto, stated: AttributeProto) -> DType | None:
+    """Return the type that an attribute names: by its number, or in text as Cast did before opset 6."""
+    code = _CODES.get(stated.s.decode("utf-8", "replace"), 0) if stated.s else stated.i
+    if not code or code not in _CODES.values():
+        what = f"{stated.s[:80] or stated.i!r}, which is not an element type"
+        raise ModelError(
+            f"node {node.name or node.output[0]!r} ({node.op_type}) states {stated.name}={what}; export it again"
+        )
+    return DType.of(code)
+
+
+def _constant_of_shape(node: NodeProto) -> DType | None:
     fill = attribute(node, "value")
     return DType.of(fill.t.data_type) if fill is not None else DType.FLOAT
 
 
-def _constant(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
+def _constant(node: NodeProto) -> DType | None:
     for a in node.attribute:
         if a.name == "value":
             return DType.of(a.t.data_type)
@@ -337,42 +362,13 @@ def _constant(node: NodeProto, _: Sequence[ValueType | None]) -> DType | None:
     return None
 
 
-def _optional(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
-    stated = attribute(node, "type")
-    content = inputs[0] if inputs and inputs[0] else type_of_proto(stated.tp) if stated is not None else None
-    return content.dtype if content else None
+def _stash(node: NodeProto) -> DType | None:
+    return DType.of(int_attribute(node, "stash_type", DType.FLOAT.code))
 
 
-def _labels(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
-    """Return the type of labels in ai.onnx.ml, a part of the name of their attribute."""
-    names = {a.name for a in node.attribute}
-    tensor = attribute(node, "values_tensor")
-    if tensor is not None:
-        return DType.of(tensor.t.data_type)
-    if "values_floats" in names:
-        return DType.FLOAT
-    if "classes_strings" in names:  # LabelEncoder-1 turns strings into integers and back
-        return DType.INT64 if _first(node, inputs) is DType.STRING else DType.STRING
-    if names & {"values_strings", "classlabels_strings"}:
-        return DType.STRING
-    return DType.INT64 if names & {"values_int64s", "classlabels_int64s", "classlabels_ints"} else None
-
-
-def _first(_: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
-    return inputs[0].dtype if inputs and inputs[0] else None
-
-
-_CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
-_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
-_STATED: Mapping[tuple[str, str], Callable[[NodeProto, Sequence[ValueType | None]], DType | None]] = {
-    **{("ai.onnx.ml", op): _labels for op in _CLASSIFIERS},
-    **{("com.microsoft", op): _first for op in _ATTENTIONS},
+_STATED: Mapping[tuple[str, str], Callable[[NodeProto], DType | None]] = {
     ("", "Constant"): _constant,
     ("", "ConstantOfShape"): _constant_of_shape,
-    **dict.fromkeys(
-        (("", "LayerNormalization"), ("", "SimplifiedLayerNormalization")),
-        lambda node, _: DType.of(int_attribute(node, "stash_type", DType.FLOAT.code)),
-    ),
-    ("", "LinearAttention"): _first,
-    ("", "Optional"): _optional,
+    ("", "LayerNormalization"): _stash,
+    ("", "SimplifiedLayerNormalization"): _stash,
 }

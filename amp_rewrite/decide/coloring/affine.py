@@ -38,7 +38,7 @@ def tied(view: View, cluster: Cluster, low: DType) -> bool:
 
 def input_type(view: View, cluster: Cluster, low: DType, made: Made, read: Read) -> DType | None:
     """Return the type that scale and bias of a norm share with its input; None if they are free."""
-    if cluster.entry is None or not cluster.tail or not tied(view, cluster, low):
+    if not cluster.tail or not tied(view, cluster, low):
         return None
     return _seen_type(view, cluster.entry, cluster.ops, made, read)
 

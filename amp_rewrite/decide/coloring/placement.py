@@ -157,7 +157,7 @@ class Labelling(Free):
         for value in self.values():
             self._cast(value)
         for cluster in self.problem.options.clusters:
-            if cluster.kind in ONE_KERNEL and cluster.entry is not None:
+            if cluster.kind in ONE_KERNEL:
                 self._group(cluster, cluster.entry)
         for v in self.problem.of_kinds(CHOOSES):
             for value in filter(self.problem.varies, self.problem.op(v).operands):

@@ -84,7 +84,7 @@ class Needs:
                     self._ask_outside(value, claim, why)
                 else:
                     self._hand_on(op, row, value, claim, why)
-        if op.id not in self._sines_of_snakes:
+        if op.id not in snakes(self.view):
             for read, need, note, reason in self._demands.of(op, row):
                 words = note or f"{described(self.view, op.id)} reads {need.value}"
                 why = Cause(reason or _REASONS[need], op.id, words)
@@ -96,10 +96,6 @@ class Needs:
     @cached_property
     def _demands(self) -> Demands:
         return Demands(self.facts)
-
-    @cached_property
-    def _sines_of_snakes(self) -> frozenset[OpId]:
-        return frozenset(snakes(self.view))
 
     def _reads_low(self, op: Op, value: ValueId | None) -> bool:
         """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""

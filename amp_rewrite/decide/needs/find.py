@@ -20,7 +20,7 @@ from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RA
 from amp_rewrite.ir.ops import Need
 from amp_rewrite.ir.patterns.clusters import CUBIC, clusters, integer_ops, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
-from amp_rewrite.ir.patterns.match import Search
+from amp_rewrite.ir.patterns.match import direct_match
 from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
@@ -128,7 +128,6 @@ def _saturated(view: View, to: DType, causes: Mapping[OpId, Cause]) -> tuple[fro
 
 _EVERY, _RANGE, _PLACE = frozenset(Need), frozenset((Need.RANGE,)), frozenset((Need.PLACE,))
 _ACCURACY = frozenset((Need.RANGE, Need.DIGITS))
-_CUBES = Search.of(CUBIC)
 _SMALL_SUM = 8
 _FEW = 1 << 8
 _FEW_OF_MAPS = 1 << 12
@@ -165,13 +164,13 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
         yield op.id, Unneeded(_EVERY, "computed from shapes and constants alone")
 
 
-def _is_cube(facts: Facts, op: Op) -> bool:
+def _is_cube(facts: Facts, power: Op) -> bool:
     """True for the Pow of tanh(c · (x + k · x³)) with positive k.
 
     Beyond |x| = 40 x³ overflows to an infinity of x's sign, whose tanh is ±1; so is the exact tanh from |x| = 6 on.
     Below |x| = 0.004 x³ becomes 0, which is negligible beside x.
     """
-    match = _CUBES.direct(facts.view, op)
+    match = direct_match(facts.view, power, CUBIC) if power.kind == "Pow" else None
     cubed = match is not None and facts[match.values["exponent"]].number == 3
     return match is not None and cubed and (facts[match.values["factor"]].number or 0.0) > 0
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import Flow, computes, exposed, float32_ops, makers
 from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.patterns.match import (
-    ANCHOR,
     ENTRY,
-    AnyValue,
-    Either,
-    MadeOf,
     Match,
-    Ops,
     Pattern,
-    Search,
-    Through,
     X,
+    anything,
     behind_casts,
     constant,
+    direct_match,
     either,
     is_closed,
+    made_of,
+    matches,
     op,
     readers,
-    varying,
+    through,
     weight,
     with_entry_casts,
 )
@@ -55,58 +52,57 @@ def _per_feature(view: View, value: ValueId) -> bool:
     return any(formal.name == held.name and len(formal.type.tensor_type.shape.dim) == 1 for formal in formals)
 
 
-def _normalized(value: Pattern, squared: Pattern, reductions: str, between: tuple[str, ...]) -> Either:
+def _normalized(value: Pattern, squared: Pattern, reductions: str, between: str) -> Pattern:
     """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
-    square = either(op("Pow", squared, AnyValue(test=_two)), op("Mul", squared, squared))
+    square = either(op("Pow", squared, anything(test=_two)), op("Mul", squared, squared))
     total = op(reductions, square)
-    size = either(op("Add", total, AnyValue("guard", read=True)), op("Max|Clip", total), total)
-    power = AnyValue(test=lambda view, value: not _negative(view, value), read=True)
-    root = either(op("Sqrt", size, name=ANCHOR), op("Pow", size, power, name=ANCHOR))
-    divisor = Through(between, root)
-    inverse_root = op("Pow", size, AnyValue(test=_negative, read=True), name=ANCHOR)
-    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", AnyValue(test=weight), divisor))
+    size = either(op("Add", total, anything("guard", read=True)), op("Max|Clip", total), total)
+    power = anything(test=lambda view, value: not _negative(view, value), read=True)
+    divisor = through(between, either(op("Sqrt", size), op("Pow", size, power)))
+    inverse_root = op("Pow", size, anything(test=_negative, read=True))
+    inverse = either(inverse_root, op("Reciprocal", divisor), op("Div", anything(test=weight), divisor))
     return either(op("Div", value, divisor), op("Mul", value, inverse))
 
 
 _MEAN = op("ReduceMean", X)
 _CENTERED = op("Sub", X, _MEAN)
-_UNCENTERED = AnyValue(ENTRY, unless=_CENTERED, casts=True)
+_UNCENTERED = anything(ENTRY, unless=_CENTERED, casts=True)
 _SUMS = "ReduceSum|GlobalAveragePool"
-_LENGTH = op("ReduceL2", X, name=ANCHOR)
+_LENGTH = op("ReduceL2", X)
 
-LAYER = _normalized(_CENTERED, op("Sub", X, _MEAN, name="d", casts=False), f"ReduceMean|{_SUMS}", ("Expand",))
-RMS = _normalized(_UNCENTERED, X, "ReduceMean", ("Expand",))
-L2 = _normalized(_UNCENTERED, X, _SUMS, ("Expand", "Clip", "Max"))
-REDUCED_L2 = op("Div", X, Through(("Expand",), either(op("Clip|Max|Add", _LENGTH), _LENGTH)))
+LAYER = _normalized(_CENTERED, op("Sub", X, _MEAN, name="d", casts=False), f"ReduceMean|{_SUMS}", "Expand")
+RMS = _normalized(_UNCENTERED, X, "ReduceMean", "Expand")
+L2 = either(
+    _normalized(_UNCENTERED, X, _SUMS, "Expand|Clip|Max"),
+    op("Div", X, through("Expand", either(op("Clip|Max|Add", _LENGTH), _LENGTH))),
+)
 
-SCALE = op("Mul", AnyValue("normalized", casts=True), AnyValue("scale", _per_feature, read=True))
-BIAS = op("Add", AnyValue("normalized", casts=True), AnyValue("bias", _per_feature, read=True))
+SCALE = op("Mul", anything("normalized", casts=True), anything("scale", _per_feature, read=True))
+BIAS = op("Add", anything("normalized", casts=True), anything("bias", _per_feature, read=True))
 
 
 # -- softmax and activations: GELU in both forms and its cube, quick GELU, snake ----------------------
 
-_WEIGHT = AnyValue(test=weight)
+_WEIGHT = anything(test=weight)
 
-_EXP = op("Exp", op("Sub", X, op("ReduceMax", X, name=ANCHOR)), name="exp")
+_EXP = op("Exp", op("Sub", X, op("ReduceMax", X)), name="exp")
 SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
 
 
-def _gated(bell: Ops) -> Either:
+def _gated(bell: Pattern) -> Pattern:
     """Return the pattern of x · ½ · (1 + bell), the products in any order, with any numbers."""
-    x, one = AnyValue(ENTRY, varying), op("Add", bell, _WEIGHT)
+    x, one = anything(ENTRY, lambda view, value: not weight(view, value)), op("Add", bell, _WEIGHT)
     return either(
         op("Mul|Div", op("Mul", x, one), _WEIGHT),
         op("Mul", x, op("Mul", one, _WEIGHT)),
-        op("Mul", op("Mul|Div", x, _WEIGHT, once=True), one),
+        op("Mul", op("Mul|Div", x, _WEIGHT), one),
     )
 
 
-GELU_ERF = _gated(op("Erf", MadeOf(("Div", "Mul")), name=ANCHOR))
-GELU_TANH = _gated(op("Tanh", MadeOf(("Add", "Mul", "Pow")), name=ANCHOR))
-CUBIC = op("Add", X, op("Mul", op("Pow", X, AnyValue("exponent"), name=ANCHOR), AnyValue("factor")))
-QUICK_GELU = op(
-    "Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, AnyValue(test=constant), name="scaled")), name=ANCHOR)
-)
+GELU_ERF = _gated(op("Erf", made_of("Div|Mul")))
+GELU_TANH = _gated(op("Tanh", made_of("Add|Mul|Pow")))
+CUBIC = op("Add", X, op("Mul", op("Pow", X, anything("exponent")), anything("factor")))
+QUICK_GELU = op("Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, anything(test=constant), name="scaled"))))
 
 
 def _squares(view: View, value: ValueId) -> bool:
@@ -114,29 +110,25 @@ def _squares(view: View, value: ValueId) -> bool:
     return array is not None and bool((array == 2).all())
 
 
-_SINE = op("Sin", op("Mul", X, AnyValue("slope", constant)), name=ANCHOR)
-_SINE_SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, AnyValue(test=_squares), name="square"))
-SNAKE = op("Add", X, op("Mul", _SINE_SQUARE, AnyValue("factor", constant)))
+_SINE = op("Sin", op("Mul", X, anything("slope", constant)))
+_SINE_SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, anything(test=_squares), name="square"))
+SNAKE = op("Add", X, op("Mul", _SINE_SQUARE, anything("factor", constant)))
 
 _MOST = 16.0
 """Largest a: for x up to 4094 the argument a·x fits float16."""
 _MOST_GAIN = 4.0
 """Largest product of a and the factor behind the square: 1 in a snake, but the beta form learns both."""
-_SNAKES = Search.of(SNAKE)
-"""Its sine is not that of a position. The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by x·ε,
-which is the rounding error of the sum with x. With a large a, a·x would overflow before x does."""
 
 
 @once
-def snakes(view: View) -> Mapping[OpId, OpId]:
-    """Return the sines of snakes with a constant and moderate a and factor, each with the op of its square."""
-    squares: dict[OpId, OpId] = {}
-    for sine in float32_ops(view, _SNAKES.anchors):
-        match = _SNAKES.direct(view, sine)
-        square = view.producer(match.values["square"]) if match is not None else None
-        if match is not None and square is not None and _moderate(view, match):
-            squares[sine.id] = square.id
-    return squares
+def snakes(view: View) -> frozenset[OpId]:
+    """Return the sines of snakes with a constant and moderate a and factor.
+
+    Such a sine is not that of a position. The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by
+    x·ε, which is the rounding error of the sum with x. With a large a, a·x would overflow before x does.
+    """
+    matches = ((sine.id, direct_match(view, sine, SNAKE)) for sine in float32_ops(view, ("Sin",)))
+    return frozenset(sine for sine, match in matches if match is not None and _moderate(view, match))
 
 
 def _moderate(view: View, match: Match) -> bool:
@@ -161,33 +153,30 @@ class Cluster:
 
     kind: str
     ops: tuple[OpId, ...]
-    entry: ValueId | None = None
-    tail: tuple[OpId, ...] = ()
-    values: Mapping[str, ValueId] = field(default_factory=dict, compare=False, repr=False)
+    entry: ValueId
+    tail: tuple[OpId, ...]
+    values: Mapping[str, ValueId] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _ClusterKind:
-    """A kind of cluster, its pattern, and the optional ops after it, each a reader of the one before."""
+    """A kind of cluster, its rarest ops, its pattern, and the optional ops after it, each a reader of the last."""
 
     kind: str
+    anchors: tuple[str, ...]
     pattern: Pattern
     tail: tuple[Pattern, ...] = ()
 
 
-_LENGTHS = "l2_normalization"
 _TABLE = (
-    (
-        _ClusterKind("layer_normalization", LAYER, (SCALE, BIAS)),
-        _ClusterKind("rms_normalization", RMS, (SCALE,)),
-        _ClusterKind(_LENGTHS, L2),
-    ),
-    (_ClusterKind(_LENGTHS, REDUCED_L2),),
-    (_ClusterKind("softmax", SOFTMAX),),
-    (_ClusterKind("gelu_erf", GELU_ERF), _ClusterKind("gelu_tanh", GELU_TANH)),
+    _ClusterKind("layer_normalization", ("Sqrt", "Pow"), LAYER, (SCALE, BIAS)),
+    _ClusterKind("rms_normalization", ("Sqrt", "Pow"), RMS, (SCALE,)),
+    _ClusterKind("l2_normalization", ("Sqrt", "Pow", "ReduceL2"), L2),
+    _ClusterKind("softmax", ("ReduceMax",), SOFTMAX),
+    _ClusterKind("gelu_erf", ("Erf",), GELU_ERF),
+    _ClusterKind("gelu_tanh", ("Tanh",), GELU_TANH),
 )
-"""The kinds of clusters in the order in which they take ops. Rows of one group are tried at each anchor in turn."""
-_SEARCHES = tuple(Search.of(*(row.pattern for row in rows)) for rows in _TABLE)
+"""The kinds of clusters in the order in which they take ops."""
 
 
 @once
@@ -198,21 +187,20 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
     """
     taken: set[OpId] = set()
     result = []
-    for rows, search in zip(_TABLE, _SEARCHES, strict=True):
-        for anchor in view.of_kinds(search.anchors):
+    for row in _TABLE:
+        for anchor in view.of_kinds(row.anchors):
             if anchor.id in taken or not computes(view, anchor, dtypes):
                 continue
-            cluster = next(_clusters_at(view, rows, search, anchor), None)
+            cluster = next(_clusters_at(view, row, anchor), None)
             if cluster is not None and taken.isdisjoint(cluster.ops):
                 taken.update(cluster.ops)
                 result.append(cluster)
     return tuple(sorted(result, key=lambda cluster: cluster.ops))
 
 
-def _clusters_at(view: View, rows: Sequence[_ClusterKind], search: Search, anchor: Op) -> Iterator[Cluster]:
-    for number, core, last in search.matches(view, anchor):
-        row = rows[number]
-        whole, last = _with_tail(view, row, core, last)
+def _clusters_at(view: View, row: _ClusterKind, anchor: Op) -> Iterator[Cluster]:
+    for core, end in matches(view, anchor, row.pattern):
+        whole, last = _with_tail(view, row, core, end)
         match = with_entry_casts(view, whole)
         if is_closed(view, match, last):
             tail = tuple(sorted(whole.ops - core.ops))
@@ -228,7 +216,7 @@ def _with_tail(view: View, row: _ClusterKind, match: Match, last: Op) -> tuple[M
             break
         reader = view.ops[following[0]]
         output, start = reader.outputs[0], Match(match.ops, {**match.values, "normalized": result})
-        longer = None if output is None else next(step.at(view, output, start), None)
+        longer = None if output is None else next(step(view, output, start), None)
         if longer is None or reader.scope != last.scope:
             break
         match, last = longer, reader

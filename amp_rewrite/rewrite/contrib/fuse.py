@@ -18,7 +18,7 @@ from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.clusters import QUICK_GELU
-from amp_rewrite.ir.patterns.match import ENTRY, Search
+from amp_rewrite.ir.patterns.match import ENTRY, direct_match
 from amp_rewrite.ir.shapes import fixed, shape_at
 from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
@@ -295,8 +295,8 @@ def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, V
 def _quick_gelus(site: OpIndex) -> Iterator[Outcome]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
-    for sigmoid in view.of_kinds(_QUICK_GELUS.anchors):
-        match = _QUICK_GELUS.direct(view, sigmoid)
+    for sigmoid in view.of_kinds(("Sigmoid",)):
+        match = direct_match(view, sigmoid, QUICK_GELU)
         if match is None or not site.floats(match.ops):
             continue
         x, scaled = match.values[ENTRY], view.producer(match.values.get("scaled"))
@@ -313,6 +313,3 @@ def _factor(site: OpIndex, op: Op | None, x: ValueId) -> float | None:
             factor = number(site.view, op.inputs[slot], axes=rank)
             return (factor if op.kind == "Mul" else 1 / factor) if factor else None
     return None
-
-
-_QUICK_GELUS = Search.of(QUICK_GELU)

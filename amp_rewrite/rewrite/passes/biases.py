@@ -24,7 +24,6 @@ from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, only_reader, orders, outweighs
 from amp_rewrite.ir.names import unused
-from amp_rewrite.ir.node_check import node_check
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
@@ -62,10 +61,7 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def _needs_bias(op: Op) -> bool:
-    if op.signature is None:
-        return True
-    least, _ = node_check(op.domain, op.op_type, op.signature.since).inputs
-    return least == len(op.inputs)
+    return op.signature is None or len(op.inputs) - 1 in op.signature.needed
 
 
 _OUTPUT = "an output"

@@ -64,8 +64,6 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
         return too_old(case.opset, op_type, FIRST_FUSED[op_type], case.context)
     if not only_float32(view, ops):
         return "not all of it is float32"
-    if entry is None:
-        return "its operand is not one value"
     candidate = read(case)
     if isinstance(candidate, str):
         return candidate
