@@ -159,9 +159,7 @@ def borrowed(*options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
 def _of(row: Option) -> Callable[[Any], Any]:
     names = f"--{row.key}"
     more: dict[str, Any] = {}
-    if row.kind in (Kind.NUMBER, Kind.WHOLE):
-        more = {"type": lambda text: row.of_word(str(text), names)}
-    elif row.kind is Kind.LIST:
+    if row.kind is Kind.LIST:
         more = {"multiple": True}
     elif row.kind is Kind.SWITCH:
         names = f"{names}/--no-{row.key}" if row.default else names
@@ -187,12 +185,11 @@ class _Keys(_Grouped):
             if not equals:
                 raise click.UsageError(f"--set takes KEY=VALUE, and {word!r} has no value; write --set {key}=…", ctx)
             try:
-                typed: Any
                 row = self._row(key.strip(), text, ctx)
-                typed = row.check(row.of_word(text.strip(), f"--set {key}"), f"--set {key}")
+                value = row.check(text.strip(), f"--set {key}")
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from error
-            stated[row.name] = stated.get(row.name, ()) + typed if row.kind is Kind.LIST else typed
+            stated[row.name] = (*stated.get(row.name, ()), value) if row.kind is Kind.LIST else value
         return stated
 
     def _row(self, key: str, text: str, ctx: click.Context) -> Option:

@@ -62,7 +62,7 @@ def doctor(
     """
     asked_for = low_type(to) if to is not None else None
     low = asked_for or DType.FLOAT16
-    if target is not None and Target.parse(target) is Target.WEBGPU:
+    if target is not None and Target.parse(target) == Target.WEBGPU:
         checks = list(_webgpu(webgpu_asked()))
         if model is not None:
             source = Model.load(model)

@@ -58,7 +58,7 @@ def model_checks(source: Model, to: DType | None, target: Target = Target.ORT_CU
         if finding.kind == "runtime_hazard":
             fact, _, remedy = finding.message.partition(" · ")
             yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
-    on_cuda = target is Target.ORT_CUDA
+    on_cuda = target == Target.ORT_CUDA
     yield from _fallen(view, installed_kernels() if on_cuda else load_webgpu_kernels())
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"

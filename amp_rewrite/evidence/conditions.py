@@ -58,7 +58,7 @@ class Conditions:
         device it is emulated as on CUDA, which errs less than sums in float16. Others are emulated by default without
         CUDA, unless the caller names a provider that computes in low types itself.
         """
-        webgpu = target_of(model) is Target.WEBGPU and self.provider is None
+        webgpu = target_of(model) == Target.WEBGPU and self.provider is None
         if webgpu and self.emulate is not True and webgpu_opens():
             return WEBGPU, False
         usual = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())

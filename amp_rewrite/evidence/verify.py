@@ -182,7 +182,7 @@ class Side:
                 check_as_is(model, name, provider)
             model = opening(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
-        like = f" {EMULATED}{' as on CUDA' if target_of(model) is Target.WEBGPU else ''}" if emulates else ""
+        like = f" {EMULATED}{' as on CUDA' if target_of(model) == Target.WEBGPU else ''}" if emulates else ""
         how = f"{spelled or 'float32'}{like} on {runner.provider}"
         return cls(ModelRun(name, how), model, runner, tuple(notes), {} if keeps else None)
 

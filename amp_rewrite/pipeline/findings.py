@@ -94,7 +94,7 @@ def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
     opset = serving(view, ops, to, target, fuse=request.fuse)
     kept = "without --opset keep" if request.opset == KEEP_OPSET else "with --opset auto"
     ways = [] if opset is None else [f"{kept} the model moves to opset {opset}"]
-    known = releases() if target.family is Target.ORT_CUDA else ()
+    known = releases() if target.family == Target.ORT_CUDA else ()
     newer = [release for release in reversed(known) if serves(Target.parse(f"{Target.ORT_CUDA.value}:{release}"), to)]
     ways += [f"--target {Target.ORT_CUDA.value}:{newer[0]}"] if newer else []
     other = DType.FLOAT16 if to is DType.BFLOAT16 else DType.BFLOAT16
@@ -114,7 +114,7 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
 
 def channels_last(view: View, made: Made, target: Target) -> tuple[Finding, ...]:
     """Return the finding about options for a faster session of a convolutional model on CUDA."""
-    line = cuda_options_of(view, made).line if target.family is Target.ORT_CUDA else ""
+    line = cuda_options_of(view, made).line if target.family == Target.ORT_CUDA else ""
     return (Finding("channels_last", "CUDA", line),) if line else ()
 
 
@@ -128,7 +128,7 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple
 
 def refuse_unknown(view: View, target: Target) -> None:
     """Raise ModelError for an operator of ai.onnx unknown to onnx; TensorRT may have a plugin of its name."""
-    unknown = [] if target.family is Target.TENSORRT else list(_unknown(view))
+    unknown = [] if target.family == Target.TENSORRT else list(_unknown(view))
     if unknown:
         op = unknown[0]
         raise ModelError(
@@ -154,7 +154,7 @@ def _local(view: View, op: Op) -> bool:
 
 def oldest_for(view: View, target: Target, to: DType) -> str | None:
     """Return the oldest release of onnxruntime to run the model right; None if it has no operators of its own."""
-    kernels = target.kernels if target.family is Target.ORT_CUDA else None
+    kernels = target.kernels if target.family == Target.ORT_CUDA else None
     return None if kernels is None else oldest_release(view, kernels, to)
 
 

@@ -117,7 +117,7 @@ def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId
 def _want(draft: Draft, headroom: float) -> ShiftRequest:
     request = draft.request
     asked = request.shift if isinstance(request.shift, int) else None
-    return ShiftRequest(request.to, headroom, asked, flush=request.target is Target.ONNX)
+    return ShiftRequest(request.to, headroom, asked, flush=request.target == Target.ONNX)
 
 
 def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:

@@ -112,7 +112,7 @@ class _KernelCheck:
 
 
 def _wholes(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[tuple[OpId, str]]:
-    if target.family is not Target.TENSORRT:
+    if target.family != Target.TENSORRT:
         context = Context(to)
         own = multi_head_attentions(view, context) if fuse == "contrib" else ()
         taken = {op for outcome in own if isinstance(outcome, Replacement) for op in outcome.ops}

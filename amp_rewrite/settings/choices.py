@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from enum import Enum
-from typing import TYPE_CHECKING, Literal, Self, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.versions import OLDEST_MOVED
@@ -42,11 +42,15 @@ def one_of(words: Collection[str], spelling: object, what: str) -> str:
 
 def fusions(fuse: Fuse, target: Target) -> Fuse:
     """Return the fusions of a target in place of "auto"."""
-    own: Fuse = "contrib" if target.family is Target.ORT_CUDA else "basic"
+    own: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
     return own if fuse == "auto" else fuse
 
 
-class Target(Enum):
+_OTHER_WORDS = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}
+
+
+@dataclass(frozen=True)
+class Target:
     """Runtime of the result: the judge of legal types.
 
     `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
@@ -54,35 +58,25 @@ class Target(Enum):
     float32. For all others the schema decides, all float types of an op are one, and what the runtime's documentation
     excludes stays float32 (docs/reference/targets.md).
 
-    A member names the runtime. `parse` also makes targets of one release ("ort-cuda:1.22", "tensorrt:11.2"), which have
-    the same `family`.
-
     Args:
-        family: the word of the runtime.
+        word: the runtime.
+        release: the release of the runtime; "" for the newest known one.
     """
 
-    ORT_CUDA = "ort-cuda"
-    ONNX = "onnx"
-    TENSORRT = "tensorrt"
-    DIRECTML = "directml"
-    OPENVINO = "openvino"
-    COREML = "coreml"
-    QNN = "qnn"
-    WEBGPU = "webgpu"
+    word: str
+    release: str = ""
 
-    _release: str
-    _family: str
-
-    def __init__(self, family: str) -> None:
-        self._release, self._family = "", family
+    ORT_CUDA: ClassVar[Target]
+    ONNX: ClassVar[Target]
+    TENSORRT: ClassVar[Target]
+    DIRECTML: ClassVar[Target]
+    OPENVINO: ClassVar[Target]
+    COREML: ClassVar[Target]
+    QNN: ClassVar[Target]
+    WEBGPU: ClassVar[Target]
 
     @classmethod
-    def _missing_(cls, value: object) -> Target | None:
-        name, colon, release = str(value).partition(":")
-        return cls._of(cls(name), release) if colon else None
-
-    @classmethod
-    def parse(cls, spelling: str | Self) -> Self:
+    def parse(cls, spelling: str | Target) -> Target:
         """Return the target of a word, in any case, or of a word with a release ("ort-cuda:1.22", "tensorrt:11.2").
 
         Raises:
@@ -90,47 +84,30 @@ class Target(Enum):
         """
         if isinstance(spelling, cls):
             return spelling
-        name, colon, release = str(spelling).partition(":")
-        word = name.strip().lower().replace("_", "-")
-        words = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}
-        family = cls(words.get(word) or one_of([member.value for member in cls], name, "target"))
-        return cls._of(family, release.strip() or "none") if colon else family
-
-    @classmethod
-    def _of(cls, family: Self, release: str) -> Self:
-        """Return the target of a release; PolicyError for an unknown one, and for runtimes without releases."""
-        if family is cls.ORT_CUDA:
+        name, colon, release = (part.strip() for part in str(spelling).partition(":"))
+        family = cls(_OTHER_WORDS.get(name.lower()) or one_of(get_args(TargetName), name, "target"))
+        if not colon:
+            return family
+        if family == cls.ORT_CUDA:
             from amp_rewrite.runtime.kernels import known_release, release_number, releases  # late: few state one
 
-            served = known_release(release)
+            served = known_release(release or "none")
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
-            return cls._of_release(family, served if exact and served in releases() else release)
-        if family is not cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
+            return cls(family.word, served if exact and served in releases() else release)
+        if family != cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
             known = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
             raise PolicyError(f"unknown release {release!r} of target {family.value}; {known} targets of a release")
-        return cls._of_release(family, release)
-
-    @classmethod
-    def _of_release(cls, family: Self, release: str) -> Self:
-        """Return a target besides the members, as `enum.Flag` makes combinations; one of a release is single."""
-        value = f"{family.value}:{release}"
-        if value in cls._value2member_map_:
-            return cast(Self, cls._value2member_map_[value])
-        target = object.__new__(cls)
-        target._name_, target._value_ = f"{family.name}:{release}", value
-        target._release, target._family = release, family.value
-        cls._value2member_map_[value] = target
-        return target
+        return cls(family.word, release)
 
     @property
-    def release(self) -> str:
-        """The release of the runtime; "" for the newest known one."""
-        return self._release
+    def value(self) -> str:
+        """Word of the runtime, with the release if one is stated."""
+        return f"{self.word}:{self.release}" if self.release else self.word
 
     @property
     def family(self) -> Target:
-        """The member of the runtime, for any release."""
-        return Target(self._family)
+        """The target of the runtime, for any release."""
+        return Target(self.word)
 
     @property
     def kernels(self) -> Kernels | None:
@@ -143,7 +120,7 @@ class Target(Enum):
             load_webgpu_kernels,
         )
 
-        if self.family is Target.WEBGPU:
+        if self.family == Target.WEBGPU:
             return load_webgpu_kernels()
         return load_kernels(known_release(self.release) if self.release else "")
 
@@ -152,7 +129,7 @@ class Target(Enum):
         """Limits in the documentation of the runtime; None for onnxruntime's CUDA provider and for ONNX."""
         from amp_rewrite.runtime.kernels import LIMITS  # late: not every command converts
 
-        return LIMITS.get(self._family)
+        return LIMITS.get(self.word)
 
     @property
     def aim(self) -> RuntimeTarget:
@@ -168,11 +145,11 @@ class Target(Enum):
         )
 
         family, kernels = self.family, self.kernels
-        if kernels is not None and family is not Target.WEBGPU:
+        if kernels is not None and family != Target.WEBGPU:
             return RuntimeTarget(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
         runtime = {Target.TENSORRT: TENSORRT, Target.DIRECTML: DIRECTML}.get(family)
         return (
-            RuntimeTarget(ONNXRUNTIME, providers=(None, CPU, *([WEBGPU] if family is Target.WEBGPU else [])))
+            RuntimeTarget(ONNXRUNTIME, providers=(None, CPU, *([WEBGPU] if family == Target.WEBGPU else [])))
             if runtime is None
             else RuntimeTarget(runtime, self.release, (None, CUDA))
         )
@@ -184,6 +161,8 @@ class Target(Enum):
         return None if known is None else known.opset
 
 
+for _word in get_args(TargetName):
+    setattr(Target, _word.upper().replace("-", "_"), Target(_word))
 BY_PROVIDER = {
     "CUDAExecutionProvider": Target.ORT_CUDA,
     "CPUExecutionProvider": Target.ORT_CUDA,

@@ -6,18 +6,17 @@ Who comes from Keras or PyTorch types their words. `ELSEWHERE` has those, each w
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import isfunction
-from numbers import Integral, Real
-from os import PathLike
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from amp_rewrite.errors import AmpRewriteError, TrainingError, advice, one_line
 from amp_rewrite.files.casting import Array
+from amp_rewrite.settings.forms import misfit
 
 _FED = "pass batches that load so, such as a DataLoader"
 _ONE_GRAPH = "leave it out: a step is one graph that onnxruntime runs"
@@ -95,8 +94,7 @@ def door(*, options: Any = None) -> Callable[[_T], _T]:
 
 def _checked(function: Any, options: Mapping[str, str]) -> Any:
     signature = inspect.signature(function)
-    names = {name: _text(p.annotation) for name, p in signature.parameters.items()}
-    declared = {**names, **options}
+    declared = {name: _text(p.annotation) for name, p in signature.parameters.items()} | {**options}
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -124,12 +122,12 @@ def _answer(
 ) -> str | None:
     """What is wrong with a call, and the way out; None if its arguments are as declared."""
     own = [p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    name, bound = function.__qualname__, [p.name for p in own if p.name in ("self", "cls")]
-    if bound:
+    name = function.__qualname__
+    if own and own[0].name in ("self", "cls"):
         owner = getattr(args[0], "__name__", type(args[0]).__name__)
         name = owner if function.__name__ == "__init__" else f"{owner}.{function.__name__}"
         own, args = own[1:], args[1:]
-    known = [n for n in declared if (n not in bound and n in {p.name for p in own}) or n not in signature.parameters]
+    known = [p.name for p in own] + [key for key in declared if key not in signature.parameters]
     unknown = next((key for key in kwargs if key not in known), None)
     if unknown is not None:
         hint = ELSEWHERE.get(unknown) or advice(unknown, known, f"it takes {', '.join(known) or 'nothing'}")
@@ -143,44 +141,14 @@ def _answer(
     missing = [one for one in needed if one not in places[: len(args)]]
     if missing:
         return f"{name} lacks {', '.join(missing)}; call {name}({', '.join(f'{n}=…' for n in needed)})"
-    given = [*zip(places, args, strict=False), *kwargs.items()]
-    if len(given) > len(dict(given)):
-        return f"{name} has {next(key for key in kwargs if key in places[: len(args)])!r} twice; give it once"
-    for key, value in given:
-        legal = [_kind(part, function.__globals__) for part in declared[key].split(" | ")]
-        if not any(isinstance(value, kind) for kind, _ in legal):
-            return f"{key} of {name} is {stated(value)}; pass {' or '.join(dict(legal).values())}"
+    for key, value in [*zip(places, args, strict=False), *kwargs.items()]:
+        if legal := misfit(value, declared[key], function.__globals__):
+            return f"{key} of {name} is {stated(value)}; pass {legal}"
     return None
 
 
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "None": (type(None), "None"),
-    "str": (str, "text"),
-    **dict.fromkeys(("Path", "os.PathLike"), (PathLike, "a path")),
-    "bool": ((bool, np.bool_), "True or False"),
-    "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
-    **dict.fromkeys(("Mapping", "dict"), (Mapping, "a mapping")),
-    **dict.fromkeys(("Sequence", "list", "tuple"), (Sequence, "a list")),
-    "Iterable": (Iterable, "a list"),
-    **dict.fromkeys(("Callable", "Progress"), (Callable, "a function")),
-}
-"""Types in annotations, and in words."""
-
-
 def _text(annotation: Any) -> str:
-    """Return an annotation as text, without what stands in brackets."""
-    text, before = str(getattr(annotation, "__forward_arg__", annotation)), ""
-    while text != before:
-        text, before = re.sub(r"\[[^][]*\]", "", text), text
-    return text
-
-
-def _kind(name: str, scope: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a type of an annotation with its words; `object` for one that is unknown or a protocol."""
-    own = scope.get(name)
-    known = isinstance(own, type) and not getattr(own, "_is_protocol", False)
-    return _KINDS.get(name) or (own if known else object, f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}")
+    return str(getattr(annotation, "__forward_arg__", annotation))
 
 
 def unknown_name(owner: type, name: str) -> AttributeError:

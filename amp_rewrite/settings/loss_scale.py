@@ -144,12 +144,8 @@ class FixedLossScale(LossScale):
     loss_scale_value: float
 
     def __post_init__(self) -> None:
-        value = self.loss_scale_value
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TrainingError(f"invalid loss scale {value!r}; use an int or a float ≥ 1")
-        if not 1 <= value <= DType.FLOAT.max:  # a larger one is infinity in float32
-            raise TrainingError(f"invalid loss scale {value!r}; use a finite number ≥ 1")
-        object.__setattr__(self, "loss_scale_value", float(value))
+        value = _number("loss scale", self.loss_scale_value, MINIMUM, DType.FLOAT.max)
+        object.__setattr__(self, "loss_scale_value", value)
 
     def __call__(self) -> Array:
         """The scale: a float32 scalar, shape ()."""
@@ -197,26 +193,15 @@ class DynamicLossScale(LossScale):
         backoff_factor: float | None = None,
         minimum: float = MINIMUM,
     ) -> None:
-        self.initial_loss_scale = _number("initial loss scale", initial_loss_scale)
-        period = _number("increment period", increment_period)
-        self.increment_period = int(period) if math.isfinite(period) else 0
-        self.multiplier = _number("multiplier", multiplier)
-        self.backoff_factor = None if backoff_factor is None else _number("backoff factor", backoff_factor)
-        with np.errstate(over="ignore"):
-            initial = np.float32(self.initial_loss_scale)
-        self.minimum = _number("minimum", minimum)
-        if not LEAST <= self.minimum <= MINIMUM:
-            raise TrainingError(f"invalid minimum {minimum!r} of a loss scale; use a number from {LEAST:.3g} to 1")
-        if not (np.isfinite(initial) and initial >= np.float32(self.minimum)):
-            raise TrainingError(
-                f"invalid initial loss scale {initial_loss_scale!r}; use a finite number ≥ {self.minimum:g}"
-            )
-        if self.increment_period != period or period < 1:
+        self.minimum = _number("minimum", minimum, LEAST, MINIMUM)
+        self.initial_loss_scale = _number("initial loss scale", initial_loss_scale, self.minimum, DType.FLOAT.max)
+        self.increment_period = int(_number("increment period", increment_period, 1, _LONGEST))
+        if self.increment_period != increment_period:
             raise TrainingError(f"invalid increment period {increment_period!r}; use a whole number of steps ≥ 1")
-        if not (math.isfinite(self.multiplier) and self.multiplier > 1):
-            raise TrainingError(f"invalid multiplier {multiplier!r}; use a finite number > 1")
-        if self.backoff_factor is not None and not 0 < self.backoff_factor < 1:
-            raise TrainingError(f"invalid backoff factor {backoff_factor!r}; use a number above 0 and below 1")
+        self.multiplier = _number("multiplier", multiplier, math.nextafter(1, 2), DType.FLOAT.max)
+        self.backoff_factor = (
+            None if backoff_factor is None else _number("backoff factor", backoff_factor, LEAST, math.nextafter(1, 0))
+        )
         self.state, self._warned = self.initial, False
 
     @classmethod
@@ -300,9 +285,13 @@ class DynamicLossScale(LossScale):
         )
 
 
-def _number(what: str, value: object) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TrainingError(f"invalid {what} {value!r}; use a number")
+_LONGEST = 2**63 - 1
+"""Steps that a counter of 64 bits holds."""
+
+
+def _number(what: str, value: object, least: float, most: float) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or not least <= float(value) <= most:
+        raise TrainingError(f"invalid {what} {value!r}; use a number from {least:.3g} to {most:.3g}")
     return float(value)
 
 

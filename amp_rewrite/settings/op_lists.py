@@ -19,7 +19,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name, spell
+from amp_rewrite.settings.list_entry import Color, Entry, check_attribute, check_known, parse_name, spell
 from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
 
 Key = tuple[str, str]
@@ -71,11 +71,6 @@ class OpLists:
         """Return the entry for nodes beyond all conditions of their op, or for an op on no list."""
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
-
-    def ops(self, color: Color) -> tuple[str, ...]:
-        """Return the sorted names on one list; a conditional one reads "Resize (mode=nearest)"."""
-        names = (e.name if e.condition is None else f"{e.name} ({e.condition})" for e in self if e.color is color)
-        return tuple(sorted(names))
 
     def at_level(self, level: Level) -> OpLists:
         """Return the lists at a level; most levels change only the painting."""
@@ -173,7 +168,7 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
     for name, (add, color) in variables.items():
         for word in filter(None, (part.strip() for part in environ.get(name, "").split(","))):
             op = parse_name(word, name)
-            check_known(*op, name, _shipped_ops)
+            check_known(*op, name, _shipped_ops())
             if add and added.setdefault(op, name) != name:
                 raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
             to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
@@ -189,7 +184,7 @@ def _shipped(name: str, to: DType) -> Table:
 @cache
 def _shipped_file(folder: Path, name: str) -> Table:
     """Table of a shipped file, parsed once in a process: the YAML takes 17 ms longer than a JSON copy took."""
-    file = read_file(folder / f"{name}.yaml", None)
+    file = read_file(folder / f"{name}.yaml")
     # the base of a shipped file is a file name, not a choice by target type
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 
@@ -209,8 +204,6 @@ def _overlay(below: Table, file: ListFile) -> Table:
         kept = () if None in conditions else table.get(key, ())
         group.sort(key=lambda entry: entry.condition is None)
         table[key] = (*group, *(entry for entry in kept if entry.condition not in conditions))
-    for entry in file.removed:
-        table[entry.domain, entry.op_type] = (entry,)
     return table
 
 
@@ -223,8 +216,11 @@ def _edit(table: Table, color: Color, new: Entry) -> Table:
 
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:
-    if isinstance(overlay, Mapping):
-        return read_mapping(overlay, _shipped_ops)
     if isinstance(overlay, str) and overlay in SHIPPED:
         return ListFile(overlay, base=overlay, base_place=overlay)
-    return read_file(Path(overlay), _shipped_ops)
+    file = read_mapping(overlay) if isinstance(overlay, Mapping) else read_file(Path(overlay))
+    for entry in file.entries:
+        check_known(entry.domain, entry.op_type, entry.source, _shipped_ops())
+        for attribute, _ in entry.condition.attributes if entry.condition else ():
+            check_attribute(entry.domain, entry.op_type, attribute, entry.source)
+    return file

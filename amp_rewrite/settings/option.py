@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
 from inspect import Parameter, cleandoc, signature, unwrap
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, advice, spelled
+from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
     Assumption,
@@ -29,6 +27,7 @@ from amp_rewrite.settings.choices import (
     TargetName,
     one_of,
 )
+from amp_rewrite.settings.forms import alternatives, misfit
 from amp_rewrite.settings.policy import LowType
 
 if TYPE_CHECKING:
@@ -44,12 +43,12 @@ ALWAYS, UNUSUAL = "always", "unusual"
 class Kind(Enum):
     """Form of an option's value, by its Python type."""
 
-    TEXT = "str | None"
+    TEXT = "str"
     LIST = "str | Sequence[str]"
-    SWITCH = "bool | None"
-    NUMBER = "float | None"
-    WHOLE = "int | None"
-    PATH = "str | Path | None"
+    SWITCH = "bool"
+    NUMBER = "float"
+    WHOLE = "int"
+    PATH = "str | Path"
 
     @classmethod
     def of(cls, annotation: str) -> Kind:
@@ -95,55 +94,46 @@ class Option:
         return self.group != PYTHON
 
     def read(self, value: Any) -> Any:
-        """Return the value of the field for a given one; PolicyError for another type."""
+        """Return the value of the field for a given one, or for its word in a shell or a file.
+
+        PolicyError for another type, and what `parse` raises.
+        """
         value = self.default if value is None else value
         if value is None:
             return None
+        if self.kind in _OF_WORD:
+            value = self._number(value)
         if self.words:
             return one_of(self.words, value, self.name)
         if self.parse is not None:
             return self.parse(value)
-        check_keyword(self.name, value, f"{self.kind.value} | None")
+        check_keyword(self.name, value, self.kind.value)
         return as_names(value) if self.kind is Kind.LIST else value
 
-    def of_word(self, text: str, where: str) -> object:
-        """Return the value of a word of the command line. ConfigError for another type."""
-        value: object = text
-        if self.kind is Kind.SWITCH:
-            value = {"true": True, "false": False}.get(text.lower(), text)
-        elif self.kind in (Kind.NUMBER, Kind.WHOLE):
+    def _number(self, value: Any) -> Any:
+        """Return a number or truth value, also for its word."""
+        if isinstance(value, str):
             with suppress(ValueError):
-                value = int(text) if self.kind is Kind.WHOLE else float(text)
-        return self.typed(value, where)
-
-    def typed(self, value: object, where: str) -> object:
-        """Return the value of a settings file as the command line would give it. ConfigError for another type."""
-        if self.kind is Kind.TEXT and _is(int)(value):
-            value = str(value)  # an opset, say
-        forms = map(_form, alternatives(self.kind.value))
-        if value is None or not any(fits(value) for _, fits in forms):
-            raise ConfigError(f"{where}: {self.name} is {value!r}; write {_FORMS_IN_FILES[self.kind]}")
-        if self.kind is Kind.NUMBER and isinstance(value, (int, float)):
+                value = _OF_WORD[self.kind](value)
+        check_keyword(self.name, value, self.kind.value)
+        if self.kind is Kind.NUMBER:
             return math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML's integers have no bound
-        return as_names(value) if self.kind is Kind.LIST else value  # type: ignore[arg-type]
+        return value
 
     def check(self, value: object, where: str) -> object:
         """Return the value. ConfigError, beginning with the place, for an illegal one."""
-        if self.parse is not None or self.words:
-            try:
-                self.read(value)
-            except AmpRewriteError as error:
-                raise ConfigError(f"{where}: {error}") from error
+        try:
+            self.read(value)
+        except AmpRewriteError as error:
+            said = str(error)
+            raise ConfigError(said if said.startswith(where) else f"{where}: {said}") from error
         return value
 
 
-_FORMS_IN_FILES = {
-    Kind.TEXT: "text in quotes",
-    Kind.PATH: "text in quotes",
-    Kind.LIST: 'a list of text, as in ["..."]',
-    Kind.SWITCH: "true or false",
-    Kind.NUMBER: "a number, as in 0.01",
-    Kind.WHOLE: "a whole number, as in 2",
+_OF_WORD: dict[Kind, Callable[[str], object]] = {
+    Kind.SWITCH: lambda word: {"true": True, "false": False}.get(word.lower(), word),
+    Kind.NUMBER: float,
+    Kind.WHOLE: int,
 }
 ROW = "option"
 """Key of the option in the metadata of its field."""
@@ -156,68 +146,10 @@ def option(default: Any, doc: str, **words: Any) -> Any:
     return field(default=default, metadata={ROW: Option(doc=doc, default=default, **words)})
 
 
-# -- types of values ------------------------------------------------------------------------------------------
-
-
-def check_keyword(name: str, value: object, annotation: str, known: Mapping[str, object] = {}) -> None:
-    """Raise PolicyError, naming the keyword, if the annotation excludes a value.
-
-    `known`: what names in the annotation stand for.
-    """
-    forms = [_form(part, known) for part in alternatives(annotation)]
-    if not any(fits(value) for _, fits in forms):
-        others, _, last = ", ".join(dict(forms)).rpartition(", ")
-        legal = f"{others}{' or ' if others else ''}{last}"
+def check_keyword(name: str, value: object, annotation: str, names: Mapping[str, object] = {}) -> None:
+    """Raise PolicyError, naming the keyword, if the annotation excludes a value. `names`: as in `misfit`."""
+    if legal := misfit(value, annotation, names):
         raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
-
-
-_Form = tuple[str, Callable[[Any], bool]]
-
-
-def _is(kind: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _items(value: object, kind: type) -> bool:
-    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
-        return False
-    return all(map(_is(kind), value))
-
-
-_FORMS: dict[str, _Form] = {
-    "None": ("None", lambda value: value is None),
-    "bool": ("True, False", lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")),
-    "int": ("a whole number", _is(Integral)),
-    "float": ("a number", _is(Real)),
-    "str": ("text", _is(str)),
-    "Path": ("a path", _is(os.PathLike)),
-    "Sequence[str]": ("a list of text", lambda value: _items(value, str)),
-    "Sequence[int]": ("a list of whole numbers", lambda value: _items(value, Integral)),
-    "tuple[str, str]": ("two names", lambda value: _items(value, str) and len(value) == 2),
-}
-
-
-def _form(part: str, known: Mapping[str, object] = {}) -> _Form:
-    if part in _FORMS:
-        return _FORMS[part]
-    if part.startswith("Callable"):
-        return "a function", callable
-    if "[" in part or (part in known and not isinstance(known[part], type)):
-        return "", lambda value: True
-    return f"a {part}", lambda value: any(kind.__name__ == part for kind in type(value).__mro__)
-
-
-def alternatives(annotation: str) -> Iterator[str]:
-    """Yield the parts of "str | Callable[[A | B], None] | None"; a bar in brackets does not divide."""
-    depth, part = 0, ""
-    for piece in re.split(r"([\[\]|])", annotation):
-        depth += (piece == "[") - (piece == "]")
-        if piece == "|" and depth == 0:
-            yield part.strip()
-            part = ""
-        else:
-            part += piece
-    yield part.strip()
 
 
 # -- keywords of public functions, with their types for static checkers ------------------------------------
@@ -285,7 +217,6 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
-        _check_known(call, keywords)
         said = {
             name: value
             for name, value in keywords.items()
@@ -296,22 +227,6 @@ def checked(function: F) -> F:
         return function(*given, **said)
 
     return call  # type: ignore[return-value]
-
-
-def _check_known(function: Callable[..., Any], keywords: Collection[str]) -> None:
-    known = signature(function).parameters
-    unknown = next((name for name in keywords if name not in known), None)
-    if unknown is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
-        return
-    criterion = unknown in CriterionKeywords.__annotations__
-    raise unexpected(function, unknown, "repair and verify take it" if criterion else "")
-
-
-def unexpected(function: Callable[..., Any], keyword: str, hint: str) -> TypeError:
-    """Return the error of an unknown keyword; without a hint it names the known ones."""
-    known = signature(function).parameters
-    hint = hint or advice(keyword, known, f"it takes {', '.join(known)}")
-    return TypeError(f"{function.__name__}() got an unexpected keyword argument {keyword!r}; {hint}")
 
 
 def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import PolicyError, advice, spelled
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
     Assumption,
     Fuse,
@@ -75,7 +75,7 @@ def _shard_size(size: str | int) -> str | int:
 
 
 def _kinds(words: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(filter(None, ",".join([words] if isinstance(words, str) else words).split(",")))
+    return tuple(filter(None, ",".join(as_names(words)).split(",")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ class Request:
         "the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
         group=DATA,
         metavar="X",
-        parse=lambda text: check_headroom(float(text)),
+        parse=check_headroom,
     )
     data: str | None = option(
         None,
@@ -337,9 +337,8 @@ class Request:
         """
         unknown = next((name for name in options if name not in KEYWORDS), None)
         if unknown is not None:
-            raise TypeError(
-                f"unexpected keyword argument {unknown!r}; the options of a conversion are {', '.join(KEYWORDS)}"
-            )
+            hint = advice(unknown, KEYWORDS, f"the options of a conversion are {', '.join(KEYWORDS)}")
+            raise TypeError(f"unexpected keyword argument {unknown!r}; {hint}")
         given = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
         request = cls(**{**from_environment(os.environ), **given}, progress=progress)._served()
         assert request.op_lists is not None  # read here, so that a mistake in them is an error now
@@ -348,7 +347,7 @@ class Request:
     def _served(self) -> Request:
         """Return the request for the installed runtime, with its fusions. PolicyError for options beyond it."""
         target = _installed(self.target, self.to)
-        if self.fuse == "contrib" and target.family is not Target.ORT_CUDA:
+        if self.fuse == "contrib" and target.family != Target.ORT_CUDA:
             raise PolicyError(
                 "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
@@ -393,12 +392,12 @@ def _absent(name: str, value: object) -> bool:
 
 
 def _spelling(value: object) -> str:
-    return str(value.value) if isinstance(value, Enum) else "" if value is None else str(value)
+    return "" if value is None else str(getattr(value, "value", value))
 
 
 def _installed(target: Target, to: DType) -> Target:
     """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
-    if target is Target.WEBGPU and to is DType.BFLOAT16:
+    if target == Target.WEBGPU and to is DType.BFLOAT16:
         raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
     limits = target.limits
     if limits is not None and to not in limits.low:
@@ -406,7 +405,7 @@ def _installed(target: Target, to: DType) -> Target:
         raise PolicyError(
             f"{limits.runtime} does not compute in {to.spelling}, only in {known}; use {spelled('to', known)}"
         )
-    if target is not Target.ORT_CUDA:
+    if target != Target.ORT_CUDA:
         return target
     from amp_rewrite.runtime.kernels import installed_release, known_release  # late: help needs no package metadata
 

@@ -1,11 +1,10 @@
 """Selectors (patterns): choose ops by name, type and position.
 
-A pattern is one or more terms, separated by commas outside brackets (`\\,` is a comma of the term itself);
-an op must pass all of them. Globs know `*`, `?` and `[...]`, are case-sensitive, and `*` crosses "/".
+A pattern is one or more terms, separated by commas; an op must pass all of them. Globs know `*`, `?` and `[...]`, are
+case-sensitive, and `*` crosses "/".
 
     encoder/*/MatMul     a glob on the node name; the same as name=encoder/*/MatMul
-    name~=layer\\.[01]\\.  a regular expression, searched in the node name
-    re:layer\\.[01]\\.     the same; the rest of the pattern, commas too, is the expression
+    re:layer\\.[01]\\.     a regular expression, searched in the node name; all of the pattern, commas too
     op=MatMul            a glob on the op type, spelled as in the lists: "com.microsoft::*" for other domains
     scope=encoder/*      a glob on the position of the op, or on a part of the model around it: the path of
                          its name, the If, Loop or Scan bodies around it, and the module scopes that torch
@@ -47,12 +46,8 @@ class SelectorTerm:
 def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
     """Return the terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
     if text.startswith("re:"):
-        return (_term(text, "name", "~=", text[3:]),)
-    terms = []
-    for part in _split(text):
-        match = _KEY_VALUE.fullmatch(part)
-        terms.append(_term(text, *(match.groups() if match else ("name", "=", part))))
-    return tuple(terms)
+        return (_expression(text),)
+    return tuple(_term(text, part) for part in text.split(","))
 
 
 def matched(view: View, pattern: str) -> bool:
@@ -67,16 +62,12 @@ def exactly(op: Op) -> str:
     return f"op={op.kind},{key}={glob}"
 
 
-Before = Callable[[], View]
-"""Source model of an expanded one; an error then says which ops replaced an op of the source."""
-
-
-def select(view: View, pattern: str, before: Before | None = None) -> tuple[OpId, ...]:
+def select(view: View, pattern: str) -> tuple[OpId, ...]:
     """Return the ops of a pattern, in order; none is an error (`matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
     chosen, by_term = _matching(view, terms)
     if not chosen:
-        matches_nothing(pattern, _nothing_matched(view, pattern, terms, by_term, before))
+        matches_nothing(pattern, _nothing_matched(view, pattern, terms, by_term))
     return tuple(sorted(chosen))
 
 
@@ -110,11 +101,9 @@ def matches_nothing(pattern: str, message: str) -> None:
     unmatched[pattern] = message
 
 
-def overrides(
-    view: View, keep: Sequence[str], lower: Sequence[str], before: Before | None = None
-) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
+def overrides(view: View, keep: Sequence[str], lower: Sequence[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
     """Return the ops of `keep` and `lower`, each with its first pattern; PatternError if both name an op."""
-    kept, lowered = _first_pattern(view, keep, before), _first_pattern(view, lower, before)
+    kept, lowered = _first_pattern(view, keep), _first_pattern(view, lower)
     for op in kept:
         if op in lowered:
             clash = f"by keep {kept[op]!r} and by lower {lowered[op]!r}"
@@ -128,43 +117,32 @@ _CONDUITS: Slots = {
     "Where": (1, 2),
 }
 """Ops that hand on a value without making it another quantity, and the inputs that carry it: not a Reshape's shape."""
-_KEY_VALUE = re.compile(r"\s*(\w+)\s*(~?=)(.*)", re.DOTALL)
+_KEY_VALUE = re.compile(r"\s*(\w+)\s*=(.*)", re.DOTALL)
 TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _TEXTS = re.compile(rf"\[\s*(?:(?:{_TEXT.pattern})\s*(?:,\s*|(?=\])))*\]")
 Selected = frozenset[OpId]
 
 
-def _split(text: str) -> Iterator[str]:
-    depth, part, characters = 0, "", iter(text)
-    for character in characters:
-        if character == "\\":
-            following = next(characters, "")
-            part += following if following == "," else character + following
-            continue
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth <= 0:
-            yield part
-            part = ""
-        else:
-            part += character
-    yield part
+def _expression(pattern: str) -> SelectorTerm:
+    text = pattern.removeprefix("re:")
+    if not text:
+        raise PatternError(f"pattern '{pattern}': the expression is empty; write one behind re:")
+    try:
+        return SelectorTerm("name", text, re.compile(text))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; correct it") from error
 
 
-def _term(pattern: str, key: str, sign: str, value: str) -> SelectorTerm:
+def _term(pattern: str, part: str) -> SelectorTerm:
+    match = _KEY_VALUE.fullmatch(part)
+    key, value = match.groups() if match else ("name", part)
+    value = value.strip()
     if key not in _CRITERIA:
         hint = advice(key, _CRITERIA, f"use one of {', '.join(_CRITERIA)}")
         raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
-    value = value.strip()
     if not value:
         raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
-    if sign == "~=" and key != "name":
-        raise PatternError(f"pattern '{pattern}': {key} takes a glob; write {key}={value}, or name~= for an expression")
-    if sign == "~=":
-        try:
-            return SelectorTerm(key, value, re.compile(value))
-        except (re.error, RecursionError, OverflowError) as error:
-            raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; correct it") from error
     if key in ("op", "feeds", "fed_by"):
         value = value.removeprefix("ai.onnx::")
     if key == "scope":
@@ -239,73 +217,38 @@ def _value_names(view: View) -> Iterable[str]:
 
 
 class _Criterion(NamedTuple):
-    """The key of a term: its selection, the words of the error without one, and the names to suggest."""
+    """The key of a term: its selection, and the names to suggest if it selects nothing."""
 
     select: Callable[[View, re.Pattern[str]], Selected]
-    nothing: str
     known: Callable[[View], Iterable[str]]
 
 
 _CRITERIA = {
-    "name": _Criterion(_by_name, "no node is named '{}'", lambda view: (op.name for op in view.ops)),
-    "op": _Criterion(_by_type, "no op is of type '{}'", _kinds),
-    "scope": _Criterion(_by_position, "no op stands in '{}'", _scopes),
-    "feeds": _Criterion(_by_reader, "nothing feeds an op of type '{}'", _kinds),
-    "fed_by": _Criterion(_by_source, "nothing is fed by an op of type '{}'", _kinds),
-    "input": _Criterion(partial(_by_values, values=lambda op: op.inputs), "no op reads a value '{}'", _value_names),
-    "output": _Criterion(partial(_by_values, values=lambda op: op.outputs), "no op makes a value '{}'", _value_names),
+    "name": _Criterion(_by_name, lambda view: (op.name for op in view.ops)),
+    "op": _Criterion(_by_type, _kinds),
+    "scope": _Criterion(_by_position, _scopes),
+    "feeds": _Criterion(_by_reader, _kinds),
+    "fed_by": _Criterion(_by_source, _kinds),
+    "input": _Criterion(partial(_by_values, values=lambda op: op.inputs), _value_names),
+    "output": _Criterion(partial(_by_values, values=lambda op: op.outputs), _value_names),
 }
 
 
-def _first_pattern(view: View, patterns: Sequence[str], before: Before | None) -> dict[OpId, str]:
+def _first_pattern(view: View, patterns: Sequence[str]) -> dict[OpId, str]:
     chosen: dict[OpId, str] = {}
     for pattern in patterns:
-        for op in select(view, pattern, before):
+        for op in select(view, pattern):
             chosen.setdefault(op, pattern)
     return dict(sorted(chosen.items()))
 
 
-def _nothing_matched(
-    view: View, pattern: str, terms: Sequence[SelectorTerm], by_term: Sequence[Selected], before: Before | None
-) -> str:
+def _nothing_matched(view: View, pattern: str, terms: Sequence[SelectorTerm], by_term: Sequence[Selected]) -> str:
     for term, ops in zip(terms, by_term, strict=True):
         if not ops:
-            expanded = _expanded(view, before(), term) if before is not None else None
-            why = expanded or f"{_CRITERIA[term.key].nothing.format(term.text)}; {_hint(view, term)}"
-            return f"pattern '{pattern}' matches nothing: {why}"
+            return f"pattern '{pattern}' matches nothing: no op passes {term.key}={term.text}; {_hint(view, term)}"
     counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
     fact = f"no op passes all its terms ({counts})"
     return f"pattern '{pattern}' matches nothing: {fact}; write a pattern for each, as commas mean AND"
-
-
-def _expanded(view: View, before: View, term: SelectorTerm) -> str | None:
-    criterion = _CRITERIA["op" if term.key in ("feeds", "fed_by") else term.key]
-    gone = min(criterion.select(before, term.expression), default=None)
-    if gone is None:
-        return None
-    old = before.ops[gone]
-    new = _in_place_of(old, before, view)
-    if not new:
-        return None
-    named = ", ".join(f"{op.name!r} ({op.kind})" for op in new[:_LISTED])
-    more = f" and {len(new) - _LISTED} more" if new[_LISTED:] else ""
-    return f"{old.name!r} ({old.kind}) is expanded before ops are chosen; name what takes its place: {named}{more}"
-
-
-def _in_place_of(old: Op, before: View, view: View) -> tuple[Op, ...]:
-    """Return the ops of a view in place of an op of an earlier view, down to values of that view."""
-    values = {value.name: value.id for value in view.values}
-    made: set[OpId] = set()
-    pending = [view.producer(values.get(name)) for name in old.node.output]
-    while pending:
-        op = pending.pop()
-        if op is not None and op.id not in made:
-            made.add(op.id)
-            pending += [view.producer(v) for v in op.inputs if v is not None and view.value_name(v) not in before.names]
-    return tuple(view.ops[op] for op in sorted(made))
-
-
-_LISTED = 5
 
 
 def _hint(view: View, term: SelectorTerm) -> str:

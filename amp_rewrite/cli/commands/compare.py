@@ -114,7 +114,7 @@ def _command(verdict: Verdict, a: Path, b: Path, settings: Request, report_file:
     if not to:
         return ""
     words = ["--to", to] if to != DType.FLOAT16.spelling else []
-    words += [] if target is None or target.family is Target.ORT_CUDA else ["--target", target.value]
+    words += [] if target is None or target.family == Target.ORT_CUDA else ["--target", target.value]
     words += ["--data", settings.data]
     words += [word for name, value in criterion(settings).items() for word in spelled(name, value).split(" ", 1)]
     words += [word for text in settings.feedback for word in ("--feedback", text)]

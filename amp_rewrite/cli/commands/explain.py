@@ -249,7 +249,7 @@ def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:
-        check_known(domain, op_type, _WHERE, lambda: _listed_anywhere(lists))
+        check_known(domain, op_type, _WHERE, _listed_anywhere(lists))
     whole = entries and entries[-1].condition is None
     return entries if whole else (*entries, lists.otherwise(domain, op_type))
 

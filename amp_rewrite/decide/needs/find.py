@@ -87,7 +87,7 @@ def _on_integers(view: View) -> Iterator[tuple[OpId, Cause]]:
 
 
 def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Cause]]:
-    for op, note in long_sums(view) if target is Target.WEBGPU else ():
+    for op, note in long_sums(view) if target == Target.WEBGPU else ():
         yield op, Cause(reasons.LONG_SUM, None, note)
     for faulty, fault in faults(view, to, target.aim) if target is not None else ():
         note = f"{fault.runtime} {fault.harm} ({fault.source})"

@@ -104,7 +104,7 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, grouped
     if late:
         unknown = [pattern for pattern in late if not matched(view, pattern)]
         for pattern in unknown:
-            select(plain, pattern, lambda: source)  # says why nothing matches
+            select(plain, pattern)  # says why nothing matches
         past = [pattern for pattern in (*request.keep, *request.lower) if pattern not in late or pattern in unknown]
         kept, lowered = overrides(view, _apart(request.keep, past), _apart(request.lower, past))
         keep, lower = {**kept, **keep}, {**lowered, **lower}
@@ -151,7 +151,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
     view, local = inline_functions(view, low=bool(request.keep))
     moves: tuple[Finding, ...] = ()
-    opset = AUTO_OPSET if request.opset is None and request.target is Target.WEBGPU else request.opset
+    opset = AUTO_OPSET if request.opset is None and request.target == Target.WEBGPU else request.opset
     if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
@@ -262,7 +262,7 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     chosen = [op for op in fusion.ops if _key(view, op) in named]
     if chosen:
         return f"a pattern names {view.ops[chosen[0]].name}"
-    if fusion.kind == ATTENTION and target.family is Target.TENSORRT:
+    if fusion.kind == ATTENTION and target.family == Target.TENSORRT:
         return "TensorRT fuses attention from its parts, so it stays written out"
     kernels = target.kernels
     if fusion.kind == GROUP_NORM and kernels is None:

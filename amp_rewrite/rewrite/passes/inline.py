@@ -111,7 +111,7 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     candidates = [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
     if not candidates:
         return view, ()
-    if target is Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
+    if target == Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
         chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
         note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
     else:

@@ -14,7 +14,6 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.door import door, floats, stated
 from amp_rewrite.settings.loss_scale import Gradient
-from amp_rewrite.settings.policy import TypeName
 
 
 class ArrayLike(NDArrayOperatorsMixin):
@@ -28,9 +27,9 @@ class ArrayLike(NDArrayOperatorsMixin):
         return self.numpy().shape
 
     @property
-    def dtype(self) -> TypeName:
+    def dtype(self) -> str:
         """Name of the element type, such as "float32"."""
-        return TypeName(DType.parse(self.numpy().dtype).spelling)
+        return DType.parse(self.numpy().dtype).spelling
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype)

@@ -52,14 +52,10 @@ def policy_of(policy: str | Policy | None, default: Callable[[], Policy]) -> Pol
     if not isinstance(policy, (str, Policy, type(None))):
         raise PolicyError(f"policy is {stated(policy)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy")
     policy = default() if policy is None else Policy.of(policy)
-    if policy.param is not DType.FLOAT or policy.output is not DType.FLOAT:
+    if policy.param is not DType.FLOAT:
         raise PolicyError(
             f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
             " use mixed_float16, mixed_bfloat16 or float32"
-        )
-    if policy.compute is not DType.FLOAT and policy.lowers is None:
-        raise PolicyError(
-            f"policy {policy.name!r} computes in a type that a training step does not support; use float16"
         )
     return policy
 

@@ -85,10 +85,9 @@ def lists(content: bytes) -> None:
 
 
 def config(content: bytes) -> None:
-    """Settings in TOML, as a file of their own and in pyproject.toml."""
-    for name in ("amp.toml", "pyproject.toml"):
-        with _written(content, name) as path:
-            from_file(path)
+    """Settings in TOML."""
+    with _written(content, "amp.toml") as path:
+        from_file(path)
 
 
 def report(content: bytes) -> None:

@@ -70,8 +70,6 @@ LISTS = {
     "a second document": "allow: [MatMul]\n---\nallow: [Conv]\n",
     "an op of escape sequences": 'allow: ["\\e[31mMatMul"]\n',
     "an op of a megabyte": "allow: [" + "M" * 900_000 + "]\n",
-    "an endless number": "allow: [{op: Conv, when: {group: " + "9" * 4000 + "}}]\n",
-    "a number in base 60": "allow: [{op: Conv, when: {group: " + "1:" * 50_000 + "1}}]\n",
     "a date that is none": "allow: [2024-99-99]\n",
     "a reason that is a list": "allow: [{op: Conv, because: [1]}]\n",
     "an unknown base": "base: nowhere\n",
@@ -80,7 +78,7 @@ LISTS = {
 }
 
 
-HEAVY = {"a billion laughs", "nested without end", "nested in block style", "an endless number", "a number in base 60"}
+HEAVY = {"a billion laughs", "nested without end", "nested in block style"}
 """Lists that a careless parser takes all memory or time for: these are read in the cage."""
 
 
@@ -201,7 +199,7 @@ def test_reasons_that_go_round_in_a_circle_come_to_an_end(cage: Cage, folder: Pa
 # -- patterns ---------------------------------------------------------------------------------------------------
 
 PATTERNS = (
-    "", ",", "=", "re:", "re:(", "re:[", "name~=*", "op=", "feeds=\0", "re:(?P<a", "a" * 100_000, "[" * 2000,
+    "", ",", "=", "re:", "re:(", "re:[", "re:*", "op=", "feeds=\0", "re:(?P<a", "a" * 100_000, "[" * 2000,
     "re:" + "(" * 10_000, "re:(?:a{1000}){1000}{1000}", "re:\\", "{", "}" * 1000 + ",a", "\udcff",
 )  # fmt: skip
 

@@ -161,7 +161,7 @@ def test_a_pattern_may_name_what_a_fusion_makes() -> None:
     kept = convert(model, keep=[f"op={kind}"])
     rows = [row for row in kept.report.rows if row.op == kind]
     assert rows and all(row.dtype == "float32" for row in rows)
-    with pytest.raises(PatternError, match="no op is of type 'LayerNorm"):
+    with pytest.raises(PatternError, match="no op passes op=LayerNorm"):
         convert(model, keep=[f"op={kind}", "op=LayerNormalization"])
 
 

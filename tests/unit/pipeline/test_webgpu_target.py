@@ -57,7 +57,7 @@ def test_the_refusal_names_the_provider_and_its_release() -> None:
 
 def test_a_converted_model_says_its_target_and_is_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     converted = convert(TESTS / "models" / "cnn_ts13.onnx", target="webgpu", lower=["op=Conv"])
-    assert target_of(converted.result) is Target.WEBGPU
+    assert target_of(converted.result) == Target.WEBGPU
     assert target_of(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
     monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: True)
     way = Conditions().way(converted.result)

@@ -186,7 +186,7 @@ def test_rows_are_found_by_name_type_and_pattern() -> None:
         "Softmax": ["soft", "tail"],
         "op=Softmax": ["soft", "tail"],
         "s*": ["soft", "sum", "second"],
-        "name~=^s.{3}$": ["soft"],
+        "re:^s.{3}$": ["soft"],
         "op=Softmax,name=t*": ["tail"],
         "scope=first": ["first"],
     }.items():

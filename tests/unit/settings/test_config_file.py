@@ -10,7 +10,7 @@ import pytest
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError
 from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.config_file import find, from_file, settings
+from amp_rewrite.settings.config_file import from_file, settings
 from amp_rewrite.settings.request import Request, from_environment
 
 
@@ -49,7 +49,7 @@ def test_a_file_sets_every_option(tmp_path: Path) -> None:
 
     found = settings({}, {}, config=file)
     assert found.config.startswith("to = bfloat16, lists = tensorflow mine.yaml, level = tensor-cores-only, ")
-    assert found.config.endswith(f"ranges = ranges.json, headroom = 4.0, data = batches, from {file.name}")
+    assert found.config.endswith(f"ranges = ranges.json, headroom = 4, data = batches, from {file.name}")
     assert replace(found, config="") == Request(
         to=DType.BFLOAT16,
         lists=("tensorflow", str(tmp_path / "mine.yaml")),
@@ -93,17 +93,6 @@ def test_an_option_that_says_no_wins_over_a_file_that_says_yes(tmp_path: Path) -
     assert settings({"external_data": False}, {}, folder=tmp_path).external_data is False
 
 
-def test_amp_toml_is_found_before_the_table_in_pyproject(tmp_path: Path) -> None:
-    assert find(tmp_path) is None
-    shared = written(tmp_path, "[tool.ruff]\nline-length = 100\n", "pyproject.toml")
-    assert find(tmp_path) is None
-    written(tmp_path, '[tool.amp-rewrite]\nto = "bfloat16"\n', "pyproject.toml")
-    assert find(tmp_path) == shared
-    assert settings({}, {}, folder=tmp_path).to is DType.BFLOAT16
-    own = written(tmp_path, "")
-    assert find(tmp_path) == own
-
-
 def test_the_environment_gives_level_and_lists() -> None:
     assert from_environment(
         {
@@ -117,68 +106,36 @@ def test_the_environment_gives_level_and_lists() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('to = "float16"\nkep = ["a"]\n', ":2: unknown key 'kep'; did you mean 'keep'?"),
-        ("\n\n'colour' = 1\n", ":3: unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
+        ('to = "float16"\nkep = ["a"]\n', "unknown key 'kep'; did you mean 'keep'?"),
+        ("'colour' = 1\n", "unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
          "io, narrow, quantized, fuse, assume, opset, shift, placement, gray-follows-allow, external-data, "
          "shard-size, overwrite, fail-on, ranges, headroom, data, check, int-range, allow-nonfinite, feedback, "
          "steps, tolerance, rtol, atol, metric, budget"),
-        ("fail_onn = []\n", ":1: unknown key 'fail_onn'; did you mean 'fail-on'?"),
-        ("to = 1.5\n", ":1: to is 1.5; write text in quotes"),
-        ("level = 3\n", ":1: unknown value '3' for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
-         "unsafe-force-all, lower-all"),
-        ("keep = [1]\n", ":1: keep is [1]; write a list of text, as in [\"...\"]"),
-        ("lists = {a = 1}\n", ":1: lists is {'a': 1}; write a list of text, as in [\"...\"]"),
-        ('overwrite = "yes"\n', ":1: overwrite is 'yes'; write true or false"),
-        ("fail-on = []\nfail_on = []\n", ":2: key 'fail_on' appears with '-' and with '_'; keep one"),
-        ('to = "float17"\n', ":1: unknown type or policy 'float17'; did you mean 'float16'?"),
-        ('to = "banana"\n', ":1: unknown type or policy 'banana'; use float16 (f16, fp16, half), bfloat16 (bf16), "
-         "mixed_float16, mixed_bfloat16, or p=f32,c=f16,o=f32"),
-        ('level = "max"\n', ":1: unknown value 'max' for level; use one of default, tensor-cores-only, "
-         "treat-gray-as-deny, unsafe-force-all, lower-all"),
-        ('level = "deafult"\n', ":1: unknown value 'deafult' for level; did you mean 'default'?"),
-        ('target = "tensort"\n', ":1: unknown value 'tensort' for target; did you mean 'tensorrt'?"),
-        ('headroom = "2"\n', ":1: headroom is '2'; write a number, as in 0.01"),
-        ("headroom = true\n", ":1: headroom is True; write a number, as in 0.01"),
-        ("headroom = 1\n", ":1: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
-        ("headroom = inf\n", ":1: a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
-        ("data = 1\n", ":1: data is 1; write text in quotes"),
-        ("to = \n", ": not valid TOML: Invalid value (at line 1, column 6); correct it (text needs quotes)"),
+        ("fail_onn = []\n", "unknown key 'fail_onn'; did you mean 'fail-on'?"),
+        ("to = 1.5\n", "unknown type or policy 1.5; use float16 (f16, fp16, half), bfloat16 (bf16), "
+         "mixed_float16 or mixed_bfloat16"),
+        ("keep = [1]\n", "keep is [1]; write a list of text"),
+        ("lists = {a = 1}\n", "lists is {'a': 1}; write a list of text"),
+        ("to = 2020-01-01\n", "to is datetime.date(2020, 1, 1); write text, a number, true or false"),
+        ('overwrite = "yes"\n', "overwrite='yes' is str; give True or False"),
+        ('level = "deafult"\n', "unknown value 'deafult' for level; did you mean 'default'?"),
+        ("headroom = true\n", "headroom=True is bool; give a number"),
+        ("headroom = 1\n", "a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
+        ("headroom = inf\n", "a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
+        (f"headroom = {10**400}\n", "a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
+        ("data = 1\n", "data=1 is int; give text or a path"),
+        ("to = \n", "not valid TOML: Invalid value (at line 1, column 6); correct it (text needs quotes)"),
+        ("a = " + "[" * 9999, "not valid TOML: maximum recursion depth exceeded"),
+        ("# " + "x" * (1 << 16), "larger than 64 KiB, which is not a settings file; name another"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_named_with_its_line_and_the_way_out(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_a_file_is_named_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
     file = written(tmp_path, text)
 
     with pytest.raises(ConfigError) as caught:
         from_file(file)
 
-    assert str(caught.value) == f"{file}{message}"
-
-
-def test_a_line_in_pyproject_is_counted_below_our_table(tmp_path: Path) -> None:
-    file = written(
-        tmp_path, '[tool.other]\nto = 1\n\n[tool.amp-rewrite]\nlevel = "default"\nto = []\n', "pyproject.toml"
-    )
-
-    with pytest.raises(ConfigError) as caught:
-        from_file(file)
-
-    assert str(caught.value) == f"{file}:6: to is []; write text in quotes"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[tool.x]\n", "has no table [tool.amp-rewrite]; add it, or name another file"),
-        ("[tool]\namp-rewrite = 1\n", "tool.amp-rewrite is not a table; write [tool.amp-rewrite]"),
-    ],
-)
-def test_a_pyproject_that_is_named_must_have_our_table(tmp_path: Path, text: str, message: str) -> None:
-    file = written(tmp_path, text, "pyproject.toml")
-
-    with pytest.raises(ConfigError) as caught:
-        from_file(file)
-
-    assert str(caught.value) == f"{file}: {message}"
+    assert str(caught.value).startswith(f"{file}: {message}")
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
@@ -190,23 +147,6 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings({}, {}, config=tmp_path / "latin.toml")
     assert str(caught.value) == f"{tmp_path}/latin.toml: not UTF-8; save it as UTF-8"
-
-
-@pytest.mark.parametrize("text", ["# " + "x" * (1 << 20), ".".join("a" * 40) + " = 1"])
-def test_a_file_that_is_too_large_or_has_a_long_key_is_not_parsed(tmp_path: Path, text: str) -> None:
-    file = written(tmp_path, text)
-    with pytest.raises(ConfigError, match=r"amp\.toml: larger than 1 MiB, or has a key of more than 32 parts"):
-        settings({}, {}, config=file)
-
-
-@pytest.mark.parametrize(("table", "found"), [("", False), ('[tool.amp-rewrite]\nto = "bfloat16"\n', True)])
-def test_a_table_far_down_in_a_shared_file_is_seen(tmp_path: Path, table: str, found: bool) -> None:
-    (tmp_path / "pyproject.toml").write_text("# " + "x" * (1 << 20) + "\n" + table)
-    if found:
-        with pytest.raises(ConfigError, match=r"pyproject\.toml: larger than 1 MiB"):
-            settings({}, {}, folder=tmp_path)
-    else:
-        assert not settings({}, {}, folder=tmp_path).config
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")

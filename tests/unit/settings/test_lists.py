@@ -18,7 +18,6 @@ import amp_rewrite.settings.list_file
 import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
-from amp_rewrite.ir.ops import Need
 from amp_rewrite.settings.list_entry import Color, _same, check_attribute
 from amp_rewrite.settings.op_lists import OpLists, environment_edits, lists_folder, load_lists
 from support.paths import ROOT
@@ -30,6 +29,10 @@ def color(lists: OpLists, op_type: str, domain: str = "", operands: int = 1, **a
     return lists.classify(domain, op_type, attributes, operands).color.value
 
 
+def ops(lists: OpLists, *colors: str) -> list[tuple[str, str]]:
+    return sorted((entry.name, str(entry.condition)) for entry in lists if entry.color.value in colors)
+
+
 def overlaid(tmp_path: Path, text: str, to: DType = DType.FLOAT16) -> OpLists:
     path = tmp_path / "my.yaml"
     path.write_text(text, encoding="utf-8")
@@ -39,7 +42,7 @@ def overlaid(tmp_path: Path, text: str, to: DType = DType.FLOAT16) -> OpLists:
 def refusal(tmp_path: Path, text: str) -> str:
     with pytest.raises(ListError) as caught:
         overlaid(tmp_path, text)
-    return str(caught.value).removeprefix(f"{tmp_path}/")
+    return str(caught.value)
 
 
 # ---- the shipped lists
@@ -144,7 +147,7 @@ def test_an_installed_package_finds_its_lists_inside_itself(tmp_path: Path, monk
         lists_folder()
     (package / "_lists" / "float16.yaml").write_text("deny: [Exp]\n")
     assert lists_folder() == package / "_lists"
-    assert load_lists(DType.FLOAT16).ops(Color.DENY) == ("Exp",)
+    assert [entry.name for entry in load_lists(DType.FLOAT16)] == ["Exp"]
 
 
 # ---- conditions
@@ -172,23 +175,13 @@ def test_float_attributes_compare_at_float32_precision(tmp_path: Path) -> None:
 
 
 def test_several_tests_of_one_condition_must_all_hold(tmp_path: Path) -> None:
-    lists = overlaid(tmp_path, "deny: [{op: Gemm, when: {transA: 1, operands: ['<2', 3]}}]")
-    assert color(lists, "Gemm", operands=3, transA=1) == "deny"
-    assert color(lists, "Gemm", operands=2, transA=1) == "allow"
-    assert color(lists, "Gemm", operands=3) == "allow"
-    assert lists.entries_of("", "Gemm")[0].condition.__str__() == "transA=1, operands<2|==3"
+    lists = overlaid(tmp_path, "deny: [{op: Gemm, when: {transA: 1, operands: 3}}]")
+    seen = {(n, t): color(lists, "Gemm", operands=n, transA=t) for n in (2, 3, 4) for t in (0, 1)}
+    assert {case for case, found in seen.items() if found == "deny"} == {(3, 1), (4, 1)}
+    assert str(lists.entries_of("", "Gemm")[0].condition) == "transA=1, operands>=3"
 
 
-@pytest.mark.parametrize(
-    ("condition", "counts"),
-    [("<2", {1}), ("<=2", {1, 2}), ("2", {2}), (">=2", {2, 3}), (">2", {3})],
-)
-def test_operands_are_counted_by_each_comparison(tmp_path: Path, condition: str, counts: set[int]) -> None:
-    lists = overlaid(tmp_path, f"deny: [{{op: Gemm, when: {{operands: ['{condition}']}}}}]")
-    assert {count for count in (1, 2, 3) if color(lists, "Gemm", operands=count) == "deny"} == counts
-
-
-@pytest.mark.parametrize("domain", ["", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"])
+@pytest.mark.parametrize("domain", ["", "ai.onnx.ml", "com.microsoft"])
 def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, domain: str) -> None:
     with pytest.raises(ListError, match="no such op as"):
         overlaid(tmp_path, f"deny: ['{domain}::Nonesuch']" if domain else "deny: [Nonesuch]")
@@ -198,10 +191,10 @@ def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, doma
 # ---- overlays
 
 
-def test_an_overlay_adds_moves_and_removes_and_says_where(tmp_path: Path) -> None:
+def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
     lists = overlaid(
         tmp_path,
-        "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\nremove: [Relu]\n",
+        "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\n",
     )
     found = {
         name: (entry.color.value, entry.because, entry.source)
@@ -209,14 +202,12 @@ def test_an_overlay_adds_moves_and_removes_and_says_where(tmp_path: Path) -> Non
             "Softmax": lists.classify("", "Softmax", {}, 1),
             "Fancy": lists.classify("my.domain", "Fancy", {}, 1),
             "MatMul": lists.classify("", "MatMul", {}, 2),
-            "Relu": lists.classify("", "Relu", {}, 1),
         }.items()
     }
     assert found == {
         "Softmax": ("deny", "no reason given", "my.yaml:2"),
         "Fancy": ("deny", "ours", "my.yaml:3"),
         "MatMul": ("unlisted", "no reason given", "my.yaml:4"),
-        "Relu": ("unlisted", "removed from the lists", "my.yaml:5"),
     }
     assert color(lists, "Exp") == "deny"
     assert lists.name == "float16+my.yaml"
@@ -238,7 +229,7 @@ def test_an_unconditional_entry_replaces_conditional_ones_and_they_precede_it(
 
 def test_conditional_entries_alone_leave_the_rest_unlisted(tmp_path: Path) -> None:
     lists = overlaid(tmp_path, "base: empty\nallow: [{op: Einsum, when: {operands: 2}}]")
-    entry = lists.classify("", "Einsum", {}, 3)
+    entry = lists.classify("", "Einsum", {}, 1)
     assert (entry.color, entry.because) == (Color.UNLISTED, "none of its conditions holds")
 
 
@@ -258,7 +249,7 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
         load_lists(DType.FLOAT16, [{"deny": [{"op": "Exp", "need": "range", "because": "else"}]}]).fingerprint == plain
     )
     assert load_lists(DType.FLOAT16, [{"deny": ["Exp"]}]).fingerprint != plain
-    assert load_lists(DType.FLOAT16, [{"remove": ["my.domain::Op"]}]).fingerprint == plain
+    assert load_lists(DType.FLOAT16, [{"unlisted": ["my.domain::Op"]}]).fingerprint == plain
     assert load_lists(DType.FLOAT16, [{"gray": ["Exp"]}]).fingerprint != plain
     assert len({load_lists(to, [base]).fingerprint for to, base in SHIPPED}) == 4
 
@@ -274,25 +265,14 @@ def test_only_float16_and_bfloat16_have_lists() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("allow: [Exp]\ndeny: [Exp]", "my.yaml:2: op 'Exp' is on 'allow' ({0}:1) and on 'deny'; keep one"),
-        ("deny:\n- Exp\n- ai.onnx::Exp", "my.yaml:3: op 'Exp' is on 'deny' ({0}:2) and on 'deny'; keep one"),
+        ("allow: [Exp]\ndeny: [Exp]", "my.yaml:2: op 'Exp' is on 'allow' (my.yaml:1) and on 'deny'; keep one"),
+        ("deny:\n- Exp\n- ai.onnx::Exp", "my.yaml:3: op 'Exp' is on 'deny' (my.yaml:2) and on 'deny'; keep one"),
         (
             "deny:\n- {op: Resize, when: {mode: cubic}}\n- {op: Resize, when: {mode: cubic}}",
-            "my.yaml:3: op 'Resize' is on 'deny' ({0}:2) and on 'deny' when mode=cubic; keep one",
+            "my.yaml:3: op 'Resize' is on 'deny' (my.yaml:2) and on 'deny' when mode=cubic; keep one",
         ),
-        (
-            "gray:\n- {op: Resize, when: {mode: [linear, cubic]}}\n"
-            "deny:\n- {op: Resize, when: {operands: '>3', mode: cubic}}",
-            "my.yaml:4: op 'Resize' is on 'gray' ({0}:2) and on 'deny', and 'mode=linear|cubic' and "
-            "'mode=cubic, operands>3' may hold together; make one exclude the other",
-        ),
-        ("deny: [Exp]\nremove:\n- Exp", "my.yaml:3: op 'Exp' is in 'remove' and 'deny'; keep one"),
         ("dney:\n- Exp", "my.yaml:1: unknown key 'dney'; did you mean 'deny'?"),
-        ("infer: [Exp]", "my.yaml:1: unknown key 'infer'; did you mean 'gray'?"),
-        (
-            "allow: [MatMul]\nxyz: 1",
-            "my.yaml:2: unknown key 'xyz'; use one of base, allow, gray, clear, deny, unlisted, remove",
-        ),
+        ("white: [Exp]", "my.yaml:1: unknown key 'white'; use one of base, allow, gray, clear, deny, unlisted"),
         ("\ndeny: [Sofmax]", "my.yaml:2: no such op as 'Sofmax'; did you mean 'Softmax'?"),
         ("deny: [softmax]", "my.yaml:1: no such op as 'softmax'; did you mean 'Softmax'?"),
         ("deny: [FastGelu]", "my.yaml:1: no such op as 'FastGelu'; did you mean 'com.microsoft::FastGelu'?"),
@@ -304,71 +284,51 @@ def test_only_float16_and_bfloat16_have_lists() -> None:
             "deny: [Qqqqqqq]",
             "my.yaml:1: no such op as 'Qqqqqqq'; a custom op needs its domain, as in my.domain::Op",
         ),
-        ("remove: [Exq]", "my.yaml:1: no such op as 'Exq'; did you mean 'Exp'?"),
         ("deny: [a b]", "my.yaml:1: 'a b' is not an op; write Op or domain::Op"),
         ("deny: ['a::b::c']", "my.yaml:1: 'a::b::c' is not an op; write Op or domain::Op"),
-        ("deny: [3]", "my.yaml:1: 3 is not an op; write Op or domain::Op"),
-        ("deny: [[Exp]]", "my.yaml:1: a list is not an op; write Op or domain::Op"),
+        ("deny: [3]", "my.yaml:1: no such op as '3'; a custom op needs its domain, as in my.domain::Op"),
+        ("deny: [[Exp]]", "my.yaml:1: an op is a list; write text"),
         ("deny: Exp", "my.yaml:1: 'deny' holds 'Exp'; give a list of ops"),
-        ("- Exp", "my.yaml:1: a list file is a mapping with the keys base, allow, gray, clear, deny, unlisted, remove"),
+        ("- Exp", "my.yaml:1: a list file is a mapping with the keys base, allow, gray, clear, deny, unlisted"),
         ("base: float8", "my.yaml:1: unknown base 'float8'; use one of empty, float16, bfloat16, tensorflow"),
-        ("deny:\n- {because: x}", "my.yaml:2: an entry without 'op'; write {{op: Exp, because: a reason}}"),
-        ("deny:\n- op: Exp\n  why: x", "my.yaml:3: unknown key 'why' in an entry; use op, when, need and because"),
-        ("deny: [{op: Exp, because: [x]}]", "my.yaml:1: 'because' holds a list; give one line of text"),
+        ("deny:\n- {because: x}", "my.yaml:2: an entry without 'op'; write {op: Exp, because: a reason}"),
+        ("deny:\n- op: Exp\n  why: x", "my.yaml:3: unknown key 'why'; use one of op, when, need, because"),
+        ("deny: [{op: Exp, because: [x]}]", "my.yaml:1: 'because' is a list; write text"),
         (
             "gray: [{op: Exp, need: range}]",
             "my.yaml:1: 'need' in 'gray'; only ops of deny and unlisted wait for one",
         ),
         ("deny: [{op: Exp, need: rang}]", "my.yaml:1: unknown need 'rang'; did you mean 'range'?"),
-        (
-            "deny: [{op: Exp, need: [range]}]",
-            f"my.yaml:1: 'need' holds a list; write one of {', '.join(need.name.lower() for need in Need)}",
-        ),
-        ("deny: [{op: Exp, when: x}]", "my.yaml:1: 'when' holds 'x'; write when: {{mode: nearest}}"),
-        ("deny: [{op: Exp, when: {}}]", "my.yaml:1: 'when' holds a mapping; write when: {{mode: nearest}}"),
+        ("deny: [{op: Exp, need: [range]}]", "my.yaml:1: 'need' is a list; write text"),
+        ("deny: [{op: Exp, when: x}]", "my.yaml:1: 'when' holds 'x'; write when: {mode: nearest}"),
+        ("deny: [{op: Exp, when: {}}]", "my.yaml:1: 'when' holds a mapping; write when: {mode: nearest}"),
         ("deny: [{op: Resize, when: {mod: x}}]", "my.yaml:1: Resize has no attribute 'mod'; did you mean 'mode'?"),
         (
             "deny: [{op: Exp, when: {zzz: x}}]",
             "my.yaml:1: Exp has no attribute 'zzz'; it has consumed_inputs (and `operands` counts inputs)",
         ),
-        (
-            "deny: [{op: Resize, when: {mode: ~}}]",
-            "my.yaml:1: an attribute value cannot be nothing; give text or a number",
-        ),
+        ("deny: [{op: Resize, when: {mode: ~}}]", "my.yaml:1: a value of 'mode' is nothing; write text"),
         (
             "deny: [{op: Resize, when: {mode: []}}]",
             "my.yaml:1: 'mode' has no value to test for; give one or a list of them",
         ),
         (
             "deny: [{op: Einsum, when: {operands: many}}]",
-            "my.yaml:1: 'many' is not a count of operands; write 2 or '<=2'",
+            "my.yaml:1: 'operands' is 'many'; write the least number of inputs, as in 2",
         ),
         ("deny: [Exp]\ndeny: [Pow]", "my.yaml:2: key 'deny' appears twice; keep one"),
         ("deny:\n- op: Exp\n  op: Pow", "my.yaml:3: key 'op' appears twice; keep one"),
-        ("yes: [Exp]", "my.yaml:1: key True is not text; quote it"),
-        ("deny: &x [Exp]\n", "my.yaml:1: YAML anchors and aliases are refused; write the entry out"),
-        ("deny: [!!str x]", "my.yaml:1: YAML tags are refused; remove 'tag:yaml.org,2002:str'"),
-        ("deny: [Exp]\n---\ndeny: [Pow]", "my.yaml:2: a second YAML document; a list file is one mapping"),
+        ("[deny]: [Exp]", "my.yaml:1: a key is a list; write text"),
+        ("deny: &x [Exp]\n", "my.yaml:1: YAML anchors, aliases and tags are refused; write the entry out"),
+        ("deny: [*x]\n", "my.yaml:1: YAML anchors, aliases and tags are refused; write the entry out"),
+        ("deny: [!!str x]", "my.yaml:1: YAML anchors, aliases and tags are refused; write the entry out"),
+        ("deny: [Exp]\n---\ndeny: [Pow]", "my.yaml:3: a second YAML document; a list file is one mapping"),
         ("deny: [[[[[[[[[[Exp]]]]]]]]]]", "my.yaml:1: nested too deeply for an op list"),
         ("deny: [" + "[" * 5000, "my.yaml:1: nested too deeply for an op list"),
     ],
 )  # fmt: skip
 def test_a_bad_list_is_refused_with_file_line_and_advice(tmp_path: Path, text: str, message: str) -> None:
-    assert refusal(tmp_path, text) == message.format(tmp_path / "my.yaml")
-
-
-@pytest.mark.parametrize(
-    ("word", "key"),
-    [
-        *((word, "gray") for word in ("infer", "inferlist", "graylist", "grey")),
-        *((word, "allow") for word in ("white", "whitelist", "allowlist")),
-        *((word, "deny") for word in ("black", "blacklist", "denylist", "block")),
-        ("clearlist", "clear"),
-        ("none", "unlisted"),
-    ],
-)
-def test_a_list_by_the_name_of_another_tool_is_answered_by_ours(tmp_path: Path, word: str, key: str) -> None:
-    assert refusal(tmp_path, f"{word}: [Exp]") == f"my.yaml:1: unknown key '{word}'; did you mean '{key}'?"
+    assert refusal(tmp_path, text) == message
 
 
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
@@ -384,7 +344,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         load_lists(DType.FLOAT16, [tmp_path])
     path = tmp_path / "my.yaml"
     path.write_bytes(b"deny:\n- \xff\n")
-    with pytest.raises(ListError, match=r"my\.yaml:2: not UTF-8"):
+    with pytest.raises(ListError, match=r"my\.yaml: not UTF-8"):
         load_lists(DType.FLOAT16, [path])
     path.write_bytes(b"# " + b"x" * 1_000_000)
     with pytest.raises(ListError, match="larger than 1000000 bytes"):
@@ -405,10 +365,9 @@ def test_a_mapping_is_checked_like_a_file() -> None:
     for mapping, message in (
         ({"deny": ["Exp", "Exp"]}, "<mapping>: op 'Exp' is on 'deny'"),
         ({"dney": []}, "<mapping>: unknown key 'dney'"),
-        ({"deny": [object()]}, "<mapping>: holds a object"),
         (nested(lambda part: {"when": part}, 7), "<mapping>: 'deny' holds a mapping"),
         (nested(lambda part: {"when": part}, 8), "<mapping>: nested too deeply"),
-        (nested(lambda part: [part], 7), "<mapping>: a list is not an op"),
+        (nested(lambda part: [part], 7), "<mapping>: an op is a list"),
         (nested(lambda part: [part], 8), "<mapping>: nested too deeply"),
     ):
         with pytest.raises(ListError) as caught:
@@ -424,7 +383,7 @@ def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPa
     try:
         lists = load_lists(DType.FLOAT16, [path])
     except ListError as error:
-        assert str(error).startswith(str(path))
+        assert str(error).startswith(path.name)
     else:
         assert lists.name == "float16+any.yaml"
 
@@ -437,10 +396,10 @@ def test_levels_change_the_lists_that_they_name() -> None:
     for level in ("default", "unsafe-force-all", "lower-all"):
         assert lists.at_level(level) is lists
     bare = lists.at_level("tensor-cores-only")
-    assert bare.ops(Color.ALLOW) == lists.ops(Color.ALLOW)
-    assert [bare.ops(c) for c in (Color.GRAY, Color.CLEAR, Color.DENY)] == [(), (), ()]
+    assert ops(bare, "allow") == ops(lists, "allow")
+    assert {entry.color.value for entry in bare} == {"allow", "unlisted"}
     strict = lists.at_level("treat-gray-as-deny")
-    assert strict.ops(Color.DENY) == tuple(sorted(lists.ops(Color.GRAY) + lists.ops(Color.DENY)))
+    assert ops(strict, "deny") == ops(lists, "gray", "deny")
     was, now = lists.classify("", "Add", {}, 2), strict.classify("", "Add", {}, 2)
     assert (now.source, now.because) == (was.source, f"level treat-gray-as-deny, else gray: {was.because}")
 
@@ -500,36 +459,18 @@ def test_a_bad_variable_is_refused(environ: dict[str, str], error: type[Exceptio
 
 
 @pytest.mark.parametrize(
-    ("scalar", "told"),
-    [
-        ("9223372036854775808", "my.yaml:1: an integer of more than 64 bits; write a smaller one"),
-        ("-9223372036854775808", "my.yaml:1: an integer of more than 64 bits; write a smaller one"),
-    ],
-)
-def test_an_integer_that_no_attribute_holds_is_refused(tmp_path: Path, scalar: str, told: str) -> None:
-    assert refusal(tmp_path, f"deny: [{{op: Softmax, when: {{axis: {scalar}}}}}]") == told
-
-
-def test_the_largest_integer_and_text_that_looks_like_a_number_are_read(tmp_path: Path) -> None:
-    lists = overlaid(tmp_path, "deny: [{op: Softmax, when: {axis: 9223372036854775807}}]")
-    assert str(lists.entries_of("", "Softmax")[0].condition) == "axis=9223372036854775807"
-    resize = overlaid(tmp_path, "deny: [{op: Resize, when: {mode: 0b_}}]").entries_of("", "Resize")
-    assert str(resize[0].condition) == "mode=0b_"
-
-
-@pytest.mark.parametrize(
     ("actual", "wanted", "same"),
     [
         (b"nearest", "nearest", True),
-        (b"nearest", 1, False),
-        (0.10000000149011612, 0.1, True),
-        (0.1001, 0.1, False),
-        (1.0, 1, True),
-        (1.0, "1.0", False),
-        (1 << 26, (1 << 26) + 1, False),
-        (3, 3, True),
-        (None, 0, False),
+        (b"nearest", "1", False),
+        (0.10000000149011612, "0.1", True),
+        (0.1001, "0.1", False),
+        (1.0, "1", True),
+        (1.0, "x", False),
+        (1 << 26, "67108865", False),
+        (3, "3", True),
+        (None, "0", False),
     ],
 )
-def test_an_attribute_is_the_listed_one_if_type_and_value_fit(actual: object, wanted: object, same: bool) -> None:
+def test_an_attribute_is_the_listed_one_if_type_and_value_fit(actual: object, wanted: str, same: bool) -> None:
     assert _same(actual, wanted) is same

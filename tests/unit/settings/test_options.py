@@ -51,15 +51,6 @@ def test_verify_and_repair_show_the_keywords_of_a_criterion(function: Callable[.
     assert all(f"{name}: {row.doc}." in lines for name, row in CRITERION.items())
 
 
-def test_what_is_no_option_is_named() -> None:
-    with pytest.raises(TypeError) as error:
-        Request.of(kep=["op=Softmax"])  # type: ignore[call-arg]
-    assert str(error.value) == (
-        "unexpected keyword argument 'kep'; the options of a conversion are to, lists, level, target, safety, keep,"
-        " lower, io, narrow, quantized, fuse, assume, opset, shift, placement, gray_follows_allow"
-    )
-
-
 # -- the table -------------------------------------------------------------------------------------------
 
 

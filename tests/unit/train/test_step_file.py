@@ -238,8 +238,7 @@ def test_quiet_says_nothing(folder: Path) -> None:
         ),
         (
             "net.onnx --loss cross_entropy(y) --policy float17",
-            "unknown policy 'float17'; use mixed_float16, mixed_bfloat16, an element type such as float32, or"
-            " p=f32,c=f16,o=f32",
+            "unknown policy 'float17'; did you mean 'mixed_float16'?",
         ),
         (
             "net.onnx --loss cross_entropy(y) --config no.toml",

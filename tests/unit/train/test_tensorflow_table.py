@@ -25,8 +25,6 @@ from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.policy import deserialize as policy_from
-from amp_rewrite.settings.policy import serialize as policy_to
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
@@ -86,7 +84,7 @@ def test_what_enabling_refuses_is_a_value_error(opt: Any) -> None:
 
 def test_while_the_rewrite_is_on_only_policies_that_are_not_mixed_can_be_set() -> None:
     enable_mixed_precision_graph_rewrite()
-    for name in ("mixed_float16", "mixed_bfloat16", "p=f32,c=f16,o=f32"):
+    for name in ("mixed_float16", "mixed_bfloat16"):
         with pytest.raises(ValueError, match="the mixed precision graph rewrite is enabled"):
             set_policy(name)
     set_policy("float32")
@@ -407,13 +405,9 @@ def test_strategy_supports_loss_scaling_where_each_replica_has_all_variables(str
 # -- policies ----------------------------------------------------------------------------------------
 
 
-def test_types_of_a_policy_are_words_and_types() -> None:
+def test_types_of_a_policy_are_words() -> None:
     policy = Policy("mixed_float16")
-    assert policy.compute_dtype == "float16" and policy.variable_dtype == "float32"
-    assert policy.compute_dtype == DType.FLOAT16 and policy.compute_dtype != "float32"
-    assert f"{policy.compute_dtype}" == "float16" and policy.compute_dtype.spelling == "float16"
-    assert {policy.compute_dtype: 1}["float16"] == 1
-    assert Policy("_infer").compute_dtype is None
+    assert (policy.compute_dtype, policy.variable_dtype) == ("float16", "float32")
 
 
 def test_the_loss_scale_of_a_policy_is_an_object() -> None:
@@ -427,7 +421,7 @@ def test_a_policy_takes_a_loss_scale_keeps_it_and_serializes_it() -> None:
     scale = DynamicLossScale(4.0, increment_period=3)
     policy = Policy("mixed_float16", loss_scale=scale)
     assert policy.loss_scale is scale
-    assert policy_from(policy_to(policy)) == policy != Policy("mixed_float16")
+    assert Policy.from_config(policy.get_config()) == policy != Policy("mixed_float16")
     assert len({policy, Policy("mixed_float16", loss_scale=DynamicLossScale(4.0, 3))}) == 1
     step = training_step(mlp(), loss=CROSS_ENTROPY, policy=policy)
     assert step.loss_scale is scale and Trainer(step, **PLACE).loss_scale == 4.0
