@@ -13,7 +13,8 @@ HEAD = """# Options
 
 Each option is a keyword of `convert`, `repair` and `Session`, and a key of `amp.toml`. The command line has options for
 those that are often used, and takes the others as `--set KEY=VALUE`. A dash marks a place that does not have it; the
-sentence then names the Python function that takes it. The command line wins over the environment, and that over the file. Keys may have "_" for "-".
+sentence then names the Python function that takes it. The command line wins over the environment, and that over the
+file. Keys may have "_" for "-".
 """
 WORDS = {
     Kind.TEXT: "text",

@@ -192,7 +192,7 @@ def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     given: dict[str, Any] = {name: keywords.get(name) for name in CRITERION}
     for name, value in given.items():
         if CRITERION[name].kind is Kind.NUMBER:
-            check_keyword(name, value, Kind.NUMBER.value)
+            check_keyword(name, value, "float | None")
     tolerance, rtol, atol, metric, at_least, at_most = given.values()
     if tolerance is not None:
         if other := next((name for name in given if name != "tolerance" and given[name] is not None), None):
