@@ -75,7 +75,7 @@ class Cache:
 
         Every byte of the model counts, independent of how it was loaded. Weights are streamed, O(bytes).
         """
-        return hashlib.sha256(f"{settings}{digest(model, full=True)}".encode()).hexdigest()
+        return hashlib.sha256(f"{settings}{digest(model)}".encode()).hexdigest()
 
     def load(self, key: str) -> CacheEntry | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""

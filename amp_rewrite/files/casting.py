@@ -1,4 +1,4 @@
-"""Casts between floating types, rounded once, with finite values kept finite; and the effects of rounding.
+"""Casts between floating types, with finite values kept finite; and the effects of rounding.
 
 float32 becomes float16 by integer arithmetic on whole arrays: numpy's own conversion handles one number at a time and
 raises a processor flag for each subnormal result: 2 GB/s for most weights, 0.4 GB/s for small ones. This one reaches
@@ -20,7 +20,6 @@ from amp_rewrite.dtypes import DType
 Array = NDArray[Any]
 
 _LARGE = 1 << 12  # elements from which it pays to convert in whole arrays
-_NORMAL = 126  # powers of two up to this one are normal numbers of float32
 # The bit pattern of infinity; the one below it is the largest finite value.
 _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
     DType.FLOAT16: (np.uint16, 0x7C00),
@@ -38,14 +37,13 @@ _DROPPED = np.uint32(23 - 10)  # bits of the significand
 _RAISED = np.uint32(((23 - 10) << 23) + (-((127 - 1) << 10) & 0xFFFF))
 
 
-def cast(values: Array, to: DType, memory: Array | None = None) -> Array:
-    """Cast floating values to another floating type, rounding once, to nearest even.
+def cast(values: Array, to: DType) -> Array:
+    """Cast floating values to another floating type, to nearest even.
 
     Finite values out of range become the largest value of the type, with their sign; infinity and NaN stay.
-    `memory`: bytes that may hold the result.
     """
     if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
-        return _cast_in_blocks(values, memory)
+        return _cast_in_blocks(values)
     return _cast_whole(values, to)
 
 
@@ -57,16 +55,13 @@ def scaled(values: Array, exponent: int) -> Array:
     if values.dtype.itemsize < 4:
         values = values.astype(np.float32)
     with np.errstate(all="ignore"):
-        if abs(exponent) <= _NORMAL:
-            np.multiply(values, values.dtype.type(2.0**-exponent), out=values)
-        else:
-            np.ldexp(values, -exponent, out=values)
+        np.multiply(values, values.dtype.type(2.0**-exponent), out=values)
     return values
 
 
-def _cast_in_blocks(values: Array, memory: Array | None) -> Array:
+def _cast_in_blocks(values: Array) -> Array:
     flat = np.ascontiguousarray(values).reshape(-1)
-    low: Array = np.empty(flat.size, np.float16) if memory is None else memory[: 2 * flat.size].view(np.float16)
+    low: Array = np.empty(flat.size, np.float16)
     for at in range(0, flat.size, BLOCK):
         block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
         if not to_float16(block, rounded):
@@ -109,8 +104,6 @@ def _least() -> NDArray[np.uint32]:
 
 
 def _cast_whole(values: Array, to: DType) -> Array:
-    if values.dtype == np.float64 and to is DType.BFLOAT16:
-        values = _rounded_to_odd(values)
     with np.errstate(all="ignore"):
         low: Array = values.astype(to.numpy)
     if to in _INFINITY:
@@ -120,22 +113,6 @@ def _cast_whole(values: Array, to: DType) -> Array:
         if over.any():
             bits[over & np.isfinite(values)] -= 1
     return low
-
-
-def _rounded_to_odd(values: Array) -> Array:
-    """Cast float64 to float32 by rounding to odd: a second rounding to at most 22 bits equals a single one.
-
-    Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
-    odd, IEEE Transactions on Computers 57(4), 2008.
-    """
-    with np.errstate(all="ignore"):
-        near = values.astype(np.float32)
-    back = near.astype(np.float64)
-    inexact = np.isfinite(values) & (back != values)
-    bits = near.view(np.uint32)
-    bits[inexact & (np.abs(back) > np.abs(values))] -= 1
-    bits[inexact] |= 1
-    return near
 
 
 # -- effects of rounding ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Files on disk: regular ones, opened without waiting; scratch files beside a target, and atomic replacement by them.
 
-The process that writes a scratch file locks it, so an old file without a lock belongs to a dead process, and is
-removed. Where files cannot be locked (Windows, some network file systems), no file is removed and no process waits.
+A scratch file that nobody has written to for an hour belongs to a dead process, and is removed. Where folders cannot
+be locked (Windows, some network file systems), no process waits for another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amp_rewrite.errors import AmpRewriteError, ModelError
 _BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
 _PATTERN = ".amp-rewrite.*.tmp"
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # errors of an unsupported call
-_YOUNG = 60  # seconds; an upper bound for the time between creation and lock
+_ABANDONED = 3600  # seconds since the last write
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -43,52 +43,23 @@ def read_regular(path: str | Path, most: int) -> bytes:
         return file.read(most + 1)
 
 
-_undoing: list[ExitStack] = []
-
-
-@contextmanager
-def undoing() -> Iterator[ExitStack]:
-    """Yield a stack of callbacks to undo writes, unless the body takes them off it."""
-    with ExitStack() as undo:
-        _undoing.append(undo)
-        try:
-            yield undo
-        finally:
-            _undoing.remove(undo)
-
-
-def undo_all() -> None:
-    """Undo the unfinished writes of this process, at its end."""
-    for undo in reversed(_undoing):
-        undo.close()
-
-
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """Create a file beside a target, with owner, group and permissions of a file there; closing `undo` removes it.
-
-    Without a file there, or where the system does not allow it, they are the usual ones of this process.
-    """
+    """Create a file beside a target, with the permissions of a file there; closing `undo` removes it."""
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
-    old = _status(target)
-    mode = stat.S_IMODE(old.st_mode) & 0o777 if old is not None else None
+    mode = _permissions(target)
     undo.callback(path.unlink, missing_ok=True)  # first, as an interrupt may come as soon as the file is there
     file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
     undo.callback(_close, file)
-    _lock(file.fileno())
-    if old is not None and mode is not None and hasattr(os, "fchmod"):
-        new = os.fstat(file.fileno())
-        if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-            with suppress(OSError):  # only root gives a file away, and only members give it to a group
-                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+    if mode is not None and hasattr(os, "fchmod"):
         with suppress(OSError):  # not every file system has permissions
             os.fchmod(file.fileno(), mode)
     return path, file
 
 
-def _status(target: Path) -> os.stat_result | None:
+def _permissions(target: Path) -> int | None:
     with suppress(OSError):
         status = target.lstat()
-        return status if stat.S_ISREG(status.st_mode) else None
+        return stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None
     return None
 
 
@@ -96,11 +67,9 @@ def sweep(folder: Path) -> None:
     """Remove the scratch files of killed processes in a folder."""
     for path in folder.glob(_PATTERN):
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime < _YOUNG:
-                continue
-            with open_regular(path, follow=False) as file:
-                if _lock(file.fileno()):
-                    path.unlink()
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _ABANDONED:
+                path.unlink()
 
 
 def check_place(path: Path, error: type[AmpRewriteError]) -> None:
@@ -124,7 +93,7 @@ def make_folder(path: Path) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file in replacement of the one at `path` once all of it is on disk; OSError on failure."""
     sweep(path.parent)
-    with undoing() as undo:
+    with ExitStack() as undo:
         temporary, file = scratch(path, undo)
         yield file
         file.flush()
@@ -149,26 +118,16 @@ def sync(descriptor: int) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder against other processes while the body runs."""
+    """Hold a lock on the folder against other processes while the body runs, where folders can be locked."""
     with ExitStack() as stack:
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            _lock(descriptor, wait=True)
+        if sys.platform != "win32":
+            import fcntl
+
+            with suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-
-
-def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock the file and return True on success; the lock ends when the file is closed or its process dies."""
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        return False
-    return True
 
 
 def _close(file: BinaryIO) -> None:

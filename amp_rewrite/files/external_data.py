@@ -61,7 +61,7 @@ class Folder:
                 f"{where} needs bytes {offset} to {offset + length} of {location!r}, which has only {size};"
                 " copy that file again"
             )
-        return Source(path, offset, length, kind, file_stamp, explicit=True)
+        return Source(path, offset, length, kind, file_stamp)
 
     def _file(self, location: str, where: str) -> tuple[str, int, str]:
         if not location or "\0" in location:
@@ -102,9 +102,6 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
     """
     model = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
     if model is None:
-        proto = getattr(source, "model_proto", None)  # of an older torch
-        if isinstance(proto, ModelProto):
-            return proto, {}
         raise ModelError(
             f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
             " an onnx_ir.Model, or a result of convert or repair"
@@ -118,8 +115,6 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        if isinstance(cause, ModelError):
-            raise cause from None
         words = one_line(cause)
         raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {words}; export it again") from error
     assert isinstance(proto, ModelProto)
@@ -170,17 +165,15 @@ class _TensorStore:
         import onnx_ir
 
         kind = DType.of(tensor.dtype.value)
-        explicit = False
         if isinstance(tensor, onnx_ir.serde.TensorProtoTensor):
             proto = tensor.raw
             if not proto.HasField("raw_data") or proto.HasField("segment") or kind in (None, DType.STRING):
                 return onnx_ir.serde.TensorProtoTensor(clone(proto))
-            explicit = proto.HasField("data_location")
         elif kind in (None, DType.STRING) or (isinstance(tensor, onnx_ir.ExternalTensor) and not self._found(tensor)):
             return copy.copy(tensor)
         if id(tensor) not in self._known:
             key = f"{self._secret}.{len(self.own)}"
-            self.own[key] = self._source(tensor, kind, explicit)
+            self.own[key] = self._source(tensor, kind)
             self._known[id(tensor)] = tensor, key
         return onnx_ir.ExternalTensor(
             self._known[id(tensor)][1],
@@ -196,7 +189,7 @@ class _TensorStore:
     def _found(self, tensor: Any) -> bool:
         return self.folder is None and bool(os.fspath(tensor.base_dir))
 
-    def _source(self, tensor: Any, kind: DType, explicit: bool) -> Source:
+    def _source(self, tensor: Any, kind: DType) -> Source:
         import onnx_ir
 
         proto = onnx.TensorProto(name=tensor.name or "", data_type=kind.code, dims=tensor.shape.numpy())
@@ -207,4 +200,4 @@ class _TensorStore:
             base = os.fspath(tensor.base_dir)
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
         held = ProgramTensor(tensor, kind, count := elements(proto))
-        return Source("", 0, kind.nbytes(count), kind, held.key, explicit, held=held)
+        return Source("", 0, kind.nbytes(count), kind, held.key, held=held)

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import tensors, wire
-from amp_rewrite.files.casting import cast, scaled
 from amp_rewrite.files.tensors import Sources, is_stub
 
 if TYPE_CHECKING:
@@ -51,17 +49,19 @@ def fingerprint(model: Model) -> Fingerprint:
     return Fingerprint(hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest(), weights.hexdigest())
 
 
-def digest(model: Model, *, full: bool = False) -> str:
-    """Return a sha256 in hexadecimal of the content of a model's file, wherever its weights are. O(nodes + tensors).
+def digest(model: Model) -> str:
+    """Return a sha256 in hexadecimal of the content of a model's file, wherever its weights are. O(bytes), streamed.
 
-    Unlike a `Fingerprint` it covers docs and metadata, and weights count after pending casts, so that a model has the
-    digest that its file will have. Weights above 64 KiB are sampled as there; with `full`, all are streamed.
+    Unlike a `Fingerprint` it covers docs, metadata and every byte of the weights, after pending casts.
     """
     content = hashlib.sha256(_described(model, tensors.without_values))
     with Sources() as sources:
         for tensor in wire.tensors(model.proto):  # dims and types came first, and tell how many bytes each has
-            for part in (_all_after_casts if full else _sampled)(tensor, sources):
-                content.update(part)
+            if DType.of(tensor.data_type) in (None, DType.STRING):
+                content.update(tensor.SerializeToString(deterministic=True))
+            else:
+                for part in tensors.payload(tensor, sources):
+                    content.update(part)
     return content.hexdigest()
 
 
@@ -69,13 +69,6 @@ def _described(model: Model, describe: Callable[[onnx.TensorProto], onnx.TensorP
     """Return a serialized model with other protos for its tensors."""
     pieces = wire.pieces(model.proto, lambda tensor: [describe(tensor).SerializeToString(deterministic=True)])
     return b"".join(p for p in pieces or [model.proto.SerializeToString(deterministic=True)] if isinstance(p, bytes))
-
-
-def _all_after_casts(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    if DType.of(tensor.data_type) in (None, DType.STRING):
-        yield tensor.SerializeToString(deterministic=True)
-    else:
-        yield from tensors.payload(tensor, sources)
 
 
 def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
@@ -100,21 +93,12 @@ def _sampled(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | mem
         yield b"".join(tensor.string_data) + tensor.raw_data
         return
     yield kind.name.encode()
-    if not is_stub(tensor):
-        whole = memoryview(tensor.raw_data if tensor.HasField("raw_data") else tensors.in_memory(tensor).tobytes())
-        yield from (whole[at : at + length] for at, length in _spread(len(whole)))
+    if is_stub(tensor) and not tensors.is_pending(tensor):
+        place = tensors.source(tensor)
+        yield from (sources.read(place, at, length).data for at, length in _spread(place.length))
         return
-    place, pending = tensors.source(tensor), tensors.is_pending(tensor)
-    held, made = (place.dtype.bits // 8, kind.bits // 8) if pending else (1, 1)
-    for at, length in _spread(tensors.nbytes(tensor)):
-        first, last = at // made, -(-(at + length) // made)  # elements that hold these bytes
-        piece = np.empty((last - first) * held, np.uint8)
-        sources.fill(place, first * held, piece.data)
-        if pending:
-            values = piece.view(place.dtype.numpy)
-            rounded = cast(scaled(values, place.exponent) if place.exponent else values, kind)
-            piece = np.frombuffer(rounded.tobytes(), np.uint8)
-        yield piece[at - first * made :][:length].data
+    whole = memoryview(b"".join(tensors.payload(tensor, sources)))
+    yield from (whole[at : at + length] for at, length in _spread(len(whole)))
 
 
 def _spread(length: int) -> Iterator[tuple[int, int]]:

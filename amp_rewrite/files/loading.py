@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import onnx
 import onnx.defs
@@ -45,24 +45,24 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
         with open_regular(path) as file:
             proto, own = _lazily(file, path)
         _check(proto, str(path))
+        real = Path(os.path.realpath(path)).parent
+        _resolve(proto, Folder(path.parent, real) if folder is None else Folder(folder), own)
+    except UnicodeEncodeError as cause:
+        raise ModelError(f"cannot read {str(path)!r}: its name is not Unicode; rename it") from cause
     except wire.NotOnnxError as cause:
         raise ModelError(foreign(path) or str(cause)) from cause
     except OSError as cause:
         raise ModelError(f"cannot read {path}: {cause.strerror or cause}") from cause
-    real = Path(os.path.realpath(path)).parent
-    place = Folder(path.parent, real) if folder is None else Folder(folder)
-    _resolve(proto, place, own)
     return proto
 
 
 def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> ModelProto:
-    """Return the proto of bytes, an open file, a ModelProto or a program; sources of its tensors go to `own`.
+    """Return the proto of bytes, a ModelProto or a program; sources of its tensors go to `own`.
 
     ModelError for any other object.
     """
-    source = _read(source) if hasattr(source, "read") else source
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        proto = _parsed(bytes(source), "the model")
+    if isinstance(source, bytes):
+        proto = _parsed(source, "the model")
     elif isinstance(source, ModelProto):
         proto = source
     else:
@@ -105,8 +105,7 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
                 f" {kind.spelling} need {needed}; export the model again"
             )
         key = f"{secret}.{len(own)}"
-        explicit = tensor.HasField("data_location")
-        own[key] = Source(real, offset, length, kind, stamp, explicit)
+        own[key] = Source(real, offset, length, kind, stamp)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=key)
         return True
@@ -115,17 +114,6 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
     if tensors.stamp(os.fstat(file.fileno())) != stamp:
         raise ModelError(f"{path} was written to while it was read; load it again")
     return _parsed(light, str(path)), own
-
-
-def _read(file: Any) -> object:
-    try:
-        content = file.read()
-    except (OSError, ValueError) as cause:  # ValueError: closed
-        reason = str(cause).rstrip(".")
-        raise ModelError(f"cannot read a model from {file!r:.80}: {reason}; open it to read bytes") from cause
-    if not isinstance(content, (bytes, bytearray, memoryview)):
-        raise ModelError(f"{file!r:.80} gives {type(content).__name__}, not bytes; open it with mode 'rb'")
-    return content
 
 
 def _parsed(content: bytes, name: str) -> ModelProto:

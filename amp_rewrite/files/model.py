@@ -34,8 +34,8 @@ class ExportedProgram(Protocol):
     """A torch ONNXProgram, known without torch."""
 
     @property
-    def model_proto(self) -> ModelProto:
-        """The model."""
+    def model(self) -> Any:
+        """The model, one of onnx_ir."""
 
 
 class IrModel(Protocol):
@@ -50,15 +50,7 @@ class IrModel(Protocol):
         """Local functions."""
 
 
-class Readable(Protocol):
-    """A file open to read bytes, such as one of fsspec."""
-
-    def read(self) -> bytes:
-        """Return the rest."""
-
-
-_Bytes: TypeAlias = "bytes | bytearray | memoryview | Readable"
-ModelSource: TypeAlias = "str | os.PathLike[str] | _Bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
+ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
 """Forms of a model that `Model.load` takes."""
 
 
@@ -98,7 +90,7 @@ class Model:
         From a path or a program, tensors above 16 KiB become stubs instead of being read.
 
         Args:
-            source: a path, bytes, an open file, a ModelProto, a torch ONNXProgram or an onnx_ir.Model, never changed.
+            source: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model, never changed.
             folder: the folder of external data, by default that of the path.
 
         Raises:
@@ -144,7 +136,7 @@ class Model:
         with Sources() as sources:
             if key is None:
                 return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
-            chunks = tensors.chunks(tensor, tensors.CHUNK, sources, memory=sources.memory)
+            chunks = tensors.chunks(tensor, tensors.CHUNK, sources)
             pending = tensors.is_pending(tensor)
             self._fits[key] = Fit.of((cast(c, kind) for c in chunks) if pending else chunks, to, ours=True)
         return self._fits[key]
@@ -157,11 +149,10 @@ class Model:
 
     def save(
         self,
-        path: str | Path | store.Writable,
+        path: str | Path,
         *,
         overwrite: bool = False,
         external_data: bool | str | None = None,
-        shard_size: str | int | None = None,
         progress: store.Progress | None = None,
     ) -> None:
         """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
@@ -169,29 +160,21 @@ class Model:
         The path may be that of the file that the model came from, but then its stubs point to a file that is gone, and
         the model must be loaded again. A link is replaced, not the file that it points to.
 
-        A shard size asks for external data; further files of a given name get "_1", "_2" … after it. An open file is
-        not closed, and holds a part of the model if writing fails.
-
         Args:
-            path: the file to write; or an open one, such as one of fsspec, which gets the whole model.
+            path: the file to write.
             overwrite: True to replace an existing file.
             external_data: weights in `<stem>.<hash>.data`, or a file of that name, with a suffix; None: above 1.5 GB.
-            shard_size: the size of a data file from which another begins: "5GB".
             progress: called as `progress(done, total)` with bytes.
 
         Raises:
             ModelError: the file cannot be written, or exists; or weights of the model are read from it.
-            PolicyError: `shard_size` is not a size, or `external_data` is not the name of a file.
+            PolicyError: `external_data` is not the name of a file.
         """
         if not isinstance(path, (str, os.PathLike)):
-            if not hasattr(path, "write"):
-                raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path, or a file")
-            if external_data or shard_size is not None:
-                raise ModelError("an open file cannot have data files beside it; give a path")
-            store.stream(self.proto, path, progress)
-            return
-        asked = store.SaveOptions(overwrite is True, external_data, shard_size)
-        store.Saving.of(Path(path), self.path, self.nbytes, asked).save(self.proto, progress)
+            raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
+        target, overwrite = Path(path), overwrite is True
+        how = store.Saving.of(target, self.path, self.nbytes, overwrite=overwrite, external_data=external_data)
+        how.save(self.proto, progress)
 
     def to_proto(self) -> ModelProto:
         """Return a copy with every tensor in memory.

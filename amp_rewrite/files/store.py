@@ -1,73 +1,105 @@
 """Atomic writing of a model file and its data file.
 
-Everything is first written to temporary files in the target folder. Then data files get names with the hash of their
+Everything is first written to temporary files in the target folder. Then the data file gets a name with the hash of its
 content, the model file is renamed, and the data files of the replaced model are removed. So at any moment a complete
-old or a complete new model exists; if the caller names data files and a name is taken, at most one of the two exists.
+old or a complete new model exists; if the caller names the data file and the name is taken, at most one of the two
+exists.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from contextvars import ContextVar
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
+from typing import BinaryIO
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
-from amp_rewrite.files.casting import Array
-from amp_rewrite.files.disk import alone, scratch, sweep, sync, undoing
-from amp_rewrite.files.targets import (
-    Destinations,
-    Layout,
-    check_target,
-    data_files,
-    located,
-    models_beside,
-    outdated,
-    replaces,
-    shard_bytes,
-)
-from amp_rewrite.files.tensors import Sources, fresh_memory, is_stub, source
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from amp_rewrite.files.disk import alone, scratch, sweep, sync
+from amp_rewrite.files.targets import LARGEST_SHAPE, check_target, data_files, models_beside, outdated, replaces
+from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
 LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is the default
 
-_BEGUN_AT = 1 << 24  # bytes
-WORTH_IT = 1 << 28  # bytes; a second thread pays off from a quarter of a second
-
-_GROUPS, _PIECES = 3, 8  # passing a group between threads takes some 50 µs, as long as writing a tenth of it
-
-_ALLOWED: ContextVar[bool] = ContextVar("prefetching", default=True)
+_SMALLEST_MOVED = 1 << 10
+_PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
 
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """Keywords of `Model.save`."""
+class Destinations:
+    """Destination of each tensor of a model: the model file, or a data file; then `data` has its pieces.
 
-    overwrite: bool = False
-    external_data: bool | str | None = None
-    shard_size: str | int | None = None
+    `location`: the name of the data file; None for a model without one. Tied tensors share bytes there.
+    """
+
+    def __init__(self, sources: Sources, location: str | None) -> None:
+        self.sources, self.location = sources, location
+        self.data: list[wire.Piece] = []
+        self._end = 0
+        self._tied: dict[tuple[Source, int], int] = {}
+
+    def __call__(self, tensor: TensorProto) -> list[wire.Piece] | None:
+        if self.location is not None and _movable(tensor):
+            bare = without_values(tensor)
+            bare.data_location = TensorProto.EXTERNAL
+            placed = {"location": self.location, "offset": self._place(tensor), "length": nbytes(tensor)}
+            for key, value in placed.items():
+                bare.external_data.add(key=key, value=str(value))
+            return [bare.SerializeToString(deterministic=True)]
+        if is_stub(tensor):
+            bare, values = without_values(tensor), self._streamed(tensor)
+            return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, values.nbytes), values]
+        if tensor.ByteSize() > LARGEST_SHAPE:
+            whole = partial(tensor.SerializeToString, deterministic=True)
+            return [wire.StreamedPiece(tensor.ByteSize(), lambda: [whole()], tensor.name)]
+        return None
+
+    def _place(self, tensor: TensorProto) -> int:
+        """Add a tensor to the data file; return its offset there."""
+        key = (source(tensor), tensor.data_type) if is_stub(tensor) else None
+        if key is not None and key in self._tied:
+            return self._tied[key]
+        count = nbytes(tensor)
+        step = _PAGE if count >= _PAGED_FROM else _ALIGN
+        offset = -(-self._end // step) * step
+        self.data += [bytes(offset - self._end), self._streamed(tensor)]
+        self._end = offset + count
+        if key is not None:
+            self._tied[key] = offset
+        return offset
+
+    def _streamed(self, tensor: TensorProto) -> wire.StreamedPiece:
+        return wire.StreamedPiece(nbytes(tensor), partial(payload, tensor, self.sources), tensor.name)
+
+
+def _movable(tensor: TensorProto) -> bool:
+    """True if the tensor may be in a data file. Short integer lists may not, since they hold shapes."""
+    kind = DType.of(tensor.data_type)
+    if kind in (None, DType.STRING) or tensor.HasField("segment"):
+        return False
+    count = nbytes(tensor)
+    if count < _SMALLEST_MOVED:
+        return False
+    if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= LARGEST_SHAPE:
+        return False
+    return is_stub(tensor) or tensor.HasField("raw_data") or kind.bits >= 8
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """The path of a model to write, and the layout of its weights.
+    """A model to write: to a path, with a data file or without.
 
-    `read`: the file that it came from. `external`: large tensors go beside it, into files called `name`, `name_1` …, or
-    without a name after the model and their content. `shard`: as `Layout` takes it.
+    `name`: that of the data file; "": after the model and its content. `read`: the file that the model came from.
     """
 
     path: Path
@@ -75,206 +107,127 @@ class Saving:
     overwrite: bool
     external: bool
     name: str = ""
-    shard: int | None = None
 
     @classmethod
-    def of(cls, path: Path, read: Path | None, nbytes: int, asked: SaveOptions) -> Saving:
+    def of(
+        cls, path: Path, read: Path | None, nbytes: int, *, overwrite: bool, external_data: bool | str | None
+    ) -> Saving:
         """Return how a model of `nbytes` is written. ModelError or PolicyError for impossible names of weights."""
-        shard = None if asked.shard_size is None else shard_bytes(asked.shard_size)
-        name = asked.external_data if isinstance(asked.external_data, str) else ""
+        name = external_data if isinstance(external_data, str) else ""
         if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
             raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
         if name and "." not in name:  # "no" or "false" must not become a file
             fix = "give True, False, or the name of a file with its suffix, such as 'weights.data'"
             raise PolicyError(f"external_data={name!r} is str; {fix}")
-        large = shard is not None or nbytes > LARGEST_INLINE
-        external = large if asked.external_data is None else bool(asked.external_data)
-        return cls(path, read, asked.overwrite, external, name, shard if external else None)
+        external = nbytes > LARGEST_INLINE if external_data is None else bool(external_data)
+        return cls(path, read, overwrite, external, name)
 
     def save(self, proto: ModelProto, progress: Progress | None) -> None:
         """Write the model, as `Model.save` says."""
         path = self.path
         try:
             check_target(path, self.overwrite)
-            kept = _read_on(proto, path, self.read)
+            kept = self._read_on(proto)
             if not path.is_symlink() and os.path.realpath(path) in kept:
                 raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
             sweep(path.parent)
-            with Sources() as sources, undoing() as undo:
-                _Writing(self, kept, sources, undo).run(proto, progress or _silent)
+            with Sources() as sources, ExitStack() as undo:
+                written, data = self._written(proto, sources, progress, undo)
+                with alone(path.parent):
+                    check_target(path, self.overwrite)  # another process may have been faster
+                    self._commit(written, data, kept, undo)
         except OSError as cause:
             raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
+    def _read_on(self, proto: ModelProto) -> frozenset[str]:
+        """Files that tensors of the model are still read from."""
+        if self.read is not None and replaces(self.path, self.read):
+            return frozenset()
+        return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
 
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    """A save in progress. `kept`: files read by the model; `undo` removes incomplete files."""
+    def _written(
+        self, proto: ModelProto, sources: Sources, progress: Progress | None, undo: ExitStack
+    ) -> tuple[Path, list[tuple[Path, Path]]]:
+        """Write the files under temporary names; return that of the model, and both names of the data file, if any."""
+        secret = secrets.token_hex(8)  # as long as the part of the hash that takes its place
+        location = (self.name or f"{self.path.stem}.{secret}.data") if self.external else None
+        places = Destinations(sources, location)
+        body = wire.pieces(proto, places) or [proto.SerializeToString(deterministic=True)]
+        if (size := wire.total(body)) > LARGEST_FILE:
+            way = "" if self.external else "; use external data"
+            raise ModelError(f"cannot write {self.path}: {size} bytes are more than protobuf can read{way}")
+        written, data = _Written(size + wire.total(places.data), progress), []
+        if places.data:
+            temporary, file = scratch(self.path, undo)
+            digest = hashlib.sha256()
+            written.write(file, places.data, digest.update)
+            own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
+            body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
+            data = [(temporary, self.path.parent / str(location).replace(secret, named.decode()))]
+        temporary, file = scratch(self.path, undo)
+        written.write(file, body)
+        sources.confirm()
+        return temporary, data
 
-    saving: Saving
-    kept: Collection[str]
-    sources: Sources
-    undo: ExitStack
-
-    def run(self, proto: ModelProto, progress: Progress) -> None:
-        saving = self.saving
-        layout = Layout(self.sources, saving.shard) if saving.external else None
-        body = _body(proto, self.sources, layout)
-        files = layout.files if layout is not None else []
-        written = _Counter(sum(map(wire.total, [body, *files])), progress)
-        data = [self._data(number, pieces, written) for number, pieces in enumerate(files)]
-        light = located(body, [named.name for _, named in data]) if data else body
-        if wire.total(light) > LARGEST_FILE:
-            raise ModelError(
-                f"cannot write {saving.path}: {wire.total(light)} bytes are more than protobuf can read"
-                + ("" if saving.external else "; use external data")
-            )
-        temporary, file = scratch(saving.path, self.undo)
-        _write(_Output(file, written), light, self.sources)
-        self.sources.confirm()
-        with alone(saving.path.parent):
-            check_target(saving.path, saving.overwrite)  # another process may have been faster
-            self._commit(temporary, data)
-
-    def _data(self, number: int, pieces: list[wire.Piece], written: _Counter) -> tuple[Path, Path]:
-        path, name, digest = self.saving.path, self.saving.name, hashlib.sha256()
-        temporary, file = scratch(path, self.undo)
-        _write(_Output(file, written, digest), pieces, self.sources)
-        named = f"{name}_{number}" if name and number else name or f"{path.stem}.{digest.hexdigest()[:16]}.data"
-        return temporary, path.parent / named
-
-    def _commit(self, finished: Path, data: Sequence[tuple[Path, Path]]) -> None:
+    def _commit(self, finished: Path, data: list[tuple[Path, Path]], kept: frozenset[str], undo: ExitStack) -> None:
         """Rename the written files and remove the data of the replaced model, except files in `kept`.
 
         Only one process at a time may run this: a file outdated for one may have just been written by another. Where a
         data file takes the name of an older one, the model that reads that one goes first.
         """
-        path, targets = self.saving.path, [named for _, named in data]
-        stale = [old for old in outdated(path, self.kept) if old not in targets]
-        if self.saving.name and any(os.path.lexists(named) for named in targets):
-            self._make_room(targets)
+        path = self.path
+        stale = [old for old in outdated(path, kept) if old not in (named for _, named in data)]
+        for _, named in data:
+            if self.name and os.path.lexists(named):
+                self._make_room(named, kept)
         for written, named in [*data, (finished, path)]:
             if not os.path.lexists(named):
-                self.undo.callback(named.unlink, missing_ok=True)
+                undo.callback(named.unlink, missing_ok=True)
             written.replace(named)
-        self.undo.pop_all()
+        undo.pop_all()
         _sync_folder(path.parent)
         for old in stale:
             with suppress(OSError):
                 old.unlink()
 
-    def _make_room(self, targets: Sequence[Path]) -> None:
-        """Remove the replaced model. ModelError if other files have the names of data files."""
-        path = self.saving.path
-        for named in targets:
-            if not os.path.lexists(named):
-                continue
-            if named.is_dir() or not self.saving.overwrite or os.path.realpath(named) in self.kept:
-                way = "name another" if self.saving.overwrite else f"or replace it with {spelled('overwrite', True)}"
-                raise ModelError(f"cannot write the weights of {path}: {named} exists; name other external data, {way}")
-            reader = next((other for other in models_beside(path) if named in data_files(other)), None)
-            if reader is not None:
-                raise ModelError(
-                    f"cannot write the weights of {path}: {reader} reads {named}; name other external data"
-                )
-        path.unlink(missing_ok=True)
+    def _make_room(self, named: Path, kept: frozenset[str]) -> None:
+        """Remove the replaced model. ModelError if its data file has the name of a file that must stay."""
+        if named.is_dir() or not self.overwrite or os.path.realpath(named) in kept:
+            way = "name another" if self.overwrite else f"or replace it with {spelled('overwrite', True)}"
+            raise ModelError(
+                f"cannot write the weights of {self.path}: {named} exists; name other external data, {way}"
+            )
+        reader = next((other for other in models_beside(self.path) if named in data_files(other)), None)
+        if reader is not None:
+            raise ModelError(
+                f"cannot write the weights of {self.path}: {reader} reads {named}; name other external data"
+            )
+        self.path.unlink(missing_ok=True)
 
 
-def _body(proto: ModelProto, sources: Sources, layout: Layout | None) -> list[wire.Piece]:
-    return wire.pieces(proto, Destinations(sources, layout)) or [proto.SerializeToString(deterministic=True)]
+class _Written:
+    """Bytes written so far of all files of a model."""
 
-
-class Writable(Protocol):
-    """A file open to write bytes."""
-
-    def write(self, content: bytes | memoryview, /) -> object:
-        """Write all of it."""
-
-
-def stream(proto: ModelProto, file: Writable, progress: Progress | None) -> None:
-    """Write a model with its weights to an open file. ModelError on failure; the file is not a model then."""
-    try:
-        with Sources() as sources:
-            body = _body(proto, sources, None)
-            if wire.total(body) > LARGEST_FILE:
-                raise ModelError(
-                    f"cannot write {wire.total(body)} bytes to a file as one model: protobuf cannot read as many; save"
-                    " to a path, which may have external data"
-                )
-            written = _Counter(wire.total(body), progress or _silent)
-            with closing(_soon(body, sources)) as chunks:
-                for chunk in chunks:
-                    file.write(bytes(chunk))
-                    written.add(len(chunk))
-    except (OSError, TypeError, ValueError) as cause:  # TypeError: a file of text; ValueError: a closed one
-        reason = str(cause).rstrip(".")
-        raise ModelError(f"cannot write to {file!r:.80}: {reason}; it does not hold a whole model now") from cause
-
-
-def _silent(done: int, total: int) -> None:
-    pass
-
-
-def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
-    if read is not None and replaces(path, read):
-        return frozenset()
-    return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
-
-
-class _Counter:
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, total: int, progress: Progress | None) -> None:
         self.done, self.total, self.progress = 0, total, progress
 
-    def add(self, count: int) -> None:
-        self.done = min(self.done + count, self.total)
-        self.progress(self.done, self.total)
+    def write(
+        self, file: BinaryIO, pieces: list[wire.Piece], update: Callable[[bytes | memoryview], None] | None = None
+    ) -> None:
+        """Write pieces to a file and close it. `update`: that of a hash of them."""
+        for chunk in _chunks(pieces):
+            file.write(chunk)
+            if update is not None:
+                update(chunk)
+            self.done += len(chunk)
+            if self.progress is not None:
+                self.progress(self.done, self.total)
+        file.flush()
+        sync(file.fileno())
+        file.close()
 
 
-class _Output:
-    """A file written sequentially, and a hash of it if one is given.
-
-    Every 16 MB the system is advised to start writing to disk, so the final sync is short.
-    """
-
-    def __init__(self, file: BinaryIO, written: _Counter, digest: hashlib._Hash | None = None) -> None:
-        self.file, self.written, self.digest = file, written, digest
-        self.begun = self.end = 0
-
-    def write(self, chunk: bytes | memoryview) -> None:
-        self.file.write(chunk)
-        if self.digest is not None:
-            self.digest.update(chunk)
-        self.end += len(chunk)
-        self.written.add(len(chunk))
-        if self.end - self.begun >= _BEGUN_AT:
-            self._begin()
-
-    def _begin(self) -> None:
-        if hasattr(os, "posix_fadvise"):
-            self.file.flush()
-            with suppress(OSError):  # advice to the system
-                # Linux starts writing pages to be dropped, and drops only pages already on disk: none yet
-                os.posix_fadvise(self.file.fileno(), self.begun, self.end - self.begun, os.POSIX_FADV_DONTNEED)
-        self.begun = self.end
-
-    def finish(self) -> None:
-        self.file.flush()
-        sync(self.file.fileno())
-        self.file.close()
-
-
-def _write(out: _Output, pieces: list[wire.Piece], sources: Sources) -> None:
-    with closing(_soon(pieces, sources)) as chunks:
-        for chunk in chunks:
-            out.write(chunk)
-    out.finish()
-
-
-def _soon(pieces: list[wire.Piece], sources: Sources) -> Generator[bytes | memoryview, None, None]:
-    chunks = _chunks(pieces)
-    return prefetch(chunks, sources) if wire.total(pieces) >= WORTH_IT else chunks
-
-
-def _chunks(pieces: list[wire.Piece]) -> Generator[bytes | memoryview, None, None]:
+def _chunks(pieces: list[wire.Piece]) -> Iterator[bytes | memoryview]:
     for piece in pieces:
         if isinstance(piece, bytes):
             yield piece
@@ -297,59 +250,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-# -- prefetching: tensors are read and cast in another thread while earlier ones are hashed and written --------------
-
-
-@contextmanager
-def prefetching(allowed: bool) -> Iterator[None]:
-    """Let `prefetch` start a thread while the body runs, or none: several conversions at a time share the cores."""
-    token = _ALLOWED.set(allowed)
-    try:
-        yield
-    finally:
-        _ALLOWED.reset(token)
-
-
-def prefetch(pieces: Iterator[T], sources: Sources) -> Generator[T, None, None]:
-    """Yield the pieces in order, computed in another thread, at most some megabytes ahead.
-
-    `pieces`: as `tensors.payload` yields them, in `sources.made`; no other code may use `sources` meanwhile. A piece
-    is valid until the next one is requested. Exceptions of the other thread are raised here. Close the iterator to
-    stop early, which ends the thread. If no thread can be started, or `prefetching` forbids it, the pieces are computed
-    in this one.
-    """
-
-    def group_in(memories: list[Array]) -> list[T]:
-        group: list[T] = []
-        for sources.made in memories:
-            piece = next(pieces, None)
-            if piece is None:
-                break
-            group.append(piece)
-        return group
-
-    worker = _worker() if _ALLOWED.get() else None
-    if worker is None:
-        yield from pieces
-        return
-    with worker:
-        turns = [[fresh_memory() for _ in range(_PIECES)] for _ in range(_GROUPS)]
-        pending = deque((memories, worker.submit(group_in, memories)) for memories in turns)
-        while group := pending[0][1].result():
-            yield from group
-            memories, _ = pending.popleft()
-            pending.append((memories, worker.submit(group_in, memories)))
-
-
-def _worker() -> ThreadPoolExecutor | None:
-    """Start a worker thread; None if the system has no more threads, or Python is shutting down."""
-    try:
-        from concurrent.futures import ThreadPoolExecutor  # small models do not need this import
-
-        worker = ThreadPoolExecutor(1, "amp-rewrite")
-        worker.submit(int).result()
-    except RuntimeError:
-        return None
-    return worker

@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import BinaryIO
 
 import numpy as np
@@ -31,10 +29,8 @@ from amp_rewrite.files.program_tensors import ProgramTensor, held
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
-_DTYPE, _STAMP, _EXPLICIT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.explicit"
-_EXPONENT = "amp_rewrite.exponent"
+_DTYPE, _STAMP, _EXPONENT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.exponent"
 _CHANGED = "{} has changed since the model was loaded from it; load it again"
-_OPEN_FILES = 32
 _COPIED = 1 << 20  # bytes
 
 
@@ -42,9 +38,8 @@ _COPIED = 1 << 20  # bytes
 class Source:
     """Location of a stub's bytes, and their type there.
 
-    `stamp`: identifies one state of the file, or `held`, the tensor of a program; then there is no path. `explicit`:
-    the tensor in memory has data_location set to DEFAULT, instead of unset. `exponent`: the values are those of the
-    bytes times 2⁻ᵉ.
+    `stamp`: identifies one state of the file, or `held`, the tensor of a program; then there is no path. `exponent`:
+    the values are those of the bytes times 2⁻ᵉ.
     """
 
     path: str
@@ -52,7 +47,6 @@ class Source:
     length: int
     dtype: DType
     stamp: str
-    explicit: bool
     exponent: int = 0
     held: ProgramTensor | None = field(default=None, compare=False, repr=False)
 
@@ -82,7 +76,6 @@ def source(tensor: onnx.TensorProto) -> Source:
             length=int(entries["length"]),
             dtype=DType[entries[_DTYPE]],
             stamp=entries[_STAMP],
-            explicit=_EXPLICIT in entries,
             exponent=int(entries.get(_EXPONENT, "0")),
             held=None if entries["location"] else held(entries[_STAMP]),
         )
@@ -98,8 +91,6 @@ def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entries = {"location": source.path, "offset": str(source.offset), "length": str(source.length)}
     entries |= {_DTYPE: source.dtype.name, _STAMP: source.stamp}
-    if source.explicit:
-        entries[_EXPLICIT] = "1"
     if source.exponent:
         entries[_EXPONENT] = str(source.exponent)
     for key, value in entries.items():
@@ -173,31 +164,17 @@ def nbytes(tensor: onnx.TensorProto) -> int:
     return kind.nbytes(elements(tensor))
 
 
-def fresh_memory() -> Array:
-    """Allocate bytes for a `CHUNK` of any type. Reuse them: touching new memory takes longer than computing in it."""
-    return np.empty(8 * CHUNK, np.uint8)
-
-
 class Sources:
-    """Files of stubs, opened once each and kept open, at most 32 of them.
+    """The file of the stub read last, kept open.
 
     Files are opened without following a link, and only in the state in which the model was loaded. Bytes read are
-    valid if the files are still in that state at the end: `confirm`, which leaving the context without an error calls.
+    valid if a file is still in that state when it is closed, and at the end: `confirm`, which leaving the context
+    without an error calls.
     """
 
     def __init__(self) -> None:
-        self._files: OrderedDict[tuple[str, str], BinaryIO] = OrderedDict()
+        self._open: tuple[str, str, BinaryIO] | None = None
         self._held: tuple[ProgramTensor, Array] | None = None
-
-    @cached_property
-    def memory(self) -> Array:
-        """Memory for values to cast; for one `chunks` or `payload` at a time."""
-        return fresh_memory()
-
-    @cached_property
-    def made(self) -> Array:
-        """Memory for results; for one `payload` at a time."""
-        return fresh_memory()
 
     def __enter__(self) -> Sources:
         return self
@@ -207,30 +184,35 @@ class Sources:
             if kind is None:
                 self.confirm()
         finally:
-            while self._files:
-                self._files.popitem()[1].close()
+            if self._open is not None:
+                self._open[2].close()
 
     def confirm(self) -> None:
-        """Raise ModelError if a file was written to since the model was loaded: bytes read may be mixed."""
-        for (path, state), file in self._files.items():
-            _check_state(path, state, file)
+        """Raise ModelError if the file was written to since the model was loaded: bytes read may be mixed."""
+        if self._open is not None:
+            path, state, file = self._open
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or stamp(status) != state:
+                self._open = None
+                file.close()
+                raise ModelError(_CHANGED.format(path))
 
-    def fill(self, source: Source, at: int, target: memoryview) -> None:
-        """Read the source's bytes from byte `at` into `target`."""
+    def read(self, source: Source, at: int, count: int) -> Array:
+        """Return `count` bytes of a source, from byte `at`, in memory of their own."""
         if source.in_memory:
-            target[:] = self._values(source)[at : at + len(target)].data
-            return
-        file = self._file(source)
+            return self._values(source)[at : at + count].copy()
+        out: Array = np.empty(count, np.uint8)
+        file, done = self._file(source), 0
         try:
             file.seek(source.offset + at)
-            done = 0
-            while done < len(target):
-                count = file.readinto(target[done:])  # type: ignore[attr-defined]
-                if not count:
+            while done < count:
+                more = file.readinto(out[done:].data)  # type: ignore[attr-defined]
+                if not more:
                     raise ModelError(_CHANGED.format(source.path))
-                done += count
+                done += more
         except OSError as cause:
             raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
+        return out
 
     def _values(self, source: Source) -> Array:
         """Return the values of a tensor of a program; those of the last one are kept, as a file is kept open."""
@@ -242,43 +224,24 @@ class Sources:
         return self._held[1]
 
     def _file(self, source: Source) -> BinaryIO:
-        key = source.path, source.stamp
-        if key in self._files:
-            self._files.move_to_end(key)
-            return self._files[key]
-        file = _opened(source)
-        self._files[key] = file
-        if len(self._files) > _OPEN_FILES:
-            (path, state), oldest = self._files.popitem(last=False)
-            with oldest:
-                _check_state(path, state, oldest)
-        return file
+        if self._open is None or self._open[:2] != (source.path, source.stamp):
+            if self._open is not None:
+                with self._open[2]:
+                    self.confirm()
+                self._open = None
+            try:
+                file = open_regular(source.path, follow=False, buffering=0)
+            except OSError as cause:
+                raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
+            self._open = source.path, source.stamp, file
+            self.confirm()
+        return self._open[2]
 
 
-def _opened(source: Source) -> BinaryIO:
-    try:
-        file = open_regular(source.path, follow=False, buffering=0)
-    except OSError as cause:
-        raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
-    try:
-        _check_state(source.path, source.stamp, file)
-    except ModelError:
-        file.close()
-        raise
-    return file
-
-
-def _check_state(path: str, state: str, file: BinaryIO) -> None:
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode) or stamp(status) != state:
-        raise ModelError(_CHANGED.format(path))
-
-
-def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Array | None = None) -> Iterator[Array]:
+def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[Array]:
     """Yield the tensor's elements in order, as flat arrays of at most `count`, before the pending cast.
 
-    Scaled ones have float32 or a wider type. `memory`: bytes to read a stub into; then an array is valid until the next
-    one is requested.
+    Scaled ones have float32 or a wider type. The arrays of a stub may be overwritten.
     """
     place = source(tensor) if is_stub(tensor) else None
     if place is None or place.dtype.bits < 8:
@@ -287,10 +250,8 @@ def chunks(tensor: onnx.TensorProto, count: int, sources: Sources, *, memory: Ar
         return
     size = elements(tensor)
     for at in range(0, size, count):
-        needed = place.dtype.nbytes(min(count, size - at))
-        held: Array = np.empty(needed, np.uint8) if memory is None else memory[:needed]
-        sources.fill(place, place.dtype.nbytes(at), held.data)
-        values = held.view(place.dtype.numpy)
+        content = sources.read(place, place.dtype.nbytes(at), place.dtype.nbytes(min(count, size - at)))
+        values = content.view(place.dtype.numpy)
         yield scaled(values, place.exponent) if place.exponent else values
 
 
@@ -300,15 +261,14 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
         return in_memory(tensor)
     place, kind = source(tensor), dtype(tensor)
     if place.dtype.bits < 8:
-        return _unpacked(tensor, place, sources)
+        packed = without_values(tensor)
+        packed.raw_data = sources.read(place, 0, place.length).tobytes()
+        return in_memory(packed)
     out: Array = np.empty(elements(tensor), kind.numpy)
-    if not is_pending(tensor):
-        sources.fill(place, 0, out.view(np.uint8).data)
-    else:
-        at = 0
-        for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
-            out[at : at + chunk.size] = cast(chunk, kind, sources.made)
-            at += chunk.size
+    at = 0
+    for chunk in chunks(tensor, CHUNK, sources):
+        out[at : at + chunk.size] = cast(chunk, kind) if is_pending(tensor) else chunk
+        at += chunk.size
     return out.reshape(tuple(tensor.dims))
 
 
@@ -321,45 +281,22 @@ def in_memory(tensor: onnx.TensorProto) -> Array:
     return values
 
 
-def _unpacked(tensor: onnx.TensorProto, place: Source, sources: Sources) -> Array:
-    packed = without_values(tensor)
-    packed.raw_data = raw(place, sources)
-    return in_memory(packed)
-
-
-def raw(place: Source, sources: Sources) -> bytes:
-    """Return the bytes of a source."""
-    content = bytearray(place.length)
-    sources.fill(place, 0, memoryview(content))
-    return bytes(content)
-
-
 def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """Yield the tensor's values in raw form, in pieces, after the pending cast. Not for strings.
-
-    A piece may be in the memory that is `sources.made` when it is requested.
-    """
+    """Yield the tensor's values in raw form, in pieces, after the pending cast. Not for strings."""
     if not is_stub(tensor):
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
         return
     place, kind = source(tensor), dtype(tensor)
     if is_pending(tensor):
-        for chunk in chunks(tensor, CHUNK, sources, memory=sources.memory):
-            # the next chunk is read into the memory of this one, perhaps before its bytes are written
-            done = chunk.copy() if chunk.dtype == kind.numpy else cast(chunk, kind, sources.made)
-            yield done.view(np.uint8).data
+        for chunk in chunks(tensor, CHUNK, sources):
+            yield cast(chunk, kind).view(np.uint8).data
         return
     for at in range(0, place.length, _COPIED):
-        part = sources.made[: min(_COPIED, place.length - at)]
-        sources.fill(place, at, part.data)
-        yield part.data
+        yield sources.read(place, at, min(_COPIED, place.length - at)).data
 
 
 def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto:
-    """Return the stub with its bytes read, as `onnx.load` returns it."""
-    place = source(tensor)
+    """Return the stub with its bytes read."""
     out = without_values(tensor)
     out.raw_data = b"".join(map(bytes, payload(tensor, sources)))
-    if place.explicit:
-        out.data_location = onnx.TensorProto.DEFAULT
     return out

@@ -15,7 +15,6 @@ from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, count, spelled
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.store import Writable
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft, is_shifted
 from amp_rewrite.pipeline.findings import (
@@ -106,11 +105,10 @@ class Converted(Result):
     @checked
     def save(
         self: HasResult,
-        path: str | Path | Writable,
+        path: str | Path,
         *,
         overwrite: bool = False,
         external_data: bool | str | None = None,
-        shard_size: str | int | None = None,
     ) -> None:
         """Write the model, weights streamed, whole or not at all. Arguments are those of `Model.save`.
 
@@ -118,8 +116,7 @@ class Converted(Result):
             ModelError: the file cannot be written, or exists.
             PolicyError: a keyword has a value of a wrong type.
         """
-        said = {"overwrite": overwrite, "external_data": external_data, "shard_size": shard_size}
-        self.result.save(path, **said)  # type: ignore[arg-type]
+        self.result.save(path, overwrite=overwrite, external_data=external_data)
 
 
 def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:

@@ -148,7 +148,7 @@ def _message(proto: ModelProto, heavy: Sequence[TensorProto]) -> tuple[bytes, Ma
             if is_stub(tensor) and source(tensor).in_memory:
                 tensor.CopyFrom(materialized(tensor, sources))
         for first in {(p.path, p.stamp): p for p in places}.values():
-            sources.fill(first, 0, memoryview(bytearray()))  # refuses a file that has changed
+            sources.read(first, 0, 0)  # refuses a file that has changed
     if not places:
         return copy.SerializeToString(), {}
     folder = os.path.commonpath([os.path.dirname(p.path) for p in places])  # noqa: PTH120

@@ -67,13 +67,6 @@ def _overlays(value: Sequence[ListSource] | ListSource) -> tuple[ListSource, ...
     return tuple(overlays)
 
 
-def _shard_size(size: str | int) -> str | int:
-    from amp_rewrite.files.targets import shard_bytes  # late: few models are split
-
-    shard_bytes(size)
-    return size
-
-
 def _kinds(words: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(filter(None, ",".join(as_names(words)).split(",")))
 
@@ -211,13 +204,6 @@ class Request:
         None,
         "weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
         group=OUTPUT,
-    )
-    shard_size: str | int | None = option(
-        None,
-        "the largest size of a file of weights; in Python an argument of `save`",
-        group=OUTPUT,
-        metavar="5GB",
-        parse=_shard_size,
     )
     overwrite: bool = option(
         False,

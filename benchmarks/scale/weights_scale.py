@@ -1,7 +1,7 @@
 """Time and memory against the size of the weights, beside `cp` of the same bytes in the same run.
 
     python benchmarks/run.py weights_scale [--max-gb 2] [--folder DIR]
-    python benchmarks/run.py weights_scale --sizes 2 20 --rounds 1 --shard-size 5GB --results giants
+    python benchmarks/run.py weights_scale --sizes 2 20 --rounds 1 --results giants
 
 Synthetic GPT-like models of 0.5, 2, 8 and 20 GB with external data are written streaming, then converted by
 `amp-rewrite` in a process of its own; one of 0.5 GB and one of 1.9 GB keep their weights inside. At its peak a
@@ -146,14 +146,12 @@ def copied(folder: Path, *, sync: bool) -> float:
     return wall
 
 
-def converted(folder: Path, to: str, more: list[str], *, sync: bool) -> measure.Cost:
-    """What converting the model in the folder costs, with `sync` until it is on disk. `more`: words of the command."""
+def converted(folder: Path, to: str, *, sync: bool) -> measure.Cost:
+    """What converting the model in the folder costs, with `sync` until it is on disk."""
     target = folder.with_name("out")
     target.mkdir()
     command = measure.own_command() if sync else [sys.executable, "-c", _UNSYNCED]
-    run = measure.cost(
-        [*command, folder / "gpt.onnx", "--to", to, "-o", target / "gpt.onnx", "--no-check", "-q", *more]
-    )
+    run = measure.cost([*command, folder / "gpt.onnx", "--to", to, "-o", target / "gpt.onnx", "--no-check", "-q"])
     if run.code:
         sys.exit(f"amp-rewrite failed: {run.said}")
     shutil.rmtree(target)
@@ -174,7 +172,7 @@ def _forget(folder: Path) -> None:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int, warm: bool, more: list[str]) -> Point:
+def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int, warm: bool) -> Point:
     """Build a model, then copy and convert it in turn; the least of each."""
     folder = root / "model"
     folder.mkdir()
@@ -189,7 +187,7 @@ def measured(gigabytes: float, *, inline: bool, to: str, root: Path, rounds: int
             copies[sync].append(copied(folder, sync=sync))
             if not warm:
                 _forget(folder)
-            runs[sync].append(converted(folder, to, more, sync=sync))
+            runs[sync].append(converted(folder, to, sync=sync))
     size = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
     shutil.rmtree(folder)
     run, peak = measure.best(runs[True]), max(r.peak for r in runs[True])
@@ -227,7 +225,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
     parser.add_argument("--rounds", type=int, default=2, help="of each; above 10 GB it is one (default 2)")
     parser.add_argument("--warm", action="store_true", help="leave in memory what the system holds of the model")
-    parser.add_argument("--shard-size", help="as amp-rewrite takes it")
     parser.add_argument("--results", default="weights_scale", help="name of the results file")
     parser.add_argument("--dry-run", action="store_true", help="print, but leave the results file alone")
     given = parser.parse_args()
@@ -238,7 +235,6 @@ def main() -> None:
         cases.append((sizes[0], False, "bfloat16"))
         cases += [(size, True, "float16") for size in INLINE if size <= given.max_gb]
     needed = 2.1 * max(sizes) * 1e9
-    more = ["--set", f"shard-size={given.shard_size}"] if given.shard_size else []
     points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", dir=given.folder) as name:
         free = shutil.disk_usage(name).free
@@ -247,7 +243,7 @@ def main() -> None:
             sys.exit("not enough disk; lower --max-gb or name another --folder")
         for size, inline, to in cases:
             rounds = given.rounds if size <= _ONCE else 1
-            asked = {"rounds": rounds, "warm": given.warm, "more": more}
+            asked = {"rounds": rounds, "warm": given.warm}
             points.append(measured(size, inline=inline, to=to, root=Path(name), **asked))
             print("  ".join(cells(points[-1])), flush=True)
             if not given.dry_run:  # a long run that is broken off keeps what it has

@@ -62,7 +62,7 @@ _OUTCOME = (
     option("-j --jobs", "N|HOST:PORT", "Models at a time, or a Dask scheduler.  [default: 1]"),
     parameters.flag("--resume", "Skip models that an earlier run has finished."),
 )
-_KEYS = (*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS, "external_data", "shard_size")
+_KEYS = (*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS, "external_data")
 
 
 @parameters.command(
@@ -130,7 +130,7 @@ class _RunOptions:
 def _convert_one(
     model: Path, output: Path, run: _RunOptions, settings: Request, guided: Guidance, *, overwrite: bool, command: str
 ) -> int:
-    from amp_rewrite.files.targets import data_files, foreign_data
+    from amp_rewrite.files.targets import data_files
     from amp_rewrite.reports.evidence import FAILED
     from amp_rewrite.reports.summary import unchecked
 
@@ -140,14 +140,13 @@ def _convert_one(
     if not run.dry_run:
         lost = "the float32 precision of its weights"
         parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work, not after it
-    left = [] if run.dry_run else foreign_data(output)  # data files of the replaced model that stay
     with terminal.stages(model.name, model, quiet=quiet) as tell:
         converted, repaired = convert_guided(model, settings, guided, tell, quiet=quiet)
         solved = converted.report.evidence.level != FAILED
         written = solved and not run.dry_run
         if written:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
-            saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
+            saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
             converted.result.save(output, **saving, progress=progress)
     if settings.config:
         header = replace(converted.report.model, config=settings.config)
@@ -173,9 +172,6 @@ def _convert_one(
     if not run.dry_run:
         where = f"{output}, in a new folder" if run.makes_folder else str(output)
         terminal.talk(f"wrote {where}" if solved else f"not written: {output}", quiet=quiet)
-    for other in left if solved else ():
-        remark = f"{other} held the data of the old {output.name}: remove it if no other model reads it"
-        terminal.talk(remark, quiet=quiet)
     return 0 if solved else FINDING
 
 
@@ -248,14 +244,14 @@ def convert_batch(
         raise click.UsageError(f"{what} to a folder; add -o FOLDER")
     if output.lower().endswith(".onnx") and any(map(url_of, (*map(str, words), output))):
         raise click.UsageError(f"{output} is the name of a file; what comes or goes by URL needs a folder")
-    from amp_rewrite.files.store import SaveOptions
     from amp_rewrite.pipeline.batch.batch import Batch, BatchSettings
 
     batch = Batch.of(
         words,
         BatchSettings(
             out=Path(output),
-            saving=SaveOptions(settings.overwrite, settings.external_data, settings.shard_size),
+            overwrite=settings.overwrite,
+            external_data=settings.external_data,
             resume=run.resume,
             write=not run.dry_run,
             guidance=guided,
@@ -263,23 +259,22 @@ def convert_batch(
         ),
         parameters.keywords(settings),
     )
-    for remark in batch.remarks:
-        terminal.talk(remark, quiet=run.quiet)
     worst, done, failed = 0, 0, 0
     try:
         with (
             _executor_for(jobs) as (executor, many),
-            terminal.progress(count(batch.models, "model"), quiet=run.quiet) as draw,
+            terminal.progress(count(len(batch.jobs), "model"), quiet=run.quiet) as draw,
         ):
             for outcome in batch.run(executor, many):
                 worst = max(worst, outcome.rc)
                 done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
                 if draw is not None:
-                    draw(min(done + failed, batch.models), batch.models)
+                    draw(min(done + failed, len(batch.jobs)), len(batch.jobs))
                 _show(outcome, run)
     except KeyboardInterrupt:
-        how = "run the same command with --resume to go on" if not run.dry_run else "nothing was written"
-        terminal.talk(f"interrupted: {done} of {count(batch.models, 'model')} done; {how}", quiet=run.quiet)
+        again = "run the same command with --resume to go on" if file else "--overwrite begins again"
+        how = "nothing was written" if run.dry_run else again
+        terminal.talk(f"interrupted: {done} of {count(len(batch.jobs), 'model')} done; {how}", quiet=run.quiet)
         raise
     _conclude(batch, done, failed, quiet=run.quiet or run.as_json)
     return worst

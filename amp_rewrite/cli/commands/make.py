@@ -79,7 +79,7 @@ _TWIN = (
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     parameters.config,
-    parameters.keys("external_data", "shard_size"),
+    parameters.keys("external_data"),
 )
 
 
@@ -95,7 +95,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
     from amp_rewrite.rewrite.emulate import emulate
 
     settings = parameters.in_force(given)
-    saving = {name: getattr(settings, name) for name in ("overwrite", "external_data", "shard_size")}
+    saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
     output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
     check_target(output, settings.overwrite, read=model)  # before the work, not after it
     with terminal.progress(model.name, model, quiet=quiet) as progress:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 import traceback
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
+from amp_rewrite.errors import AmpRewriteError, one_line, options_spelled
 from amp_rewrite.files.disk import make_folder, name_of, url_of
-from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.store import SaveOptions, Saving, prefetching
+from amp_rewrite.files.store import Saving
 from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
-from amp_rewrite.pipeline.batch.places import size_of, staged, state_of
+from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
 from amp_rewrite.settings.request import KEYWORDS, Request
@@ -35,30 +33,22 @@ from amp_rewrite.version import VERSION
 class Job:
     """A model to convert, and the settings for it.
 
-    `options`: keywords of `convert`, which `key` stands for. `known`: the outcome of an earlier run. `files`: the
-    external data of a source in a store. `write`: False for a dry run. `threads`: cores for this job. `named`: the
-    options of the command line that errors name. `folder`: the start of relative paths. `version`: that of the package
-    that planned the job.
+    `options`: keywords of `convert`, which `key` stands for. `files`: the external data of the source. `known`: the
+    outcome of an earlier run. `write`: False for a dry run. `named`: the options of the command line that errors name.
+    `folder`: the start of relative paths.
     """
 
     source: Path
     target: Path
     options: Mapping[str, Any]
-    saving: SaveOptions
     key: str
+    external_data: bool | None = None
     guidance: Guidance = field(default_factory=Guidance)
-    known: Outcome | None = None
     files: tuple[str, ...] = ()
+    known: Outcome | None = None
     write: bool = True
-    threads: int = 1
     named: Collection[str] | None = None
     folder: str = ""
-    version: str = VERSION
-
-    @property
-    def remote(self) -> bool:
-        """True if the source or the target is in a store."""
-        return bool(url_of(self.source) or url_of(self.target))
 
     def place(self, path: str | Path) -> Path:
         """Return a URL as it is, and a path from the start of relative ones."""
@@ -66,38 +56,38 @@ class Job:
 
 
 def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> str:
-    """Return a hash of all inputs of a decision: version, options, op lists and data."""
+    """Return a hash of all settings behind a decision: version, options, op lists and data."""
     own = {name: repr(options.get(name)) for name in KEYWORDS if name != "lists"}
     stated = {"lists": request.op_lists.fingerprint, **request.settings, "to": request.to.spelling}
     content = [VERSION, own, stated, asdict(guidance)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
-def _own_key(job: Job) -> str:
-    """Return the key of a job with the states of its data and ranges, and of files in stores."""
-    states = []
+def _key(job: Job) -> str:
+    """Return the key of a job with the states of all files that it reads."""
+    files = [job.place(job.source), *map(job.place, job.files)]
     for place in map(Path, filter(None, (job.guidance.data, job.guidance.ranges))):
-        with suppress(OSError):  # the conversion says why it cannot be read
-            files = sorted(place.rglob("*")) if place.is_dir() else [place]
-            states += [f"{file.name}:{state_of(file)}" for file in files]
-    if job.remote:
-        states += [f"{file}:{state_of(job.place(file))}" for file in (str(job.source), *job.files)]
-    if not states:
-        return job.key
-    text = "\n".join((job.key, *states))
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        files += sorted(place.rglob("*")) if place.is_dir() else [place]
+    content = [job.key, *(f"{file.name}:{state_of(file)}" for file in files)]
+    return hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _made(target: Path) -> str:
+    """Return the states of a written model and of its data; empty if a file is missing."""
+    if not state_of(target):
+        return ""
+    states = [state_of(file) for file in (target, *map(Path, data_of(target)))]
+    return " ".join(states) if all(states) else ""
 
 
 def run(job: Job) -> Outcome:
     """Do a job and return the outcome. A failure is an outcome, too; only an interrupt gets out."""
-    facts: dict[str, Any] = {"source": name_of(job.source), "target": name_of(job.target)}
-    start, error, trace = time.perf_counter(), "", ""
+    start, trace = time.perf_counter(), ""
+    outcome = Outcome(name_of(job.source), name_of(job.target))
     try:
-        with ExitStack() as stack:
-            if job.named is not None:
-                stack.enter_context(options_spelled(job.named))
-            stack.enter_context(prefetching(job.threads > 1))
-            _do(job, facts)
+        with nullcontext() if job.named is None else options_spelled(job.named):
+            done = _done(job, outcome)
+            return done if done.finished else replace(done, seconds=time.perf_counter() - start)
     except (AmpRewriteError, OSError) as cause:
         where = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
         error = where + one_line(cause.strerror or cause if isinstance(cause, OSError) else cause)
@@ -108,78 +98,36 @@ def run(job: Job) -> Outcome:
     except Exception as cause:  # noqa: BLE001 the border of a worker: a bug must not cost the other models
         trace = traceback.format_exc()
         error = one_line(f"internal error in amp-rewrite ({type(cause).__name__}: {cause}); please report it")
-    if error:
-        facts |= {"rc": FAILED, "error": error, "trace": trace, "made": ""}
-    if not facts.get("finished") or "seconds" not in facts:
-        facts["seconds"] = time.perf_counter() - start
-    return Outcome(**facts)
+    return replace(outcome, rc=FAILED, error=error, trace=trace, seconds=time.perf_counter() - start)
 
 
-def _do(job: Job, facts: dict[str, Any]) -> None:
-    if job.version != VERSION:
-        fact = f"the worker has amp-rewrite {VERSION}, and the job is from {job.version}"
-        raise ModelError(f"{fact}; install the same version everywhere")
-    try:
-        os.fspath(job.source).encode()
-    except UnicodeEncodeError as cause:
-        name = os.fspath(job.source)
-        raise ModelError(f"cannot read {name!r}: its name is not Unicode; rename it") from cause
-    facts["options"] = key = _own_key(job)
-    known = job.known if job.known is not None and (job.known.rc, job.known.options) == (OK, key) else None
-    if job.remote and known is not None and size_of(job.place(job.target)) is not None:
-        facts |= _finished(known)
-        return
-    with staged(job.place(job.source), job.place(job.target), job.files) as (source, target):
+def _done(job: Job, outcome: Outcome) -> Outcome:
+    """Return the outcome of a job, from what is known but for it."""
+    key, known, target = _key(job), job.known, job.place(job.target)
+    if known is not None and (known.rc, known.key) == (OK, key) and known.made and known.made == _made(target):
+        return replace(known, target=outcome.target, finished=True)
+    with staged(job.place(job.source), target, job.files) as (source, path):
         model = Model.load(source)
-        facts["digest"] = digest(model)
-        if known is not None and known.digest == facts["digest"] and known.made and _written(target, known.made):
-            facts |= _finished(known)
-            return
         with one_of_many() as unmatched:
             converted, _ = job.guidance.convert(model, job.options, job.guidance.feed(model))
         report = converted.report
-        evidence = {name: value for name, value in asdict(report.evidence).items() if value}
-        facts |= {"evidence": evidence, "totals": asdict(report.totals), "findings": tuple(report.findings)}
-        facts["unmatched"] = dict(unmatched)
+        outcome = replace(
+            outcome,
+            key=key,
+            evidence={name: value for name, value in asdict(report.evidence).items() if value},
+            totals=asdict(report.totals),
+            findings=tuple(report.findings),
+            unmatched=dict(unmatched),
+        )
         if report.evidence.level == WRONG:
             missed = "the tolerance is not met" if report.evidence.criterion else report.evidence.objection
-            facts |= {"rc": MISSED, "error": f"not written: {missed}"}
-            return
-        facts |= {"rc": OK, "made": digest(converted.result)}
-        if job.write:
-            facts["finished"] = _write(job, converted.result, target, facts["made"])
-
-
-def _finished(known: Outcome) -> dict[str, Any]:
-    kept = {
-        name: getattr(known, name) for name in ("rc", "digest", "made", "evidence", "totals", "findings", "seconds")
-    }
-    return {**kept, "unmatched": known.unmatched, "finished": True}
-
-
-def _written(target: Path, made: str) -> bool:
-    if not target.is_file():
-        return False
-    try:
-        return digest(Model.load(target)) == made
-    except ModelError:
-        return False
-
-
-def _write(job: Job, model: Model, target: Path, made: str) -> bool:
-    """Write a model, unless it is there: this may be the second attempt, after a worker died. True if it was there."""
-    make_folder(target)
-    if os.path.lexists(target) and not job.saving.overwrite:
-        if _written(target, made):
-            return True
-        way = f"name another folder, or replace it with {spelled('overwrite', True)}"
-        raise ModelError(f"{target} exists, and is not what this conversion makes; {way}")
-    saving = Saving.of(target, model.path, model.nbytes, job.saving)
-    if saving.external and not saving.name:
-        saving = replace(saving, name=f"{job.target.name}_data")  # as optimum and transformers.js name weights
-    try:
-        saving.save(model.proto, None)
-    except ModelError:
-        if not _written(target, made):  # by another run, in the meantime
-            raise
-    return False
+            return replace(outcome, rc=MISSED, error=f"not written: {missed}")
+        if not job.write:
+            return outcome
+        make_folder(path)
+        # an earlier attempt of a lost worker may have written it
+        how = Saving.of(path, model.path, converted.result.nbytes, overwrite=True, external_data=job.external_data)
+        if how.external:
+            how = replace(how, name=f"{job.target.name}_data")  # as optimum and transformers.js name weights
+        how.save(converted.result.proto, None)
+    return replace(outcome, made=_made(target))

@@ -26,9 +26,8 @@ class Outcome(Result):
         source: the file that was read, as it was named.
         target: the file that was written, or would be.
         rc: 0 done, 1 a tolerance that is not met, 2 an error; the exit code of the command is the worst of all.
-        digest: hash of the source, of all it says and of samples of its weights; empty if it cannot be read.
-        made: the same of the written model.
-        options: hash of version and options, which with `digest` tells whether a written model is still the right one.
+        key: hash of version, options, and size and time of the files that were read.
+        made: size and time of the written files; with `key` they tell whether a written model is still the right one.
         evidence: the fields of `Report.evidence` that say something.
         totals: those of the report.
         findings: those of the report.
@@ -48,9 +47,8 @@ class Outcome(Result):
     source: str
     target: str
     rc: int = OK
-    digest: str = ""
+    key: str = ""
     made: str = ""
-    options: str = ""
     evidence: Mapping[str, object] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
@@ -122,7 +120,7 @@ _JSONL = (".jsonl", ".ndjson", ".json")
 
 
 class Summary:
-    """A file of outcomes. Each is added when it is known; `complete` puts them into the order of the sources.
+    """A file of outcomes. Each is added when it is known; `complete` has one of each in the order of the sources.
 
     A line that is cut off, by a crash or a full disk, counts as absent.
     """

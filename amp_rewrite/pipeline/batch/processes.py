@@ -9,19 +9,17 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from typing import Any, TypeVar
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, one_line
-from amp_rewrite.files.disk import undo_all
 
 J = TypeVar("J")
 R = TypeVar("R")
 
-_KILLED = "the process that converted it was killed, twice; it may need more memory than there is"
+_KILLED = "the process that converted it was killed; it may need more memory than there is"
 _INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
-_MASKS = hasattr(signal, "pthread_sigmask")  # not on Windows
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
 
 
 def through(
@@ -58,52 +56,38 @@ def _reason(error: BaseException) -> str:
 class Processes(ThreadPoolExecutor):
     """An executor of `count` processes on this machine. Leaving its body by an error ends them in the middle of jobs.
 
-    Each thread has a process of its own, so one that dies costs no other job; its job is tried once more.
+    Each thread has a process of its own, so one that dies costs no other job.
     """
 
     def __init__(self, count: int) -> None:
-        super().__init__(count, initializer=_mask, initargs=("SIG_BLOCK",))
-        self._context = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
+        super().__init__(count)
         self._own = threading.local()
         self._running: list[tuple[Any, connection.Connection]] = []
-        self._starting, self._ended = threading.Lock(), False
-        if _MASKS:
-            resource_tracker.ensure_running()  # it unblocks the signals of the thread that starts it
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         return super().submit(self._done, fn, *args, **kwargs)
 
     def _done(self, function: Callable[[J], R], job: J) -> R:
-        for _ in range(2):
-            _, pipe = self._process()
-            with suppress(EOFError, OSError):  # the process is gone
-                pipe.send((function, job))
-                result: R = pipe.recv()
-                return result
-            del self._own.process
-        raise MachineError(_KILLED)
-
-    def _process(self) -> tuple[Any, connection.Connection]:
-        """Return the process of this thread; it starts with signals blocked, as this thread has them."""
-        if not hasattr(self._own, "process"):
-            with self._starting:
-                if self._ended:
-                    raise MachineError("the run was interrupted")
-                here, there = self._context.Pipe()
-                process = self._context.Process(target=_serve, args=(there,), daemon=True)
-                process.start()
-                there.close()
-                self._own.process = process, here
-                self._running.append(self._own.process)
-        own: tuple[Any, connection.Connection] = self._own.process
-        return own
+        if not hasattr(self._own, "pipe"):
+            self._own.pipe, there = _SPAWN.Pipe()
+            process = _SPAWN.Process(target=_serve, args=(there,), daemon=True)
+            process.start()
+            there.close()
+            self._running.append((process, self._own.pipe))
+        try:
+            self._own.pipe.send((function, job))
+            result: R = self._own.pipe.recv()
+        except (EOFError, OSError) as cause:
+            del self._own.pipe
+            raise MachineError(_KILLED) from cause
+        return result
 
     def __exit__(self, kind: Any, error: Any, lines: Any) -> None:
-        with self._starting:
-            self._ended = kind is not None
-            for process, _ in self._running if self._ended else ():
+        if kind is not None:
+            self.shutdown(wait=False, cancel_futures=True)
+            for process, _ in self._running:
                 process.terminate()
-        self.shutdown(cancel_futures=True)
+        self.shutdown()
         for process, pipe in self._running:
             pipe.close()
             process.join()
@@ -112,32 +96,15 @@ class Processes(ThreadPoolExecutor):
 def _serve(pipe: connection.Connection) -> None:
     """Do jobs from a pipe, until SIGTERM, or the end of the parent; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _end())
-    _mask("SIG_UNBLOCK")
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, _end)
     with suppress(EOFError, OSError):
         while True:
             function, job = pipe.recv()
             pipe.send(function(job))
 
 
-def _mask(how: str) -> None:
-    if _MASKS:
-        signal.pthread_sigmask(getattr(signal, how), _SIGNALS)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        _end()
-
-
-def _end() -> None:
-    try:
-        undo_all()
-    finally:
-        os._exit(1)
+def _end(*_: object) -> None:
+    raise SystemExit(1)
 
 
 def cores() -> int:

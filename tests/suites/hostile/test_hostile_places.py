@@ -105,23 +105,6 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(cage: Cage, folder: Path, nam
 # -- links and permissions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize("external", [False, True])
-def test_what_is_replaced_keeps_its_owner_and_group(folder: Path, external: bool) -> None:
-    out, model = folder / "out.onnx", Model.load(weighted())
-    for file in (out, folder / "report.json"):
-        file.touch()
-        os.chown(file, 12345, 23456)
-        file.chmod(0o640)
-    model.save(out, overwrite=True, external_data=external)
-    write_whole(folder / "report.json", b"{}")
-
-    written = [out, folder / "report.json", *folder.glob("out.*.data")]
-    status = [file.stat() for file in written]
-    assert len(written) == 2 + external
-    assert {(s.st_uid, s.st_gid, stat.S_IMODE(s.st_mode)) for s in status} == {(12345, 23456, 0o640)}
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664])
 @pytest.mark.parametrize("external", [False, True])
 def test_what_is_replaced_keeps_its_permissions(folder: Path, mode: int, external: bool) -> None:

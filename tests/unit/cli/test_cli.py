@@ -165,20 +165,6 @@ def test_the_output_is_named_after_the_type_and_never_replaced_unasked(model: st
     assert Path("net.float16.onnx").read_bytes() == first
 
 
-def test_a_model_that_is_replaced_leaves_foreign_data_behind_and_says_so(model: str) -> None:
-    proto = onnx.load(model)
-    for tensor in proto.graph.initializer:  # typed fields are not moved to a file of their own
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
-    onnx.save(proto, model, save_as_external_data=True, location="shared.bin", size_threshold=0)
-
-    done = run(model, "-o", model, "--overwrite")
-
-    assert done.exit_code == 0
-    told = f"shared.bin held the data of the old {model}: remove it if no other model reads it"
-    assert done.stderr.splitlines() == [f"wrote {model}", told]
-    assert "shared.bin" in files()
-
-
 @pytest.mark.parametrize("settings", ["", "overwrite = true\n"], ids=["by itself", "with a file that says so"])
 def test_the_input_is_replaced_only_if_the_command_says_so(model: str, settings: str) -> None:
     before = Path(model).read_bytes()

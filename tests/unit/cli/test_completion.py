@@ -143,7 +143,7 @@ def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
     [
         (("--keep", ""), ["op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output="]),
         (("--keep", "op=Relu,feeds=SoftmaxC"), ["op=Relu,feeds=SoftmaxCrossEntropyLoss"]),
-        (("convert", "my model.onnx", "--set", "s"), ["safety=", "shift=", "steps=", "shard-size="]),
+        (("convert", "my model.onnx", "--set", "s"), ["safety=", "shift=", "steps="]),
         (("verify", "a.onnx", "b"), ["b"]),
         (("train-step", "m.onnx", "--loss-scale", "d"), ["dynamic"]),
         (("explain", "mask_f"), ["mask_fill"]),

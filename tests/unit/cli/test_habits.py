@@ -40,7 +40,7 @@ def test_a_misspelled_option_gets_the_name_it_has_here(word: str, option: str) -
     assert done.stderr == f"error: no such option {word}; did you mean {option}? S{HELP[1:].format('convert')}"
 
 
-KEYS = "it reads external-data, shard-size"
+KEYS = "it reads external-data"
 
 
 @pytest.mark.parametrize(

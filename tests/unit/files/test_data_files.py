@@ -1,4 +1,4 @@
-"""Data files: named, shared by several models, cut into shards, and taken up after an interrupt."""
+"""Data files: named, shared by several models, and gone after an interrupt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.targets import shard_bytes
 
 UNIT = 1 << 16  # bytes; smaller weights are read when a model is loaded
 WEIGHTS = {name: np.full(UNIT * size // 4, size, np.float32) for name, size in (("a", 1), ("b", 2), ("c", 3))}
@@ -53,14 +52,6 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("5GB", 5 * 10**9), ("512 MiB", 512 * 2**20), ("1.5k", 1500), (7, 7), ("12", 12)],
-)
-def test_a_shard_size_is_written_as_people_write_it(text: str | int, size: int | str) -> None:
-    assert shard_bytes(text) == size
-
-
 def test_external_data_gets_the_name_that_is_asked_for(tmp_path: Path, out: Path) -> None:
     Model.load(net(tmp_path / "m.onnx")).save(out / "m_fp16.onnx", external_data="m_fp16.onnx_data")
     assert names(out) == ["m_fp16.onnx", "m_fp16.onnx_data"]
@@ -94,27 +85,16 @@ def test_data_that_another_model_reads_is_never_replaced(tmp_path: Path, out: Pa
     assert (out / "weights.bin").stat().st_ino == before
 
 
-def test_a_shard_ends_where_the_next_weight_would_not_fit(tmp_path: Path, out: Path) -> None:
-    model = Model.load(net(tmp_path / "m.onnx"))
-    model.save(out / "m.onnx", external_data="w.bin", shard_size=3 * UNIT)
-    assert names(out) == ["m.onnx", "w.bin", "w.bin_1"]
-    assert [(out / name).stat().st_size for name in ("w.bin", "w.bin_1")] == [3 * UNIT, 3 * UNIT]
-    assert same(out / "m.onnx")
-    model.save(out / "n.onnx", shard_size=1)
-    assert len(list(out.glob("n.*.data"))) == 3
-    assert same(out / "n.onnx")
-
-
 def test_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, begun = store._write, []
+    write, begun = store._Written.write, []
 
     def failing(*given) -> None:
         begun.append(given)
-        if len(begun) > 2:
+        if len(begun) > 1:
             raise KeyboardInterrupt
         write(*given)
 
-    monkeypatch.setattr(store, "_write", failing)
+    monkeypatch.setattr(store._Written, "write", failing)
     with pytest.raises(KeyboardInterrupt):
-        Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", shard_size=1)
+        Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", external_data=True)
     assert names(out) == []

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.files import store, targets, wire
+from amp_rewrite.files import store, wire
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import is_stub
 from support.paths import ROOT, TESTS
@@ -260,17 +260,6 @@ def test_a_model_of_256_mib_is_lowered_in_less_than_80(tmp_path):
     assert done.returncode == 0, done.stderr
     # A chunk is 16 MiB; the cast holds it, its low copy and masks of it.
     assert int(done.stdout) < 80
-
-
-def test_what_is_left_of_a_replaced_model_is_its_foreign_data_alone(tmp_path, inline):
-    out = tmp_path / "m.onnx"
-    Model.load(inline).save(out, external_data=True)
-    assert targets.foreign_data(out) == []
-    proto = onnx.load(inline)
-    onnx.save(proto, out, save_as_external_data=True, location="shared.bin", size_threshold=0)
-    assert targets.foreign_data(out) == [tmp_path / "shared.bin"]
-    (tmp_path / "shared.bin").unlink()
-    assert targets.foreign_data(out) == targets.foreign_data(tmp_path / "none.onnx") == []
 
 
 @pytest.mark.parametrize("file", ["a.bin", "lone.bin"])

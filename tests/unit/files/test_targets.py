@@ -12,7 +12,7 @@ from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.targets import check_target, data_files_in, foreign_data, outdated
+from amp_rewrite.files.targets import check_target, data_files_in, outdated
 
 
 class Counting(io.BytesIO):
@@ -47,14 +47,6 @@ def test_the_data_files_of_a_model_are_found_without_its_weights(inline: int) ->
     file = Counting(content)
     assert data_files_in(file, len(content), Path("in/m.onnx")) == [Path("in/a.data"), Path("in/b.data")]
     assert 0 < file.count < 200_000
-
-
-def test_data_files_of_others_are_those_that_exist_under_another_name(tmp_path: Path) -> None:
-    own = f"m.{'0' * 16}.data"
-    for name in (own, "other.data", f"n.{'0' * 16}.data"):
-        (tmp_path / name).write_bytes(b"")
-    onnx.save(model(own, "other.data", f"n.{'0' * 16}.data", "missing.data"), tmp_path / "m.onnx")
-    assert [path.name for path in foreign_data(tmp_path / "m.onnx")] == [f"n.{'0' * 16}.data", "other.data"]
 
 
 def test_data_that_only_the_replaced_model_reads_are_outdated(tmp_path: Path) -> None:

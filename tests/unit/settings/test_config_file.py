@@ -109,7 +109,7 @@ def test_the_environment_gives_level_and_lists() -> None:
         ('to = "float16"\nkep = ["a"]\n', "unknown key 'kep'; did you mean 'keep'?"),
         ("'colour' = 1\n", "unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
          "io, narrow, quantized, fuse, assume, opset, shift, placement, gray-follows-allow, external-data, "
-         "shard-size, overwrite, fail-on, ranges, headroom, data, check, int-range, allow-nonfinite, feedback, "
+         "overwrite, fail-on, ranges, headroom, data, check, int-range, allow-nonfinite, feedback, "
          "steps, tolerance, rtol, atol, metric, budget"),
         ("fail_onn = []\n", "unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("to = 1.5\n", "unknown type or policy 1.5; use float16 (f16, fp16, half), bfloat16 (bf16), "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from amp_rewrite import Outcome, convert_many
 from amp_rewrite.errors import MachineError, ModelError, PatternError, ReportError
 from amp_rewrite.files.disk import url_of
-from amp_rewrite.pipeline.batch.places import copy, listed
+from amp_rewrite.pipeline.batch.places import copy, files_of
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
 
@@ -45,28 +44,22 @@ def files(memory: Any, folder: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("there", "overwrite", "resume", "left"),
-    [
-        (None, False, False, b"abc"),
-        (None, True, True, b"abc"),
-        (b"xyz", True, False, b"abc"),
-        (b"xyz", True, True, b"abc"),
-        (b"xyz", False, True, b"xyz"),  # of the same size
-        (b"wxyz", False, True, None),
-        (b"xyz", False, False, None),
-    ],
+    ("there", "resume", "left"),
+    [(None, True, b"abc"), (b"xyz", True, b"xyz"), (b"xyz", False, b"abc"), (b"wxyz", True, b"abc")],
 )
-def test_a_copy_into_a_store_counts_as_there_by_its_size(
-    there: bytes | None, overwrite: bool, resume: bool, left: bytes | None, tmp_path: Path, memory: Any
+@pytest.mark.parametrize("url", [False, True])
+def test_a_copy_of_the_same_size_counts_as_there(
+    there: bytes | None, resume: bool, left: bytes, url: bool, tmp_path: Path, memory: Any
 ) -> None:
-    source, target = tmp_path / "a.json", Path("memory://hub/b.json")
+    source, here = tmp_path / "a.json", tmp_path / "b.json"
     source.write_bytes(b"abc")
     if there is not None:
         memory.pipe_file("/hub/b.json", there)
-    refused = pytest.raises(ModelError, match=r"^memory://hub/b\.json exists.*; name")
-    with nullcontext() if left is not None else refused:
-        copy(source, target, overwrite=overwrite, resume=resume)
-    assert memory.cat_file("/hub/b.json") == (left or there)
+        here.write_bytes(there)
+    copy(source, Path("memory://hub/b.json") if url else here, resume=resume)
+    assert (memory.cat_file("/hub/b.json") if url else here.read_bytes()) == left
+    with pytest.raises(ModelError, match=r"^cannot copy .*none to .*b\.json: No such file or directory; "):
+        copy(tmp_path / "none", here, resume=False)
 
 
 def test_files_in_folders_with_a_dot_are_not_listed(memory: Any) -> None:
@@ -76,7 +69,7 @@ def test_files_in_folders_with_a_dot_are_not_listed(memory: Any) -> None:
         ("memory://hub", [".b.onnx", "a.onnx", "d/h.onnx"]),
         ("memory://hub/*", [".b.onnx", "a.onnx"]),
     ):
-        assert [relative.as_posix() for _, relative in listed(Path(place))] == found
+        assert [relative.as_posix() for relative in files_of([place], Path("out")).values()] == found
 
 
 def done(*given: Any, **more: Any) -> list[Outcome]:
@@ -148,7 +141,7 @@ def test_failures_name_urls_and_leave_the_others(src: Path, memory: Any, tmp_pat
     assert len(outcomes) == 4
     memory.rm_file("/hub/src/big/model.onnx_data")
     (absent,) = convert_many("memory://hub/src/big", out=tmp_path / "big")
-    assert absent.error.startswith("cannot read memory://hub/src/big/model.onnx_data: there is no such file")
+    assert absent.error.startswith("cannot fetch memory://hub/src/big/model.onnx_data: there is no such file")
     with pytest.raises(PatternError, match="nonsense"):
         done("memory://hub/src/model.onnx", out=tmp_path / "one", keep="nonsense")
     with pytest.raises(ModelError, match=r"no \.onnx model in memory:/+hub/none"):
