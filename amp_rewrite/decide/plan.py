@@ -111,7 +111,7 @@ _TypedUses = dict[ValueId, dict[DType, list[Use]]]
 
 
 def _refused(view: View, coloring: Coloring) -> Iterator[Finding]:
-    for op, paint in coloring.upcast_refused.items():
+    for op, paint in coloring.unraised.items():
         yield Finding(reasons.UNRAISED, view.ops[op].name, paint.note)
 
 
@@ -216,63 +216,33 @@ class _Planner:
         """Bypass superfluous Casts of the model.
 
         A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
-        source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
+        source is a value of that type, widened to float32.
         """
-        alike: dict[tuple[ValueId, DType], list[Op]] = {}
+        ends = ((op, op.inputs[0], op.outputs[0]) for op in self.view.of_kinds(("Cast",)))
+        casts = [(op, source, result) for op, source, result in ends if source is not None and result is not None]
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
-        for op in self.view.ops:
-            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
-            if source is None or result is None:
-                continue
+        for op, source, result in casts:
             dtype = homes.get(result) or self.view.dtype(result)
+            root = roots.get(source, source)
             if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
-                self.folds[op.id] = source
-                roots[result] = roots.get(source, source)
+                self.folds[op.id], roots[result] = source, root
                 typed.setdefault(result, {dtype: list(self.view.uses[result])})
-            elif dtype in _TYPES and not self._outlives(op):
-                before = self._cast_from(root := roots.get(source, source), dtype)
-                if before is not None and dtype.low and self._home(root) is DType.FLOAT:
-                    self.folds[op.id] = before
-                    roots[result] = roots.get(source, source)
-                else:
-                    alike.setdefault((source, dtype), []).append(op)
-        for op in reversed(self.view.ops):  # drop a Cast whose readers all read past it
-            source, result = (op.inputs[0], op.outputs[0]) if op.kind == "Cast" else (None, None)
-            if source is None or result is None or op.id in self.folds or self._outlives(op):
-                continue
+            elif dtype is not None and dtype.low and self._home(root) is DType.FLOAT and not self._outlives(op):
+                before = self._cast_from(root, dtype)
+                if before is not None:
+                    self.folds[op.id], roots[result] = before, root
+        for op, source, result in reversed(casts):  # drop a Cast whose readers all read past it
             readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
-            if result in typed and readers and result not in readers:
+            past = op.id not in self.folds and result in typed and readers and result not in readers
+            if past and not self._outlives(op):
                 self.folds[op.id] = source
                 typed[result].clear()
-        self._trace()
-        for op_id, source in self.folds.items():
-            origin = self.origins.get(source, source)
-            if origin in typed:
-                self._hand_on(typed, op_id, origin)
-        for (source, dtype), ops in alike.items():
-            changed = [op for op in ops if (v := op.outputs[0]) is not None and homes[v] is not self.view.dtype(v)]
-            if source in homes and (len(changed) > 1 or dtype in typed[source]):
-                uses = dict.fromkeys(Use(op.id, 0) for op in ops)
-                kept = [use for use in typed[source].pop(homes[source], ()) if use not in uses]
-                typed[source].update({homes[source]: kept} if kept else {})
-                typed[source].setdefault(dtype, []).extend(uses)
-                for op in ops:
-                    self.folds[op.id] = source
-                    self._hand_on(typed, op.id, source, but=dtype)
-        self._trace()
-
-    def _trace(self) -> None:
-        for op_id in sorted(self.folds):  # ops are in topological order
-            result, source = self.view.ops[op_id].outputs[0], self.folds[op_id]
-            if result is not None and self._dropped(op_id):
-                self.origins[result] = self.origins.get(source, source)
-
-    def _hand_on(self, typed: _TypedUses, op: OpId, source: ValueId, but: DType | None = None) -> None:
-        result = self.view.ops[op].outputs[0]
-        if result is not None and self._dropped(op):
-            for dtype, uses in typed[result].items():
-                if dtype is not but:
-                    typed[source].setdefault(dtype, []).extend(uses)
+        for op, _, result in casts:
+            if self._dropped(op.id):
+                source = self.folds[op.id]
+                origin = self.origins[result] = self.origins.get(source, source)
+                for dtype, uses in typed[result].items() if origin in typed else ():
+                    typed[origin].setdefault(dtype, []).extend(uses)
 
     def _outlives(self, op: Op) -> bool:
         result = op.outputs[0]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from amp_rewrite.settings.choices import Target
 
@@ -79,7 +79,6 @@ BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op
 GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op right after a lowered one", Strength.SPREAD)
 ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowered one", Strength.SPREAD)
 EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
-SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
 DENY = _reason("deny", "on the deny list", Strength.LIST)
 DENY_FORWARD = _reason("deny_forward", "between ops that stay float32", Strength.SPREAD)
 KEEP = _reason("keep", "kept in float32 by name, with `keep`", Strength.USER)
@@ -216,50 +215,24 @@ _REMARKS = {
 }
 """By kind of finding: what it means, and what to do. A message that says so itself, after a " · ", goes first."""
 
-_SELF_EVIDENT = {
-    "bias": ("the same numbers, and the product stays low", "nothing"),
-    "channels_last": (
-        "with default options each convolution changes the layout of its input and of its result",
-        "`Session` sets the options; give them to an InferenceSession as the message does",
-    ),
-    "mostly_float32": (
-        "the result is hardly quicker or smaller",
-        "that of the rule that keeps most; the message names both",
-    ),
-    "inlined": ("its ops are decided one by one; `diff` takes a call for its body", "nothing"),
-    "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
-    "opset": ("operators and kernels of another opset apply", "--opset keep leaves the model at its own"),
-    "parted": ("the same numbers and kernels; the file opens where it would not", "nothing"),
-    "runtime_hazard": (
-        "the process crashes, or numbers are wrong, in sessions with default settings",
-        "open the model with the options that the message names",
-    ),
-    "selected": ("the same numbers in every type, also in rows that show no key", "nothing"),
-    "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
-    "mended": ("other tools may refuse the model as it was", "export it again, if they do"),
-    "narrowed": ("numbers keep 24 of 53 bits, and lie within ±3.4e38", "check with --data; leave --set narrow out"),
-    "plugin": ("it stays as it is, in float32", "nothing, if the target has the plugin"),
-    "widened": ("its values may be beyond the range of the new type", "check with --data"),
-    KERNEL_GATE: ("", "--opset auto moves the model to an opset with kernels, if there is one"),
-    SCHEMA_GATE: ("", "--opset auto moves the model to an opset that allows it, if there is one"),
-    UNDERFLOW: ("", "nothing; --to bfloat16 holds smaller values"),
-    QUANTIZED: ("the quantizers keep float32 scales", "leave --set quantized=rescale out"),
-    NONFINITE: ("the ops that compute with it stay float32", "check the float32 model on the data"),
-    UNRAISED: ("the op keeps its low type", "name other ops, or convert the float32 model"),
-}
-"""The same where reports print less, since their message says enough."""
-
 
 def meaning(kind: str) -> tuple[str, str]:
-    """Return the meaning of a kind of finding, and the remedy; empty words for other ids."""
-    printed, further = (table.get(kind, ("", "")) for table in (_REMARKS, _SELF_EVIDENT))
-    return printed[0] or further[0], printed[1] or further[1]
+    """Return the meaning of a kind of finding, and the remedy; empty words for a kind whose messages say both."""
+    return _REMARKS.get(kind, ("", ""))
 
 
 def remarked(kind: str, message: str, more: str = "") -> str:
     """Return a finding's message, meaning and remedy: "what · meaning · remedy". `more` follows "what"."""
     what, _, rest = message.partition(" · ")
     return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))
+
+
+class Cause(NamedTuple):
+    """Why an op has its type: the id of the reason, the op behind it, and a one-line note for reports."""
+
+    rule: str
+    because: OpId | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId
     """Return the ops to keep float32 for these outputs: those beyond the range, then those of a search."""
     progress = draft.request.progress
     ranges = calibrated(draft, feed, progress=partial(draft.request.tell, "calibrate"))
-    guarded = guard(draft.view, draft.paint, ranges, saturate=draft.hazards.saturate)
+    guarded = guard(draft.view, draft.paint, ranges, saturate=draft.needs.saturate)
     repaired = Search(draft, feed, _BY, ranges, guarded, BUDGET, progress, outputs, _EMULATED).repaired()
     ops = (*(pin.op for pin in guarded.pins), *(op for region in repaired.regions for op in region.ops))
     return [op for op in ops if op not in draft.lower]

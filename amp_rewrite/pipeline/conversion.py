@@ -162,7 +162,7 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) ->
             return Guarded()
         from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
 
-        return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.hazards.saturate)
+        return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.needs.saturate)
 
     if not is_shifted(draft.request, ranges):
         return draft, guarded(draft, ranges)
@@ -185,7 +185,7 @@ def finish(
     For an empty plan the result is the source itself, unexpanded.
     """
     view = draft.view
-    plan = plan_casts(view, coloring, draft.io, draft.hazards.saturate)
+    plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
     made, aim = _made(view, plan), draft.request.target.aim
     if not plan.empty:
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
@@ -203,9 +203,9 @@ def finish(
         words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)
-        known = {(finding.kind, finding.subject) for finding in draft.hazards.findings}  # they say what harm it does
+        known = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
-        findings = (*draft.expansions, *needs, *draft.hazards.findings, *unchecked, *findings)
+        findings = (*draft.expansions, *needs, *draft.needs.findings, *unchecked, *findings)
     findings = (*findings, *in_float64(view, coloring), *mostly_float32(view, coloring, draft.request))
     report = _report(draft, coloring, plan, findings, measured)
     return Converted(result, report, view, coloring, plan)

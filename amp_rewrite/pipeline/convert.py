@@ -91,7 +91,7 @@ def _converted(
     headroom: float = HEADROOM,
     grouped: bool = True,
 ) -> tuple[Draft, Converted]:
-    draft = Draft.of(source, request, grouped=grouped)  # load, view, canonicalize, find_hazards
+    draft = Draft.of(source, request, grouped=grouped)  # load, view, canonicalize, find_needs
     known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
     draft, measured = shifted_and_guarded(draft, known, headroom)
     if grouped and measured.pins and not draft.opens(measured.pins):

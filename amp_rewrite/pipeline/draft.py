@@ -11,7 +11,7 @@ from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
-from amp_rewrite.decide.needs.find import Hazards, find_hazards
+from amp_rewrite.decide.needs.find import Needs, find_needs
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
@@ -32,7 +32,7 @@ from amp_rewrite.settings.request import Request
 
 @dataclass(frozen=True)
 class Draft:
-    """A model in standard form with its hazards, and its request, resolved to ops.
+    """A model in standard form with its needs, and its request, resolved to ops.
 
     `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
     `expansions` that led to it. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left
@@ -43,7 +43,7 @@ class Draft:
     source: Model
     base: Model
     view: View
-    hazards: Hazards
+    needs: Needs
     keep: Mapping[OpId, str]
     lower: Mapping[OpId, str]
     io: Mapping[ValueId, DType]
@@ -91,13 +91,13 @@ class Draft:
         refuse_unknown(indexed, request.target)
         standard = canonicalize(indexed, request, widen=widen, grouped=grouped)
         view = standard.view
-        hazards, io = _resolved(view, request, rescale=standard.rescale)
+        needs, io = _resolved(view, request, rescale=standard.rescale)
         return cls(
             request,
             source,
             standard.base,
             view,
-            hazards,
+            needs,
             standard.keep,
             standard.lower,
             io,
@@ -109,11 +109,11 @@ class Draft:
 
     def on(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
         """Return the draft on a rewritten view. `results`: names of the results of rewritten ops."""
-        hazards, io = _resolved(view, self.request, rescale=self.rescale)
+        needs, io = _resolved(view, self.request, rescale=self.rescale)
         return replace(
             self,
             view=view,
-            hazards=hazards,
+            needs=needs,
             keep=followed(self.keep, self.view, view, results),
             lower=followed(self.lower, self.view, view, results),
             io=io,
@@ -159,7 +159,7 @@ class Draft:
 
     def _painted(self, pins: Sequence[Pin]) -> Coloring:
         request = self.request
-        coloring = paint(self.view, request.op_lists, request.to, self.paint_options(pins), self.hazards)
+        coloring = paint(self.view, request.op_lists, request.to, self.paint_options(pins), self.needs)
         return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
 
 
@@ -169,9 +169,9 @@ def is_shifted(request: Request, ranges: object) -> bool:
     return request.to is DType.FLOAT16 and asked
 
 
-def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Hazards, Mapping[ValueId, DType]]:
-    hazards = find_hazards(view, request.to, target=request.target, rescale=rescale) if request.safe else Hazards()
-    return hazards, io_types(view, parse_io(request.io), request.to)
+def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Needs, Mapping[ValueId, DType]]:
+    needs = find_needs(view, request.to, target=request.target, rescale=rescale) if request.safe else Needs()
+    return needs, io_types(view, parse_io(request.io), request.to)
 
 
 def _worse(moved: Draft, kept: Draft) -> str | None:
@@ -213,7 +213,7 @@ class _Costs:
         return cls(
             results=frozenset(name for op in view.ops if op.kind != "Constant" for name in op.node.output),
             low=frozenset(name for op in lowered for name in view.ops[op].node.output),
-            casts=len(plan_casts(view, coloring, draft.io, draft.hazards.saturate).casts),
+            casts=len(plan_casts(view, coloring, draft.io, draft.needs.saturate).casts),
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )

@@ -10,7 +10,7 @@ import onnx
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide.sizes import flops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, count
 from amp_rewrite.files.model import Model
@@ -60,13 +60,12 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
     kept = {op: paint.rule for op, paint in paints.items() if not paint.dtype.low}
     if not kept or len(kept) < _FEW * len(paints):
         return
-    sizes = Sizes(view)
-    flops = {op: round(sizes.flops(view.ops[op])) for op in paints}
-    if not any(flops.values()):  # operators whose operations are not known
-        flops = dict.fromkeys(paints, 1)
-    whole, by_rule = sum(flops.values()), Counter[str]()
+    work = {op: round(flops(view, view.ops[op])) for op in paints}
+    if not any(work.values()):  # operators whose operations are not known
+        work = dict.fromkeys(paints, 1)
+    whole, by_rule = sum(work.values()), Counter[str]()
     for op, rule in kept.items():
-        by_rule[rule] += flops[op]
+        by_rule[rule] += work[op]
     low = whole - by_rule.total()
     if low >= _FEW * whole:
         return

@@ -76,7 +76,7 @@ def _fused_norms(view: View, coloring: Coloring) -> int:
 
 
 def _nodes(draft: Draft, coloring: Coloring) -> int:
-    return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate).casts)
+    return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.needs.saturate).casts)
 
 
 def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOutcome:
@@ -111,7 +111,7 @@ def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOu
 
 
 def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:
-    return overflowing(draft.view, draft.paint(), ranges, want.to, want.headroom, draft.hazards.saturate)
+    return overflowing(draft.view, draft.paint(), ranges, want.to, want.headroom, draft.needs.saturate)
 
 
 def _want(draft: Draft, headroom: float) -> ShiftRequest:

@@ -13,10 +13,9 @@ from zlib import crc32
 
 from onnx import TypeProto
 
-from amp_rewrite.decide import reasons
+from amp_rewrite.decide import reasons, sizes
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.plan import Plan
-from amp_rewrite.decide.sizes import Sizes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
@@ -231,15 +230,11 @@ class _ReportBuilder:
             from_=before.spelling if before else "unknown",
             to=to.spelling if to else "unknown",
             scope=self.view.scopes[self.view.values[value].scope].path,
-            size=to.nbytes(min(self._sizes.size(value), _MOST)) if to else None,
+            size=to.nbytes(min(sizes.size(self.view, value), _MOST)) if to else None,
             after=self._lineage.rows[value],
             slot=made_by.outputs.index(source) if made_by else 0,
             **facts,
         )
-
-    @cached_property
-    def _sizes(self) -> Sizes:
-        return Sizes(self.view)
 
     def bakes(self) -> Iterator[BakeRow]:
         for bake in self.plan.bakes if self.plan else ():
@@ -280,7 +275,7 @@ class _ReportBuilder:
         floats = [row for row in rows if _floating(row)]
         computing = [at for at, row in enumerate(rows) if _floating(row) and _computes(row) and at not in integer]
         compute = [rows[at] for at in computing]
-        flops = [min(round(self._sizes.flops(self.view.ops[at])), _MOST) for at in computing]
+        flops = [min(round(sizes.flops(self.view, self.view.ops[at])), _MOST) for at in computing]
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import amp_rewrite
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide import sizes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.draft import Draft
@@ -381,10 +381,9 @@ def _casts(converted: amp_rewrite.Converted) -> int:
 def _share(converted: amp_rewrite.Converted) -> float:
     """The share of operations that run in float16."""
     view = View.of(Model.load(converted.model))
-    costs = Sizes(view)
     whole = low = 0.0
     for op in view.ops:
-        work = costs.flops(op)
+        work = sizes.flops(view, op)
         whole += work
         dtypes = [dtype for v in op.operands if (dtype := view.dtype(v)) is not None and dtype.floating]
         low += work if dtypes and all(dtype.low for dtype in dtypes[:2]) else 0.0

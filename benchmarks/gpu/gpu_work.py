@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx
 
 from amp_rewrite import DType, Model, View
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide import sizes
 from amp_rewrite.ir.op_classes import ELEMENTLESS, PICKS, RELABELS
 from amp_rewrite.ir.view import Op
 
@@ -46,11 +46,10 @@ def work_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> l
     """
     view = View.of(Model.load(_shaped(_fixed(_with_weights_as_inputs(stripped), inputs))))
     weights = {tensor.name for tensor in stripped.graph.initializer}
-    model = Sizes(view)
     found: Counter[tuple[float, float, bool]] = Counter()
     for op in _live(view, weights):
         if op.kind not in VIEWS and not op.bodies:
-            found[model.flops(op), _bytes(model, view, op), _is_low(view, op)] += 1
+            found[sizes.flops(view, op), _bytes(view, op), _is_low(view, op)] += 1
     return sorted((Kernel(*key, times) for key, times in found.items()), key=lambda k: (-k.flops, -k.nbytes))
 
 
@@ -65,17 +64,14 @@ def _live(view: View, weights: set[str]) -> Iterator[Op]:
             yield op
 
 
-def _bytes(model: Sizes, view: View, op: Op) -> float:
+def _bytes(view: View, op: Op) -> float:
     """Return the bytes that an op reads and writes; of a tensor that it picks from, as much as it takes."""
+    moved = [v for v in op.inputs if v is not None and not (op.kind in PICKS and v == op.inputs[0])]
+    moved += [v for v in op.outputs if v is not None] + (list(op.results[:1]) if op.kind in PICKS else [])
     total = 0.0
-    for value in (*op.inputs, *op.outputs):
-        if value is None or (op.kind in PICKS and value == op.inputs[0]):
-            continue
-        dtype = view.dtype(value)
-        total += dtype.nbytes(model.size(value)) if dtype is not None else 4 * model.size(value)
-    if op.kind in PICKS and op.outputs[0] is not None:
-        dtype = view.dtype(op.outputs[0])
-        total += dtype.nbytes(model.size(op.outputs[0])) if dtype is not None else 4 * model.size(op.outputs[0])
+    for value in moved:
+        dtype, count = view.dtype(value), sizes.size(view, value)
+        total += dtype.nbytes(count) if dtype is not None else 4 * count
     return total
 
 

@@ -43,7 +43,7 @@ import numpy as np
 import onnx
 
 from amp_rewrite import AmpRewriteError, DType, Feed, Model, View, convert, emulate
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide import sizes
 from benchmarks.shared import measure
 from support import objections, stub
 from support.rounded_products import relative_error, rounded_products
@@ -299,17 +299,16 @@ def _drawn_shapes(model: Model) -> Mapping[str, tuple[int, ...]]:
 def _size(path: Path, to: DType, on_cuda: int | None) -> Size:
     """Return the size of a converted model that lies in a file."""
     view = View.of(Model.load(path))
-    costs = Sizes(view)
     casts, total, low, moved, low_moved = 0, 0.0, 0.0, 0, 0
     for op in view.ops:
         casts += op.kind == "Cast"
         values = [v for v in (*op.inputs, *op.outputs) if v is not None]
         typed = [(v, dtype) for v in values if (dtype := view.dtype(v)) is not None and dtype.floating]
-        flops = costs.flops(op)
+        flops = sizes.flops(view, op)
         total += flops
         low += flops if typed and typed[0][1].low else 0.0
         for value, dtype in typed:
-            nbytes = dtype.nbytes(costs.size(value))
+            nbytes = dtype.nbytes(sizes.size(view, value))
             moved += nbytes
             low_moved += nbytes if dtype.low else 0
     shares = low / total if total else 0.0, moved, low_moved / moved if moved else 0.0

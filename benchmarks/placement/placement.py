@@ -54,7 +54,7 @@ def _colored(shape: str, count: int, way: str, path: Path) -> Row:
         options = replace(draft.paint_options(), place=way == "mincut")
         gc.disable()
         started = time.process_time()
-        coloring = paint(draft.view, draft.request.op_lists, draft.request.to, options, draft.hazards)
+        coloring = paint(draft.view, draft.request.op_lists, draft.request.to, options, draft.needs)
         seconds.append(time.process_time() - started)
         gc.enable()
     casts = len(plan_casts(draft.view, coloring, draft.io).casts)

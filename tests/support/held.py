@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View
 
 
 def held(view: View, to: DType = DType.FLOAT16) -> dict[str, str]:
     """Return the first result of each op that stays float32, with the reason."""
-    return {view.ops[pin.op].node.output[0]: pin.rule for pin in find_hazards(view, to).pins}
+    return {view.ops[pin.op].node.output[0]: pin.rule for pin in find_needs(view, to).pins}

@@ -1,6 +1,6 @@
 """Scale and bias of written-out norms, in the type of the input where onnxruntime fuses them with it.
 
-`placement` weighs the type of both, `upcast` raises both.
+`placement` weighs the type of both, `raising` raises both.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
@@ -39,21 +40,20 @@ class Paint:
 class Coloring:
     """The paint of every float32 type variable, by op and name; ops without a variable (If, Loop, custom ops …) use "".
 
-    Type variables that are low in the model are included only if they are upcast.
+    Type variables that are low in the model are included only if they are raised.
 
     Attributes:
         to: the low type.
         paints: the paint of each variable.
         entries: the list entry of each op.
-        upcast_refused: ops that were to be upcast and keep their low type, with the reason.
+        unraised: ops that keep their low type against a wish for float32, with the reason.
         findings: findings about the coloring as a whole.
     """
 
     to: DType
     paints: Mapping[tuple[OpId, str], Paint]
     entries: tuple[Entry, ...]
-    _by_op: Mapping[OpId, tuple[str, ...]] = field(repr=False)
-    upcast_refused: Mapping[OpId, Paint] = field(default_factory=dict)
+    unraised: Mapping[OpId, Paint] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
     def __repr__(self) -> str:
@@ -61,13 +61,15 @@ class Coloring:
 
     def of(self, op: OpId) -> Paint | None:
         """Return the paint of a lowered variable of an op, else of its first; None for an undecided op."""
-        names = self._by_op.get(op, ())
-        if not names:
-            return self.upcast_refused.get(op)
-        if len(names) == 1:  # the common case
-            return self.paints[op, names[0]]
-        paints = [self.paints[op, name] for name in names]
-        return next((p for p in paints if p.dtype is self.to), paints[0])
+        paints = self._by_op.get(op, ())
+        return next((p for p in paints if p.dtype is self.to), paints[0] if paints else self.unraised.get(op))
+
+    @cached_property
+    def _by_op(self) -> Mapping[OpId, Sequence[Paint]]:
+        known: dict[OpId, list[Paint]] = {}
+        for (op, _), paint in self.paints.items():
+            known.setdefault(op, []).append(paint)
+        return known
 
     def dtype(self, op: OpId, variable: str | None) -> DType | None:
         """Return the new type of an op's variable; None if it keeps its own."""
@@ -94,5 +96,5 @@ class Coloring:
 
     @property
     def changes(self) -> bool:
-        """True if any variable is lowered or upcast."""
+        """True if any variable is lowered or raised."""
         return any(p.dtype is self.to or p.rule == reasons.RAISED for p in self.paints.values())

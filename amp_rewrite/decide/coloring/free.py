@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from networkx.utils import UnionFind
-
 from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.cut import HIGH, LOW, End
 from amp_rewrite.decide.coloring.problem import Problem
@@ -53,17 +51,8 @@ class Free:
 
     @cached_property
     def ends(self) -> list[End]:
-        """The node of each vertex: a terminal if its type is fixed, else the root of those of one type with it."""
-        p, everything = self.problem, range(len(self.problem.vertices.all))
-        sets, fixed = UnionFind(), dict[int, str]()
-        own = {v: end for v in everything if (end := self._fixed(v)) is not None}
-        for group, sealed in zip(p.vertices.sequences, p.vertices.sealed, strict=True):
-            sets.union(*group)
-            labels = {own[v] for v in group if v in own} | ({HIGH} if sealed else set())
-            if labels:
-                fixed[sets[group[0]]] = HIGH if HIGH in labels else LOW
-        tied = {v: fixed.get(sets[v], sets[v]) for group in p.vertices.sequences for v in group}
-        return [tied.get(v, own.get(v, v)) for v in everything]
+        """The node of each vertex: a terminal if its type is fixed, else the vertex itself."""
+        return [self._fixed(v) or v for v in range(len(self.problem.vertices.all))]
 
     def _fixed(self, v: int) -> str | None:
         p = self.problem
@@ -94,7 +83,7 @@ class Free:
         return self.problem.view.constant(source) is not None
 
     def _grows(self, op: Op) -> bool:
-        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.hazards.unneeded)
+        return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.needs.unneeded)
 
     def _unbounded(self, value: ValueId) -> bool:
         """True for numbers of any size, and for those widened by the model itself: it asks for float32.

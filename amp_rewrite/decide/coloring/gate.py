@@ -1,4 +1,4 @@
-"""The gate: the type variables of an op to lower or upcast, alone or only together."""
+"""The gate: the type variables of an op to lower or to raise, alone or only together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from itertools import combinations
 import onnx.defs
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.reasons import Cause
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
-from amp_rewrite.ir.schema import KEPT_VARIABLES, Signature, signature, unknown
+from amp_rewrite.ir.schema import KEPT_VARIABLES, TENSOR, Signature, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED, OLDEST_MOVED
 from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
@@ -51,15 +52,7 @@ def _of_bias(view: View, op: Op) -> bool:
     return value is not None and view.constant(value) is not None and view.dtype(value) is DType.INT32
 
 
-@dataclass(frozen=True, slots=True)
-class GateRefusal:
-    """Reason of the gate against another type: a rule, and one line for people."""
-
-    rule: str
-    note: str
-
-
-_OPTIONAL = GateRefusal(reasons.BOUNDARY, "optional values keep their type")
+_CONTAINER = Cause(reasons.BOUNDARY, None, "sequences and optional values keep their type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ class Lowerable:
     """Groups of variables of one op to lower together, and refusals of the other float32 variables."""
 
     groups: tuple[tuple[str, ...], ...]
-    refusals: Mapping[str, GateRefusal]
+    refusals: Mapping[str, Cause]
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ class Gate:
 
     def _lowerable(self, view: View, op: Op, variables: tuple[TypeVariable, ...]) -> Lowerable:
         floats = [v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT]
-        refusal = self._type_refusal(view, variables, "to", self.to)
+        refusal = self._type_refusal(view, op, "to", self.to)
         if refusal is not None:
             return Lowerable((), {v.name: refusal for v in floats})
         refusals = {v.name: why for v in floats if (why := self._schema_refusal(op, v)) is not None}
@@ -109,44 +102,41 @@ class Gate:
         groups = self._kernel_groups(view, op, candidates)
         for name in candidates:
             if not any(name in group for group in groups):
-                refusals[name] = GateRefusal(reasons.KERNEL_GATE, self._kernel_note(view, op, candidates, self.to))
+                refusals[name] = Cause(reasons.KERNEL_GATE, None, self._kernel_note(view, op, candidates, self.to))
         return Lowerable(groups, refusals)
 
-    def _type_refusal(
-        self, view: View, variables: tuple[TypeVariable, ...], way: str, dtype: DType | None
-    ) -> GateRefusal | None:
-        """Return the refusal for an op with an unknown type, or for bfloat16 at an opset without its Casts."""
-        if any(unknown(v.type) for v in variables):
-            return GateRefusal(reasons.UNKNOWN_TYPE, "the element type of an input is unknown")
+    def _type_refusal(self, view: View, op: Op, way: str, dtype: DType | None) -> Cause | None:
+        """Return the refusal for an op with an unknown type or container, or for bfloat16 without Casts of it."""
+        if any(unknown(v.type) for v in view.variables[op.id]):
+            return Cause(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
+        if any(t is not None and t.container != TENSOR for t in (view.types[v] for v in op.ports)):
+            return _CONTAINER
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
             note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}"
-            return GateRefusal(reasons.SCHEMA_GATE, note)
+            return Cause(reasons.SCHEMA_GATE, None, note)
         return None
 
-    def _schema_refusal(self, op: Op, variable: TypeVariable) -> GateRefusal | None:
+    def _schema_refusal(self, op: Op, variable: TypeVariable) -> Cause | None:
         assert op.signature is not None
         if variable.name in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
-            return GateRefusal(
-                reasons.KEPT_VARIABLE, f"{variable.name} of {op.kind} is computed in float32 by its kernels"
-            )
+            note = f"{variable.name} of {op.kind} is computed in float32 by its kernels"
+            return Cause(reasons.KEPT_VARIABLE, None, note)
         if op.kind in _NEVER:
-            return GateRefusal(reasons.SCHEMA_GATE, _NEVER[op.kind])
+            return Cause(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
         if op.domain == "ai.onnx.ml":
-            return GateRefusal(reasons.SCHEMA_GATE, f"{op.op_type} holds its parameters in float32 attributes")
-        if variable.type is not None and "optional" in variable.type.container:
-            return _OPTIONAL
+            return Cause(reasons.SCHEMA_GATE, None, f"{op.op_type} holds its parameters in float32 attributes")
         limits = self.target.limits
         if limits is not None and op.domain:
-            return GateRefusal(reasons.SCHEMA_GATE, f"{limits.runtime} has no {op.kind}")
+            return Cause(reasons.SCHEMA_GATE, None, f"{limits.runtime} has no {op.kind}")
         if limits is not None and (why := limits.refusal(op.op_type, self.to)) is not None:
-            return GateRefusal(reasons.KERNEL_GATE, f"{why} ({limits.source})")
+            return Cause(reasons.KERNEL_GATE, None, f"{why} ({limits.source})")
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
         for opset, schema in _versions(op, range(op.signature.since, onnx.defs.onnx_opset_version() + 1)):
             if schema.admits(variable.name, self.to) and self.kernels is None:  # else a finding says what helps
-                return GateRefusal(reasons.SCHEMA_GATE, f"{note}; opset {opset} does")
-        return GateRefusal(reasons.SCHEMA_GATE, note)
+                return Cause(reasons.SCHEMA_GATE, None, f"{note}; opset {opset} does")
+        return Cause(reasons.SCHEMA_GATE, None, note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
@@ -182,7 +172,7 @@ class Gate:
 
     # -- up ------------------------------------------------------------------------------------------
 
-    def upcastable(self, view: View, op: Op) -> tuple[str, ...] | GateRefusal:
+    def raisable(self, view: View, op: Op) -> tuple[str, ...] | Cause:
         """Return the low variables to raise in an op: as many as may change together.
 
         An op without a kernel in its present types cannot lose one, so kernels do not restrict it.
@@ -191,22 +181,20 @@ class Gate:
         variables = view.variables[op.id]
         low = [v for v in variables if v.type is not None and v.type.dtype in LOW_TYPES]
         bfloat16 = any(v.type is not None and v.type.dtype is DType.BFLOAT16 for v in low)
-        refusal = self._type_refusal(view, variables, "from", DType.BFLOAT16 if bfloat16 else None)
+        refusal = self._type_refusal(view, op, "from", DType.BFLOAT16 if bfloat16 else None)
         if refusal is not None:
             return refusal
         if op.kind == "BitCast":
-            return GateRefusal(reasons.SCHEMA_GATE, _READS_BITS)
-        if any(v.type is not None and "optional" in v.type.container for v in low):
-            return _OPTIONAL
+            return Cause(reasons.SCHEMA_GATE, None, _READS_BITS)
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target.limits is not None and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)
             note = f"{op.kind} version {op.signature.since} does not admit float32 for {held}"
-            return GateRefusal(reasons.SCHEMA_GATE, note)
+            return Cause(reasons.SCHEMA_GATE, None, note)
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
         union = next((u for u in unions if self.runs(view, op, u, DType.FLOAT)), None)
         if union is None and self.runs(view, op, (), DType.FLOAT):
-            return GateRefusal(reasons.KERNEL_GATE, self._kernel_note(view, op, names, DType.FLOAT))
+            return Cause(reasons.KERNEL_GATE, None, self._kernel_note(view, op, names, DType.FLOAT))
         return union or names
 
     # -- kernels -------------------------------------------------------------------------------------

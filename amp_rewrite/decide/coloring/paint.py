@@ -9,11 +9,11 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.affine import scales_follow
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.placement import placed, unplaced
+from amp_rewrite.decide.coloring.placement import placed
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
+from amp_rewrite.decide.coloring.raising import Raised
 from amp_rewrite.decide.coloring.spread import Spread
-from amp_rewrite.decide.coloring.upcast import upcast_low
-from amp_rewrite.decide.needs.find import Hazards
+from amp_rewrite.decide.needs.find import Needs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.schema import unknown
@@ -27,47 +27,42 @@ def paint(
     lists: OpLists,
     to: DType,
     options: PaintOptions | None = None,
-    hazards: Hazards | None = None,
+    needs: Needs | None = None,
 ) -> Coloring:
     """Return a color for every float32 type variable of a model, with the rule and the op behind each.
 
     The gate wins over `options.keep` and `options.lower`, they win over pins, and pins over the lists. Low ops that
-    `keep`, and pins with `raises`, name become float32 (`upcast`). O(nodes + uses), the cut apart.
+    `keep`, and pins with `raises`, name become float32 (`raising`). O(nodes + uses), the cut apart.
 
     Args:
         view: the model's index.
         lists: the lists in force.
         to: float16 or bfloat16.
         options: level, target, patterns, pins and placement.
-        hazards: pins of safety rules.
+        needs: pins of safety rules.
 
     Returns:
         The coloring.
     """
-    options, hazards = options or PaintOptions(), hazards or Hazards()
+    options, needs = options or PaintOptions(), needs or Needs()
     gate = Gate(options.target, to)
     entries = entries_of(view, lists.at_level(options.level))
-    problem = Problem(view, Vertices.build(view, entries, gate), to, options, hazards)
-    raised = upcast_low(problem, gate)
-    problem = replace(problem, raised=raised.upcast)
+    problem = Problem(view, Vertices.build(view, entries, gate), to, options, needs)
+    raised = Raised.of(problem, gate)
+    problem = replace(problem, raised=raised.paints)
     spread = Spread.of(problem)
-    low, high = (placed if options.place else unplaced)(problem, spread)
+    low, high = placed(problem, spread) if options.place else (dict(spread.low), {})
     idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
     low = scales_follow(problem, _follow_casts(problem, low), idle)
-    paints: dict[tuple[OpId, str], Paint] = dict(raised.upcast)
-    by_op: dict[OpId, tuple[str, ...]] = {}
-    for op_id, name in raised.upcast:
-        by_op[op_id] = (*by_op.get(op_id, ()), name)
+    paints: dict[tuple[OpId, str], Paint] = dict(raised.paints)
     for v, vertex in enumerate(problem.vertices.all):
         decided = low.get(v) or _reason(problem, v, high.get(v) or spread.denied.get(v))
-        for name in vertex.variables:
-            paints[vertex.op, name] = decided
-        by_op[vertex.op] = (*by_op[vertex.op], *vertex.variables) if vertex.op in by_op else vertex.variables
+        paints.update(((vertex.op, name), decided) for name in vertex.variables)
+    decided_ops = {op for op, _ in paints}
     for op in view.ops:
-        if op.id not in by_op and (edge := _edge(problem, op)) is not None:
+        if op.id not in decided_ops and (edge := _edge(problem, op)) is not None:
             paints[op.id, ""] = edge
-            by_op[op.id] = ("",)
-    return Coloring(to, paints, entries, by_op, raised.refused)
+    return Coloring(to, paints, entries, raised.refused)
 
 
 def _follow_casts(problem: Problem, low: Mapping[int, Paint]) -> dict[int, Paint]:
@@ -90,7 +85,7 @@ def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
     if vertex.op in problem.pinned or found is not None:
         return problem.pinned.get(vertex.op) or found or Paint.float32(reasons.UNPAINTED, None)
     if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.options.lower):
-        return Paint.float32(vertex.refusal.rule, None, vertex.refusal.note)
+        return Paint.float32(*vertex.refusal)
     if color is Color.UNLISTED:
         return Paint.float32(reasons.UNLISTED, None, vertex.entry.because)
     return Paint.float32(reasons.UNPAINTED, None, _UNPAINTED[color].format(low=problem.to.spelling))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from math import inf
 
 import networkx as nx
@@ -22,6 +21,7 @@ from amp_rewrite.decide.coloring.cut import HIGH, LOW, UNIT, Arc, End, cheapest,
 from amp_rewrite.decide.coloring.free import Free
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.coloring.spread import Spread
+from amp_rewrite.decide.sizes import size
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, SOFTMAXES, TENSOR_CORE_STEP
@@ -35,7 +35,7 @@ The start of a kernel takes as long as 1.4 Mi on an A100 and 8 Mi on an H200. Mo
 guesses: with 8 Mi some models would take two Casts more to spare traffic that may not be there.
 """
 _LARGEST = 1 << 24
-"""The most elements that a guessed size counts."""
+"""The most elements that count: a size with free dimensions is a guess."""
 _FUSION = 0.5
 """What one kernel fewer is worth, in Casts."""
 ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
@@ -66,17 +66,6 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
     return {v: spread.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, idle | high
 
 
-def unplaced(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
-    """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
-    labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
-    for v in sorted(labelling.raw & low.keys(), reverse=True):
-        read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
-        if any(end != LOW and end not in low for end in read):
-            del low[v]
-            high[v] = labelling.high(v)
-    return low, high
-
-
 _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
 
 
@@ -87,7 +76,7 @@ def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
         return
     clustered = (op for cluster in p.options.clusters if cluster.kind == "softmax" for op in cluster.ops)
     softmaxes = (*p.of_ops(clustered), *p.of_kinds(SOFTMAXES))
-    gaining = {*(v for v in p.of_kinds(HEAVY) if v not in short), *softmaxes, *chain(*p.vertices.sequences)}
+    gaining = {*(v for v in p.of_kinds(HEAVY) if v not in short), *softmaxes}
     for part in nx.weakly_connected_components(p.vertices.graph.subgraph(low)):
         if not part.isdisjoint(short) and part.isdisjoint(gaining):
             yield from part - {*p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)}
@@ -123,9 +112,8 @@ class Labelling(Free):
         return Paint.float32(reasons.NO_GAIN, None, "no lowered product reads what it computes")
 
     def elements(self, value: ValueId) -> int:
-        """Return the number of elements, limited if it is a guess."""
-        sizes = self.problem.sizes
-        return sizes.size(value) if sizes.is_stated(value) else min(sizes.size(value), _LARGEST)
+        """Return the number of elements, limited since it may be a guess."""
+        return min(size(self.problem.view, value), _LARGEST)
 
     def cast_cost(self, value: ValueId) -> int:
         """Return the cost of a Cast in bytes of traffic: it starts a kernel, reads one type and writes the other."""

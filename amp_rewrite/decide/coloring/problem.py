@@ -9,20 +9,18 @@ from typing import NamedTuple
 
 import networkx as nx
 import onnx
-from networkx.utils import UnionFind
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.gate import Gate, GateRefusal, computes_float32_inside
-from amp_rewrite.decide.needs.find import Hazards
-from amp_rewrite.decide.reasons import Pin
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.needs.find import Needs
+from amp_rewrite.decide.reasons import Cause, Pin
+from amp_rewrite.decide.sizes import is_short
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
+from amp_rewrite.ir.dataflow import made_variable, read_variable
 from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS
 from amp_rewrite.ir.patterns.clusters import Cluster
-from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.view import Op, OpId, Role, TypeVariable, Use, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
 from amp_rewrite.settings.op_lists import OpLists
@@ -37,7 +35,7 @@ class Vertex(NamedTuple):
     op: OpId
     variables: tuple[str, ...]
     entry: Entry
-    refusal: GateRefusal | None
+    refusal: Cause | None
 
 
 @dataclass(frozen=True)
@@ -45,22 +43,42 @@ class Vertices:
     """Vertices in op order, and `graph` with an edge from the maker of a float32 value to each reader.
 
     Two vertices of one op are never joined: paint does not cross from T to U of a normalization, nor through a Cast.
-    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `sequences` are groups of vertices
-    joined by sequences, which no Cast can convert. `sealed`: for each sequence, True if it reaches a place that keeps
-    its type (a model output, a body's edge, an op without vertex).
+    Ops with bodies and ops without a schema have no vertex, so they stop every walk.
     """
 
     all: tuple[Vertex, ...]
     graph: nx.DiGraph[int]
     of: Mapping[tuple[OpId, str], int]
-    by_op: Mapping[OpId, tuple[int, ...]]
-    sequences: tuple[tuple[int, ...], ...]
-    sealed: tuple[bool, ...]
+    by_op: Mapping[OpId, Sequence[int]]
 
     @classmethod
     def build(cls, view: View, entries: tuple[Entry, ...], gate: Gate) -> Vertices:
         """Return the vertices of a view. O(nodes + uses)."""
-        return _VertexBuilder(view, entries, gate).vertices()
+        every, of, by_op, graph = (
+            list[Vertex](),
+            dict[tuple[OpId, str], int](),
+            dict[OpId, Sequence[int]](),
+            nx.DiGraph(),
+        )
+        makers = dict[ValueId | None, int]()
+        for op in view.ops:
+            floats = {v.name: v for v in view.variables[op.id] if v.type is not None and v.type.dtype is DType.FLOAT}
+            if not floats:
+                continue
+            lowerable = gate.lowerable_groups(view, op)
+            grouped = {name: group for group in lowerable.groups for name in group}
+            groups = dict.fromkeys(grouped.get(name, (name,)) for name in floats)
+            by_op[op.id] = range(len(every), len(every) + len(groups))
+            for at, names in zip(by_op[op.id], groups, strict=True):
+                every.append(Vertex(op.id, names, entries[op.id], lowerable.refusals.get(names[0])))
+                of.update(((op.id, name), at) for name in names)
+                graph.add_node(at)
+                read = {op.inputs[slot] for name in names for slot in floats[name].inputs} & makers.keys()
+                graph.add_edges_from((source, at) for source in sorted({makers[value] for value in read}))
+            for name, variable in floats.items():
+                made = (op.outputs[slot] for slot in variable.outputs)
+                makers.update((v, of[op.id, name]) for v in made if v is not None and view.dtype(v) is DType.FLOAT)
+        return cls(tuple(every), graph, of, by_op)
 
 
 def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
@@ -81,96 +99,6 @@ def _entry(op: Op, lists: OpLists) -> Entry:
     return lists.classify(op.domain, op.op_type, attributes, len(op.operands))
 
 
-class _Group(NamedTuple):
-    """The part of a vertex common to all ops alike, and its slots."""
-
-    variables: tuple[str, ...]
-    refusal: GateRefusal | None
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-_NO_VERTEX = -1
-
-
-class _VertexBuilder:
-    def __init__(self, view: View, entries: tuple[Entry, ...], gate: Gate) -> None:
-        self.view = view
-        self.entries = entries
-        self.gate = gate
-        self.all: list[Vertex] = []
-        self.of: dict[tuple[OpId, str], int] = {}
-        self.by_op: dict[OpId, tuple[int, ...]] = {}
-        self.graph: nx.DiGraph[int] = nx.DiGraph()
-        self.makers = [_NO_VERTEX] * len(view.values)
-        """The vertex that makes a float32 value."""
-
-    def vertices(self) -> Vertices:
-        known: dict[object, tuple[_Group, ...]] = {}  # most ops of a model are like many others
-        for op in self.view.ops:
-            variables = self.view.variables[op.id]
-            alike = op.signature, computes_float32_inside(op), tuple([v[1:] for v in variables])
-            groups = known.get(alike)
-            if groups is None:
-                groups = known[alike] = self._groups(op, variables)
-            if groups:
-                self._add(op, groups)
-        sequences, sealed = self._sequences()
-        return Vertices(tuple(self.all), self.graph, self.of, self.by_op, sequences, sealed)
-
-    def _groups(self, op: Op, variables: tuple[TypeVariable, ...]) -> tuple[_Group, ...]:
-        floats = {v.name: v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT}
-        if not floats:
-            return ()
-        lowerable = self.gate.lowerable_groups(self.view, op)
-        grouped = {name: group for group in lowerable.groups for name in group}
-        return tuple(
-            _Group(
-                group,
-                lowerable.refusals.get(group[0]),
-                tuple(slot for name in group for slot in floats[name].inputs),
-                tuple(slot for name in group for slot in floats[name].outputs),
-            )
-            for group in dict.fromkeys(grouped.get(name, (name,)) for name in floats)
-        )
-
-    def _add(self, op: Op, groups: tuple[_Group, ...]) -> None:
-        first = len(self.all)
-        for at, group in enumerate(groups, first):
-            self.all.append(Vertex(op.id, group.variables, self.entries[op.id], group.refusal))
-            for name in group.variables:
-                self.of[op.id, name] = at
-            self.graph.add_node(at)
-            read = {self.makers[value] for slot in group.inputs if (value := op.inputs[slot]) is not None}
-            self.graph.add_edges_from((source, at) for source in sorted(read - {_NO_VERTEX}))
-        self.by_op[op.id] = tuple(range(first, len(self.all)))
-        for at, group in enumerate(groups, first):
-            for slot in group.outputs:
-                value = op.outputs[slot]
-                if value is not None and self.view.dtype(value) is DType.FLOAT:
-                    self.makers[value] = at
-
-    def _sequences(self) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
-        view = self.view
-        if all(t is None or t.container == TENSOR for t in view.types):  # the common case
-            return (), ()
-        types = ((value, view.types[value.id]) for value in view.values)
-        values = [v for v, t in types if t is not None and t.dtype is DType.FLOAT and t.container != TENSOR]
-        ops = {v.producer for v in values if v.producer is not None} | {u.op for v in values for u in view.uses[v.id]}
-        members = sorted(v for op in ops for v in self.by_op.get(op, ()))
-        sets, open_ended = UnionFind(members), set[int]()
-        for value in values:
-            read = (read_variable(view.ops[use.op], use.slot) for use in view.uses[value.id])
-            ports = [made_variable(view, value.id), *read]
-            ends = [self.of.get(port) if port is not None else None for port in ports]
-            joined = [v for v in ends if v is not None]
-            sets.union(*joined)
-            if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
-                open_ended.update(joined)
-        sequences = tuple(sorted(tuple(sorted(group)) for group in sets.to_sets()))
-        return sequences, tuple(any(v in open_ended or self.all[v].refusal for v in group) for group in sequences)
-
-
 @dataclass(frozen=True, slots=True)
 class PaintOptions:
     """Options of painting, resolved to the ops of one view.
@@ -181,7 +109,7 @@ class PaintOptions:
         gray_follows_allow: lower a gray op right after an allow op; by default off for float16, on for bfloat16.
         keep: ops that stay float32, with the pattern that named each.
         lower: ops to lower, with the pattern that named each.
-        pins: types of ops, on top of the hazards'; a pin holds the whole cluster of its op.
+        pins: types of ops, on top of the needs'; a pin holds the whole cluster of its op.
         clusters: written-out norms, softmaxes and activations.
         low_inputs: inputs and outputs of the model that are low.
         place: move the border between the types to where it takes the fewest Casts.
@@ -214,22 +142,22 @@ class Problem:
     vertices: Vertices
     to: DType
     options: PaintOptions
-    hazards: Hazards
+    needs: Needs
     raised: Mapping[tuple[OpId, str], Paint] = field(default_factory=dict)
 
     # -- what is asked -----------------------------------------------------------------------------
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pins of the hazards, then those of the options."""
-        return (*self.hazards.pins, *self.options.pins)
+        """Pins of the needs, then those of the options."""
+        return (*self.needs.pins, *self.options.pins)
 
     @cached_property
     def colors(self) -> Sequence[Color]:
         """The lists of all vertices. What the user lowers counts as allowed, and an entry's need without a reader as
         gray."""
         colors = [vertex.entry.color for vertex in self.vertices.all]
-        for op, (needs, _) in self.hazards.unneeded.items():
+        for op, (needs, _) in self.needs.unneeded.items():
             for v in self.vertices.by_op.get(op, ()):
                 if self.vertices.all[v].entry.need in needs:
                     colors[v] = Color.GRAY
@@ -271,24 +199,19 @@ class Problem:
     @property
     def gains(self) -> bool:
         """True if a low type is worth it only in front of lowered products; False if the user asks for more."""
-        return self.hazards.guarded and self.options.level not in ("lower-all", "unsafe-force-all")
+        return self.needs.guarded and self.options.level not in ("lower-all", "unsafe-force-all")
 
     def why_unneeded(self, v: int) -> str:
         """Return why no reader has the need of the op's entry; "" without one."""
-        unneeded = self.hazards.unneeded.get(self.vertices.all[v].op)
+        unneeded = self.needs.unneeded.get(self.vertices.all[v].op)
         return unneeded.because if unneeded is not None else ""
 
     # -- vertices ----------------------------------------------------------------------------------
 
     @cached_property
-    def sizes(self) -> Sizes:
-        """The sizes of values."""
-        return Sizes(self.view)
-
-    @cached_property
     def short(self) -> frozenset[int]:
         """Products with fewer terms than a step of tensor cores, by known shapes."""
-        return frozenset(v for v in self.of_kinds(PRODUCTS) if self.sizes.is_short(self.op(v)))
+        return frozenset(v for v in self.of_kinds(PRODUCTS) if is_short(self.view, self.op(v)))
 
     def op(self, v: int) -> Op:
         """Return the op of a vertex."""

@@ -40,11 +40,9 @@ class Spread:
         spread = cls(problem)
         spread.allow_roots()
         spread.deny_forward()
-        spread.sequences_by_deny()
         spread.between_allow()
         spread.gray_after_allow()
         spread.allow_through_clear()
-        spread.sequences_by_allow()
         return spread
 
     def allow_roots(self) -> None:
@@ -111,29 +109,6 @@ class Spread:
 
         for v, due in p.walk(list(self.low), near, lambda v: self._clear(v) and self._free(v)).items():
             self.low[v] = Paint(p.to, reasons.ALLOW_THROUGH_CLEAR, due)
-
-    def sequences_by_deny(self) -> None:
-        """Deny a whole sequence if any of its vertices is denied, or if it reaches a place of a fixed type."""
-        p = self.problem
-        for group, sealed in zip(p.vertices.sequences, p.vertices.sealed, strict=True):
-            due = next((v for v in group if v in self.denied or not p.can(v)), None)
-            if not sealed and due is None:
-                continue
-            because = p.vertices.all[due].op if due is not None else None
-            paint = Paint.float32(reasons.SEQUENCE_CLUSTER, because, "a sequence that other ops share stays float32")
-            for v in group:
-                self.low.pop(v, None)
-                self.denied.setdefault(v, paint)
-
-    def sequences_by_allow(self) -> None:
-        """Lower a whole sequence if any of its vertices is low."""
-        p = self.problem
-        for group in p.vertices.sequences:
-            due = next((v for v in group if v in self.low), None)
-            if due is not None and not any(v in self.denied for v in group):
-                paint = Paint(p.to, reasons.SEQUENCE_CLUSTER, p.vertices.all[due].op)
-                for v in group:
-                    self.low.setdefault(v, paint)
 
     def _clear(self, v: int) -> bool:
         return self.problem.colors[v] is Color.CLEAR

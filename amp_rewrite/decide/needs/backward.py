@@ -8,12 +8,12 @@ from functools import cached_property
 from heapq import heappop, heappush
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.demands import TERM, Demands
+from amp_rewrite.decide.needs.causes import cause_of
 from amp_rewrite.decide.needs.facts import INF, Fact
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.misfits import Cause, misfit
+from amp_rewrite.decide.needs.readers import TERM, Readers
 from amp_rewrite.decide.needs.sums import number_of_terms
-from amp_rewrite.decide.reasons import described
+from amp_rewrite.decide.reasons import Cause, described
 from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
 from amp_rewrite.ir.patterns.clusters import snakes
@@ -41,16 +41,16 @@ _REASONS = {
 }
 
 
-Claim = tuple[Need, ValueId | None]
+NeedOf = tuple[Need, ValueId | None]
 """A need, and the state whose path it follows."""
 
 
 @dataclass
-class Needs:
+class Backward:
     """Needs of values, and their float32 ops. O(nodes + uses)."""
 
     facts: Facts
-    claims: dict[ValueId, dict[Claim, Cause]] = field(default_factory=dict)
+    asked: dict[ValueId, dict[NeedOf, Cause]] = field(default_factory=dict)
     pinned: dict[OpId, Cause] = field(default_factory=dict)
     _waiting: set[OpId] = field(default_factory=set)
     _left: list[int] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Needs:
         return self.facts.view
 
     @classmethod
-    def of(cls, facts: Facts) -> Needs:
+    def of(cls, facts: Facts) -> Backward:
         """Return the needs of all readers."""
         needs = cls(facts)
         ops = facts.view.ops
@@ -79,23 +79,23 @@ class Needs:
     def _visit(self, op: Op) -> None:
         row = row_of(op.kind)
         for value in op.results:
-            for claim, why in list(self.claims.get(value, {}).items()):
+            for need_of, why in list(self.asked.get(value, {}).items()):
                 if op.bodies:
-                    self._ask_outside(value, claim, why)
+                    self._ask_outside(value, need_of, why)
                 else:
-                    self._hand_on(op, row, value, claim, why)
+                    self._hand_on(op, row, value, need_of, why)
         if op.id not in snakes(self.view):
-            for read, need, note, reason in self._demands.of(op, row):
+            for read, need, note, reason in self._readers.of(op, row):
                 words = note or f"{described(self.view, op.id)} reads {need.value}"
                 why = Cause(reason or _REASONS[need], op.id, words)
                 if self._ask(read, need, why) and self._reads_low(op, read):
                     self.pinned.setdefault(op.id, why)
-        if (why_not := misfit(self.facts, op, row)) is not None:
+        if (why_not := cause_of(self.facts, op, row)) is not None:
             self.pinned.setdefault(op.id, why_not)
 
     @cached_property
-    def _demands(self) -> Demands:
-        return Demands(self.facts)
+    def _readers(self) -> Readers:
+        return Readers(self.facts)
 
     def _reads_low(self, op: Op, value: ValueId | None) -> bool:
         """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""
@@ -111,20 +111,20 @@ class Needs:
         """Note a need of a value, unless the low type meets it; True if it does not."""
         if value is None or not self.facts.floats(value) or not self.unmet(need, self.facts[value]):
             return False
-        claims, claim = self.claims.setdefault(value, {}), (need, state)
-        if claim not in claims:
-            claims[claim] = why
+        asked, need_of = self.asked.setdefault(value, {}), (need, state)
+        if need_of not in asked:
+            asked[need_of] = why
             maker = self.view.values[value].producer
             if maker is None:
-                self._ask_outside(value, claim, why)
+                self._ask_outside(value, need_of, why)
             elif maker not in self._waiting:  # an iteration asks the one before
                 self._waiting.add(maker)
                 heappush(self._left, -maker)
         return True
 
-    def _ask_outside(self, value: ValueId, claim: Claim, why: Cause) -> None:
+    def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Cause) -> None:
         """Hand a need across the edge of a body; a carried state has asked already."""
-        need, state = claim
+        need, state = need_of
         branch = self.view.producer(value, "If") is not None
         if branch or need not in (Need.PATH, Need.FACTOR):
             for source in self.facts.outside.sources(value):
@@ -165,9 +165,9 @@ class Needs:
         divided = limits.narrow and fact.terms < TERM / limits.most
         return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
-    def _hand_on(self, op: Op, row: OpRow, value: ValueId, claim: Claim, why: Cause) -> None:
+    def _hand_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Cause) -> None:
         self.pinned.setdefault(op.id, why)
-        need, state = claim
+        need, state = need_of
         if need is Need.PATH:
             self._along_state(op, value, state, why)
             return
@@ -183,7 +183,7 @@ class Needs:
         for slot, operand in enumerate(op.inputs):
             if slot not in row.slots or operand is None:
                 continue
-            if not (need is Need.DIGITS and operand in self._demands.shared):
+            if not (need is Need.DIGITS and operand in self._readers.shared):
                 self._ask(operand, need, why)
             near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
             if near and need in _BESIDE_ONE.get(op.kind, ()):

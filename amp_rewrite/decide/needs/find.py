@@ -8,10 +8,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.backward import Needs
+from amp_rewrite.decide.needs.backward import Backward
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.misfits import Cause
-from amp_rewrite.decide.reasons import Pin, described
+from amp_rewrite.decide.reasons import Cause, Pin, described
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -39,7 +38,7 @@ class Unneeded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hazards:
+class Needs:
     """Reasons for float32 in a model, and needs without a reader.
 
     `pins`: ops that stay float32, at most one pin per op, in order of the ops. `saturate`: values to clamp to the low
@@ -55,23 +54,23 @@ class Hazards:
     guarded: bool = False
 
 
-def find_hazards(view: View, to: DType, *, target: Target | None = None, rescale: bool = False) -> Hazards:
+def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: bool = False) -> Needs:
     """Return the reasons for float32 in a model. O(nodes + uses); reads each float32 constant once.
 
     `target`: the runtime, for needs of one alone, and for what its releases compute wrongly. `rescale`: ops between
     quantizers may be low, since the quantizers get scales of the low type.
     """
     facts = Facts.of(view, to)
-    causes = dict(Needs.of(facts).pinned)
+    causes = dict(Backward.of(facts).pinned)
     for op, why in (*_of_fills(view, to), *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
         causes.setdefault(op, why)
     pins = [
-        Pin(op, why.reason, why.because if why.because != op else None, why.note)
+        Pin(op, why.rule, why.because if why.because != op else None, why.note)
         for op, why in sorted(causes.items())
         if computes_float32(view, view.ops[op])
     ]
     saturate, findings = _saturated(view, to, causes)
-    return Hazards(tuple(pins), findings, saturate, dict(unneeded(facts)), guarded=True)
+    return Needs(tuple(pins), findings, saturate, dict(unneeded(facts)), guarded=True)
 
 
 def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Cause]]:

@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 import networkx as nx
 from onnx import NodeProto
 
-from amp_rewrite.decide.sizes import Sizes
+from amp_rewrite.decide import sizes
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.reports.render import cut
 from amp_rewrite.reports.rows import ReportData, Row
@@ -247,10 +247,6 @@ class RowFacts:
     view: View
 
     @cached_property
-    def _sizes(self) -> Sizes:
-        return Sizes(self.view)
-
-    @cached_property
     def modules(self) -> tuple[str, ...]:
         """Module of each op by its metadata, "encoder/layers.0"; empty without them."""
         return tuple(module_of(op.node) for op in self.view.ops)
@@ -258,13 +254,13 @@ class RowFacts:
     @cached_property
     def flops(self) -> tuple[float, ...]:
         """Operations of each op; 0 for all but products, convolutions, recurrent ops and attention."""
-        return tuple(self._sizes.flops(op) for op in self.view.ops)
+        return tuple(sizes.flops(self.view, op) for op in self.view.ops)
 
     @property
     def shapes(self) -> str:
         """Shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
         inputs = [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
-        stated = [(self.view.value_name(v), "×".join(map(str, self._sizes.shape(v))) or "scalar") for v in inputs]
+        stated = [(self.view.value_name(v), "×".join(map(str, sizes.shape(self.view, v))) or "scalar") for v in inputs]
         more = [f"{len(stated) - _INPUTS} more"] if len(stated) > _INPUTS else []
         return "with " + ", ".join([f"{name} {shape}" for name, shape in stated[:_INPUTS]] + more) if stated else ""
 

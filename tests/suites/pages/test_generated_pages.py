@@ -6,7 +6,6 @@ import runpy
 
 import pytest
 
-from amp_rewrite.decide.reasons import KINDS, REASONS, meaning
 from support.paths import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -21,9 +20,3 @@ def test_a_page_is_that_which_the_script_makes(name: str) -> None:
 def test_the_pages_of_the_api_are_those_of_the_docstrings() -> None:
     made = runpy.run_path(str(ROOT / "tools" / "build_api.py"))["pages"]()
     assert {name: (REFERENCE / name).read_text("utf-8") for name in made} == made
-
-
-def test_every_kind_of_finding_says_what_it_means_and_what_to_do() -> None:
-    assert [kind for kind in KINDS if not all(meaning(kind))] == []
-    assert [id for id in REASONS if any(meaning(id)) and not all(meaning(id))] == []
-    assert meaning("kind_of_tomorrow") == ("", "")

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.decide.needs.find import Hazards, find_hazards
+from amp_rewrite.decide.needs.find import Needs, find_needs
 from amp_rewrite.decide.reasons import MASK_FILL
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -46,7 +46,7 @@ def parsed(text: str) -> View:
 def test_an_op_stays_float32_if_its_constant_reaches_the_end_of_the_range(number: float, expected: list[str]) -> None:
     view = view_of("y=Mul(x,c)", c=np.array([number * 1.0]))
     assert list(held(view)) == expected
-    assert find_hazards(view, F16).findings == ()
+    assert find_needs(view, F16).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_other_constants_are_no_reason(text: str) -> None:
 def test_a_where_mask_saturates_and_its_softmax_is_free(text: str, opset: int) -> None:
     view = view_of(text, opset, zero=0.0, far=LOWEST)
     for to, bound in ((F16, "-65504"), (BF16, "-3.38953e+38")):
-        found = find_hazards(view, to)
+        found = find_needs(view, to)
         note = f"the fill value -3.40282e+38 becomes {bound} · harmless: it only selects"
         assert (found.pins, found.findings) == ((), (Finding("saturated", "far", note),))
         assert {view.value_name(v) for v in found.saturate} == {"far", "s"}
@@ -163,7 +163,7 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
 def test_a_mask_that_is_just_the_lowest_float16_is_additive_too() -> None:
     view = view_of("bias=Mul(m,far);raw=MatMul(q,k);s=Add(raw,bias);y=Softmax(s)", far=-65504.0)
     assert (list(held(view)), list(held(view, BF16))) == (["bias", "s", "y"], [])
-    assert find_hazards(view, F16).findings == ()
+    assert find_needs(view, F16).findings == ()
     small = view_of("bias=Mul(m,far);raw=MatMul(q,k);s=Add(raw,bias);y=Softmax(s)", far=-1e4)
     assert held(small) == {}
 
@@ -175,7 +175,7 @@ def test_one_mask_serves_every_layer_and_holds_each_of_their_sums() -> None:
 
 def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
     view = view_of("c=Clip(x,far,high);a=MatMul(x,w);s=Add(a,c);y=Softmax(s)", far=LOWEST, high=1e6)
-    found = find_hazards(view, F16)
+    found = find_needs(view, F16)
     assert [f.subject for f in found.findings] == ["far", "high"]
     assert found.pins == ()
 
@@ -183,7 +183,7 @@ def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
 def test_real_data_in_a_where_is_never_clamped() -> None:
     view = view_of("h=MatMul(x,w);y=Where(seen,h,data)", data=np.arange(-80000.0, -79992.0))
     assert list(held(view)) == ["y"]
-    assert find_hazards(view, F16).findings == ()
+    assert find_needs(view, F16).findings == ()
 
 
 # -- epsilon ----------------------------------------------------------------------------------------
@@ -267,4 +267,4 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
 
 
 def test_a_model_without_hazards_has_none() -> None:
-    assert find_hazards(view_of("y=Relu(x)"), F16) == Hazards(guarded=True)
+    assert find_needs(view_of("y=Relu(x)"), F16) == Needs(guarded=True)

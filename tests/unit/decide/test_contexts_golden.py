@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from amp_rewrite import AmpRewriteError, DType
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
-from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.findings import refuse_unknown
@@ -113,8 +113,8 @@ def decided(model: ModelProto) -> str:
         refuse_unknown(view, Target.ONNX)
     except AmpRewriteError as error:
         return type(error).__name__
-    hazards = find_hazards(view, DType.FLOAT16, target=Target.ONNX)
-    coloring = paint(view, LISTS, DType.FLOAT16, PaintOptions(place=True), hazards)
+    needs = find_needs(view, DType.FLOAT16, target=Target.ONNX)
+    coloring = paint(view, LISTS, DType.FLOAT16, PaintOptions(place=True), needs)
     found = ((op, coloring.of(op.id)) for op in view.ops)
     return " ".join(
         f"{op.node.output[0]}:{given.rule}" for op, given in found if given is not None and given.rule not in USUAL

@@ -8,7 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.decide.reasons import WHOLE_NUMBER
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -138,7 +138,7 @@ def test_integer_division_done_in_floats_stays_float32() -> None:
 
 def test_a_pin_of_token_ids_names_the_op_that_compares_them() -> None:
     view = view_of("f=Cast[to=float](ids);y=Equal(f,stop)")
-    source, sink = find_hazards(view, DType.FLOAT16).pins
+    source, sink = find_needs(view, DType.FLOAT16).pins
     assert (source.op, source.because, sink.op) == (0, 1, 1)
     assert source.rule == sink.rule == WHOLE_NUMBER
     assert "'y' (Equal)" in source.note

@@ -11,9 +11,9 @@ from onnx import NodeProto, TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.decide.needs.backward import Needs
+from amp_rewrite.decide.needs.backward import Backward
 from amp_rewrite.decide.needs.facts import MOST_NAMED
-from amp_rewrite.decide.needs.find import Hazards, find_hazards
+from amp_rewrite.decide.needs.find import Needs, find_needs
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -33,21 +33,21 @@ def view_of(nodes: list[NodeProto], out: str, *inputs: str, **constants: np.ndar
     return View.of(Model.load(make_model(make_graph(nodes, "g", formals, outs, stored), opset_imports=opsets)))
 
 
-def hazards(view: View) -> Hazards:
-    return find_hazards(view, F16)
+def needs_of(view: View) -> Needs:
+    return find_needs(view, F16)
 
 
 @pytest.mark.filterwarnings("error")
 def test_weights_with_infinities_of_both_signs_are_read_without_a_warning() -> None:
     weights = np.array([[np.inf, 1], [-np.inf, 2]], np.float32).repeat(4, axis=0)
-    assert hazards(view_of([make_node("MatMul", ["x", "w"], ["y"])], "y", "x", w=weights)).pins == ()
+    assert needs_of(view_of([make_node("MatMul", ["x", "w"], ["y"])], "y", "x", w=weights)).pins == ()
 
 
 def test_a_fill_of_another_number_of_elements_than_one_has_no_level() -> None:
     fill = make_tensor("", TensorProto.FLOAT, [2], [-1e9, 1.0])
     made = make_node("ConstantOfShape", ["n"], ["f"], value=fill)
     view = view_of([made, make_node("Add", ["x", "f"], ["y"])], "y", "x", n=np.array([8]))
-    assert {view.value_name(value) for value in hazards(view).saturate} == {"f"}
+    assert {view.value_name(value) for value in needs_of(view).saturate} == {"f"}
 
 
 def test_a_label_encoder_that_states_integers_beside_floats_is_read() -> None:
@@ -61,12 +61,12 @@ def test_a_label_encoder_that_states_integers_beside_floats_is_read() -> None:
         default_tensor=BYTES,
     )
     view = view_of([made], "y", n=np.array([1]))
-    assert {view.value_name(value) for value in hazards(view).saturate} == {"y"}
+    assert {view.value_name(value) for value in needs_of(view).saturate} == {"y"}
 
 
 def test_axes_that_are_no_integers_are_not_read() -> None:
     view = view_of([make_node("ReduceSum", ["x", "axes"], ["y"])], "y", "x", axes=np.zeros(1, np.float32))
-    assert hazards(view).pins == ()
+    assert needs_of(view).pins == ()
 
 
 def test_an_stft_with_an_empty_step_has_no_known_shape() -> None:
@@ -104,7 +104,7 @@ def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[NodeProto]], m
         return step(self, value, *kinds)
 
     monkeypatch.setattr(View, "producer", counted)
-    Needs.of(Facts.of(view, F16))
+    Backward.of(Facts.of(view, F16))
     assert 0 < steps < 20 * len(view.ops)
 
 
@@ -120,15 +120,15 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
     body = make_graph([make_node("Identity", ["c"], ["d"]), *shifted, *last], "body", formals, outs)
     loop = make_node("Loop", ["n", "", *["x"] * count], ["y", *[f"y{i}" for i in range(1, count)]], body=body)
     view = view_of([loop], "y", "x", n=np.array(3), w=np.eye(8, dtype=np.float32))
-    visits, visit = 0, Needs._visit
+    visits, visit = 0, Backward._visit
 
-    def counted(self: Needs, op: Op) -> None:
+    def counted(self: Backward, op: Op) -> None:
         nonlocal visits
         visits += 1
         visit(self, op)
 
-    monkeypatch.setattr(Needs, "_visit", counted)
-    held = Needs.of(Facts.of(view, F16)).pinned
+    monkeypatch.setattr(Backward, "_visit", counted)
+    held = Backward.of(Facts.of(view, F16)).pinned
     assert {op.id for op in view.ops if op.kind == "Neg"} <= held.keys()
     assert len(view.ops) <= visits < 4 * len(view.ops)
 
@@ -157,7 +157,7 @@ def test_an_op_with_several_needs_has_one_pin() -> None:
     }"""
     view = parsed_view(text)
     assert held(view) == dict.fromkeys("fdriz", "whole_number")
-    assert len(find_hazards(view, DType.FLOAT16).pins) == 5
+    assert len(find_needs(view, DType.FLOAT16).pins) == 5
 
 
 def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -> None:
@@ -167,6 +167,6 @@ def test_pins_come_in_the_order_of_the_ops_and_do_not_change_from_run_to_run() -
         z = Equal (f, seven)
         y = Sqrt (a)
     }"""
-    first, second = (find_hazards(parsed_view(text), DType.FLOAT16) for _ in range(2))
+    first, second = (find_needs(parsed_view(text), DType.FLOAT16) for _ in range(2))
     assert first == second
     assert [pin.op for pin in first.pins] == sorted(pin.op for pin in first.pins)

@@ -20,7 +20,6 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-import amp_rewrite
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.cut import eliminate
 from amp_rewrite.decide.coloring.gate import Gate
@@ -28,7 +27,7 @@ from amp_rewrite.decide.coloring.placement import Labelling
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.plan import plan_casts
-from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, UNKNOWN_SIZE, Sizes
+from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, UNKNOWN_SIZE, size
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -96,7 +95,7 @@ def problem_of(model: ModelProto, to: DType) -> tuple[Problem, Spread]:
     entries = entries_of(draft.view, request.op_lists.at_level(request.level))
     vertices = Vertices.build(draft.view, entries, gate)
     options = PaintOptions(clusters=draft.clusters, low_inputs=draft.io, place=True)
-    problem = Problem(draft.view, vertices, to, options, draft.hazards)
+    problem = Problem(draft.view, vertices, to, options, draft.needs)
     return problem, Spread.of(problem)
 
 
@@ -109,8 +108,7 @@ def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
         for v, vertex in enumerate(problem.vertices.all)
         for name in vertex.variables
     }
-    by_op = {op: tuple(name for at, name in paints if at == op) for op, _ in paints}
-    plan = plan_casts(problem.view, Coloring(problem.to, paints, (), by_op))
+    plan = plan_casts(problem.view, Coloring(problem.to, paints, ()))
     return len(plan.casts) - len(plan.drop)
 
 
@@ -135,17 +133,13 @@ def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
 # -- sizes ---------------------------------------------------------------------------------------------------
 
 
-def sizes_of(model: ModelProto) -> Any:
-    return Sizes(View.of(amp_rewrite.Model.load(model)))
-
-
 def test_what_is_not_known_counts_as_stated() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[n, 3] x) => (float y)'
         "{ a = Relu (x) b = own.F (a) c = own.G () y = own.H (b, c) }"
     )
-    found = sizes_of(model)
-    sizes = {v.name: found.size(v.id) for v in found.view.values}
+    view = View.of(Model.load(model))
+    sizes = {v.name: size(view, v.id) for v in view.values}
     assert sizes == {
         "x": 3 * UNKNOWN_DIMENSION,
         "a": 3 * UNKNOWN_DIMENSION,
@@ -205,7 +199,7 @@ def test_a_comparison_is_low_only_between_low_values() -> None:
 
 def casts(draft: Draft, coloring: Coloring) -> int:
     """The Casts that a colouring adds, less those of the model that go."""
-    plan = plan_casts(draft.view, coloring, draft.io, draft.hazards.saturate)
+    plan = plan_casts(draft.view, coloring, draft.io, draft.needs.saturate)
     return len(plan.casts) - len(plan.drop)
 
 
@@ -234,7 +228,7 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
         wrong += [f"gate: {op.name}" for name in low if name in lowerable.refusals]
         wrong += [f"group: {op.name}" for group in lowerable.groups if 0 < len(set(group) & set(low)) < len(set(group))]
         wrong += [f"keep: {op.name}" for _ in low if op.id in draft.keep]
-    pinned = {pin.op for pin in draft.hazards.pins} - set(draft.lower)
+    pinned = {pin.op for pin in draft.needs.pins} - set(draft.lower)
     tails = {op for cluster in draft.clusters for op in cluster.tail}
     for op_id in pinned - tails:
         paint = coloring.of(op_id)

@@ -6,7 +6,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns.clusters import integer_ops
@@ -33,10 +33,10 @@ def pinned(text: str, results: str = "int8[8,8] y") -> dict[str, str | None]:
     """The pinned ops by their results, each with the one that it serves."""
     view = View.of(Model.load(model(text, results)))
     names = {op.id: op.node.output[0] for op in view.ops}
-    pins = find_hazards(view, DType.FLOAT16).pins
+    pins = find_needs(view, DType.FLOAT16).pins
     assert {pin.op for pin in pins} == set(integer_ops(view))
     assert {pin.rule for pin in pins} <= {reasons.QUANTIZED}
-    assert find_hazards(view, DType.FLOAT16, rescale=True).pins == ()
+    assert find_needs(view, DType.FLOAT16, rescale=True).pins == ()
     return {names[pin.op]: names[pin.because] if pin.because is not None else None for pin in pins}
 
 

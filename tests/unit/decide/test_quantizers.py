@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 import amp_rewrite
-from amp_rewrite.decide.needs.find import find_hazards
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -67,7 +67,7 @@ def test_bfloat16_holds_them_all_and_the_int32_of_a_bias_is_not_judged() -> None
 
 def test_with_a_constant_scale_readers_of_such_values_are_held() -> None:
     view = view_of(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
-    pins = find_hazards(view, F16).pins
+    pins = find_needs(view, F16).pins
     assert all("76800" in pin.note for pin in pins)
     assert [view.ops[pin.op].node.output[0] for pin in pins] == ["q", "d", "t", "e"]
     open_scale = held(view_of(CHAIN, "float[N,M] x, float s", "float8e5m2 z = {0}", "float[N,M]"))

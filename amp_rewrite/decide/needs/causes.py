@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.elementwise import too_large
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.decide.needs.sums import contracts, number_of_terms
+from amp_rewrite.decide.reasons import Cause
 from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import Flow, loses_digits
 from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
-from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.ir.view import Op, ValueId
 
 _WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
 _NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
 
 
-class Cause(NamedTuple):
-    """Reason of an op for float32: its id, the op behind it, and a note."""
-
-    reason: str
-    because: OpId | None
-    note: str
-
-
-def misfit(facts: Facts, op: Op, row: OpRow) -> Cause | None:
+def cause_of(facts: Facts, op: Op, row: OpRow) -> Cause | None:
     """Return why facts alone keep an op in float32; None if they do not."""
     if op.bodies:
         return None

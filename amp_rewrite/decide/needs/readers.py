@@ -1,4 +1,4 @@
-"""Needs of readers: demands of an op on its inputs, for any reader of its result."""
+"""Needs of an op of its inputs, for any reader of its result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DOWN = 2.0**-5
 """A factor that scales large numbers down to what a reader expects."""
 
 
-class Demand(NamedTuple):
+class Asked(NamedTuple):
     """A need of an input, with a reason and a note beyond those of the need."""
 
     value: ValueId | None
@@ -43,7 +43,7 @@ class Demand(NamedTuple):
 
 
 @dataclass
-class Demands:
+class Readers:
     """What ops ask of their inputs.
 
     `shared`: values that both sides of a difference read, or numbers picked from them: their own rounding does not
@@ -56,27 +56,27 @@ class Demands:
     """Weights that sum to zero along the axis that a product sums, by axis."""
     _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
 
-    def of(self, op: Op, row: OpRow) -> Iterator[Demand]:
+    def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op of its inputs, for any reader of its result."""
         facts = [self.facts[v] for v in op.inputs]
         sign = any(f.constant and f.number == 0 for f in facts)
         for slot, need in row.needs:
             if slot < len(op.inputs) and not (sign and need is Need.SIDE):
-                yield Demand(op.inputs[slot], need)
+                yield Asked(op.inputs[slot], need)
         for slot in row.shapes:
             if slot < len(op.inputs):
-                yield Demand(op.inputs[slot], Need.EXACT)
+                yield Asked(op.inputs[slot], Need.EXACT)
         made = self.facts.view.dtype(op.outputs[0]) if op.outputs else None
         if op.kind == "Cast" and made is not None and not made.floating and made is not DType.BOOL:
-            yield Demand(op.inputs[0], Need.EXACT)
+            yield Asked(op.inputs[0], Need.EXACT)
         if (row.whole and facts and facts[0].whole is not None) or op.kind == "Mod":
-            yield Demand(op.inputs[0], Need.EXACT)
+            yield Asked(op.inputs[0], Need.EXACT)
         if row.way is Way.PRODUCT and len(facts) > 1 and (value := self._balanced(op)) is not None:
-            yield Demand(
+            yield Asked(
                 value, Need.PLACE, "its weights sum to zero: a difference of values on one level", reasons.CANCELLATION
             )
         if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
-            yield Demand(op.inputs[2], Need.DIGITS, _DIFFERENCE)
+            yield Asked(op.inputs[2], Need.DIGITS, _DIFFERENCE)
         if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind in _INVERSES):
             yield from self._by_means(op, facts)
         if op.kind in PAIR_SUMS and len(facts) == 2:
@@ -84,38 +84,38 @@ class Demands:
         elif op.kind in SCALINGS and len(facts) == 2:
             yield from self._by_scaling(op, *facts)
         elif op.kind in SOFTMAXES and not facts[0].constant and facts[0].best > self.facts.limits.reach:
-            yield Demand(
+            yield Asked(
                 op.inputs[0], Need.PLACE, f"its scores have a bias that grows with the position, to {facts[0].grid:g}"
             )
         elif op.kind == "BatchNormalization" and len(facts) > 4 and facts[3].constant and facts[4].constant:
             deviation = math.sqrt(max(facts[4].high, 0.0) + float_attribute(op.node, "epsilon", 1e-5))
             mean, limits = facts[3].size, self.facts.limits
             if mean > limits.most / 4 or mean > limits.beside * deviation:
-                yield Demand(op.inputs[0], Need.DIGITS, f"its mean is {mean:g}, its deviation {deviation:g}")
+                yield Asked(op.inputs[0], Need.DIGITS, f"its mean is {mean:g}, its deviation {deviation:g}")
         elif op.kind == "Pow":
             if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
-                yield Demand(op.inputs[0], Need.TINY)
+                yield Asked(op.inputs[0], Need.TINY)
         elif op.kind == "ReduceLogSum" and not adds_peak(self.facts, op):
-            yield Demand(op.inputs[0], Need.RATIO)
+            yield Asked(op.inputs[0], Need.RATIO)
 
-    def _by_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[Demand]:
+    def _by_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:
         for value, fact in ((op.inputs[0], a), (op.inputs[1], b)):
             if any(pair < fact.products for pair in fact.squares):  # the rest of a distance
-                yield Demand(value, Need.DIGITS, _DIFFERENCE)
+                yield Asked(value, Need.DIGITS, _DIFFERENCE)
         apart = (op.kind == "Sub") != (a.negative != b.negative)
         means = a.squares & b.squares if a.averaged or b.averaged else ()
         shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
         relative = centers(self.facts, op) or self.facts[op.outputs[0]].peak
         if shared and apart and not (a.constant or b.constant or relative):
             self._share(shared)
-            yield from (Demand(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
+            yield from (Asked(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
         many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
         if apart and many and a.raw and b.raw:
-            yield from (Demand(v, Need.EXACT) for v in op.operands)
+            yield from (Asked(v, Need.EXACT) for v in op.operands)
         copies = a.sources == b.sources and not relative
         if apart and a.levels & b.levels and (a.learned or b.learned or copies):
             note = f"{described(self.facts.view, op.id)} takes their level away again"
-            yield from (Demand(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
+            yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
     def _balanced(self, op: Op) -> ValueId | None:
         """Return the input of a product with weights of the sum 0: they take its level away; None for others."""
@@ -133,7 +133,7 @@ class Demands:
                 return other
         return None
 
-    def _by_means(self, op: Op, facts: list[Fact]) -> Iterator[Demand]:
+    def _by_means(self, op: Op, facts: list[Fact]) -> Iterator[Asked]:
         long = self.facts.limits.most / TERM
         note = f"part of a mean: {described(self.facts.view, op.id)} divides by the number or sum of its weights"
         if op.kind == "Div" or op.kind in _INVERSES:
@@ -142,29 +142,29 @@ class Demands:
             summed = inverts and divisor.terms > long and divisor.size > self.facts.limits.most
             counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
             if summed or counted:
-                yield from (Demand(v, Need.LONG, note) for v in op.operands)
+                yield from (Asked(v, Need.LONG, note) for v in op.operands)
         elif any(f.terms < 1 / long for f in facts) and any(f.terms > 1 for f in facts):
             for value, fact in zip(op.inputs, facts, strict=True):
                 if fact.terms != 1:
-                    yield Demand(value, Need.LONG if fact.terms > 1 else Need.TINY, note, reasons.RUNNING_SUM)
+                    yield Asked(value, Need.LONG if fact.terms > 1 else Need.TINY, note, reasons.RUNNING_SUM)
 
-    def _by_scaling(self, op: Op, a: Fact, b: Fact) -> Iterator[Demand]:
+    def _by_scaling(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:
         times = factor(self.facts, op, (a, b))
         if times > 1 / _DOWN and (a.slope or b.slope):
             note = f"{described(self.facts.view, op.id)} divides a difference by a small step"
-            yield from (Demand(v, Need.SLOPE, note) for v in op.operands)
+            yield from (Asked(v, Need.SLOPE, note) for v in op.operands)
         limits = self.facts.limits
         if (
             op.kind == "Div"
             and limits.narrow
             and (b.whole or 0.0) > (limits.integers if a.raw and a.whole else limits.most)
         ):
-            yield Demand(op.inputs[1], Need.EXACT)
+            yield Asked(op.inputs[1], Need.EXACT)
             if a.raw and a.whole is not None:
-                yield Demand(op.inputs[0], Need.EXACT)
+                yield Asked(op.inputs[0], Need.EXACT)
         if self.facts.limits.narrow and 0 < times < _DOWN:
             note = f"{described(self.facts.view, op.id)} scales it down again"
-            yield from (Demand(v, Need.RANGE, note) for v in op.operands)
+            yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
     def _counts(self, op: Op) -> bool:
         """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.
