@@ -2,7 +2,7 @@
 # Checks the models of a repository against a commit, for the action of GitHub and the template of GitLab.
 #
 # From the environment: MODELS (pathspecs of git), BASE (a commit), FAIL_ON, EXPECT (a line for each expectation),
-# PAGES (a folder for pages), GITHUB_STEP_SUMMARY or SUMMARY (a file for Markdown).
+# PAGES (a folder for pages).
 # A change that is meant: `amp-rewrite gate --accept --base BASE MODEL` writes MODEL.accepted.json; commit it. The output
 # names the whole command.
 # Exit code: 0 nothing that counts differs, 1 something does, 2 a model or the base cannot be read.
@@ -28,7 +28,5 @@ while IFS= read -r line; do
   if [ -n "${line// /}" ]; then options+=(--expect "$line"); fi
 done <<< "${EXPECT:-}"
 if [ -n "${PAGES:-}" ]; then options+=(--pages "$PAGES"); fi
-summary="${GITHUB_STEP_SUMMARY:-${SUMMARY:-}}"
-if [ -n "$summary" ]; then options+=(--summary "$summary"); fi
 if [ -n "${GITHUB_ACTIONS:-}" ]; then options+=(--format github); fi
 amp-rewrite gate "${options[@]}" -- "${models[@]}"

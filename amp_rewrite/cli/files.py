@@ -224,22 +224,16 @@ def guidance(settings: Request, shapes: Collection[str], explicit: Collection[st
     """Return the guidance of a conversion: its data and criterion.
 
     A criterion of a settings file judges where there is data; if a file names ranges and data, the ranges guard, and
-    only a repair uses the data. UsageError for options of the command line, `explicit`, that lack or contradict others.
+    only a repair uses the data. UsageError for options of the command line, `explicit`, that lack data or contradict.
     """
     from amp_rewrite.pipeline.convert import Guidance
 
     judged = criterion(settings) if settings.data else {}
     ranges, data = settings.ranges or "", settings.data or ""
+    lacking = {"budget": not judged, "headroom": not (data or ranges)}
     for word in explicit:
-        if word in CRITERION and not data:
-            raise click.UsageError(f"{option_of(word)} compares outputs and needs input data; add --data FILE")
-        if word == "budget" and not judged:
-            raise click.UsageError(f"{option_of(word)} bounds the trials of a repair; add --tolerance X to repair")
-        if word == "headroom" and not (data or ranges):
-            fact = "applies to measured ranges, and there are none"
-            raise click.UsageError(f"{option_of(word)} {fact}; add --data FILE, or --ranges FILE")
-        if word in ("feedback", "steps") and not data:
-            raise click.UsageError(f"{option_of(word)} is about runs on data; add --data FILE")
+        if lacking.get(word, not data and word in (*CRITERION, "feedback", "steps")):
+            raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE, and --tolerance X to repair")
     if data and shapes:
         raise click.UsageError("--shape describes random input; leave it out, or the data")
     if ranges and data and not judged:

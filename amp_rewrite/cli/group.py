@@ -155,9 +155,10 @@ class Program(click.Group):
         if first.startswith("-") or ctx.resilient_parsing or named:
             return [self.default, *args]
         is_path = Path(first).suffix or os.sep in first
-        hint = advice(first, [*COMMANDS, *_models_near(first)], "" if is_path else "name a model or a command")
-        fact = f"no such file: {first}" if is_path else f"no command or file {first!r}"
-        raise click.UsageError(f"{fact}; {hint}" if hint else fact, ctx)
+        if is_path:
+            raise click.UsageError(f"no such file: {first}", ctx)
+        hint = advice(first, COMMANDS, "name a model or a command")
+        raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, print an error in one line, and exit."""
@@ -251,14 +252,6 @@ def _misused(error: click.UsageError) -> str:
 
 _ELSEWHERE = {"--dtype": "--to", "--precision": "--to", "--exclude": "--keep", "--include": "--lower"}
 """Options of other tools, each with its name here."""
-
-
-def _models_near(word: str) -> list[str]:
-    folder = Path(word).parent
-    try:
-        return [str(file) for file in sorted(folder.iterdir()) if file.suffix == ".onnx"]
-    except OSError:
-        return []
 
 
 def _print_anything() -> None:

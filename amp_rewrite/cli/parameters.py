@@ -60,8 +60,6 @@ class _Grouped(click.Option):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return candidates for the value: the words of the metavar, patterns, or files."""
         kind = self.metavar or ""
-        if kind == "PATTERN":
-            return patterns(incomplete)
         items = [CompletionItem(word) for word in _spelled_out(kind) if word.startswith(incomplete)]
         files = [CompletionItem(incomplete, type="file")] if "FILE" in kind else []
         return items or files or super().shell_complete(ctx, incomplete)
@@ -70,17 +68,6 @@ class _Grouped(click.Option):
 def _spelled_out(metavar: str) -> tuple[str, ...]:
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
-
-
-def patterns(incomplete: str) -> list[CompletionItem[str]]:
-    """Return candidates for a pattern of ops: keys of terms, and op types behind op=, feeds= and fed_by=."""
-    done, comma, term = incomplete.rpartition(",")
-    before = done + comma
-    key, equals, start = term.partition("=")
-    if equals and key in ("op", "feeds", "fed_by"):
-        return [CompletionItem(f"{before}{key}={op}") for op in ops(start)]
-    keys = ("op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output=")
-    return [CompletionItem(before + key) for key in keys if key.startswith(term)]
 
 
 def ops(start: str) -> list[str]:

@@ -29,12 +29,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     r"^ok(?=:| {2})": {"fg": "green"},
 }
 """Styles of words at the start of a line, where no name of a file or op stands."""
-_CELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "to do": (r"(?<=^  )[a-z_0-9]+(?=:)", {"fg": "yellow"}),
-    "findings": (r"(?<=^  )\S.*?(?= {2}|$)", {"fg": "yellow"}),
-    "expected": (r"(?<=^  )failed(?= {2})", {"fg": "red", "bold": True}),
-}
-"""Styles of the first cell in tables below a heading, where it is a word of this package."""
 
 
 def colored(stream: TextIO) -> bool:
@@ -181,7 +175,7 @@ def _write(text: str, stream: TextIO) -> None:
     lines, width, color = text.rstrip("\n").split("\n"), columns(stream), colored(stream)
     if width is not None and not text.startswith(_VERBATIM):
         lines = [part for line in lines for part in _fitted(line, width)]
-    click.echo("\n".join(_painted(lines) if color else lines), stream, color=color)
+    click.echo("\n".join(map(_painted, lines) if color else lines), stream, color=color)
 
 
 _VERBATIM = ("{", "[", "|", "::", "next: ", "on CUDA: ")
@@ -192,12 +186,8 @@ def _fitted(line: str, width: int) -> list[str]:
     return [line] if len(line) <= width or line.startswith(_VERBATIM) else wrap(line, width, hanging=2)
 
 
-def _painted(lines: Sequence[str]) -> Iterator[str]:
-    heading = ""
-    for line in lines:
-        heading = line if line in _CELLS else heading if line else ""
-        styles = [_CELLS[heading]] if heading and heading != line else _STYLES.items()
-        for expression, style in styles:
-            if found := re.search(expression, line):
-                line = line[: found.start()] + click.style(found[0], **style) + line[found.end() :]
-        yield line
+def _painted(line: str) -> str:
+    for expression, style in _STYLES.items():
+        if found := re.search(expression, line):
+            line = line[: found.start()] + click.style(found[0], **style) + line[found.end() :]
+    return line

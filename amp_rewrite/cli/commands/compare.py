@@ -13,16 +13,12 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import Batches, check_report, criterion, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import spelled
-from amp_rewrite.settings.choices import Target, stated_in, target_of
 from amp_rewrite.settings.option import DATA
 from amp_rewrite.settings.request import STARTS
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.benchmark import Benchmark
     from amp_rewrite.evidence.verdict import Verdict
-    from amp_rewrite.settings.request import Request
 
 # -- diff ----------------------------------------------------------------------------------------------------
 
@@ -93,33 +89,19 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 
     given |= {"outputs": given.pop("only"), **bound}
     verdict = batches.compared(verify, a, b, quiet=quiet, **given)
-    command = "" if as_json else _command(verdict, a, b, settings, report_file)
+    command = "" if as_json else _command(verdict, report_file)
     text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=command)
     present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING
 
 
-def _command(verdict: Verdict, a: Path, b: Path, settings: Request, report_file: Path | None) -> str:
-    """Return the next command: with states fed back, or the repair of a failed conversion; "" for none."""
+def _command(verdict: Verdict, report_file: Path | None) -> str:
+    """Return the next command, with states fed back; "" for a model without states."""
+    if not verdict.states:
+        return ""
     typed = click.get_current_context().find_root().obj
-    if verdict.states:
-        more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
-        return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more])
-    if verdict.ok or verdict.refusals or not settings.data:
-        return ""
-    from amp_rewrite.files.model import Model
-
-    made = Model.load(b)
-    to, target = stated_in(made, "to"), target_of(made)
-    if not to:
-        return ""
-    words = ["--to", to] if to != DType.FLOAT16.spelling else []
-    words += [] if target is None or target.family == Target.ORT_CUDA else ["--target", target.value]
-    words += ["--data", settings.data]
-    words += [word for name, value in criterion(settings).items() for word in spelled(name, value).split(" ", 1)]
-    words += [word for text in settings.feedback for word in ("--feedback", text)]
-    words += [] if settings.steps is None else ["--steps", str(settings.steps)]
-    return shlex.join(["amp-rewrite", str(a), "-o", str(b), *words, "--overwrite"])
+    more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
+    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more])
 
 
 # -- locate --------------------------------------------------------------------------------------------------

@@ -159,16 +159,10 @@ def _convert_one(
         pinned = repaired is not None and repaired.regions
         why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
         terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=quiet)
-    try:
-        lost_source = written and output.exists() and output.resolve() == model.resolve()
-        replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
-        suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
-        run.show(converted, repaired, command=suggested)
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # stdout is closed, or its disk is full
-        ending = f"; {output} is written" if written else ""
-        raise OSError(error.errno, f"{error.strerror}{ending}, the report is not printed") from error
+    lost_source = written and output.exists() and output.resolve() == model.resolve()
+    replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
+    suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
+    run.show(converted, repaired, command=suggested)
     if not run.dry_run:
         where = f"{output}, in a new folder" if run.makes_folder else str(output)
         terminal.talk(f"wrote {where}" if solved else f"not written: {output}", quiet=quiet)

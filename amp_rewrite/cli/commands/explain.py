@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ from amp_rewrite.cli.parameters import ops as known_ops
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import PatternError, advice
-from amp_rewrite.reports.render import count, shortened, table
+from amp_rewrite.reports.render import table
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
 from amp_rewrite.settings.policy import low_type
@@ -29,15 +27,14 @@ if TYPE_CHECKING:
     from amp_rewrite.settings.request import Request
 
 _TOPICS = ("lists", "rules")
-_COLORS = ("allow", "gray", "clear")
-"""Lists whose names are not reasons, too."""
 
 
 @parameters.command(
     click.argument(
         "words",
-        metavar="[MODEL NODE... | WORD...]",
+        metavar="MODEL NODE... | WORD...",
         nargs=-1,
+        required=True,
         shell_complete=lambda _ctx, _param, start: [word for word in _known() if word.startswith(start)],
     ),
     *parameters.borrowed(
@@ -56,20 +53,17 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     computes it. Options of `convert`, including those for data, explain what `convert` would do with them.
 
     WORD is a type of ops, whose lists are printed; a reason, rule, fusion or kind of finding; `lists` or `rules`, for
-    all of them. Without words, print a summary of the lists.
+    all of them. --json is for ops of a MODEL.
     """
-    first = words[0] if words else ""
+    first = words[0]
     if Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
             raise click.UsageError(f"name an op of {first}, a type of ops or a pattern")
         _explain_ops(MODEL.convert(first, None, click.get_current_context()), words[1:], as_json, given)
         return
-    parts = list(_parts(words, given))
     if as_json:
-        facts = [fact for _, each in parts for fact in each]
-        terminal.show(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        terminal.show("\n\n".join(text for text, _ in parts))
+        raise click.UsageError("--json explains ops of a model; name one, or leave it out")
+    terminal.show("\n\n".join(_parts(words, parameters.in_force(given))))
 
 
 def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> None:
@@ -91,26 +85,18 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
     terminal.show(explanation.to_json() if as_json else explanation.text())
 
 
-def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
     from amp_rewrite.ir.schema import contrib_schemas
 
-    settings = parameters.in_force(given)
-    lists = lists_in_force(settings)
-    if not words:
-        yield list_summary(lists, settings.to.spelling), list_rows(lists)
+    lists = settings.op_lists.at_level(settings.level)
     ops: list[Entry] = []
     for word in words:
         if word == "lists":
-            by_color = sorted(lists, key=lambda entry: list(Color).index(entry.color))
-            yield list_table(by_color), list_rows(by_color)
+            yield list_table(sorted(lists, key=lambda entry: list(Color).index(entry.color)))
         elif word == "rules":
-            yield rules_table(), [described(name) for name in known_names()]
+            yield rules_table()
         elif word in known_words():
-            fact = described(word)
-            yield rule_page(fact), [fact]
-        elif word in _COLORS:
-            listed = [entry for entry in lists if entry.color is Color(word)]
-            yield list_table(listed), list_rows(listed)
+            yield rule_page(described(word))
         elif "::" in word or word in known_ops(word) or word in contrib_schemas():
             ops += entries_of(lists, word)
         else:
@@ -118,11 +104,11 @@ def _parts(words: tuple[str, ...], given: dict[str, Any]) -> Iterator[tuple[str,
             hint = advice(word, _known(), ways)
             raise click.UsageError(f"no file, rule or type of ops {word!r}; {hint}")
     if ops:
-        yield list_table(ops), list_rows(ops)
+        yield list_table(ops)
 
 
 def _known() -> list[str]:
-    return [*_TOPICS, *_COLORS, *sorted(known_words()), *known_ops("")]
+    return [*_TOPICS, *sorted(known_words()), *known_ops("")]
 
 
 # -- rules and reasons ---------------------------------------------------------------------------------------
@@ -189,8 +175,6 @@ def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def rules_table() -> str:
-    from amp_rewrite.reports.render import table
-
     facts = {name: described(name) for name in known_names()}
     rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
     return "\n".join(table(rows, head=_RULE_HEAD, indent=0))
@@ -221,27 +205,8 @@ _LIST_HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
-def lists_in_force(settings: Request) -> OpLists:
-    return settings.op_lists.at_level(settings.level)
-
-
-def list_rows(entries: Iterable[Entry]) -> list[Mapping[str, str]]:
-    return [dict(zip(_LIST_HEAD, _cells(entry), strict=True)) for entry in entries]
-
-
 def list_table(entries: Iterable[Entry]) -> str:
     return "\n".join(table(map(_cells, entries), head=_LIST_HEAD, indent=0))
-
-
-def list_summary(lists: OpLists, low: str) -> str:
-    """Return a row for each list: how many entries it has, and the first ops. `low`: the type of the lists."""
-    entries = list(lists)
-    named = "" if lists.name == low else f" of {lists.name}"
-    title = f"op lists of {low}: {count(len(entries), 'entry', 'entries')}{named}"
-    names = {color: list(dict.fromkeys(entry.name for entry in entries if entry.color is color)) for color in Color}
-    counts = Counter(entry.color for entry in entries)
-    rows = [(color.value, str(counts[color]), shortened(names[color], _SHOWN)) for color in Color]
-    return "\n".join([title, *table(rows, right=" >"), _MORE])
 
 
 def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
@@ -254,10 +219,6 @@ def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
     return entries if whole else (*entries, lists.otherwise(domain, op_type))
 
 
-_MORE = "`amp-rewrite explain OP` shows who lists an op and why, `amp-rewrite explain lists` all ops"
-_SHOWN = 5  # ops of a list in the summary
-
-
 def _cells(entry: Entry) -> tuple[str, str, str, str, str]:
     return entry.name, entry.color.value, str(entry.condition or ""), entry.source, entry.because
 
@@ -266,9 +227,6 @@ def _listed_anywhere(lists: OpLists) -> set[tuple[str, str]]:
     from amp_rewrite.ir.schema import contrib_schemas
 
     return {*lists.entries, *(parse_name(name, _WHERE) for name in contrib_schemas())}
-
-
-# -- inspect ----------------------------------------------------------------------------------------------------
 
 
 # -- report --------------------------------------------------------------------------------------------------
@@ -305,7 +263,6 @@ def report(
     from amp_rewrite.reports.expect import Expectation
     from amp_rewrite.reports.page.page import Page
     from amp_rewrite.reports.page.report_figures import report_figures
-    from amp_rewrite.reports.render import table
     from amp_rewrite.reports.sources import report_and_view
 
     expectations = [Expectation.parse(text) for text in expect]

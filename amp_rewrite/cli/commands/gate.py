@@ -56,22 +56,20 @@ class _GatedFile:
         Acceptance(_Accepted(base, words, expect), self.report).write(self.file)
         return replace(self, differs=False, failed=(), accepted=(*filter(None, (words,)), *map(str, self.failed)))
 
-    def text(self, form: str, fail_on: Collection[str], *, verbose: bool = False) -> str:
-        """Return it for a terminal, for a workflow of GitHub, or as Markdown. `verbose`: a terminal gets each op."""
-        new = "new, nothing to compare it with\n" if self.delta is None else ""
-        named = [f"{words} ({place_of(self.file).name})" for words in self.accepted]
-        failed, accepted = {
-            "github": (f"::error::{self.file}: expected ", f"::notice::{self.file}: accepted: "),
-            "markdown": ("- **failed**: ", "- accepted: "),
-        }.get(form, ("  failed  ", "  accepted  "))
+    def text(self, fail_on: Collection[str], *, github: bool, verbose: bool) -> str:
+        """Return it for a terminal, or for a workflow of GitHub. `verbose`: a terminal gets each op."""
+        failed, accepted = ("  failed  ", "  accepted  ")
+        if github:
+            failed, accepted = f"::error::{self.file}: expected ", f"::notice::{self.file}: accepted: "
         lines = "".join(f"{failed}{outcome}\n" for outcome in self.failed)
-        lines += "".join(f"{accepted}{words}\n" for words in named)
-        if form == "github":
-            marked = fail_on if self.differs else None
-            body = f"::notice::{self.file}: {new}" if self.delta is None else self.delta.to(form, marked)
-            return f"::group::{self.file}\n{body}{lines}::endgroup::\n"
-        body = new or (self.delta.to(form, verbose=verbose) if self.delta else "")
-        return f"### {self.file}\n\n{body}\n{lines}\n" if form == "markdown" else f"{self.file}: {body}{lines}"
+        lines += "".join(f"{accepted}{words} ({place_of(self.file).name})\n" for words in self.accepted)
+        new = "new, nothing to compare it with\n"
+        if not github:
+            return f"{self.file}: {new if self.delta is None else self.delta.to('text', verbose=verbose)}{lines}"
+        body = f"::notice::{self.file}: {new}"
+        if self.delta is not None:
+            body = self.delta.to("github", fail_on if self.differs else None)
+        return f"::group::{self.file}\n{body}{lines}::endgroup::\n"
 
 
 @parameters.command(
@@ -81,7 +79,6 @@ class _GatedFile:
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
     parameters.flag("--accept", "Accept what fails, in FILE.accepted.json."),
     parameters.form("text", "github", says="Output format; github: workflow annotations."),
-    parameters.option("--summary", "FILE", "Append the output as Markdown to a file.", type=parameters.FILE_OUT),
     parameters.option(
         "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", type=parameters.FILE_OUT
     ),
@@ -94,7 +91,6 @@ def gate(
     expect: tuple[str, ...],
     accept: bool,
     form: str,
-    summary: Path | None,
     pages: Path | None,
     verbose: bool,
     **given: Any,
@@ -107,7 +103,7 @@ def gate(
     """
     from amp_rewrite.reports.expect import Expectation
 
-    fail_on = parameters.in_force(given).fail_on
+    fail_on, github = parameters.in_force(given).fail_on, form == "github"
     expectations = [Expectation.parse(text) for text in expect]
     if folder := next((file for file in files if file.is_dir()), None):
         raise click.UsageError(f"{folder} is a folder; name the files in it, as in {folder / '*.onnx'}")
@@ -124,13 +120,10 @@ def gate(
                 checked = checked.accept(known or "")
         except AmpRewriteError as error:
             named = str(error) if str(file) in str(error) else f"{file}: {error}"
-            terminal.talk(f"::error::{named}" if form == "github" else f"error: {named}", quiet=False)
+            terminal.talk(f"::error::{named}" if github else f"error: {named}", quiet=False)
             worst = USAGE
             continue
-        terminal.show(checked.text(form, fail_on, verbose=verbose), commands=form == "github")
-        if summary is not None:
-            before = summary.read_text("utf-8") if summary.is_file() else ""
-            write_file(summary, before + checked.text("markdown", fail_on), "the files were compared")
+        terminal.show(checked.text(fail_on, github=github, verbose=verbose), commands=github)
         if checked.delta is not None and checked.delta.differs and pages is not None:
             page = pages / f"{file.as_posix().strip('./').replace('/', '_')}.html"
             pages.mkdir(exist_ok=True)
@@ -144,9 +137,7 @@ def gate(
         command = shlex.join([*words, "--", *map(str, unaccepted)])
         said = f"if this change is meant: {command}, and commit {place_of(unaccepted[0])}"
         said += " and the others" if len(unaccepted) > 1 else ""
-        terminal.show(f"::notice::{said}\n" if form == "github" else f"{said}\n", commands=form == "github")
-        if summary is not None:
-            write_file(summary, summary.read_text("utf-8") + f"{said}\n", "the files were compared")
+        terminal.show(f"::notice::{said}\n" if github else f"{said}\n", commands=github)
     return worst
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,14 +11,9 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import Batches, beside, check_report, write_report
 from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
-from amp_rewrite.reports.render import plain
 from amp_rewrite.settings.option import PRECISION
 from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import Request
-
-if TYPE_CHECKING:
-    from amp_rewrite.settings.loss_scale import LossScale
-    from amp_rewrite.train.step.step import TrainingStep
 
 # -- calibrate -----------------------------------------------------------------------------------------------
 
@@ -173,12 +168,8 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         step = training_step(model, **asked)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
-    if not quiet:
-        terminal.show(_summary(model.name, step))
-        if step.report is not None:
-            terminal.show(step.report.table())
-            if step.report.conversion is not None:
-                terminal.show(step.report.conversion.text(verbose=verbose, command=""))
+    if not quiet and step.report is not None:
+        terminal.show(step.report.text(verbose=verbose))
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
@@ -217,28 +208,6 @@ def _loss_scale(text: str) -> float | str | None:
         return float(text)
     except ValueError:
         return text
-
-
-def _summary(name: str, step: TrainingStep) -> str:
-    elements = sum(s.initial.size for s in step.state if s.name.startswith("parameter/"))
-    rows = {
-        "trains": f"{len(step.parameters)} parameters of {elements} numbers",
-        "batch": ", ".join(step.batch),
-        "gives": ", ".join((step.loss, *step.metrics, step.finite, step.applied, "new state")),
-        "optimizer": step.optimizer.spelling,
-        "loss scale": _scale_in_words(step.loss_scale),
-        "policy": step.policy.name,
-    }
-    lines = (f"  {key:<13}{plain(value)}" for key, value in rows.items())
-    return "\n".join([f"training step of {plain(name)}", *lines])
-
-
-def _scale_in_words(scale: LossScale | None) -> str:
-    from amp_rewrite.settings.loss_scale import DynamicLossScale
-
-    if isinstance(scale, DynamicLossScale):
-        return f"dynamic, {scale.initial_loss_scale:g} at first"
-    return "none" if scale is None else f"{float(scale()):g}"
 
 
 # -- completion ----------------------------------------------------------------------------------------------

@@ -169,7 +169,6 @@ def test_a_stream_that_fails_leaves_nothing_half_done(folder: Path, words: str) 
     assert (folder / "out.onnx").exists() == written
     if written:
         onnx.checker.check_model(str(folder / "out.onnx"))
-        assert code == 0 or "out.onnx is written, the report is not printed" in done.stderr
     assert not list(folder.glob(".amp-rewrite.*"))
 
 

@@ -141,8 +141,6 @@ def test_the_first_word_may_be_a_command_a_model_or_an_option() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (("--keep", ""), ["op=", "name=", "scope=", "feeds=", "fed_by=", "input=", "output="]),
-        (("--keep", "op=Relu,feeds=SoftmaxC"), ["op=Relu,feeds=SoftmaxCrossEntropyLoss"]),
         (("convert", "my model.onnx", "--set", "s"), ["safety=", "shift=", "steps="]),
         (("verify", "a.onnx", "b"), ["b"]),
         (("train-step", "m.onnx", "--loss-scale", "d"), ["dynamic"]),

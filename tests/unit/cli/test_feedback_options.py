@@ -38,8 +38,7 @@ def test_the_advice_of_a_verdict_runs_as_it_is_printed() -> None:
     assert command == f"next: amp-rewrite {words} --feedback hn=h --steps 100 --overwrite"
     done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
     assert done.exit_code == 1 and "100 steps each, hn fed back to h" in done.stdout
-    repair = "next: amp-rewrite leaky.onnx -o low.onnx --target onnx --data one.npz --tolerance 0.01 --feedback hn=h"
-    assert done.stdout.endswith(f"{repair} --steps 100 --overwrite\n") and "hundredth" not in done.stdout
+    assert "hundredth" not in done.stdout
     assert {row["step"] for row in json.loads(Path("v.json").read_text())["rows"]} == set(range(100))
 
 
@@ -75,7 +74,7 @@ def test_a_settings_file_may_name_them() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("leaky.onnx", *KEYS), "--set feedback is about runs on data; add --data FILE"),
+        (("leaky.onnx", *KEYS), "--set feedback needs input data; add --data FILE"),
         (
             ("verify", "sum.onnx", "sum.onnx", "--data", "many.npz", "--tolerance", "0", "--steps", "2"),
             "--steps 2 needs --feedback OUT=IN, and 1 step or more",

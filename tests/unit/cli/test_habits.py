@@ -54,9 +54,9 @@ KEYS = "it reads external-data"
             "--set overwrite: this setting has an option of its own; write --overwrite",
         ),
         ("convert net.onnx --set safety=off", "--set safety: unknown value 'off' for safety; use one of default, none"),
-        ("convert net.onnx --set headroom=much", "--set headroom: headroom is 'much'; write a number, as in 0.01"),
-        ("convert net.onnx --set steps=1.5", "--set steps: steps is '1.5'; write a whole number, as in 2"),
-        ("convert net.onnx --set external-data=1", "--set external-data: external_data is '1'; write true or false"),
+        ("convert net.onnx --set headroom=much", "--set headroom: headroom='much' is str; give a number"),
+        ("convert net.onnx --set steps=1.5", "--set steps: steps='1.5' is str; give a whole number"),
+        ("convert net.onnx --set external-data=1", "--set external-data: external_data='1' is str; give True or False"),
         ("emulate net.onnx --set safety=none", f"--set safety: emulate does not read this setting; {KEYS}"),
     ],
 )

@@ -122,7 +122,7 @@ def test_errors_are_red_ok_is_green_and_findings_are_yellow(folder: Path) -> Non
     assert ("32", "ok") in STYLED.findall(on_a_terminal(80, *verify))
     shown = STYLED.findall(on_a_terminal(80, BERT, "--dry-run", "--no-check", "--keep", "op=MatMul"))
     assert {color for color, _ in shown} == {"33"}
-    assert [word for _, word in shown] == ["to do", "mostly_float32", "not checked on data"]
+    assert [word for _, word in shown] == ["to do", "not checked on data"]
 
 
 @needs_a_terminal
