@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from amp_rewrite.ir.versions import (
     FIRST_CAST_BY_CODE,
     FIRST_REDUCTION_AXES_INPUT,
 )
-from amp_rewrite.ir.view import MAIN, Op, View
+from amp_rewrite.ir.view import MAIN, Op, View, once
 
 # -- single nodes ----------------------------------------------------------------------------------
 
@@ -77,30 +78,32 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 class Surroundings:
     """Nodes before and after a replaced op, and their constants.
 
-    A stem gives the same name in all replacements, so that their equal nodes become one. `typed`: the names of nodes
-    before the op end with their type.
+    Equal contents have one name in all replacements on a view, so that they become one; other contents of the same
+    stem get names of their own. `typed`: the names of nodes before the op end with their type.
     """
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:
-        self._names, self._suffix, self._typed = view.names, "" if op.scope == MAIN else f"_{op.scope}", typed
+        self.view, self._op, self._typed = view, op, typed
         self.ahead: list[NodeProto] = []
         self.behind: list[NodeProto] = []
         self.weights: list[TensorProto] = []
 
     def name(self, stem: str) -> str:
-        """Return a new name for the model."""
-        return unused(stem + self._suffix, self._names)
+        """Return a new name, the same at each call for the op."""
+        return self._named(stem, self._op.id)
 
     def constant(self, stem: str, values: Array) -> str:
         """Add a constant; return its name."""
-        name = self.name(stem)
+        digest = hashlib.blake2b(values.tobytes()).digest()
+        name = self._named(stem, (values.dtype.str, values.shape, digest))
         self.weights.append(from_array(values, name))
         return name
 
     def before(self, op_type: str, inputs: Sequence[str], stem: str, **attributes: Any) -> str:
         """Add a node before, unless an equal one is there already; return the name of its result."""
-        name = self.name(stem)
-        node = new_node(op_type, inputs, name, f"{name}_{op_type}" if self._typed else name, **attributes)
+        node = new_node(op_type, inputs, "", **attributes)
+        name = node.output[0] = self._named(stem, (self._op.scope, node.SerializeToString(deterministic=True)))
+        node.name = f"{name}_{op_type}" if self._typed else name
         if node not in self.ahead:
             self.ahead.append(node)
         return name
@@ -112,6 +115,21 @@ class Surroundings:
     def parts(self) -> dict[str, Any]:
         """Return the nodes and constants as keywords of a replacement."""
         return {"ahead": tuple(self.ahead), "behind": tuple(self.behind), "weights": tuple(self.weights)}
+
+    def _named(self, stem: str, content: object) -> str:
+        stem = stem if self._op.scope == MAIN else f"{stem}_{self._op.scope}"
+        contents, number = _contents(self.view), 1
+        name = unused(stem, self.view.names)
+        while contents.setdefault(name, content) != content:
+            number += 1
+            name = unused(f"{stem}_{number}", self.view.names)
+        return name
+
+
+@once
+def _contents(view: View) -> dict[str, object]:
+    """Return the contents of new names on a view, to which callers add."""
+    return {}
 
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from onnx.numpy_helper import from_array
@@ -25,7 +25,7 @@ from amp_rewrite.ir.op_classes import (
     UNREPEATABLE,
 )
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
-from amp_rewrite.rewrite.reference import Arrays, run
+from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
@@ -51,8 +51,8 @@ def permutation(op: Op) -> tuple[int, ...]:
     return ints_attribute(op.node, "perm") if op.kind == "Transpose" else ()
 
 
-def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) -> tuple[OpId, ...] | None:
-    """Return the ops between entries or constants and a value, in order; None if they read anything else.
+def _ops_behind(view: View, value: ValueId) -> tuple[OpId, ...] | None:
+    """Return the ops between constants and a value, in order; None if they read anything else.
 
     None also if there are more than 64, one is not cheap to evaluate, or a constant is a large weight.
     """
@@ -60,8 +60,6 @@ def ops_behind(view: View, value: ValueId, entries: Collection[ValueId] = ()) ->
     pending = [value]
     while pending:
         read = pending.pop()
-        if read in entries:
-            continue
         if (tensor := view.constant(read)) is not None:
             if math.prod(tensor.dims) > _MOST_ELEMENTS and not _of_batches(view, read):
                 return None
@@ -84,11 +82,13 @@ def numbers(view: View, value: ValueId) -> Array | None:
 
 @once
 def _made(view: View, value: ValueId) -> Array | None:
-    ops = ops_behind(view, value)
-    large = [v for op in ops or () for v in view.ops[op].operands if _of_batches(view, v)]
-    feed = {view.value_name(v): _one_batch(view, v) for v in large}
-    known = {name: array for name, array in feed.items() if array is not None}
-    return computed(view, ops, value, known) if ops and len(known) == len(feed) else None
+    ops = _ops_behind(view, value)
+    leaves = {v for op in ops or () for v in view.ops[op].operands if view.constant(v) is not None}
+    held = {view.value_name(v): array for v in leaves if (array := numbers(view, v)) is not None}
+    if not ops or len(held) < len(leaves):
+        return None
+    results = run([view.ops[op].node for op in ops], view.value_name(value), [held], view.opsets)
+    return None if isinstance(results, str) else results[0]
 
 
 def _of_batches(view: View, value: ValueId) -> bool:
@@ -102,16 +102,6 @@ def _one_batch(view: View, value: ValueId) -> Array | None:
     """Return the first batch of a constant, if the others equal it."""
     held = view.array(value)
     return held[:1] if held is not None and all(np.array_equal(batch, held[0]) for batch in held) else None
-
-
-def computed(view: View, ops: tuple[OpId, ...], value: ValueId, feed: Arrays) -> Array | None:
-    """Run ops on a feed in their own types; None if onnx's reference cannot run them."""
-    made = {result for op in ops for result in view.ops[op].results}
-    read = {v: view.value_name(v) for op in ops for v in view.ops[op].operands if v not in made}
-    held = {name: array for v, name in read.items() if name not in feed and (array := view.array(v)) is not None}
-    nodes = [view.ops[op].node for op in ops if view.ops[op].kind != "Constant"]
-    results = run(nodes, view.value_name(value), [{**held, **feed}], view.opsets)
-    return None if isinstance(results, str) else results[0]
 
 
 # -- folding ---------------------------------------------------------------------------------------

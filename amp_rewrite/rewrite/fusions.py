@@ -49,7 +49,8 @@ class FusionRule(Record):
 
 _LAST_AXIS = "Another axis than the last, or one of unknown size; an epsilon that is not one constant below the root;"
 _NORM = f"{_LAST_AXIS} scale or bias that are not one number per element."
-_ATTENTION = "Scores capped by Tanh; a computed scale; two masks that may each hide every key of a row; unknown heads."
+_MASKS = "two masks; a mask that does not state every query and key"
+_ATTENTION = f"Scores capped by Tanh; a computed scale; {_MASKS}; unknown heads."
 _SKIP = "Shapes of x and skip that are not known to be equal; another axis than the last."
 _BIAS = "A bias that is not one axis of the size of the last."
 _GELU = "Constants that differ from those of GELU in float32's digits."
@@ -94,7 +95,7 @@ FUSIONS: tuple[FusionRule, ...] = (
         "multi_head_attention",
         "MultiHeadAttention",
         "softmax(Q Kᵀ · scale, masked) V",
-        f"{_ATTENTION} A mask that does not state every query and key.",
+        f"{_ATTENTION} A mask of fewer than four axes.",
     ),
     _contrib(
         "group_query_attention",

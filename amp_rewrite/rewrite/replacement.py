@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx.helper
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -14,21 +12,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import (
-    bodies,
-    clone,
-    refill,
-)
+from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.schema import normal_domain
-from amp_rewrite.ir.shapes import (
-    AllDims,
-    Shape,
-    fixed,
-    known_dims,
-    shape_at,
-)
-from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, ValueId, View
+from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims, shape_at
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +168,6 @@ def only_float32(view: View, ops: Iterable[OpId]) -> bool:
 
 # -- the driver ------------------------------------------------------------------------------------
 
-_New = TypeVar("_New", TensorProto, NodeProto)
 Objection = Callable[[View, Replacement], str | None]
 
 
@@ -204,11 +191,10 @@ def run_round(
         elif taken.isdisjoint(outcome.ops):
             taken.update(outcome.ops)
             replacements.append(outcome)
-    replacements = _NewNames(view, replacements).given()
-    return View.of(_replaced(view, replacements)) if replacements else view, [*replacements, *refusals]
+    return View.of(replaced(view, replacements)) if replacements else view, [*replacements, *refusals]
 
 
-def _replaced(view: View, replacements: Sequence[Replacement]) -> Model:
+def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
     """Return the model with replacements carried out, no two of which share an op; the view's own is not touched.
 
     Everything else stays as it is, names, order and declarations included.
@@ -265,69 +251,6 @@ def _removable(view: View, value: ValueId, gone: Collection[OpId], kept: Collect
     if held.public or held.overridable or value in view.yielded or held.name in kept or held.role is Role.INPUT:
         return False
     return all(use.op in gone for use in view.uses[value])
-
-
-class _NewNames:
-    """The new names of a round: replacements share a weight or a node ahead only if both are equal."""
-
-    def __init__(self, view: View, replacements: Sequence[Replacement]) -> None:
-        self.view, self.replacements = view, replacements
-        self.taken = {*view.names, *(w.name for each in replacements for w in each.weights)}
-        self.taken.update(name for each in replacements for node in each.nodes for name in node.output)
-        self.made: dict[str, tuple[ScopeId | None, TensorProto | NodeProto]] = {}
-
-    def given(self) -> list[Replacement]:
-        """Return the replacements; of two unequal contents of one name, the second gets another. O(new nodes)."""
-        return [self._apart(each, self.view.ops[each.last].scope) for each in self.replacements]
-
-    def _apart(self, each: Replacement, scope: ScopeId) -> Replacement:
-        new: dict[str, str] = {}
-        weights = tuple(self._named(weight.name, None, partial(_called, weight), new) for weight in each.weights)
-        ahead = tuple(
-            self._named(node.output[0], scope, partial(_reading, node, new), new)
-            if node.output[0] not in self.view.names
-            else _reading(node, new)
-            for node in each.ahead
-        )
-        if not new:
-            return each
-        node, *behind = (_reading(node, new) for node in (each.node, *each.behind))
-        instead = {op: _reading(node, new) for op, node in each.instead.items()}
-        return replace(each, node=node, weights=weights, ahead=ahead, behind=tuple(behind), instead=instead)
-
-    def _named(self, name: str, scope: ScopeId | None, called: Callable[[str], _New], new: dict[str, str]) -> _New:
-        """Return the content under the first name that is free or holds an equal one; note new names."""
-        for number in count(1):
-            candidate = name if number == 1 else f"{name}_{number}"
-            content = called(candidate)
-            if candidate not in self.made and (number == 1 or candidate not in self.taken):
-                self.made[candidate] = (scope, content)
-            if self.made.get(candidate) == (scope, content):
-                break
-        if candidate != name:
-            new[name] = candidate
-        return content
-
-
-def _called(weight: TensorProto, name: str) -> TensorProto:
-    if name == weight.name:
-        return weight
-    other = clone(weight)
-    other.name = name
-    return other
-
-
-def _reading(node: NodeProto, new: Mapping[str, str], result: str | None = None) -> NodeProto:
-    """Return a node that reads new names, with its first result and its own name after `result`."""
-    result = node.output[0] if result is None else result
-    if result == node.output[0] and new.keys().isdisjoint(node.input):
-        return node
-    other = clone(node)
-    other.input[:] = [new.get(name, name) for name in node.input]
-    if result != node.output[0]:
-        other.name = node.name.replace(node.output[0], result)
-        other.output[0] = result
-    return other
 
 
 class _ReplacementWriter:

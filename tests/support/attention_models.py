@@ -42,7 +42,6 @@ INVERTED = "a = Cast <to = 1> (ids)  b = Sub (one, a)  c = Mul (b, fill)  m = Ad
 """The mask of padding of many older encoders: (1 − m) · −3.4e38, of integers."""
 TESTED = "a = Cast <to = 1> (ids)  b = Sub (one, a)  d = Cast <to = 9> (b)  c = Where (d, fill, b)  m = Add (z, c)  "
 """That of many older decoders: 1 − m, and −3.4e38 where that is not 0."""
-WIDENING = ["Shape", "Shape", "Concat", "Expand"]
 ZEROED = ["Attention", "Where"]
 MASK = ", bool[2,1,3,5] mask"
 

@@ -20,27 +20,23 @@ from amp_rewrite.ir.dataflow import confined
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.layout import OperandSource
-from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, forms, sites
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH
-from amp_rewrite.rewrite.equivalence import double, mismatch, once_proved, plain_nodes, runs_of
-from amp_rewrite.rewrite.reference import Arrays, run
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, fused_node, judged, outside, too_old
+from amp_rewrite.rewrite.equivalence import Trial, differing, double
+from amp_rewrite.rewrite.reference import Arrays
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, fused_node, judged, too_old
 
 KIND = "attention"
-_QUERY_AXIS = 2
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by one operator, or refuse it."""
-    opset = view.opset
     first = FIRST_FUSED["Attention"]
-    if opset < first:
-        for last, form in forms(view):
-            yield Refusal(KIND, last, form if isinstance(form, str) else too_old(opset, "Attention", first, context))
-        return
     for last, site in sites(view, context):
         if isinstance(site, str):
             yield Refusal(KIND, last, site)
+        elif view.opset < first:
+            yield Refusal(KIND, last, too_old(view.opset, "Attention", first, context))
         else:
             written = write(site)
             yield judged(KIND, last, mismatch_of(site, written) or written)
@@ -64,7 +60,7 @@ class SeenRows(Surroundings):
 
     def __init__(self, site: FusibleAttention, *, typed: bool = False) -> None:
         super().__init__(site.view, site.form.last, typed=typed)
-        self.view, self.site = site.view, site
+        self.site = site
 
     def bools(self) -> str:
         """Return a bool that is true where the mask shows a key."""
@@ -107,7 +103,7 @@ class _AttentionWriter(SeenRows):
         queries = self._operand(site.queries, "queries")
         keys = self._operand(site.keys, "keys")
         values = self._operand(site.values, "values")
-        mask, seeing = self._mask(queries, keys)
+        mask, seeing = self._mask()
         zeroed = seeing is not None and site.form.zeroed and site.infinite
         if seeing is not None and not zeroed:
             queries = self.before("Where", (seeing, queries, self.zero(seeing)), f"{result}_queries")
@@ -133,7 +129,7 @@ class _AttentionWriter(SeenRows):
 
     # -- the mask ----------------------------------------------------------------------------------
 
-    def _mask(self, queries: str, keys: str) -> tuple[str | None, str | None]:
+    def _mask(self) -> tuple[str | None, str | None]:
         form, seeing = self.site.form, None
         mask = None
         for bias in (self.view.value_name(bias) for bias in form.biases):
@@ -141,8 +137,6 @@ class _AttentionWriter(SeenRows):
         if self.site.hides:
             shown, seeing = self._shown()
             mask = self._masked(mask, shown, seeing) if mask is not None else shown
-        if mask is not None and self.site.narrow:
-            mask = self._widened(mask, queries, keys)
         return mask, seeing
 
     def _masked(self, bias: str, shown: str, seeing: str | None) -> str:
@@ -168,16 +162,6 @@ class _AttentionWriter(SeenRows):
         blind = self.before("Not", (seeing,), f"{stem}_blind")
         return self.before("Or", (shown, blind), f"{stem}_seen"), seeing
 
-    def _widened(self, mask: str, queries: str, keys: str) -> str:
-        lengths = self.site.lengths
-        stem = f"{self.site.form.last.node.output[0]}_mask" if None in lengths else f"{mask}_{lengths[0]}_{lengths[1]}"
-        stated = [
-            self.before("Shape", (read,), f"{stem}_{words}", start=_QUERY_AXIS, end=_QUERY_AXIS + 1)
-            for read, words in ((queries, "queries"), (keys, "keys"))
-        ]
-        shape = self.before("Concat", stated, f"{stem}_lengths", axis=0)
-        return self.before("Expand", (mask, shape), f"{stem}_whole")
-
 
 # -- proof -----------------------------------------------------------------------------------------
 # Both are run on small random operands, with rows whose mask hides every key wherever the mask may have one.
@@ -187,27 +171,21 @@ QUERIES, KEYS = 3, 5
 _BATCH, _HEADS, _WIDTH, _VALUES = 2, 2, 4, 6
 
 
-Trial = tuple[Arrays, Arrays, Array]
-"""Feeds of the ops, feeds of the nodes, and the magnitude of the result, in float64."""
-
-
 def mismatch_of(site: FusibleAttention, written: WrittenAttention) -> str | None:
     """Return how the written nodes differ from the ops; None if both agree."""
-
     sources = site.queries, site.keys, site.values
     names = [site.view.value_name(source.value) for source in sources]
     square = site.causal or len(set(names)) < len(names)
-    sizes = AttentionSizes(
-        (_HEADS * site.keys.groups, _HEADS), KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES
-    )
+    heads = (_HEADS * site.keys.groups, _HEADS)
+    sizes = AttentionSizes(heads, KEYS if square else QUERIES, _WIDTH, _WIDTH if square else _VALUES)
 
-    def feeds(*drawn: Array) -> Feeds:
-        read = {name: _lie(source, x) for name, source, x in zip(names, sources, drawn, strict=True)}
-        q, k, v = (_stand(source, read[name]) for name, source in zip(names, sources, strict=True))
-        turned, weighed = (np.repeat(x, site.keys.groups, axis=1) for x in (k.swapaxes(-1, -2), v))
-        return (q, turned, weighed), read, (q, turned, v)
+    def feeds(*operands: Array) -> tuple[Sequence[Array], Arrays]:
+        stored = (x.transpose(np.argsort(source.perm)) for source, x in zip(sources, operands, strict=True))
+        read = dict(zip(names, stored, strict=True))  # one value may be two operands
+        q, k, v = (read[name].transpose(source.perm) for source, name in zip(sources, names, strict=True))
+        return (q, k, v), read
 
-    return compared(site, written, sizes, feeds, lambda array: array)
+    return compared(site, written, sizes, feeds)
 
 
 class AttentionSizes(NamedTuple):
@@ -219,86 +197,60 @@ class AttentionSizes(NamedTuple):
     depth: int
 
 
-Feeds = tuple[Sequence[Array], Arrays, tuple[Array, Array, Array]]
-"""Queries, transposed keys and values for the ops; feeds of the nodes; and the same three with four axes."""
-
-
 def compared(
     site: FusibleAttention,
     written: WrittenAttention,
     sizes: AttentionSizes,
-    feeds: Callable[[Array, Array, Array], Feeds],
-    laid: Callable[[Array], Array],
+    feeds: Callable[..., tuple[Sequence[Array], Arrays]],
+    laid: Callable[[Array], Array] = np.asarray,
 ) -> str | None:
     """Return how the nodes differ from the ops on random operands; None if both agree.
 
-    `feeds` lays operands of four axes out for both, `laid` the result of the ops as the nodes have it.
+    `feeds` returns queries, keys and values with heads apart as the ops have them, keys not transposed and heads not
+    repeated, and feeds of the nodes. `laid` lays the result of the ops out as the nodes have it.
     """
-    view, form, nodes = site.view, site.form, written.nodes
-    ops, result = sorted({*form.ops, *form.beside}), form.last.node.output[0]
-    fed, read, magnitudes = zip(*_trials(site, written, sizes, feeds), strict=True)
-
-    def tested() -> str | None:
-        before = runs_of(view, ops, result, fed)
-        if not isinstance(before, str):
-            before = [laid(array) for array in before]
-        return mismatch(before, run(nodes, nodes[-1].output[0], read, view.opsets), magnitudes)
-
-    held = [(view.value_name(v), array) for v in outside(view, ops) if (array := view.array(v)) is not None]
-    given = [*held, *(pair for feed in (*fed, *read) for pair in feed.items()), (result, "result")]
-    settings = (sizes, tuple(sorted(view.opsets.items())), [float(each) for each in magnitudes])
-    return once_proved([*plain_nodes(view, ops), *nodes], given, settings, tested)
-
-
-def _magnitude(site: FusibleAttention, queries: Array, keys: Array, values: Array) -> Array:
-    """Return the magnitude of a result, from values and scores together.
-
-    The scale is rounded once to float32: an error of UNIT in a score s is one of |s| UNIT in its weight, at most twice
-    that in the result, beside the largest value.
-    """
-    scores = float(np.abs(queries @ keys).max()) * site.form.scale
-    return np.array(float(np.abs(values).max()) * max(1.0, scores))
+    result, nodes = site.form.last.node.output[0], written.nodes
+    trials = list(_trials(site, written, sizes, feeds))
+    ops = {*site.form.ops, *site.form.beside}
+    return differing(site.view, ops, nodes, {result: nodes[-1].output[0]}, trials, laid=laid)
 
 
 def _trials(
     site: FusibleAttention,
     written: WrittenAttention,
     sizes: AttentionSizes,
-    feeds: Callable[[Array, Array, Array], Feeds],
+    feeds: Callable[..., tuple[Sequence[Array], Arrays]],
 ) -> Iterator[Trial]:
-    view, form, rng = site.view, site.form, np.random.default_rng(0)
+    """Yield the trials. An error of UNIT in a score s, by the scale, is one of 2 |s| UNIT in the result at most."""
+    rng, form = np.random.default_rng(0), site.form
     constants = {w.name: double(to_array(w)) for w in written.weights}
-    names = [view.value_name(value) for value in (form.queries, form.keys, form.values)]
     for spread in SPREADS:
         q = spread * rng.standard_normal((_BATCH, sizes.heads[0], sizes.length, sizes.width))
         k = rng.standard_normal((_BATCH, sizes.heads[1], KEYS, sizes.width))
         v = rng.standard_normal((_BATCH, sizes.heads[1], KEYS, sizes.depth))
-        fed, read, standing = feeds(q, k, v)
-        scores = (*standing[0].shape[:3], standing[1].shape[3])
-        masks, shown = _masks(site, rng, scores)
+        (q, k, v), read = feeds(q, k, v)
+        groups = q.shape[1] // k.shape[1]
+        turned, whole = np.repeat(k.swapaxes(-1, -2), groups, 1), np.repeat(v, groups, 1)
+        masks, shown = _masks(site, rng, (*q.shape[:3], k.shape[2]))
         after = {**constants, **read, **masks, **({written.shown: shown} if written.shown is not None else {})}
-        before = {**dict(zip(names, fed, strict=True)), **masks}
-        yield before, after, _magnitude(site, *standing)
+        magnitude = np.abs(v).max() * max(1.0, np.abs(q @ turned).max() * form.scale)
+        yield Trial({**_named(site, q, turned, whole), **masks}, after, float(magnitude))
+
+
+def _named(site: FusibleAttention, *operands: Array) -> dict[str, Array]:
+    values = site.form.queries, site.form.keys, site.form.values
+    return {site.view.value_name(value): array for value, array in zip(values, operands, strict=True)}
 
 
 def drawn_operands(
     site: FusibleAttention, rng: np.random.Generator
 ) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:
     """Return random operands of the ops of an attention by name, and the shapes of biases of its keys and values."""
-    view, form, length = site.view, site.form, KEYS if site.causal else QUERIES
+    length = KEYS if site.causal else QUERIES
     shapes = (length, _WIDTH), (_WIDTH, KEYS), (KEYS, _VALUES)
-    values = zip((form.queries, form.keys, form.values), shapes, strict=True)
-    drawn = {view.value_name(value): rng.standard_normal((_BATCH, _HEADS, *shape)) for value, shape in values}
     masks, _ = _masks(site, rng, (_BATCH, _HEADS, length, KEYS))
+    drawn = _named(site, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
     return {**drawn, **masks}, (1, _HEADS, _WIDTH, 1), (1, _HEADS, 1, _VALUES)
-
-
-def _lie(source: OperandSource, x: Array) -> Array:
-    return x.transpose(np.argsort(source.perm))
-
-
-def _stand(source: OperandSource, x: Array) -> Array:
-    return x.transpose(source.perm)
 
 
 def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:

@@ -18,7 +18,7 @@ from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.shapes import AllDims, shape_at
 from amp_rewrite.ir.sizes import Dims, names_in, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import computed, moves_behind, ops_behind, permutation
+from amp_rewrite.rewrite.const_eval import moves_behind, permutation
 
 _FREE = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # sizes that stand for free dimensions: no two alike, no product one of them
 _LARGEST = 1 << 24  # elements that are moved to see where they go
@@ -90,12 +90,7 @@ def _sources(view: View, dims: AllDims, value: ValueId) -> Iterator[tuple[ValueI
         known = dims_at(view, dims, entry)
         if len(known) == RANK:
             steps = tuple((each.kind, permutation(each), dims_at(view, dims, each.outputs[0])) for each in moves)
-            move = _carried(known, steps)
-            if move is None and (ops := ops_behind(view, value, (entry,))) is not None:
-                x = _marked(known, _sizes((known,)))
-                result = computed(view, ops, value, {view.value_name(entry): x}) if x is not None else None
-                move = _move_of(x, result)
-            yield entry, tuple(each.id for each in moves), move
+            yield entry, tuple(each.id for each in moves), _carried(known, steps)
 
 
 _Step = tuple[str, tuple[int, ...], Dims]

@@ -40,7 +40,7 @@ class FusibleAttention:
 
     `low`: the type to which it will fall. `causal`: a query sees the keys up to its own, and that is all that its mask
     says. `hides`: it has a mask to read, of the dimensions `mask`, over `lengths` queries and keys. `empty`: a row may
-    see no key. `narrow`: mask or bias do not state every query and key.
+    see no key.
     """
 
     view: View
@@ -54,7 +54,6 @@ class FusibleAttention:
     hides: bool = False
     causal: bool = False
     empty: bool = False
-    narrow: bool = False
 
     @property
     def infinite(self) -> bool:
@@ -77,24 +76,18 @@ class WrittenAttention(Replacement):
 def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention | str]]:
     """Yield each attention that is written out, at any opset, by its last op: its site, or why one operator cannot
     compute it. Equivalence is not proved yet."""
-    for last, form in forms(view):
-        if isinstance(form, str):
-            yield last, form
-        elif form.biases and any(Facts.of(view, context.to).counts_far(bias) for bias in form.biases):
-            yield last, f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
-        else:
-            yield last, site_of(view, form, context)
-
-
-def forms(view: View) -> Iterator[tuple[OpId, AttentionForm | str]]:
-    """Yield each attention that is written out, by its last op, as far as structure tells; or why it is not one."""
     for op in view.of_kinds(("Softmax",)):
-        form = form_of(view, op)
-        if form is not None:
-            yield (op.id, form) if isinstance(form, str) else (form.last.id, form)
+        form = form_of(view, op, context.to)
+        if isinstance(form, str):
+            yield op.id, form
+        elif form is not None and any(Facts.of(view, context.to).counts_far(bias) for bias in form.biases):
+            why = f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
+            yield form.last.id, why
+        elif form is not None:
+            yield form.last.id, _site_of(view, form, context)
 
 
-def site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
+def _site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
     dims = context.dims(view)
     axis = int_attribute(form.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
@@ -149,8 +142,9 @@ def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleA
             return "its mask is not known to have the batch, heads and length of its queries, or one"
     stated = [shown.shape if shown is not None else laid[hiding.value]] if site.hides and hiding else []
     stated += [laid[bias] for bias in biases]
-    whole = not stated or _whole(stated, site.lengths)
-    return replace(site, mask=stated[0] if stated else (), narrow=not whole)
+    if stated and not _whole(stated, site.lengths):
+        return "its mask does not state every query and every key"
+    return replace(site, mask=stated[0] if stated else ())
 
 
 def _sees(view: View, hiding: ScoreMask, context: Context) -> bool:

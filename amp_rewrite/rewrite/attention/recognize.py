@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import alone, confined, keeps_type, number, only_reader, orders
-from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS
+from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.const_eval import TRACED_MOVES, moves_behind, numbers
+from amp_rewrite.rewrite.const_eval import moves_behind, numbers
 from amp_rewrite.rewrite.replacement import only_float32
 
 # -- masks of scores, by selection, by addition, by multiplication ---------------------------------
@@ -51,7 +52,7 @@ def selected(view: View, op: Op, slot: int) -> ScoreMask | None:
     return ScoreMask(condition, slot == 1, fill, _seen(view, condition, slot == 1))
 
 
-def added(view: View, value: ValueId | None) -> ScoreMask | None:
+def added(view: View, value: ValueId | None, low: DType) -> ScoreMask | None:
     """Return the mask in a summand of scores, if it is 0 and one number far below them."""
     op = view.producer(value)
     if value is None:
@@ -66,7 +67,7 @@ def added(view: View, value: ValueId | None) -> ScoreMask | None:
                 return ScoreMask(op.inputs[0], at == 1, fill, shown, nothing=tested) if hides(fill, shown) else None
     held = numbers(view, value)
     if held is None and op is not None and op.kind == "Mul":
-        return _multiple(view, op, value)
+        return _multiple(view, op, value, low)
     fill = float(held.min(initial=0)) if held is not None else 0.0
     if held is None or not hides(fill, held == 0) or not bool(((held == 0) | (held == fill)).all()):
         return None
@@ -93,31 +94,13 @@ def _seen(view: View, condition: ValueId, shows: bool) -> Array | None:
     return None
 
 
-def _multiple(view: View, op: Op, value: ValueId) -> ScoreMask | None:
-    """Return the mask (1 − m) · fill: a whole number, made of integers or bools, times one far below scores."""
-    for slot in (0, 1):
-        fill = number(view, op.inputs[slot], axes=1)
-        if fill is not None and np.isfinite(fill) and fill <= LOST and _whole(view, op.inputs[1 - slot]):
+def _multiple(view: View, op: Op, value: ValueId, low: DType) -> ScoreMask | None:
+    """Return the mask (1 − m) · fill: whole numbers times one far below scores."""
+    for factor, other in orders(op):
+        fill = number(view, factor, axes=1)
+        if fill is not None and np.isfinite(fill) and fill <= LOST and Facts.of(view, low)[other].whole is not None:
             return ScoreMask(value, True, fill, counts=True)
     return None
-
-
-def _whole(view: View, value: ValueId | None) -> bool:
-    pending, seen = [value], 0
-    while pending:
-        read, seen = pending.pop(), seen + 1
-        dtype, held = view.dtype(read), number(view, read, axes=1)
-        if (held is not None and held.is_integer()) or (dtype is not None and not dtype.floating):
-            continue
-        op = view.producer(read)
-        if op is None or seen > _MOST_STEPS or op.kind not in (*TRACED_MOVES, *_KEEPING):
-            return False
-        pending += op.inputs[:1] if op.kind in TRACED_MOVES else op.inputs
-    return True
-
-
-_MOST_STEPS = 32
-_KEEPING = PAIR_SUMS | {"Cast", "Mul"}
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -146,13 +129,13 @@ class AttentionForm:
     beside: list[OpId] = field(default_factory=list)
 
 
-def form_of(view: View, softmax: Op) -> AttentionForm | str | None:
+def form_of(view: View, softmax: Op, low: DType) -> AttentionForm | str | None:
     """Return the attention around a softmax, or why it cannot be fused; None if it is not an attention."""
     form = _weighted(view, softmax)
     path = _path(view, softmax.inputs[0], _DEPTH) if form is not None else None
     if form is None or path is None:
         return None
-    reading = _Reading(view, form)
+    reading = _Reading(view, form, low)
     fault = reading.take(path)
     if fault:
         return fault
@@ -234,6 +217,7 @@ class _Reading:
 
     view: View
     form: AttentionForm
+    low: DType
     ops: list[OpId] = field(default_factory=list)
 
     def take(self, path: Sequence[_Step]) -> str | None:
@@ -280,14 +264,14 @@ class _Reading:
 
     def _add(self, value: ValueId | None) -> str | None:
         view, form = self.view, self.form
-        hiding, op = added(view, value), view.producer(value)
+        hiding, op = added(view, value, self.low), view.producer(value)
         if hiding is not None:
             form.beside += [op.id] if op is not None and op.kind == "Where" else []
             form.biases += [hiding.value] if hiding.counts else []
             return self._hide(hiding)
         if op is not None and op.kind == "Add":
             for mask, other in orders(op):
-                if added(view, mask) is not None:
+                if added(view, mask, self.low) is not None:
                     form.beside.append(op.id)
                     return self._add(mask) or self._add(other)
         if op is not None and op.kind == "Where":

@@ -6,7 +6,7 @@ that go and that formula are run in float64. onnxruntime is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import NodeProto
@@ -25,10 +25,10 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
 from amp_rewrite.rewrite.contrib.rotary import rotations
-from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
+from amp_rewrite.rewrite.equivalence import disagreement, drawn, trial_shape
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node, judged
+from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node, judged, only_float32
 
 _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
@@ -39,10 +39,17 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
-    whole = [o for o in fuse_clusters(view, context, _LATEST) if isinstance(o, Replacement)]
-    site = OpIndex.of(view, whole, context)
-    for matcher in (_skip_norms, _gelus, _quick_gelus):  # the first of two matches that share an op is taken
-        yield from matcher(site)
+    site = _Site(view, context)
+    operators = [Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds((*_SKIP_NORMS, "Gelu"))]
+    for fusion in fuse_clusters(view, context, _LATEST):
+        if isinstance(fusion, Replacement):
+            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
+            inputs = tuple(read[name] for name in fusion.node.input)
+            operators.append(Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs))
+    for kinds, fused in ((_SKIP_NORMS, _skip_norm), (("Gelu",), _gelu)):
+        found = (fused(site, operator) for operator in operators if operator.node.op_type in kinds)
+        yield from (outcome for outcome in found if outcome is not None)
+    yield from _quick_gelus(site)
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
@@ -53,16 +60,6 @@ def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
 def fuse_rotations(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out rotation by RotaryEmbedding."""
     return (_declaring(view, context, outcome) for outcome in rotations(view, context))
-
-
-def _proved(site: OpIndex, fusion: Replacement, tried: Tried, *, elementwise: bool = False) -> Outcome:
-    """Return a replacement that gives the same as its ops, or its refusal.
-
-    `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for weights
-    whose numbers do not matter. `elementwise`: each element of the result depends on one of the input.
-    """
-    why = node_mismatch(site.view, fusion.ops, fusion.node, tried, site.view.opsets, elementwise=elementwise)
-    return _declaring(site.view, site.context, judged(fusion.kind, fusion.last, why or fusion))
 
 
 def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
@@ -97,26 +94,11 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class OpIndex:
-    """A model to search: `whole` are its operators by type, written out or not."""
+class _Site:
+    """A model to search."""
 
     view: View
-    whole: Mapping[str, Sequence[Operator]]
     context: Context
-
-    @classmethod
-    def of(cls, view: View, written_out: Sequence[Replacement], context: Context) -> OpIndex:
-        """Return the site of a view, in which some operators of the standard are written out op by op."""
-        whole: dict[str, list[Operator]] = {kind: [] for kind in (*_SKIP_NORMS, "Gelu")}
-        for op in view.ops:
-            if op.kind in whole:
-                whole[op.kind].append(Operator((op.id,), op, op.node, op.inputs))
-        for fusion in written_out:
-            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
-            inputs = tuple(read[name] for name in fusion.node.input)
-            operator = Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs)
-            whole.setdefault(fusion.node.op_type, []).append(operator)
-        return cls(view, whole, context)
 
     def shape(self, value: ValueId | None) -> Dims | None:
         """Return the shape of a value as far as it is known. In bodies, whose turns may differ, names are left out."""
@@ -124,23 +106,31 @@ class OpIndex:
             return self.context.shape(self.view, value)
         return shape_at(self.context.dims(self.view), self.view, value)
 
-    def floats(self, ops: Collection[OpId]) -> bool:
-        """True if all numbers that ops read and make are float32, but for integers."""
-        values = {v for o in ops for v in self.view.ops[o].ports}
-        dtypes = {self.view.dtype(v) for v in values}
-        return DType.FLOAT in dtypes and all(d is not None and (d is DType.FLOAT or not d.floating) for d in dtypes)
-
-    def holds(self, bias: ValueId | None) -> bool:
-        """True unless a bias has numbers beyond the low type, whose sum is better left to an op of its own."""
-        return bias is None or not self.view.fit(bias, self.context.to).overflow
+    def fits(self, bias: ValueId, total: ValueId) -> bool:
+        """True unless a bias leaves the low type, or drowns its sum in one number for all features."""
+        held = self.view.array(bias)
+        if held is None or not held.size:
+            return True
+        alike = abs(held.mean()) > held.std()
+        drowned = alike and Facts.of(self.view, self.context.to)[total].beyond is not None
+        return not drowned and not self.view.fit(bias, self.context.to).overflow
 
     def names(self, *values: ValueId | None) -> list[str]:
         """Return the names of values, "" for None."""
         return ["" if value is None else self.view.value_name(value) for value in values]
 
-    def like(self, value: ValueId | None) -> tuple[int, ...]:
+    def like(self, value: ValueId) -> tuple[int, ...]:
         """Return a small shape of the rank of a value, of one axis if that is not known."""
         return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
+
+    def proved(self, fusion: Replacement, tried: Tried) -> Outcome:
+        """Return a replacement that gives the same as its ops, or its refusal.
+
+        `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for
+        weights whose numbers do not matter.
+        """
+        why = disagreement(self.view, fusion, drawn(self.view, tried))
+        return _declaring(self.view, self.context, judged(fusion.kind, fusion.last, why or fusion))
 
 
 # -- a sum and its normalization -------------------------------------------------------------------
@@ -154,29 +144,27 @@ _RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no
 _EPSILON = 1e-5  # the default of both norms
 
 
-def _skip_norms(site: OpIndex) -> Iterator[Outcome]:
-    """Yield each normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
+def _skip_norm(site: _Site, norm: Operator) -> Outcome | None:
+    """Return a normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
     view = site.view
 
     def copied(op: Op) -> ValueId | None:
         return op.inputs[0] if op.kind in ("Cast", "Identity") and alone(view, op.inputs[0], op) else None
 
-    for op_type, (kind, _) in _SKIP_NORMS.items():
-        for norm in site.whole[op_type]:
-            copies, total = trail(view, norm.inputs[0], copied)
-            add = view.producer(total, "Add")
-            if add is not None and all(op.scope == norm.last.scope for op in (add, *copies)):
-                outcome = _skip_norm(site, norm, add, copies)
-                yield Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
+    copies, total = trail(view, norm.inputs[0], copied)
+    add = view.producer(total, "Add")
+    if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
+        return None
+    outcome = _added_norm(site, norm, add, copies)
+    kind, _ = _SKIP_NORMS[norm.node.op_type]
+    return Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
 
 
-def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
+def _added_norm(site: _Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
     view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
-    assert total is not None
     ops = (add.id, *(op.id for op in copies), *norm.ops)
     shape = site.shape(total)
-    read = (v for op in (add, *copies) for v in op.operands)
-    if not site.floats(ops) or any(view.dtype(v) is not DType.FLOAT for v in read):
+    if not only_float32(view, ops) or any(view.dtype(v) is not DType.FLOAT for v in (total, *add.operands)):
         return "not all of it is float32"
     if shape is None or len(shape) not in _RANKS or not isinstance(shape[-1], int):
         return "what is normalized is not known to have two or three axes, the last of known size"
@@ -201,10 +189,10 @@ def _skip_norm(site: OpIndex, norm: Operator, add: Op, copies: Sequence[Op]) -> 
     tried = dict.fromkeys(summands, (2,) * (len(shape) - 1) + (shape[-1],))
     tried.update({v: (shape[-1],) for v in (gamma, beta, bias) if v is not None})
     place = add.id if apart else None
-    return _proved(site, Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
+    return site.proved(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
 
-def _odd_norm(site: OpIndex, norm: Operator, shape: Dims) -> str | None:
+def _odd_norm(site: _Site, norm: Operator, shape: Dims) -> str | None:
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is read"
     if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
@@ -216,7 +204,7 @@ def _odd_norm(site: OpIndex, norm: Operator, shape: Dims) -> str | None:
     return None
 
 
-def _summands(site: OpIndex, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
+def _summands(site: _Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
     for a, b in orders(add) if None not in shape else ():
         other = site.shape(b)
         batchless = len(shape) == max(_RANKS) and other in (shape[1:], (1, *shape[1:]))
@@ -226,7 +214,7 @@ def _summands(site: OpIndex, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | 
 
 
 def _with_bias(
-    site: OpIndex, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
+    site: _Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
     """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
     for slot, value in enumerate(summands):
@@ -234,70 +222,57 @@ def _with_bias(
         if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
             continue
         for a, b in orders(inner):
-            if a == b or site.shape(b) != (shape[-1],) or not site.holds(b) or _stands_out(site, b, value):
-                continue
-            if site.shape(a) == site.shape(value) and site.floats((inner.id,)):
+            if a != b and site.shape(b) == (shape[-1],) and site.shape(a) == site.shape(value) and site.fits(b, value):
                 return (inner.id,), ((a, summands[1]) if slot == 0 else (summands[0], a)), b
     return (), summands, None
-
-
-def _stands_out(site: OpIndex, bias: ValueId, total: ValueId) -> bool:
-    """True if a bias is mostly one number for all features, which a norm subtracts, and its sum better in float32."""
-    held = site.view.array(bias)
-    common = held is not None and held.size > 0 and abs(held.mean()) > held.std()
-    return bool(common) and Facts.of(site.view, site.context.to)[total].beyond is not None
 
 
 # -- activations -----------------------------------------------------------------------------------
 
 
-def _gelus(site: OpIndex) -> Iterator[Outcome]:
-    """Yield each Gelu after a bias, and each one written out at an opset without Gelu."""
-    for gelu in site.whole["Gelu"]:
-        x = gelu.inputs[0]
-        tanh = text_attribute(gelu.node, "approximate") == "tanh"
-        if x is None or not site.floats(gelu.ops):
-            continue
-        biased = _biased(site, gelu, x)
-        if biased is not None:
-            kind, op_type = ("bias_gelu_tanh", "FastGelu") if tanh else ("bias_gelu", "BiasGelu")
-            add, a, b = biased
-            yield _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x), b: (_WIDTH,)})
-        elif len(gelu.ops) > 1:
-            kind, op_type = ("gelu_tanh", "FastGelu") if tanh else ("gelu_erf", "Gelu")
-            yield _activation(site, kind, op_type, gelu.ops, {x: site.like(x)})
+def _gelu(site: _Site, gelu: Operator) -> Outcome | None:
+    """Return a Gelu after a bias, or one that is written out at an opset without Gelu."""
+    x, tanh = gelu.inputs[0], text_attribute(gelu.node, "approximate") == "tanh"
+    if x is None or not only_float32(site.view, gelu.ops):
+        return None
+    biased = _biased(site, gelu, x)
+    if biased is not None:
+        kind, op_type = ("bias_gelu_tanh", "FastGelu") if tanh else ("bias_gelu", "BiasGelu")
+        add, a, b = biased
+        return _activation(site, kind, op_type, (add, *gelu.ops), {a: site.like(x), b: (_WIDTH,)})
+    if len(gelu.ops) > 1:
+        kind, op_type = ("gelu_tanh", "FastGelu") if tanh else ("gelu_erf", "Gelu")
+        return _activation(site, kind, op_type, gelu.ops, {x: site.like(x)})
+    return None
 
 
 _WIDTH = 61
 """Numbers in the last axis with which an activation is tried."""
 
 
-def _activation(site: OpIndex, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Outcome:
+def _activation(site: _Site, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Outcome:
     last = site.view.ops[max(ops)]
     node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
-    return _proved(site, Replacement(kind, tuple(ops), last.id, node), tried, elementwise=True)
+    return site.proved(Replacement(kind, tuple(ops), last.id, node), tried)
 
 
-def _biased(site: OpIndex, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
-    view = site.view
-    add = view.producer(x, "Add")
-    if add is None or add.scope != gelu.last.scope or not site.floats((add.id,)):
-        return None
-    if not confined(view, x, gelu.ops):
+def _biased(site: _Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
+    add = site.view.producer(x, "Add")
+    if add is None or add.scope != gelu.last.scope or not confined(site.view, x, gelu.ops):
         return None
     for a, b in orders(add):
         whole, flat = site.shape(a), site.shape(b)
-        if a != b and site.holds(b) and whole and flat == whole[-1:] and isinstance(flat[0], int):
+        if a != b and whole and flat == whole[-1:] and isinstance(flat[0], int) and site.fits(b, x):
             return add.id, a, b
     return None
 
 
-def _quick_gelus(site: OpIndex) -> Iterator[Outcome]:
+def _quick_gelus(site: _Site) -> Iterator[Outcome]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
     for sigmoid in view.of_kinds(("Sigmoid",)):
         match = direct_match(view, sigmoid, QUICK_GELU)
-        if match is None or not site.floats(match.ops):
+        if match is None or not only_float32(view, match.ops):
             continue
         x, scaled = match.values[ENTRY], view.producer(match.values.get("scaled"))
         alpha = _factor(site, scaled, x) if "scaled" in match.values else 1.0
@@ -305,7 +280,7 @@ def _quick_gelus(site: OpIndex) -> Iterator[Outcome]:
             yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
 
 
-def _factor(site: OpIndex, op: Op | None, x: ValueId) -> float | None:
+def _factor(site: _Site, op: Op | None, x: ValueId) -> float | None:
     """Return the one number by which a Mul or Div scales a value; None for other ops, and for 0."""
     rank = len(site.shape(x) or (None,))
     for slot in (1, 0) if op is not None and op.kind == "Mul" else (1,):

@@ -21,11 +21,11 @@ from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.shapes import AllDims
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, Feeds, SeenRows, compared
+from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, SeenRows, compared
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.const_eval import permutation
-from amp_rewrite.rewrite.reference import DOMAIN, rotated
+from amp_rewrite.rewrite.reference import DOMAIN, Arrays, rotated
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged
 
 KIND = "multi_head_attention"
@@ -75,8 +75,8 @@ def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replace
     hiding = form.hiding
     read = [*([hiding.value] if site.hides and hiding is not None else []), *form.biases]
     stated = all(len(dims_at(site.view, dims, value)) == RANK for value in read)
-    if read and (site.narrow or not stated):
-        return "its mask does not state batch, heads, every query and every key"
+    if not stated:
+        return "its mask does not state batch and heads"
     if site.empty and (site.mask[1] != 1 or not (site.boolean or (hiding is not None and hiding.counts))):
         return "a row of its mask may hide every key, and not in each head alike"
     if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
@@ -161,20 +161,19 @@ class _MultiHeadWriter(SeenRows):
         not.
         """
 
-        def feeds(q: Array, k: Array, v: Array) -> Feeds:
-            drawn = {"queries": q, "keys": k, "values": v}
+        def feeds(*operands: Array) -> tuple[Sequence[Array], Arrays]:
+            drawn = dict(zip(_OPERANDS, operands, strict=True))
             read = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in self.bases.items()}
+            q, k, v = operands
             if tables:  # of an even width
                 angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
                 read.update(zip(tables, (np.cos(angles), np.sin(angles)), strict=True))
                 q, k = (rotated(x, *(read[name] for name in tables)) for x in (q, k))
-            wide, whole = (np.repeat(x, groups, 1) for x in (k, v))
-            standing = (q, wide.swapaxes(-1, -2), whole)
-            return standing, read, standing
+            return (q, k, v), read
 
         heads = self.heads, self.heads // groups
-        drawn = AttentionSizes(heads, KEYS if self.site.causal else QUERIES, self.width, self.depth)
-        return compared(self.site, written, drawn, feeds, _LAYOUTS["packed" if packed else "heads"])
+        sizes = AttentionSizes(heads, KEYS if self.site.causal else QUERIES, self.width, self.depth)
+        return compared(self.site, written, sizes, feeds, _LAYOUTS["packed" if packed else "heads"])
 
     def _seeing(self) -> str:
         rows = self.rows(self.bools())

@@ -14,13 +14,14 @@ import numpy as np
 
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import Surroundings
-from amp_rewrite.ir.dataflow import alone, confined, number, orders
+from amp_rewrite.ir.dataflow import number, orders
+from amp_rewrite.ir.patterns.match import ENTRY, X, anything, direct_match, op
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
 from amp_rewrite.rewrite.const_eval import numbers
-from amp_rewrite.rewrite.equivalence import disagreement
+from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged, only_float32
 
@@ -31,14 +32,24 @@ _MOST_STEPS = 16
 _STANDARD = "RotaryEmbedding"
 
 
+_HALF = op("Slice|Split", X)
+_ROTATION = op(
+    "Add",
+    op("Mul", X, anything("cos")),
+    op("Mul", op("Concat", op("Neg", _HALF), _HALF), anything("sin")),
+)
+"""x · cos + (−second half of x, first half of x) · sin. The halves are proved by trial."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """x · cos + (−second half of x, first half of x) · sin: its ops and their operands.
+    """A rotation: its ops, the last of them, and their operands.
 
     `whole`: one op of the standard, which reads half of each table.
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[OpId, ...]
+    last: Op
     x: ValueId
     cos: ValueId
     sin: ValueId
@@ -46,35 +57,29 @@ class _Rotation:
 
 
 def rotations(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each rotation of heads, written out or the standard's, by one node, or refuse it. O(Adds)."""
+    """Replace each rotation of heads, written out or the standard's, by one node, or refuse it. O(Negs)."""
     doubled = cache(partial(_doubled, view, context))
-    for op in view.of_kinds(("Add", _STANDARD)) if view.opset >= FIRST_AXES_INPUT else ():
-        rotation = _rotation(view, op) if op.kind == "Add" else _standard(view, op)
-        ops = rotation.ops if rotation is not None else ()
-        if rotation is not None and len({o.scope for o in ops}) == 1 and only_float32(view, (o.id for o in ops)):
-            yield judged(KIND, op.id, _rotated(view, context, rotation, doubled))
+    for anchor in view.of_kinds(("Neg", _STANDARD)) if view.opset >= FIRST_AXES_INPUT else ():
+        rotation = _standard(anchor) if anchor.kind == _STANDARD else _written_out(view, anchor)
+        if rotation is not None and only_float32(view, rotation.ops):
+            yield judged(KIND, rotation.last.id, _rotated(view, context, rotation, doubled))
 
 
-def _rotation(view: View, add: Op) -> _Rotation | None:
-    for plain, turned in orders(add):
-        straight, crossed = view.producer(plain, "Mul"), view.producer(turned, "Mul")
-        if straight is None or crossed is None or not (alone(view, plain, add) and alone(view, turned, add)):
-            continue
-        for joined, sin in orders(crossed):
-            halves = _halves(view, joined, crossed)
-            cos = next((cos for x, cos in orders(straight) if halves is not None and x == halves[1]), None)
-            if halves is not None and cos is not None:
-                return _Rotation((*halves[0], straight, crossed, add), halves[1], cos, sin)
-    return None
+def _written_out(view: View, anchor: Op) -> _Rotation | None:
+    match = direct_match(view, anchor, _ROTATION)
+    if match is None:
+        return None
+    ops, read = tuple(sorted(match.ops)), match.values
+    return _Rotation(ops, view.ops[ops[-1]], read[ENTRY], read["cos"], read["sin"])
 
 
-def _standard(view: View, op: Op) -> _Rotation | None:
+def _standard(op: Op) -> _Rotation | None:
     """Return the rotation of all features by tables in the order of the tokens; None for another."""
     unlike = any(int_attribute(op.node, name, 0) for name in ("interleaved", "rotary_embedding_dim"))
     if unlike or len(op.operands) != len(op.inputs) or len(op.inputs) != len(("x", "cos", "sin")):
         return None
     x, cos, sin = op.operands
-    return _Rotation((op,), x, cos, sin, whole=True)
+    return _Rotation((op.id,), op, x, cos, sin, whole=True)
 
 
 def _first_alike(view: View, value: ValueId) -> ValueId:
@@ -84,23 +89,6 @@ def _first_alike(view: View, value: ValueId) -> ValueId:
         return value
     alike = (op for op in view.of_kinds((made.kind,)) if (op.inputs, op.scope) == (made.inputs, made.scope))
     return next((op.results[0] for op in alike), value)
-
-
-def _halves(view: View, joined: ValueId, reader: Op) -> tuple[tuple[Op, ...], ValueId] | None:
-    concat = view.producer(joined, "Concat")
-    if concat is None or len(concat.operands) != 2 or not alone(view, joined, reader):
-        return None
-    minus = view.producer(concat.operands[0], "Neg")
-    cuts = (view.producer(minus.inputs[0]) if minus is not None else None, view.producer(concat.operands[1]))
-    if minus is None or any(cut is None or cut.kind not in ("Slice", "Split") for cut in cuts):
-        return None
-    found = [cut for cut in cuts if cut is not None]
-    x, *more = {cut.inputs[0] for cut in found}
-    inside = {op.id for op in (*found, minus, concat)}
-    read = (value for op in (*found, minus) for value in op.results)
-    if more or x is None or not all(confined(view, value, inside) for value in read):
-        return None
-    return tuple(view.ops[op] for op in sorted(inside)), x
 
 
 def _rotated(
@@ -166,24 +154,23 @@ class _RotationWriter(Surroundings):
     """The nodes of one rotation. `packed`: tokens by features to rotate, instead of heads."""
 
     def __init__(self, view: View, rotation: _Rotation, heads: int, width: int, packed: ValueId | None) -> None:
-        super().__init__(view, rotation.ops[-1])
-        self.view, self.rotation, self.heads, self.width, self.packed = view, rotation, heads, width, packed
+        super().__init__(view, rotation.last)
+        self.rotation, self.heads, self.width, self.packed = rotation, heads, width, packed
 
     def replacement(self) -> Replacement | str:
-        view, last = self.view, self.rotation.ops[-1]
-        (result,), x = last.node.output, self.rotation.x if self.packed is None else self.packed
+        last, x = self.rotation.last, self.rotation.x if self.packed is None else self.packed
+        (result,), stated = last.node.output, {} if self.packed is None else {"num_heads": self.heads}
         first = self.constant("first_position", np.zeros(1, np.int64))
         tables = [self._table(value) for value in (self.rotation.cos, self.rotation.sin)]
         rotated = result if self.packed is None else self.name(f"{result}_rotated")
-        stated = {} if self.packed is None else {"num_heads": self.heads}
-        node = fused_node("RotaryEmbedding", last, [view.value_name(x), first, *tables], [rotated], stated, DOMAIN)
+        reads = [self.view.value_name(x), first, *tables]
+        node = fused_node("RotaryEmbedding", last, reads, [rotated], stated, DOMAIN)
         if self.packed is not None:
             shape = self.constant(f"{result}_heads", np.array([0, 0, self.heads, self.width]))
             self.after("Reshape", (rotated, shape), self.name(f"{result}_apart"))
             self.after("Transpose", (self.name(f"{result}_apart"),), result, perm=SWAP)
-        ops = tuple(sorted(op.id for op in self.rotation.ops))
-        fusion = Replacement(KIND, ops, last.id, node, **self.parts())
-        return self._mismatch(fusion) or fusion
+        fusion = Replacement(KIND, self.rotation.ops, last.id, node, **self.parts())
+        return disagreement(self.view, fusion, [self._trial(reads[0])]) or fusion
 
     def _table(self, value: ValueId) -> str:
         """Return the first half of a table, with two axes."""
@@ -194,15 +181,14 @@ class _RotationWriter(Surroundings):
             cut = self.before("Slice", (name, *ends, self.constant("last_axis", np.array([-1]))), f"{name}_half")
         return self.before("Reshape", (cut, self.constant(f"rows_of_{half}", np.array([-1, half]))), f"{name}_cache")
 
-    def _mismatch(self, fusion: Replacement) -> str | None:
-        """Return how the node differs from the ops on small random operands; None if both agree."""
+    def _trial(self, read: str) -> Trial:
+        """Return small random operands; `read` is what the node rotates."""
         view, rotation, rng = self.view, self.rotation, np.random.default_rng(0)
         batch, tokens = 1 if rotation.whole else 2, 3
         x = rng.standard_normal((batch, self.heads, tokens, self.width))
         halves = rng.standard_normal((2, 1, tokens, self.width // 2))
         cos, sin = halves if rotation.whole else np.concatenate([halves, halves], axis=-1)
-        read = (rotation.x, rotation.cos, rotation.sin)
-        before = {view.value_name(v): array for v, array in zip(read, (x, cos, sin), strict=True)}
         whole = x if self.packed is None else x.swapaxes(1, 2).reshape(batch, tokens, -1)
-        tables = {view.value_name(_first_alike(view, v)): a for v, a in zip(read[1:], (cos, sin), strict=True)}
-        return disagreement(view, fusion, before, {fusion.node.input[0]: whole, **tables})
+        before = {view.value_name(v): array for v, array in ((rotation.x, x), (rotation.cos, cos), (rotation.sin, sin))}
+        tables = ((rotation.cos, cos), (rotation.sin, sin))
+        return Trial(before, {read: whole, **{view.value_name(_first_alike(view, v)): a for v, a in tables}})

@@ -7,12 +7,11 @@ each row, so that their bias passes through attention and the projection behind 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -21,15 +20,14 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import exposed, number, only_reader
-from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.build import drawn_operands
 from amp_rewrite.rewrite.attention.layout import RANK, carried
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES
-from amp_rewrite.rewrite.equivalence import disagreement, mismatch, once_proved, plain_nodes, runs_of
+from amp_rewrite.rewrite.equivalence import Trial, differing, disagreement, plain_nodes
 from amp_rewrite.rewrite.passes.biases import TOKEN_AXES, BiasSum
-from amp_rewrite.rewrite.reference import DOMAIN, run
+from amp_rewrite.rewrite.reference import DOMAIN
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 _KIND = "attention_bias"
@@ -65,7 +63,7 @@ def _parted(view: View, split: Op, total: BiasSum, bias: Array, sizes: Sequence[
     said = (Finding("bias", split.name, "the bias before a Split is added to each of its parts"),)
     fusion = Replacement("bias", (total.add.id, split.id), split.id, node, **around.parts(), findings=said)
     feed = {node.input[0]: np.random.default_rng(0).standard_normal((_BATCH, _TOKENS, bias.size))}
-    return disagreement(view, fusion, feed) or fusion
+    return disagreement(view, fusion, [Trial(feed, {})]) or fusion
 
 
 def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
@@ -79,8 +77,8 @@ def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
         values = _Bias.before(view, context, core.values) if core.sums else None
         behind = _Projection.of(view, context, core, values) if values is not None else None
         if keys is not None or behind is not None:
-            mover = _BiasMover(view, core, keys, values if behind is not None else None, behind, context.to)
-            yield judged(_KIND, core.last.id, mover.replacement())
+            mover = _BiasMover(view, core, keys, behind)
+            yield judged(_KIND, core.last.id, mover.replacement(context.to))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +117,11 @@ def _cores(view: View, context: Context) -> Iterator[_Core]:
         # A cache holds keys and values with their biases; the runtime's own bias is added to both.
         read = op.inputs[4:] if own else [*op.inputs[3:_ADDED], *op.inputs[_ADDED + 1 :]]
         shapes = [context.shape(view, v) or () for v in op.inputs[:3]]
-        packed = len(shapes[0]) == TOKEN_AXES
-        stated = [int_attribute(op.node, f"{word}_num_heads", 0) for word in ("q", "kv")] if own else [1, 1]
-        heads, fewer = stated if packed else ((shape[1] or 0) if len(shape) == RANK else 0 for shape in shapes[:2])
-        fits = len({len(shape) for shape in shapes}) == 1 and heads > 0 and fewer > 0 and heads % fewer == 0
+        heads, fewer = ((shape[1] or 0) if own and len(shape) == RANK else 1 for shape in shapes[:2])
+        fits = {len(shape) for shape in shapes} == {RANK if own else TOKEN_AXES} and fewer > 0 and heads % fewer == 0
         plain = all(v is None for v in (*read, *op.outputs[1:])) and not float_attribute(op.node, "softcap", 0.0)
         if fits and plain and len(set(op.inputs[:3])) == 3 and only_float32(view, (op.id,)):
-            keys, values = (_Port(op.inputs[slot], op, (2,) if packed else (1, 3)) for slot in (1, 2))
+            keys, values = (_Port(op.inputs[slot], op, (1, 3) if own else (2,)) for slot in (1, 2))
             masked = own and len(op.inputs) > 3 and op.inputs[3] is not None  # a row without keys is 0
             yield _Core((op.id,), op, keys, values, (heads, fewer), not masked or context.rows_see)
     for _, site in sites(view, context):
@@ -174,9 +170,10 @@ class _Bias:
 class _Projection:
     """The readers of an attention's result: zeros in rows that see no key, a product with a weight, its bias.
 
-    `marks`: the element of the bias of values in each row of the weight.
+    `values`: what moves there. `marks`: the element of that bias in each row of the weight.
     """
 
+    values: _Bias
     zeroing: Op | None
     product: Op
     total: BiasSum | None
@@ -202,11 +199,19 @@ class _Projection:
         if rows is None or rows.size != weight.dims[0]:
             return None
         total = BiasSum.of(view, only_reader(view, product.outputs[0], "Add"), context)
-        return cls(zeroing, product, total, rows.reshape(-1))
+        return cls(values, zeroing, product, total, rows.reshape(-1))
 
     @property
-    def last(self) -> Op:
-        return self.product if self.total is None else self.total.add
+    def ops(self) -> list[Op]:
+        total = self.total.add if self.total is not None else None
+        return [op for op in (self.zeroing, self.product, total) if op is not None]
+
+    def constants(self, bias: Array, weight: Array, after: Array) -> dict[str, Array]:
+        """Return the bias behind with that of values times the weight, and the negative bias for zeroed rows."""
+        rows = range(0, bias.size, _ROWS)
+        parts = (bias[i : i + _ROWS] @ weight[i : i + _ROWS].astype(np.float64) for i in rows)
+        moved = sum(parts, after.reshape(-1).astype(np.float64))
+        return {"bias": moved, **({"negative_bias": -bias} if self.zeroing is not None else {})}
 
 
 def _moved(view: View, context: Context, core: _Core, marks: Array, moves: Sequence[Op]) -> Array | None:
@@ -223,136 +228,108 @@ def _moved(view: View, context: Context, core: _Core, marks: Array, moves: Seque
 class _BiasMover:
     """The ops around an attention without biases of keys and values, and of the projection behind it."""
 
-    def __init__(
-        self, view: View, core: _Core, keys: _Bias | None, values: _Bias | None, behind: _Projection | None, to: DType
-    ) -> None:
-        self.view, self.core, self.keys, self.values, self.behind, self.to = view, core, keys, values, behind, to
-        sums = [each for each in (keys, values) if each is not None]
-        self.last = sums[0].reader if behind is None else behind.last
-        (result,) = self.last.results if behind is not None else core.last.results
-        names = (f"{view.value_name(result)}_{word}" for word in ("bias", "negative_bias"))
-        self.moved, self.negative = (unused(name, view.names) for name in names)
-        self.instead: dict[OpId, NodeProto] = {}
-        for each in sums:
-            node = self.instead.setdefault(each.reader.id, clone(each.reader.node))
+    def __init__(self, view: View, core: _Core, keys: _Bias | None, behind: _Projection | None) -> None:
+        self.view, self.core, self.behind = view, core, behind
+        self.moved = keys, behind.values if behind is not None else None
+        self.sums = [each for each in self.moved if each is not None]
+        self.last = behind.ops[-1] if behind is not None else self.sums[0].reader
+
+    def replacement(self, to: DType) -> Replacement | str:
+        view, instead, around = self.view, dict[OpId, NodeProto](), Surroundings(self.view, self.last)
+        for each in self.sums:
+            node = instead.setdefault(each.reader.id, clone(each.reader.node))
             slot = next(slot for slot, v in enumerate(each.reader.inputs) if v in each.total.add.outputs)
             node.input[slot] = view.value_name(each.total.source)
-        self.ops = {each.total.add.id for each in sums} | self.instead.keys()
-
-    def replacement(self) -> Replacement | str:
-        nodes, words, stored = list(self._behind()), list[str](), dict[str, Array]()
-        if self.keys is not None:
-            words.append("that of its keys is dropped, since a softmax does not see it")
-        if self.values is not None and self.behind is not None:
-            words.append("that of its values is added behind its projection")
-            places, weight = self.values.total, self.view.array(self.behind.product.operands[1])
-            held = self.view.array(places.bias)
-            after = self.view.array(self.behind.total.bias) if self.behind.total is not None else np.zeros(1)
-            assert held is not None and weight is not None and after is not None
-            whole = np.broadcast_to(held.reshape(-1), self.values.marks.max() + 1)
-            stored = self._stored(whole[self.behind.marks].astype(np.float64), weight, after)
-        if not all(float(np.abs(array).max(initial=0)) <= self.to.max for array in stored.values()):
-            return f"the bias behind its projection would leave the range of {self.to.spelling}"
-        weights = tuple(from_array(array.astype(np.float32), name) for name, array in stored.items())
-        said = (Finding("bias", self.core.last.name, f"biases of an attention · {', '.join(words)}"),)
-        *ahead, node = nodes or [self.instead.pop(self.last.id)]
-        if self.behind is not None:
-            self.ops |= {op.id for op in (self.behind.zeroing, self.behind.product, self.last) if op is not None}
-        if self.behind is not None and self.behind.zeroing is not None:
-            self.instead[self.behind.zeroing.id] = ahead.pop(0)
-        ops = tuple(sorted(self.ops))
-        fusion = Replacement(_KIND, ops, self.last.id, node, weights, None, (), tuple(ahead), (), self.instead, said)
-        return self._unseen() or self._misplaced(nodes) or fusion
-
-    def _behind(self) -> Iterator[NodeProto]:
+        ops = {each.total.add.id for each in self.sums} | instead.keys()
+        words = ["that of its keys is dropped, since a softmax does not see it"] if self.moved[0] is not None else []
+        why = None
         if self.behind is None:
-            return
-        if self.behind.zeroing is not None:
-            zeroing = clone(self.behind.zeroing.node)
-            zeroing.input[2] = self.negative
-            yield zeroing
-        product, total = clone(self.behind.product.node), self.behind.total
-        if total is not None:
-            node = clone(total.add.node)
-            node.input[total.add.inputs.index(total.bias)] = self.moved
+            node = instead.pop(self.last.id)
+        else:
+            words.append("that of its values is added behind its projection")
+            stored = self._stored(self.behind)
+            if not all(float(np.abs(array).max(initial=0)) <= to.max for array in stored.values()):
+                return f"the bias behind its projection would leave the range of {to.spelling}"
+            stem = self.last.node.output[0]
+            names = {w: around.constant(f"{stem}_{w}", array.astype(np.float32)) for w, array in stored.items()}
+            *zeroing, product, node = nodes = self._nodes(self.behind, around, names)
+            ops |= {op.id for op in self.behind.ops}
+            around.ahead.append(product)
+            instead.update((self.behind.ops[0].id, each) for each in zeroing)
+            why = self._misplaced(self.behind, nodes, names)
+        said = (Finding("bias", self.core.last.name, f"biases of an attention · {', '.join(words)}"),)
+        fusion = Replacement(
+            _KIND, tuple(sorted(ops)), self.last.id, node, instead=instead, findings=said, **around.parts()
+        )
+        return self._unseen() or why or fusion
+
+    def _stored(self, behind: _Projection) -> dict[str, Array]:
+        weight, held = self.view.array(behind.product.operands[1]), self.view.array(behind.values.total.bias)
+        after = self.view.array(behind.total.bias) if behind.total is not None else np.zeros(1)
+        assert held is not None and weight is not None and after is not None
+        whole = np.broadcast_to(held.reshape(-1), behind.values.marks.max() + 1)
+        return behind.constants(whole[behind.marks].astype(np.float64), weight, after)
+
+    def _nodes(self, behind: _Projection, around: Surroundings, names: Mapping[str, str]) -> list[NodeProto]:
+        *zeroing, product = (clone(op.node) for op in (behind.zeroing, behind.product) if op is not None)
+        for node in zeroing:
+            node.input[2] = names["negative_bias"]
+        if behind.total is not None:
+            total = clone(behind.total.add.node)
+            total.input[behind.total.add.inputs.index(behind.total.bias)] = names["bias"]
         else:
             (result,) = product.output
-            product.output[0] = unused(f"{result}_unbiased", self.view.names)
-            node = new_node("Add", [product.output[0], self.moved], result, f"{product.name}_bias")
-        yield from (product, node)
-
-    def _stored(self, bias: Array, weight: Array, after: Array) -> dict[str, Array]:
-        """Return the new constants by name: the bias of values times the weight is in the bias behind it."""
-        rows = range(0, bias.size, _ROWS)
-        parts = (bias[i : i + _ROWS] @ weight[i : i + _ROWS].astype(np.float64) for i in rows)
-        stored: dict[str, Array] = {self.moved: sum(parts, after.reshape(-1).astype(np.float64))}
-        zeroing = self.behind.zeroing if self.behind is not None else None
-        return {**stored, self.negative: -bias} if zeroing is not None else stored
+            product.output[0] = around.name(f"{result}_unbiased")
+            total = new_node("Add", [product.output[0], names["bias"]], result, f"{product.name}_bias")
+        return [*zeroing, product, total]
 
     # -- proof -------------------------------------------------------------------------------------
 
     def _unseen(self) -> str | None:
         """Return how an attention of biased operands differs from that of others, plus the bias of values; or None."""
         view, core, rng = self.view, self.core, np.random.default_rng(0)
-        nodes, result = plain_nodes(view, core.ops), core.last.node.output[0]
+        result = core.last.node.output[0]
         drawn, *shapes = self._operands(rng) if core.site is None else drawn_operands(core.site, rng)
-        moved = self.keys is not None, self.values is not None
-        bias = [rng.standard_normal(shape) * each for shape, each in zip(shapes, moved, strict=True)]
+        pairs = zip(shapes, self.moved, strict=True)
+        bias = [rng.standard_normal(shape) * (moved is not None) for shape, moved in pairs]
         names = [view.value_name(port.value) for port in (core.keys, core.values) if port.value is not None]
         biased = {**drawn, **{name: drawn[name] + b for name, b in zip(names, bias, strict=True)}}
 
-        def tested() -> str | None:
-            runs = runs_of(view, core.ops, result, [biased, drawn])
-            if isinstance(runs, str):
-                return runs
-            before, after = runs
-            own = [d if axis in core.values.axes else 1 for axis, d in enumerate(after.shape)]
-            shifted = after + (core.of_result(bias[1]) if core.site is None else bias[1].reshape(-1)).reshape(own)
-            return mismatch([before], [shifted], [np.abs(before).max()])
+        def unbiased(array: Array) -> Array:
+            own = [d if axis in core.values.axes else 1 for axis, d in enumerate(array.shape)]
+            return array - (core.of_result(bias[1]) if core.site is None else bias[1].reshape(-1)).reshape(own)
 
-        given = [(name, array.shape) for name, array in drawn.items()]
-        settings = tuple(sorted(view.opsets.items())), moved
-        return once_proved(nodes, given, settings, tested)
+        trial = Trial(biased, drawn, float(max(np.abs(array).max() for array in biased.values())))
+        return differing(view, core.ops, plain_nodes(view, core.ops), {result: result}, [trial], laid=unbiased)
 
     def _operands(self, rng: np.random.Generator) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:
         op, (heads, fewer) = self.core.last, self.core.heads
-        packed = len(self.core.keys.axes) == 1
-        if op.kind != "Attention":
-            heads = fewer = int_attribute(op.node, "num_heads", 1)
-        sizes = [(_BATCH, _TOKENS, 4 * h) if packed else (_BATCH, h, _TOKENS, 4) for h in (heads, fewer, fewer)]
+        own = op.kind == "Attention"
+        width = 4 * int_attribute(op.node, "num_heads", 1)
+        sizes = [(_BATCH, h, _TOKENS, 4) if own else (_BATCH, _TOKENS, width) for h in (heads, fewer, fewer)]
         drawn: dict[str, Array] = {op.node.input[slot]: rng.standard_normal(d) for slot, d in enumerate(sizes)}
         for name, value in zip(op.node.input[3:], op.inputs[3:], strict=True):
             if value is not None:
                 seen = rng.random((_BATCH, 1, _TOKENS, _TOKENS)) < _SEEING
                 drawn[name] = seen if self.view.dtype(value) is DType.BOOL else rng.standard_normal(seen.shape)
-        own = (1, 1, 4 * fewer) if packed else (1, fewer, 1, 4)
-        return drawn, own, own
+        bias = (1, fewer, 1, 4) if own else (1, 1, width)
+        return drawn, bias, bias
 
-    def _misplaced(self, nodes: Sequence[NodeProto]) -> str | None:
+    def _misplaced(self, behind: _Projection, nodes: Sequence[NodeProto], names: Mapping[str, str]) -> str | None:
         """Return how a projection of biased rows differs from that with the moved bias; None if both agree."""
-        if self.behind is None:
-            return None
-        view, behind, rng = self.view, self.behind, np.random.default_rng(0)
-        ops = sorted({op.id for op in (behind.zeroing, behind.product, behind.last) if op is not None})
-        first, weight = view.ops[ops[0]].node, rng.standard_normal((_TOKENS, _COLUMNS))
-        read, bias = first.input[1 if behind.zeroing is not None else 0], rng.standard_normal(_TOKENS)
-        total = behind.total
-        after = np.zeros(1) if total is None else rng.standard_normal(_COLUMNS)
+        rng, first, (result,) = np.random.default_rng(0), behind.ops[0].node, self.last.node.output
+        weight, bias = rng.standard_normal((_TOKENS, _COLUMNS)), rng.standard_normal(_TOKENS)
+        after, rows = rng.standard_normal(_COLUMNS), rng.standard_normal((_BATCH, _TOKENS, _TOKENS))
         feed: dict[str, Array] = {behind.product.node.input[1]: weight}
         if behind.zeroing is not None:
             feed[first.input[0]] = rng.random((_BATCH, _TOKENS, 1)) < _SEEING
-        feed[read] = rng.standard_normal((_BATCH, _TOKENS, _TOKENS))
-        feed |= {view.value_name(total.bias): after} if total is not None else {}
-        (result,) = self.last.node.output
-
-        def tested() -> str | None:
-            before = runs_of(view, ops, result, [{**feed, read: feed[read] + bias}])
-            found = run(nodes, result, [{**feed, **self._stored(bias, weight, after)}], view.opsets)
-            magnitude = np.abs(before[0]).max() if not isinstance(before, str) else 0
-            return mismatch(before, found, [np.array(magnitude)])
-
-        given = [(name, array.shape) for name, array in feed.items()]
-        return once_proved([*plain_nodes(view, ops), *nodes], given, tuple(sorted(view.opsets.items())), tested)
+        if behind.total is not None:
+            feed[self.view.value_name(behind.total.bias)] = after
+        stored = behind.constants(bias, weight, after if behind.total is not None else np.zeros(1))
+        read = first.input[1 if behind.zeroing is not None else 0]
+        written = {read: rows, **{names[word]: array for word, array in stored.items()}}
+        ops = {op.id for op in behind.ops}
+        return differing(self.view, ops, nodes, {result: result}, [Trial({**feed, read: rows + bias}, written)])
 
 
 _BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # of random operands

@@ -1,9 +1,7 @@
-"""Biases: split off their product, moved through linear ops to where they cost least, dropped where nothing sees them.
+"""Biases: split off their product, and moved to where they cost least.
 
 A low result of a product with a far larger bias holds the bias and little else. Split off, it is added in float32
-behind the Cast that a float32 reader needs anyway. An InstanceNormalization subtracts it again, and so does a softmax
-that of keys. The weights of values sum to one in each row, so that their bias passes through attention and the
-projection behind it, into the bias there.
+behind the Cast that a float32 reader needs anyway.
 
 For onnxruntime's CUDA provider, which spreads the bias of a Gemm over the result before it multiplies, Gemms between
 Reshapes become MatMul and Add, and biases get three axes, which its optimizer leaves to the Add.
@@ -11,33 +9,28 @@ Reshapes become MatMul and Add, and biases get three axes, which its optimizer l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
-from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, only_reader, orders, outweighs
-from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.dataflow import alone, first_input_of, only_reader, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
-from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
-from amp_rewrite.rewrite.equivalence import disagreement
+from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 _copies = first_input_of(RELABELS)
-_SUBTRACTED = 2.0**5
-"""How many times a bias is larger than the weights where only what is left without it counts."""
 
 
 def split_biases(view: View, context: Context) -> Iterator[Outcome]:
-    """Split the bias off products before an output or a norm, or drop it. O(ops); reads the weights of suspects.
+    """Split the bias off products before an output or a norm. O(ops); reads the weights of suspects.
 
     A product whose schema needs a bias (Gemm below opset 11) is left alone, and so is a model that lists its weights as
     inputs (IR version 3).
@@ -47,16 +40,7 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(LAYERS):
         if len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
             continue
-        reader = _reader(view, op.outputs[0])
-        subtracts = reader == "InstanceNormalization"
-        if not outweighs(view, op.inputs[2], op.inputs[1], context.to, by=_SUBTRACTED if subtracts else OUTWEIGHS):
-            continue
-        if subtracts:
-            node = clone(op.node)
-            del node.input[2:]
-            words = "dropped, since the InstanceNormalization behind subtracts it"
-            yield Replacement("bias", (op.id,), op.id, node, findings=_finding(op, words))
-        elif reader == _OUTPUT or (reader is not None and reader.endswith("Normalization")):
+        if _normalized(view, op.outputs[0]) and outweighs(view, op.inputs[2], op.inputs[1], context.to):
             yield _split(view, op)
 
 
@@ -64,39 +48,29 @@ def _needs_bias(op: Op) -> bool:
     return op.signature is None or len(op.inputs) - 1 in op.signature.needed
 
 
-_OUTPUT = "an output"
-
-
-def _reader(view: View, value: ValueId) -> str | None:
-    while True:
-        if value in view.yielded and not view.uses[value]:
-            return _OUTPUT
-        reader = only_reader(view, value)
-        if reader is None or _copies(reader) != value or reader.outputs[0] is None:
-            return reader.kind if reader is not None else None
-        value = reader.outputs[0]
-
-
-def _finding(op: Op, words: str) -> tuple[Finding, ...]:
-    return (Finding("bias", op.name, f"its bias is far larger than its weights · {words}"),)
+def _normalized(view: View, value: ValueId) -> bool:
+    """True if a norm alone reads a value, perhaps behind copies, or nothing does: it is an output."""
+    while (reader := only_reader(view, value)) is not None and _copies(reader) == value and reader.results:
+        (value,) = reader.results
+    end = reader is None and value in view.yielded and not view.uses[value]
+    return end or (reader is not None and reader.kind.endswith("Normalization"))
 
 
 def _split(view: View, op: Op) -> Replacement:
-    product, (result,) = clone(op.node), op.node.output
-    product.output[0] = unused(f"{result}_unbiased", view.names)
+    product, (result,), around = clone(op.node), op.node.output, Surroundings(view, op)
+    product.output[0] = around.name(f"{result}_unbiased")
     del product.input[2:]
-    weight, tensor = view.constant(op.inputs[1]), view.constant(op.inputs[2])
-    assert weight is not None and tensor is not None
-    bias = view.model.array(tensor)
+    weight, bias = view.constant(op.inputs[1]), view.array(op.inputs[2])
+    assert weight is not None and bias is not None
     if op.kind == "Gemm":
         bias = bias * np.float32(float_attribute(op.node, "beta", 1.0))
     else:
         bias = bias.reshape(-1, *[1] * (len(weight.dims) - 2))
-    stored = from_array(bias, unused(f"{op.node.input[2]}_split", view.names))
     name = f"{op.node.name}_bias" if op.node.name else ""
-    total = new_node("Add", [product.output[0], stored.name], result, name)
-    words = "added in float32 behind it"
-    return Replacement("bias", (op.id,), op.id, total, (stored,), ahead=(product,), findings=_finding(op, words))
+    total = new_node("Add", [product.output[0], around.constant(f"{op.node.input[2]}_split", bias)], result, name)
+    around.ahead.append(product)
+    said = (Finding("bias", op.name, "its bias is far larger than its weights · added in float32 behind it"),)
+    return Replacement("bias", (op.id,), op.id, total, findings=said, **around.parts())
 
 
 TOKEN_AXES = 3  # batch, tokens, features
@@ -184,8 +158,8 @@ def _tabled(
     said = (Finding("bias", total.add.name, "a bias before a constant table is added to its rows"),)
     fusion = Replacement("bias", ops, behind.id, node, **around.parts(), findings=said)
     rng, names = np.random.default_rng(0), [source if part == biased else view.value_name(part) for part in parts]
-    pairs = zip(names, lengths, strict=True)
-    return disagreement(view, fusion, {n: rng.standard_normal((2, d, table.shape[-1])) for n, d in pairs}) or fusion
+    feed = {n: rng.standard_normal((2, d, table.shape[-1])) for n, d in zip(names, lengths, strict=True)}
+    return disagreement(view, fusion, [Trial(feed, {})]) or fusion
 
 
 # -- biases of products ----------------------------------------------------------------------------
@@ -213,31 +187,14 @@ def spread_gemms(view: View, context: Context) -> Iterator[Replacement]:
             continue
         around = Surroundings(view, parts)
         if before != whole:
-            shape = _stated_shape(view, around, parts, whole, tensor.dims)
-            if shape is None:
+            if not all(isinstance(d, int) for d in whole):
                 continue
+            shape = around.constant(f"{result}_rows_shape", np.array(whole, np.int64))
             read = around.before("Reshape", (read, shape), f"{result}_rows")
         product = around.before("MatMul", (read, view.value_name(weight)), f"{result}_product")
         node = new_node("Add", [product, view.value_name(bias)], result, parts.node.name)
         said = (Finding("fused", op.name, "a Gemm between Reshapes: MatMul and Add, of which others take the Add in"),)
         yield Replacement("gemm", (op.id, parts.id), parts.id, node, **around.parts(), findings=said)
-
-
-def _stated_shape(view: View, around: Surroundings, parts: Op, whole: Dims, weight: Sequence[int]) -> str | None:
-    if all(isinstance(d, int) for d in whole):
-        return around.constant(f"{parts.node.output[0]}_rows_shape", np.array(whole, np.int64))
-    return parts.node.input[1] if weight[0] == weight[1] and not _may_copy(view, parts.inputs[1]) else None
-
-
-def _may_copy(view: View, shape: ValueId | None) -> bool:
-    """True if a shape may hold 0, by which a Reshape copies an axis of what it reads."""
-    if shape is not None and view.constant(shape) is not None:
-        held = view.array(shape)
-        return held is None or not np.all(held)
-    made_by = view.producer(shape)
-    if made_by is not None and made_by.kind in ("Concat", "Cast", "Identity"):
-        return any(_may_copy(view, part) for part in made_by.operands)
-    return made_by is None
 
 
 def widen_biases(view: View, context: Context) -> Iterator[Replacement]:
@@ -248,9 +205,8 @@ def widen_biases(view: View, context: Context) -> Iterator[Replacement]:
         tensor = view.constant(total.bias) if total is not None else None
         if total is None or product is None or tensor is None or len(tensor.dims) != 1:
             continue
-        held = view.array(total.bias)
+        held, around, node = view.array(total.bias), Surroundings(view, op), clone(op.node)
         if held is not None and len(context.shape(view, total.source) or ()) == TOKEN_AXES:
-            node = clone(op.node)
-            stored = from_array(held.reshape(1, 1, -1), unused(f"{view.value_name(total.bias)}_wide", view.names))
-            node.input[op.inputs.index(total.bias)] = stored.name
-            yield Replacement("bias", (op.id,), op.id, node, (stored,), findings=())
+            slot = op.inputs.index(total.bias)
+            node.input[slot] = around.constant(f"{view.value_name(total.bias)}_wide", held.reshape(1, 1, -1))
+            yield Replacement("bias", (op.id,), op.id, node, findings=(), **around.parts())

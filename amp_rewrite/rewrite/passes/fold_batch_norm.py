@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
-from onnx.numpy_helper import from_array, to_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute
+from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import alone
-from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.equivalence import mismatch
-from amp_rewrite.rewrite.reference import MOST_ELEMENTS, Arrays, run
+from amp_rewrite.rewrite.equivalence import Trial, disagreement, double
+from amp_rewrite.rewrite.reference import MOST_ELEMENTS, Arrays
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged
 
 KIND = "batch_normalization"
@@ -60,14 +60,14 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     refused = _unfit_numbers(axis, old, weight, bias, to)
     if refused:
         return refused
-    names = _names(view, linear)
-    node = clone(linear.node)
-    node.input[1:] = names
+    around, node = Surroundings(view, norm), clone(linear.node)
+    stored = {"folded": weight.astype(np.float32), "folded_bias": bias.astype(np.float32)}
+    node.input[1:] = [around.constant(f"{linear.node.input[1]}_{word}", array) for word, array in stored.items()]
     node.output[:] = norm.node.output[:1]
-    stored = zip((weight, bias), names, strict=True)
-    tensors = tuple(from_array(array.astype(np.float32), name) for array, name in stored)
-    fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, tensors)
-    return _mismatch(view, linear, norm, fusion, dict(constants)) or fusion
+    fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, **around.parts())
+    tried = replace(view, opsets={**view.opsets, "": max(_TRIED, view.opset)})
+    written = dict(zip(node.input[1:], map(double, stored.values()), strict=True))
+    return disagreement(tried, fusion, _trials(linear, dict(constants), written)) or fusion
 
 
 def _unfit(view: View, linear: Op, norm: Op) -> str | None:
@@ -118,55 +118,29 @@ def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType)
     return f"the folded weights of {lost} channels would be subnormal in {to.spelling}" if lost else None
 
 
-def _names(view: View, linear: Op) -> list[str]:
-    weight = linear.inputs[1]
-    shared = f"_{linear.node.output[0]}" if weight is not None and len(view.uses[weight]) > 1 else ""
-    return [unused(f"{linear.node.input[1]}{shared}_{part}", view.names) for part in ("folded", "folded_bias")]
-
-
 # -- proof -----------------------------------------------------------------------------------------
-
-
-def _mismatch(view: View, linear: Op, norm: Op, fusion: Replacement, read: Arrays) -> str | None:
-    """Return how folded and unfolded differ; None if they agree on random inputs.
-
-    The bound is that of each product rounded once: |W' x + b'| taken with absolute values throughout (Higham, Accuracy
-    and Stability of Numerical Algorithms, 2nd edition, section 3.1). Of large weights the first channels are tried:
-    each is computed by itself, and all of them by the same array operations.
-    """
-    written = {tensor.name: to_array(tensor) for tensor in fusion.weights}
-    few = _channels_tried(linear, written[fusion.node.input[1]])
-    old, new = (_cut(linear, arrays, few) for arrays in (read, written))
-    shape = _input_shape(linear, new[fusion.node.input[1]])
-    if shape is None:
-        return "its attributes do not fit its weights"
-    x = {linear.node.input[0]: np.random.default_rng(0).standard_normal(shape)}
-    opsets = {**view.opsets, "": max(_TRIED, view.opset)}
-    result = norm.node.output[0]
-    before = run([linear.node, norm.node], result, [{**x, **old}], opsets)
-    after = run([fusion.node], result, [{**x, **new}], opsets)
-    absolute = {name: np.abs(array) for name, array in {**x, **new}.items()}
-    magnitudes = run([fusion.node], result, [absolute], opsets)
-    return magnitudes if isinstance(magnitudes, str) else mismatch(before, after, magnitudes)
-
 
 _MOST = 1 << 18  # elements of a weight that is tried whole
 
 
-def _channels_tried(linear: Op, weight: Array) -> int | None:
-    """Return the number of channels to try; None for all, as always for channels in groups."""
-    if weight.size <= _MOST or int_attribute(linear.node, "group", 1) != 1:
-        return None
-    return max(1, int(_MOST * weight.shape[_channel_axis(linear)]) // weight.size)
+def _trials(linear: Op, read: Arrays, written: Arrays) -> list[Trial]:
+    """Return a trial; none for attributes that do not fit the weight.
 
+    Of large weights the first channels are tried, unless they are in groups: each is computed by itself, and all of
+    them by the same array operations.
+    """
+    axis, weight = _channel_axis(linear), next(iter(written.values()))
+    shape = _input_shape(linear, weight)
+    large = weight.size > _MOST and int_attribute(linear.node, "group", 1) == 1
+    few = max(1, _MOST * weight.shape[axis] // weight.size) if large else None
 
-def _cut(linear: Op, arrays: Arrays, few: int | None) -> dict[str, Array]:
-    axis = _channel_axis(linear)
-    at = {1: (slice(few),)}  # of a bias; of a weight its own axis
-    return {
-        name: array[at.get(array.ndim, (*(slice(None),) * axis, slice(few)))].astype(np.float64)
-        for name, array in arrays.items()
-    }
+    def cut(array: Array) -> Array:
+        return array[:, :few] if array.ndim > 1 and axis else array[:few]
+
+    before, after = ({name: cut(array) for name, array in arrays.items()} for arrays in (read, written))
+    if shape is None:
+        return []
+    return [Trial({**before, linear.node.input[0]: np.random.default_rng(0).standard_normal(shape)}, after)]
 
 
 def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import onnx.helper
 from onnx import TensorProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -16,11 +15,10 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import only_reader
-from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
-from amp_rewrite.rewrite.equivalence import disagreement, trial_shape
+from amp_rewrite.rewrite.equivalence import Trial, disagreement, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 
 GROUP_NORM = "group_normalization"
@@ -68,36 +66,29 @@ def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
     channels = numbers[0].size
     if groups < 1 or channels % groups or numbers[1].size != channels or shape[1] not in (None, channels):
         return "it has no scale and bias for each channel"
-    (result,), (x, *_) = op.node.output, op.node.input
+    (result,), (x, *_), around = op.node.output, op.node.input, Surroundings(view, op)
 
-    def name(part: str) -> str:
-        return unused(f"{result}_{part}", view.names)
+    def stored(part: str, values: object, dtype: type = np.float32) -> str:
+        return around.constant(f"{result}_{part}", np.array(values, dtype))
 
-    def stored(part: str, values: object, dtype: type) -> TensorProto:
-        return from_array(np.array(values, dtype), name(part))
-
-    wide = (channels, *[1] * (len(shape) - 2))
-    scale, bias = (array.reshape(wide) for array in numbers)
-    weights = [stored("groups", (0, groups, -1), np.int64), stored("ones", np.ones(groups), np.float32)]
-    weights += [stored("zeros", np.zeros(groups), np.float32)]
-    # onnxruntime's quantizers name the scale of a value NAME_scale, and take what has that name for it
-    weights += [stored("gamma", scale, np.float32), stored("bias", bias, np.float32)]
-    ahead, dims = [new_node("Reshape", [x, weights[0].name], name("grouped"))], (0, channels, *shape[2:])
+    grouped = around.before("Reshape", (x, stored("groups", (0, groups, -1), np.int64)), f"{result}_grouped")
+    dims = (0, channels, *shape[2:])
     if dims.count(None) > 1:
-        ahead.append(new_node("Shape", [x], name("shape")))
+        whole = around.before("Shape", (x,), f"{result}_shape")
     else:
-        weights.append(stored("shape", [-1 if dim is None else dim for dim in dims], np.int64))
-    read = [name("grouped"), weights[1].name, weights[2].name]
+        whole = stored("shape", [-1 if dim is None else dim for dim in dims], np.int64)
+    normal, apart, scaled = (around.name(f"{result}_{part}") for part in ("normal", "apart", "scaled"))
+    read = [grouped, stored("ones", np.ones(groups)), stored("zeros", np.zeros(groups))]
     epsilon = float_attribute(op.node, "epsilon", 1e-5)
-    node = new_node("InstanceNormalization", read, name("normal"), op.name, epsilon=epsilon)
-    behind = [
-        new_node("Reshape", [name("normal"), name("shape")], name("apart")),
-        new_node("Mul", [name("apart"), weights[3].name], name("scaled")),
-        new_node("Add", [name("scaled"), weights[4].name], result),
-    ]
-    fusion = Replacement(GROUP_NORM, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind))
+    node = new_node("InstanceNormalization", read, normal, op.name, epsilon=epsilon)
+    # onnxruntime's quantizers name the scale of a value NAME_scale, and take what has that name for it
+    scale, bias = (array.reshape(channels, *[1] * (len(shape) - 2)) for array in numbers)
+    around.after("Reshape", (normal, whole), apart)
+    around.after("Mul", (apart, stored("gamma", scale)), scaled)
+    around.after("Add", (scaled, stored("bias", bias)), result)
+    fusion = Replacement(GROUP_NORM, (op.id,), op.id, node, **around.parts())
     feed = {x: np.random.default_rng(0).standard_normal((2, channels, *trial_shape(len(shape) - 2)))}
-    return disagreement(view, fusion, feed, {name("shape"): np.array(feed[x].shape)}) or fusion
+    return disagreement(view, fusion, [Trial(feed, {whole: np.array(feed[x].shape)})]) or fusion
 
 
 # -- convolutions of patches -----------------------------------------------------------------------
@@ -164,7 +155,7 @@ def _patches(view: View, op: Op, flat: Op, turned: Op, context: Context) -> Repl
     after = {read[word]: array for word, array in small.items()}
     after[product] = drawn[op.node.input[1]].reshape(few[0], -1).T
     fusion = Replacement(PATCHES, ops, turned.id, node, **around.parts())
-    return disagreement(view, fusion, drawn, after) or fusion
+    return disagreement(view, fusion, [Trial(drawn, after)]) or fusion
 
 
 # -- products of odd widths ------------------------------------------------------------------------
@@ -205,7 +196,8 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
     words = f"{columns} columns: {-columns % _ALIGNED} of zeros more, cut off behind, for kernels of aligned rows"
     said = (Finding("fused", op.name, words),)
     fusion = Replacement(ALIGNED, (op.id,), op.id, node, **around.parts(), findings=said)
-    return disagreement(view, fusion, drawn, {zeros: np.zeros((4, 3)), ends[1]: np.array([5])}) or fusion
+    after = {zeros: np.zeros((4, 3)), ends[1]: np.array([5])}
+    return disagreement(view, fusion, [Trial(drawn, after)]) or fusion
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -216,91 +208,67 @@ SPELLED_ATTENTION = "spelled_attention"
 def spell_attentions(view: View, context: Context, among: Collection[OpId] | None = None) -> Iterator[Replacement]:
     """Replace each Attention by the ops that it stands for, as far as another operator stands for them, too. O(ops).
 
-    Without caches, a cap or scores as a result. By its errata a row that sees no key is 0.
+    With heads apart, and without caches, a cap or scores as a result.
     """
     for op in view.of_kinds(("Attention",)):
         alone = all(v is None for v in (*op.inputs[4:], *op.outputs[1:])) and len(op.operands) >= 3
         capped = float_attribute(op.node, "softcap", 0.0) != 0
         typed = int_attribute(op.node, "softmax_precision", TensorProto.FLOAT) != TensorProto.FLOAT
         if alone and not capped and not typed and only_float32(view, (op.id,)) and (among is None or op.id in among):
-            writer = _SpelledAttention(view, op, [context.shape(view, value) or () for value in op.inputs[:4]])
-            if writer.known:
-                yield writer.replacement()
+            shapes = [context.shape(view, value) or () for value in op.inputs[:4]]
+            if _known(op, shapes):
+                yield _spelled_attention(view, op, shapes)
 
 
-class _SpelledAttention(Surroundings):
-    """The ops of an Attention. `heads` and `widths` of queries, keys and values; 0 if they are not known.
+def _known(op: Op, shapes: Sequence[Shape]) -> bool:
+    queries, keys, values, *mask = shapes
+    if {len(queries), len(keys), len(values)} != {4} or (mask and op.inputs[3] is not None and len(mask[0]) < 2):
+        return False
+    alike = queries[2] is not None and queries[2] == keys[2]
+    sizes = all((queries[1], queries[3], keys[1], keys[3], values[1], values[3]))
+    return sizes and (queries[1] or 0) % (keys[1] or 1) == 0 and (alike or not int_attribute(op.node, "is_causal", 0))
 
-    `packed`: its operands are tokens by features.
-    """
 
-    def __init__(self, view: View, op: Op, shapes: Sequence[Shape]) -> None:
-        super().__init__(view, op)
-        self.view, self.op, self.packed = view, op, len(shapes[0]) == 3
-        (self.result,) = op.node.output
-        self.mask_rank = len(shapes[3]) if len(shapes) > 3 and op.inputs[3] is not None else None
-        stated = [int_attribute(op.node, f"{word}_num_heads", 0) for word in ("q", "kv", "kv")]
-        ranked = [shape if len(shape) == (3 if self.packed else 4) else (0, 0, 0, 0) for shape in shapes[:3]]
-        self.heads = stated if self.packed else [shape[1] or 0 for shape in ranked]
-        widths = [shape[-1] or 0 for shape in ranked]
-        self.widths = (
-            [width // max(h, 1) for width, h in zip(widths, self.heads, strict=True)] if self.packed else widths
-        )
-        queries, keys = (shape[1 if self.packed else 2] for shape in ranked[:2])
-        self.causal, self.length = bool(int_attribute(op.node, "is_causal", 0)), queries if queries == keys else None
+def _spelled_attention(view: View, op: Op, shapes: Sequence[Shape]) -> Replacement:
+    """Return the ops of an Attention. By its errata a row that sees no key is 0."""
+    around, (result,), (_, heads, length, width) = Surroundings(view, op), op.node.output, shapes[0]
+    assert heads is not None and width is not None
 
-    @property
-    def known(self) -> bool:
-        sizes = all(self.heads) and all(self.widths) and self.heads[0] % self.heads[1] == 0
-        return sizes and bool(self.length or not self.causal) and (self.mask_rank is None or self.mask_rank > 1)
+    def number(word: str, value: float) -> str:
+        return around.constant(f"{result}_{word}", np.array(value, np.float32))
 
-    def replacement(self) -> Replacement:
-        r, scale = self.result, float_attribute(self.op.node, "scale", 1 / math.sqrt(self.widths[0]))
-        query, key, value = (self._laid(slot) for slot in range(3))
-        turned = self.before("Transpose", (key,), f"{r}_turned", perm=(0, 1, 3, 2))
-        product = self.before("MatMul", (query, turned), f"{r}_scores")
-        scores, hides = self.before("Mul", (product, self._number("scale", scale)), f"{r}_scaled"), self.causal
-        if self.mask_rank is not None:
-            mask = self.op.node.input[3]
-            if self.mask_rank < 4:
-                axes = self.constant(f"{r}_axes", np.arange(4 - self.mask_rank))
-                mask = self.before("Unsqueeze", (mask, axes), f"{r}_mask")
-            boolean = self.view.dtype(self.op.inputs[3]) is DType.BOOL
-            scores = self._hidden(mask, scores, "masked") if boolean else self.before("Add", (scores, mask), f"{r}_sum")
-            hides = hides or boolean
-        if self.causal:
-            triangle = self.constant(f"triangle_{self.length}", np.tri(self.length or 0, dtype=bool))
-            scores = self._hidden(triangle, scores, "causal")
-        weights = self.before("Softmax", (scores,), f"{r}_weights", axis=-1)
-        if hides:
-            blind = self.before("IsNaN", (weights,), f"{r}_blind")
-            weights = self.before("Where", (blind, self._number("zero", 0), weights), f"{r}_seen")
-        attended = self.name(f"{r}_attended") if self.packed else r
-        node = new_node("MatMul", [weights, value], attended, self.op.name)
-        if self.packed:
-            shape = self.constant(f"{r}_shape", np.array((0, 0, self.heads[0] * self.widths[2])))
-            self.after("Transpose", (attended,), self.name(f"{r}_heads"), perm=(0, 2, 1, 3))
-            self.after("Reshape", (self.name(f"{r}_heads"), shape), r)
-        return Replacement(SPELLED_ATTENTION, (self.op.id,), self.op.id, node, **self.parts(), findings=())
+    def hidden(mask: str, scores: str, word: str) -> str:
+        return around.before("Where", (mask, scores, number("least", -np.inf)), f"{result}_{word}")
 
-    def _number(self, word: str, number: float) -> str:
-        return self.constant(f"{self.result}_{word}", np.array(number, np.float32))
+    query, (key, value) = op.node.input[0], (_repeated(around, op, slot, shapes[slot], heads) for slot in (1, 2))
+    turned = around.before("Transpose", (key,), f"{result}_turned", perm=(0, 1, 3, 2))
+    product = around.before("MatMul", (query, turned), f"{result}_scores")
+    scale = number("scale", float_attribute(op.node, "scale", 1 / math.sqrt(width)))
+    scores, boolean = around.before("Mul", (product, scale), f"{result}_scaled"), False
+    causal = int_attribute(op.node, "is_causal", 0)
+    if len(op.inputs) > 3 and op.inputs[3] is not None:
+        mask, boolean = op.node.input[3], view.dtype(op.inputs[3]) is DType.BOOL
+        if len(shapes[3]) < 4:
+            axes = around.constant(f"{result}_axes", np.arange(4 - len(shapes[3])))
+            mask = around.before("Unsqueeze", (mask, axes), f"{result}_mask")
+        scores = hidden(mask, scores, "masked") if boolean else around.before("Add", (scores, mask), f"{result}_sum")
+    if causal:
+        scores = hidden(around.constant(f"triangle_{length}", np.tri(length or 0, dtype=bool)), scores, "causal")
+    weights = around.before("Softmax", (scores,), f"{result}_weights", axis=-1)
+    if boolean or causal:
+        blind = around.before("IsNaN", (weights,), f"{result}_blind")
+        weights = around.before("Where", (blind, number("zero", 0), weights), f"{result}_seen")
+    node = new_node("MatMul", [weights, value], result, op.name)
+    return Replacement(SPELLED_ATTENTION, (op.id,), op.id, node, **around.parts(), findings=())
 
-    def _hidden(self, mask: str, scores: str, word: str) -> str:
-        return self.before("Where", (mask, scores, self._number("least", -np.inf)), f"{self.result}_{word}")
 
-    def _laid(self, slot: int) -> str:
-        name: str = self.op.node.input[slot]
-        stem = f"{self.result}_{'qkv'[slot]}"
-        heads, width = self.heads[slot], self.widths[slot]
-        if self.packed:
-            split = self.constant(f"{stem}_split", np.array((0, 0, heads, width)))
-            apart = self.before("Reshape", (name, split), f"{stem}_apart")
-            name = self.before("Transpose", (apart,), f"{stem}_heads", perm=(0, 2, 1, 3))
-        if heads == self.heads[0]:
-            return name
-        alone = self.before("Unsqueeze", (name, self.constant(f"{stem}_axis", np.array([2]))), f"{stem}_alone")
-        groups = self.constant(f"{stem}_groups", np.array((1, 1, self.heads[0] // heads, 1, 1)))
-        shape = self.constant(f"{stem}_shape", np.array((0, self.heads[0], -1, width)))
-        wide = self.before("Expand", (alone, groups), f"{stem}_wide")
-        return self.before("Reshape", (wide, shape), f"{stem}_repeated")
+def _repeated(around: Surroundings, op: Op, slot: int, shape: Shape, heads: int) -> str:
+    name, stem, fewer = op.node.input[slot], f"{op.node.output[0]}_{'qkv'[slot]}", shape[1] or heads
+    if fewer == heads:
+        return str(name)
+    alone = around.before("Unsqueeze", (name, around.constant(f"{stem}_axis", np.array([2]))), f"{stem}_alone")
+    groups = around.constant(f"{stem}_groups", np.array((1, 1, heads // fewer, 1, 1)))
+    whole = around.constant(f"{stem}_shape", np.array((0, heads, -1, shape[3])))
+    return around.before(
+        "Reshape", (around.before("Expand", (alone, groups), f"{stem}_wide"), whole), f"{stem}_repeated"
+    )

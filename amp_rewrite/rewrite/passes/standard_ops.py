@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.rewrite.equivalence import node_mismatch, trial_shape
+from amp_rewrite.rewrite.equivalence import disagreement, drawn, trial_shape
 from amp_rewrite.rewrite.replacement import (
     Context,
     Outcome,
@@ -31,9 +32,8 @@ def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Ite
     """
     opset = view.opset if opset is None else opset
     for cluster in clusters(view):
-        row = _FORMULAS.get(cluster.kind)
-        if row is not None:
-            yield judged(cluster.kind, max(cluster.ops), _fused(_Case(view, cluster, context, opset), row))
+        if cluster.kind in _FORMULAS:
+            yield judged(cluster.kind, max(cluster.ops), _fused(_Case(view, cluster, context), opset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,10 @@ class _Case:
     view: View
     cluster: Cluster
     context: Context
-    opset: int
+
+    @property
+    def shape(self) -> Shape | None:
+        return self.context.shape(self.view, self.cluster.entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +56,12 @@ class _Candidate:
     shape: tuple[int, ...]
 
 
-_Formula = tuple[str, Callable[[_Case], _Candidate | str]]
-"""An operator, and the reading of a cluster as one."""
-
-
-def _fused(case: _Case, formula: _Formula) -> Replacement | str:
+def _fused(case: _Case, opset: int) -> Replacement | str:
     view, entry, ops = case.view, case.cluster.entry, case.cluster.ops
-    op_type, read = formula
-    if case.opset < FIRST_FUSED[op_type]:
-        return too_old(case.opset, op_type, FIRST_FUSED[op_type], case.context)
-    if not only_float32(view, ops):
+    op_type, read = _FORMULAS[case.cluster.kind]
+    if opset < FIRST_FUSED[op_type]:
+        return too_old(opset, op_type, FIRST_FUSED[op_type], case.context)
+    if entry is None or not only_float32(view, ops):
         return "not all of it is float32"
     candidate = read(case)
     if isinstance(candidate, str):
@@ -76,9 +75,8 @@ def _fused(case: _Case, formula: _Formula) -> Replacement | str:
     node = fused_node(op_type, last, reads, last.node.output[:1], candidate.attributes)
     tried = {entry: candidate.shape}
     tried.update((v, candidate.shape[-1:]) for v in candidate.reads)
-    opsets = {**view.opsets, "": case.opset}
-    why = node_mismatch(view, ops, node, tried, opsets, elementwise=op_type == "Gelu")
-    return why or Replacement(case.cluster.kind, ops, last.id, node)
+    fusion = Replacement(case.cluster.kind, ops, last.id, node)
+    return disagreement(view, fusion, drawn(view, tried), {**view.opsets, "": opset}) or fusion
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
@@ -91,9 +89,8 @@ def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
         reads = [next(v for v in product.operands if v != inverse.outputs[0]), inverse.operands[0]]
         node = fused_node("Div", product, [view.value_name(v) for v in reads], product.node.output, {})
         tried = {reads[0]: (2, 7), reads[1]: (2, 1)}
-        ops = (inverse.id, product.id)
-        why = node_mismatch(view, ops, node, tried, view.opsets)
-        yield judged("division", product.id, why or Replacement("division", ops, product.id, node))
+        fusion = Replacement("division", (inverse.id, product.id), product.id, node)
+        yield judged("division", product.id, disagreement(view, fusion, drawn(view, tried)) or fusion)
 
 
 _DIVIDED = ("layer_normalization", "rms_normalization")
@@ -103,7 +100,7 @@ _DIVIDED = ("layer_normalization", "rms_normalization")
 
 
 def _norm(case: _Case) -> _Candidate | str:
-    shape = case.context.shape(case.view, case.cluster.entry)
+    shape = case.shape
     width = shape[-1] if shape else None
     if shape is None or width is None:
         return "the size of the axis that it normalizes is not known"
@@ -140,28 +137,25 @@ def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
 
 
 def _softmax(case: _Case) -> _Candidate | str:
-    shape = case.context.shape(case.view, case.cluster.entry)
-    if shape is None:
+    if case.shape is None:
         return "the rank of its operand is not known"
-    wrong = _reduces_elsewhere(case, len(shape))
-    return wrong or _Candidate((), {"axis": -1}, trial_shape(len(shape), 7))
+    wrong = _reduces_elsewhere(case, len(case.shape))
+    return wrong or _Candidate((), {"axis": -1}, trial_shape(len(case.shape), 7))
 
 
-def _gelu(approximate: str) -> Callable[[_Case], _Candidate | str]:
-    def read(case: _Case) -> _Candidate | str:
-        shape = case.context.shape(case.view, case.cluster.entry)
-        ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
-        if max(ranks, default=0) > (len(shape) if shape is not None else 0):
-            return "the rank of its operand is not known, or less than that of its constants"
-        return _Candidate((), {"approximate": approximate}, trial_shape(len(shape or (1,)), 61))
-
-    return read
+def _gelu(case: _Case) -> _Candidate | str:
+    ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
+    if max(ranks, default=0) > len(case.shape or ()):
+        return "the rank of its operand is not known, or less than that of its constants"
+    approximate = "tanh" if case.cluster.kind == "gelu_tanh" else "none"
+    return _Candidate((), {"approximate": approximate}, trial_shape(len(case.shape or (1,)), 61))
 
 
-_FORMULAS: Mapping[str, _Formula] = {
+_FORMULAS: Mapping[str, tuple[str, Callable[[_Case], _Candidate | str]]] = {
     "layer_normalization": ("LayerNormalization", _norm),
     "rms_normalization": ("RMSNormalization", _norm),
     "softmax": ("Softmax", _softmax),
-    "gelu_erf": ("Gelu", _gelu("none")),
-    "gelu_tanh": ("Gelu", _gelu("tanh")),
+    "gelu_erf": ("Gelu", _gelu),
+    "gelu_tanh": ("Gelu", _gelu),
 }
+"""The operator of each kind of cluster, and the reading of the cluster as one."""

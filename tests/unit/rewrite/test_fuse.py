@@ -13,14 +13,8 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.equivalence import ROUNDINGS, UNIT, mismatch
-from amp_rewrite.rewrite.opset import at_opset
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
-from amp_rewrite.rewrite.passes.inline import inline_functions
-from amp_rewrite.rewrite.passes.spell_out import spell_out_casts
-from amp_rewrite.rewrite.replacement import (
-    Context,
-    run_round,
-)
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, model_of
@@ -120,6 +114,13 @@ ENDS_IN_Y = "1 stays unfused (ends in the_y): "
             "it also reads power, which is not one constant number",
         ),
         (
+            LAYER_NORM + "b = Add (n, shift)  y = Mul (b, gain)",
+            18,
+            "",
+            "layer_normalization",
+            "no scale follows, and the operator wants one",
+        ),
+        (
             ERF.replace("one", "wide"),
             20,
             "float[N] x",
@@ -132,21 +133,8 @@ def test_what_the_operator_does_not_quite_say_stays(body: str, opset: int, input
     outputs = "float[A,B] y" if "[A,B]" in inputs else "float[1,N] y" if "[N]" in inputs else "float[2,4] y"
     model = model_of(body, opset, outputs, inputs or "float[2,4] x")
     made, told = standard(model)
-    assert told == [("not_fused", kind, ENDS_IN_Y + why)]
+    assert [(subject, message.partition("): ")[2]) for _, subject, message in told] == [(kind, why)]
     assert made.SerializeToString() == model.SerializeToString()
-
-
-def test_without_a_scale_there_is_no_layer_normalization() -> None:
-    model = model_of(LAYER_NORM + "b = Add (n, shift)  y = Mul (b, gain)")
-    made, told = standard(model)
-    assert told == [
-        (
-            "not_fused",
-            "layer_normalization",
-            "1 stays unfused (ends in the_n): no scale follows, and the operator wants one",
-        )
-    ]
-    assert kinds(made) == kinds(model)
 
 
 @pytest.mark.parametrize(
@@ -192,18 +180,15 @@ def test_no_kernel_is_given_up_for_a_fusion(monkeypatch: pytest.MonkeyPatch) -> 
     assert kinds(standard(model, target=Target.ONNX)[0]) == ["Gelu"]
 
 
-def test_a_model_that_carries_its_training_is_left_alone() -> None:
-    model = model_of(ERF, 20)
-    model.training_info.add().algorithm.name = "step"
-    view, told = fuse_operators(View.of(Model.load(model)), Context(DType.FLOAT16), Target.ORT_CUDA)
-    assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
-
-
-def test_a_model_that_lists_its_weights_as_inputs_is_left_alone() -> None:
+@pytest.mark.parametrize("ir", [3, 10])
+def test_a_model_that_carries_its_training_or_lists_its_weights_as_inputs_is_left_alone(ir: int) -> None:
     model = model_of(SOFTMAX, 18)
-    model.ir_version = 3
-    weights = ((t.name, t.data_type, t.dims) for t in model.graph.initializer)
-    model.graph.input.extend(helper.make_tensor_value_info(*weight) for weight in weights)
+    model.ir_version = ir
+    if ir == 3:
+        weights = ((t.name, t.data_type, t.dims) for t in model.graph.initializer)
+        model.graph.input.extend(helper.make_tensor_value_info(*weight) for weight in weights)
+    else:
+        model.training_info.add().algorithm.name = "step"
     view, told = fuse_operators(View.of(Model.load(model)), Context(DType.FLOAT16), Target.ORT_CUDA)
     assert (view.model.proto.SerializeToString(), told) == (model.SerializeToString(), ())
 
@@ -247,38 +232,17 @@ def test_what_is_not_exact_or_no_constant_is_left(body: str) -> None:
 
 
 def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
-    y = np.ones(3)
-    assert mismatch([y], [y * (1 + ROUNDINGS * UNIT / 2)], [y]) is None
-    assert (
-        mismatch([y], [y * (1 + ROUNDINGS * UNIT * 2)], [y]) == "on random inputs the results differ by up to 4.8e-07"
-    )
-    assert (
-        mismatch([y], [np.array([1, np.nan, 1])], [y])
-        == "on random inputs the results differ by up to more than any bound"
-    )
-    assert mismatch([y], [np.ones((1, 3))], [y]) == "its shape would be [1, 3] instead of [3]"
+    y, step, differ = np.ones(3), ROUNDINGS * UNIT, "on random inputs the results differ by up to"
+    assert mismatch([y], [y * (1 + step / 2)], [1.0]) is None
+    assert mismatch([y], [y * (1 + step * 2)], [None]) == f"{differ} 4.8e-07"
+    assert mismatch([y], [np.array([1, np.nan, 1])], [None]) == f"{differ} more than any bound"
+    assert mismatch([y], [np.ones((1, 3))], [None]) == "its shape would be [1, 3] instead of [3]"
     assert mismatch("no shape", [y], []) == "no shape"
 
 
 # -- whole models -------------------------------------------------------------------------------------
 
 MODELS = TESTS / "models"
-FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx") if path.stem != "cnn_external_dynamo22")
-
-
-@pytest.mark.parametrize("name", FIXTURES)
-def test_a_fused_model_computes_what_torch_computed(name: str) -> None:
-    """In float32, at the best opset, with all that fuses there: within the 1e-4 that its exporter accepted, too."""
-    view = inline_functions(View.of(Model.load(MODELS / f"{name}.onnx")))[0]
-    view, _ = run_round(view, (spell_out_casts,), Context(DType.FLOAT16))
-    moved, _ = at_opset(view, "auto", DType.FLOAT16, Target.ORT_CUDA)
-    made, told = fuse_operators(moved, Context(DType.FLOAT16), Target.ORT_CUDA)
-    assert [f.message for f in told if "differ" in f.message or "cannot run" in f.message] == []
-    with np.load(MODELS / f"{name}.npz") as stored:
-        feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
-        expected = [stored[f"output/{v.name}"] for v in made.model.proto.graph.output]
-    for found, array in zip(outputs_of(made.model.to_proto(), feed), expected, strict=True):
-        np.testing.assert_allclose(found, array, rtol=0, atol=1e-4)
 
 
 def test_what_is_fused_in_the_models_of_exporters() -> None:

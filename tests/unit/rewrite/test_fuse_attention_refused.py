@@ -34,6 +34,7 @@ FROM_U = FROM_W.replace("from w", "from u")
 TOO_FAR = "the bias of its scores reaches 2.55e+38, beyond the range of float16"
 A_BILLION = "the bias of its scores reaches 1e+09, beyond the range of float16"
 SCALED = "its mask is scaled with its scores"
+NARROW = "its mask does not state every query and every key"
 FOREIGN = "its mask is not known to have the batch, heads and length of its queries, or one"
 
 
@@ -64,6 +65,8 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (SCORES + "g = MatMul (w, u)  m = Add (z, g)  " + WEIGHTS, ", float[1,1,3,2] w, float[2,5] u", FROM_U),
         (SCORES + "g = Tanh (z)  h = Mul (g, two)  m = Add (h, bias)  " + WEIGHTS, "", CAPPED),
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[b,1,3,5] mask", FOREIGN),
+        (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[2,1,1,5] mask", NARROW),
+        (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[5] mask", NARROW),
     ],
 )
 def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: str) -> None:

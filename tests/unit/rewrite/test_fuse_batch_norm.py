@@ -132,13 +132,14 @@ def test_a_shared_weight_is_folded_for_each_of_its_readers() -> None:
     for copy, node in zip(twin, model.graph.node, strict=True):
         copy.CopyFrom(node)
     twin[0].output[0], twin[0].name = "a2", "linear2"
-    twin[1].input[0], twin[1].output[0], twin[1].name = "a2", "y2", "norm2"
+    twin[1].input[:] = ["a2", "beta", *twin[1].input[2:]]
+    twin[1].output[0], twin[1].name = "y2", "norm2"
     model.graph.node.extend(twin)
     model.graph.output.append(helper.make_tensor_value_info("y2", TensorProto.FLOAT, [None] * 4))
     made, _ = standard(model)
     assert [list(n.input) for n in made.graph.node] == [
-        ["x", "w_a_folded", "w_a_folded_bias"],
-        ["x", "w_a2_folded", "w_a2_folded_bias"],
+        ["x", "w_folded", "w_folded_bias"],
+        ["x", "w_folded_2", "w_folded_bias_2"],
     ]
     assert [t.name for t in made.graph.initializer] == [n for node in made.graph.node for n in list(node.input)[1:]]
 

@@ -120,7 +120,7 @@ def test_heads_of_an_odd_width_become_one_node() -> None:
         (
             SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
             EDGES + ", bool[3,5] mask",
-            "its mask does not state batch, heads, every query and every key",
+            "its mask does not state batch and heads",
         ),
         (
             SPLIT + HIDDEN + SOFTMAX + REST + MERGED,

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-from amp_rewrite import DType, Feed, convert, repair
+from amp_rewrite import DType, convert
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.equivalence import UNIT
@@ -153,7 +153,7 @@ def test_elements_picked_from_one_axis_are_not_halves() -> None:
     assert "RotaryEmbedding" not in after(proto)
 
 
-@pytest.mark.parametrize("shown", ["rn", "r1", "r2", "rt", "rs", "rc"])
+@pytest.mark.parametrize("shown", ["rn", "r1", "rt", "rc"])
 def test_a_rotation_of_which_a_part_is_an_output_stays(shown: str) -> None:
     proto = model(ROTATED, f"r {shown}", {shown: (2, 2, 3, 8 if shown in ("rn", "r1", "r2") else 16)})
     assert "RotaryEmbedding" not in after(proto)
@@ -211,9 +211,7 @@ ROTATING = ("com.microsoft::RotaryEmbedding", "com.microsoft::GroupQueryAttentio
     ("tables", "far", "dtype"),
     [
         (CONSTANT, 1e5, DType.FLOAT),
-        (GATHERED, 1e5, DType.FLOAT),
         (COMPUTED, 1e5, DType.FLOAT),
-        (CONSTANT, 3e4, DType.FLOAT16),
         (GATHERED, 3e4, DType.FLOAT16),
     ],
 )
@@ -333,11 +331,3 @@ def test_a_check_keeps_float32_without_grouping_and_its_patterns_repeat_the_file
     assert checked.report.evidence.level == "repaired"
     assert "GroupQueryAttention" not in kinds(checked.model)
     assert [node.op_type for node in again.model.graph.node] == [node.op_type for node in checked.model.graph.node]
-
-
-def test_a_repair_that_keeps_attention_float32_is_not_grouped() -> None:
-    source = model(UNROTATED)
-    found = repair(source, Feed.randomly(Model.load(source)), tolerance=2e-5)
-    assert found.solved and "GroupQueryAttention" not in kinds(found.converted.model)
-    loose = repair(source, Feed.randomly(Model.load(source)), tolerance=1e-2)
-    assert loose.solved and "GroupQueryAttention" in kinds(loose.converted.model)

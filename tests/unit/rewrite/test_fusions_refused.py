@@ -63,29 +63,21 @@ def test_a_sum_and_its_norm_take_no_bias_that_the_norm_subtracts(bias: Any, apar
 
 GEMM = """(float[B,T,16] x) => (float[N,1,16] y) <int64[2] rows={-1,16}, int64[3] apart={APART}>
     { r=Reshape(x,rows) g=Gemm(r,w,c) y=Reshape(g,apart) }"""
-COMPUTED = """(float[B,T,16] x) => (float[M,1,16] y) <int64[2] rows={-1,16}, int64[1] third={2}, int64[2] apart={APART}>
-    { r=Reshape(x,rows) g=Gemm(r,w,c) d=Shape(x) e=Gather(d,third) shape=Concat<axis=0>(apart,e) y=Reshape(g,shape) }"""
-CAST = COMPUTED.replace("e=Gather(d,third) shape=", "l=Gather(d,third) e=Cast<to=6>(l) near=")
-CAST = CAST.replace("int64[2] apart", "int32[2] apart").replace("y=", "shape=Cast<to=7>(near) y=")
 
 
-@pytest.mark.parametrize("to", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("text", "spread"),
     [
         pytest.param(GEMM.replace("APART", "0,1,16"), False, id="a 0"),
-        pytest.param(GEMM.replace("APART", "-1,1,16"), True, id="no 0"),
+        pytest.param(GEMM.replace("APART", "-1,1,16"), False, id="no 0"),
+        pytest.param(GEMM.replace("APART", "-1,1,16").replace("[B,T,16]", "[2,5,16]"), True, id="sizes"),
         pytest.param(GEMM.replace("APART", "0,1,16").replace("[B,T,16]", "[B,T,2,8]"), False, id="a 0, four axes"),
-        pytest.param(COMPUTED.replace("APART", "0,1"), False, id="a computed shape with a 0"),
-        pytest.param(COMPUTED.replace("APART", "-1,1"), True, id="a computed shape without"),
-        pytest.param(CAST.replace("APART", "0,1"), False, id="a Cast of a shape with a 0"),
-        pytest.param(CAST.replace("APART", "-1,1"), True, id="a Cast of a shape without"),
     ],
 )
-def test_a_gemm_keeps_the_rows_of_a_shape_that_copies_them(text: str, spread: bool, to: str) -> None:
-    off, found = error(model(text, w=RNG.standard_normal((16, 16)), c=np.ones(16)), {"B": 2, "T": 5}, to=to)
+def test_a_gemm_keeps_the_rows_of_a_shape_that_copies_them(text: str, spread: bool) -> None:
+    off, found = error(model(text, w=RNG.standard_normal((16, 16)), c=np.ones(16)), {"B": 2, "T": 5})
     assert ("Gemm" not in found) == spread
-    assert off < (5e-3 if to == "float16" else 4e-2)
+    assert off < 5e-3
 
 
 # -- biases of keys and values ---------------------------------------------------------------------
