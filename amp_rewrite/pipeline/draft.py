@@ -186,19 +186,14 @@ def _worse(moved: Draft, kept: Draft) -> str | None:
         return f"the target would leave {count(after.unserved - before.unserved, 'more op')} to the CPU"
     if after.casts > before.casts and after.compute <= before.compute:
         return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
-    common = after.results & before.results
-    added, served = len(after.results) - len(before.results), len(after.low & common) - len(before.low & common)
-    if added > max(served, 0):
-        return f"it would have {count(added, 'more value')}, and {max(served, 0)} more of the old ones in the low type"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """What an opset makes of a model: results of ops and of low ones, Casts, ops without a kernel, low compute ops."""
+    """What an opset makes of a model: low ops, Casts, ops without a kernel, low compute ops."""
 
-    results: frozenset[str]
-    low: frozenset[str]
+    low: int
     casts: int
     unserved: int
     compute: int
@@ -211,8 +206,7 @@ class _Costs:
             lowered.setdefault(op, []).append(variable)
         known = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
         return cls(
-            results=frozenset(name for op in view.ops if op.kind != "Constant" for name in op.node.output),
-            low=frozenset(name for op in lowered for name in view.ops[op].node.output),
+            low=len(lowered),
             casts=len(plan_casts(view, coloring, draft.io, draft.needs.saturate).casts),
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),

@@ -7,21 +7,19 @@ model where it is. Names, weights and whatever else a model carries stay as they
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
-from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import all_graphs, clone, refill
+from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
@@ -34,15 +32,15 @@ from amp_rewrite.ir.versions import (
     OLDEST_MOVED,
     OLDEST_SOURCE,
 )
-from amp_rewrite.ir.view import OpId, ScopeId, View
+from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.legality import sites
 from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.rewrite.replacement import Context, Replacement
-from amp_rewrite.rewrite.restated import restated
+from amp_rewrite.rewrite.replacement import Context, Replacement, replaced
+from amp_rewrite.rewrite.restated import RESTATED, Restatement
 from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Opset, Target
 
 
@@ -69,13 +67,12 @@ def at_opset(
     if not isinstance(opset, int):
         after, told = _best(view, _KernelCheck.of(view, to, target, fuse if opset is not None else "none"))
         return after, told if opset is not None or after is not view or _OBSTACLE in told[0].message else ()
-    move = moved_to(view, opset)
-    moved = move if isinstance(move, str) else _indexed(move.model)
-    if isinstance(move, str) or isinstance(moved, str):
+    moved = moved_to(view, opset)
+    if isinstance(moved, str):
         raise ModelError(
             f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
         )
-    return moved, (_compared(view, opset, move, _KernelCheck.of(view, to, target, fuse)),)
+    return moved, (_compared(view, opset, _KernelCheck.of(view, to, target, fuse)),)
 
 
 # -- which one -------------------------------------------------------------------------------------
@@ -143,10 +140,9 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at the opset with most served ops; among equals its own, then the nearest."""
     current = view.opsets[""]
     own = judge.covers(view)
-    best: Move | None = None
-    at, most = current, _served(own)
+    best, most = view, _served(own)
     barred: dict[str, str] = {}
-    for opset in sorted(_candidates(view, judge), key=lambda n: (abs(n - current), n)):
+    for opset in _candidates(view, judge):
         then = judge.covers(_relabelled(view, opset))
         gained, lost = _gained(own, then), _gained(then, own)
         if gained and lost:
@@ -157,9 +153,9 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
             if isinstance(move, str):
                 barred.setdefault(move, f"opset {opset}: {move}")
             else:
-                best, at, most = move, opset, _served(then)
-    if best is not None and not isinstance(after := _indexed(best.model), str):
-        return after, (_compared(view, at, best, judge),)
+                best, most = move, _served(then)
+    if best is not view:
+        return best, (_compared(view, best.opset, judge),)
     note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
     return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
 
@@ -176,21 +172,16 @@ _OBSTACLE = "; "
 _SHOWN = 3  # reasons
 
 
-def _candidates(view: View, judge: _KernelCheck) -> Iterator[int]:
+def _candidates(view: View, judge: _KernelCheck) -> list[int]:
+    """Return other opsets, the nearest first; of several with the same operators the nearest alone."""
     current = view.opsets[""]
     types = sorted({op.op_type for op in view.ops if not op.domain})
     steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
     unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
     newest = min(NEWEST_MOVED, judge.target.opset or unknown)
-    seen = set() if current > newest else {_versions(types, current, steps)}
-    for opset in (
-        *range(max(current + 1, OLDEST_MOVED), newest + 1),
-        *range(min(current - 1, newest), OLDEST_MOVED - 1, -1),
-    ):
-        versions = _versions(types, opset, steps)
-        if versions not in seen:
-            seen.add(versions)
-            yield opset
+    nearest = sorted(range(OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n))
+    known = {_versions(types, opset, steps): opset for opset in reversed(nearest)}
+    return [n for n in nearest if n != current and known[_versions(types, n, steps)] == n]
 
 
 def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
@@ -198,16 +189,13 @@ def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[i
     return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
 
 
-def _compared(view: View, opset: int, move: Move, judge: _KernelCheck) -> Finding:
+def _compared(view: View, opset: int, judge: _KernelCheck) -> Finding:
     own, then = judge.covers(view), judge.covers(_relabelled(view, opset))
     words = [f"opset {view.opsets['']} became {opset}"]
     if gained := _gained(own, then):
         words.append(f"the target serves {_listed(gained)} better")
     if lost := _gained(then, own):
         words.append(f"it no longer serves {_listed(lost)} as well")
-    if move.restated:
-        kinds = _listed([f"{number} {kind}" for kind, number in sorted(move.restated.items())])
-        words.append(f"in the form of that opset: {kinds}")
     return Finding("opset", "ai.onnx", "; ".join(words))
 
 
@@ -231,16 +219,8 @@ def _relabelled(view: View, opset: int) -> View:
     return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A model at another opset, and how many ops of each kind took another form on the way."""
-
-    model: Model
-    restated: Mapping[str, int]
-
-
-def moved_to(view: View, opset: int) -> Move | str:
-    """Return the model at another opset, checked by onnx; or why it cannot be moved there.
+def moved_to(view: View, opset: int) -> View | str:
+    """Return the view at another opset, checked by onnx; or why it cannot be moved there.
 
     Local functions are inlined, since they state opsets of their own.
     """
@@ -253,10 +233,11 @@ def moved_to(view: View, opset: int) -> Move | str:
         view = View.of(inlined(view.model)) if view.model.proto.functions else view
     except ModelError as cause:
         return one_line(cause)
-    proto = clone(view.model.proto)
-    kinds = _relabel(view, proto, opset)
-    if isinstance(kinds, str):
-        return kinds
+    changes = _changes(view, opset)
+    if isinstance(changes, str):
+        return changes
+    moved = replaced(view, changes)
+    proto = moved.proto
     for imported in proto.opset_import:
         if normal_domain(imported.domain) == "":
             imported.version = opset
@@ -265,50 +246,35 @@ def moved_to(view: View, opset: int) -> Move | str:
         refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in held])
     least = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, least)
-    moved = replace(view.model, proto=proto)
-    refusal, _ = examined(moved)
-    return Move(moved, kinds) if refusal is None else _refused(refusal)
-
-
-def _indexed(model: Model) -> View | str:
+    refusal: Exception | None = examined(moved)[0]
     try:
-        return View.of(model)
+        if refusal is None:
+            return View.of(moved)
     except ModelError as cause:
-        return _refused(cause)
+        refusal = cause
+    return f"onnx refuses it there: {one_line(refusal)[:120]}"
 
 
-def _refused(cause: Exception) -> str:
-    return f"onnx refuses it there: {one_line(cause)[:120]}"
-
-
-def _relabel(view: View, proto: ModelProto, opset: int) -> Mapping[str, int] | str:
-    """Bring the nodes of a copied model to another opset, in place; return which took another form, or what holds it.
+def _changes(view: View, opset: int) -> list[Replacement] | str:
+    """Return the ops of a view that differ at another opset, as they are there; or what holds the model.
 
     A node that is valid there as it stands, and means the same, stays.
     """
-    graphs = [(ScopeId(place), graph) for place, graph in enumerate(all_graphs(proto.graph))]
-    by_results = {(op.scope, tuple(op.node.output)): op for op in view.ops}
-    faults: dict[OpId, str] = {}
-    for scope, graph in graphs:
-        for node in graph.node:
-            fault = _fault(node, view.opset, opset) if normal_domain(node.domain) == "" else None
-            if fault:
-                faults[by_results[scope, tuple(node.output)].id] = fault
-    forms = restated(view, [view.ops[op] for op in faults], opset)
-    if isinstance(forms, tuple):
-        op, why = forms
-        return ": ".join(filter(None, (f"{op.op_type} {op.name!r} {faults[op.id]}", why)))
-    taken, held = set(view.names), dict[bytes, str]()
-    for scope, graph in reversed(graphs):  # a body before the node that holds it
-        nodes: list[NodeProto] = []
-        for node in graph.node:
-            form = forms.get(by_results[scope, tuple(node.output)].id)
-            made, constants = form.placed(node, taken, held) if form is not None else ([node], [])
-            nodes += made
-            proto.graph.initializer.extend(constants)
-        if scope in {view.ops[op].scope for op in forms}:
-            refill(graph, "node", nodes)
-    return Counter(view.ops[op].op_type for op in forms)
+    changes, forms = list[Replacement](), None
+    for op in view.ops:
+        if op.domain:
+            continue
+        node = clone(op.node)
+        fault = _fault(node, view.opset, opset)
+        if fault:
+            forms = forms or Restatement(view, opset)
+            form = forms.of(op)
+            if isinstance(form, str):
+                return ": ".join(filter(None, (f"{op.op_type} {op.name!r} {fault}", form)))
+            changes.append(form)
+        elif node != op.node:
+            changes.append(Replacement(RESTATED, (op.id,), op.id, node))
+    return changes
 
 
 def _fault(node: NodeProto, current: int, opset: int) -> str | None:

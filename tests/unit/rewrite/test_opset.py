@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import onnx
@@ -152,9 +150,7 @@ def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
     assert (opset(made), told) == (22, "opset 21 became 22; it no longer serves MaxPool as well")
 
 
-@pytest.mark.parametrize(
-    "name", ["bert_ts13", "gpt2_ts17", "lstm_ts13", "moe_ts17", "t5_ts14", "unet_ts15", "vit_ts17"]
-)
+@pytest.mark.parametrize("name", ["bert_ts13", "lstm_ts13", "moe_ts17", "unet_ts15"])
 def test_a_moved_model_computes_the_same(name: str) -> None:
     """To the bit: neither its operators nor its weights changed, and nothing is optimized."""
     model = onnx.load(MODELS / f"{name}.onnx")
@@ -170,9 +166,3 @@ def test_a_moved_model_computes_the_same(name: str) -> None:
         found.append(session.run(None, feed))
     for before, after in zip(*found, strict=True):
         np.testing.assert_array_equal(after, before)
-
-
-def test_moving_does_not_import_the_runtime() -> None:
-    moves = "amp_rewrite.rewrite.opset, amp_rewrite.rewrite.passes.canonicalize"
-    code = f"import sys, {moves}; print('onnxruntime' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
