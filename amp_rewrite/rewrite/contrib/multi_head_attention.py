@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from onnx import NodeProto
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
@@ -81,8 +82,9 @@ def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replace
         return "a row of its mask may hide every key, and not in each head alike"
     if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
         return "two of its operands are one"
-    writer = _MultiHeadWriter(site, dims, heads, width, depth)
-    return (writer.grouped() if grouped else None) or writer.replacement()
+    if grouped and (found := _MultiHeadWriter(site, dims, heads, width, depth).grouped()) is not None:
+        return found
+    return _MultiHeadWriter(site, dims, heads, width, depth).replacement()
 
 
 class _MultiHeadWriter(SeenRows):
@@ -96,34 +98,29 @@ class _MultiHeadWriter(SeenRows):
         self.dims = dims
         self.heads, self.width, self.depth = heads, width, depth
         self.bases: dict[str, _Base] = {}
+        self.moves = self._moves()
+        self.last = self.moves[-1] if self.moves else site.form.last
+        self.result = self.last.node.output[0]
 
     def replacement(self) -> Replacement | str:
         site, form = self.site, self.site.form
-        moves = self._moves()
-        last = moves[-1] if moves else form.last
-        result = last.node.output[0]
         seeing = self._seeing() if site.empty else None
         zeroed = form.zeroed and site.infinite
-        reads = [*self._operands(result, None if zeroed else seeing), "", "", self._added()]
+        reads = [*self._operands(self.result, None if zeroed else seeing), "", "", self._added()]
         if _Base("values", "heads") in self.bases.values() and self.width != self.depth:
             return "its values are not as wide as its keys, and their heads are split off"
-        attended = self._ended(result, seeing if zeroed else None, packed=bool(moves))
+        results = [self._ended(self.result, seeing if zeroed else None)]
         attributes = {"num_heads": self.heads, "scale": form.scale, **({"unidirectional": 1} if site.causal else {})}
-        node = fused_node("MultiHeadAttention", last, reads, [attended], attributes, DOMAIN)
-        ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        written = WrittenAttention(KIND, ops, last.id, node, **self.parts())
-        return self._mismatch(written, packed=bool(moves)) or written
+        return self._proved(KIND, fused_node("MultiHeadAttention", self.last, reads, results, attributes, DOMAIN))
 
     def grouped(self) -> Replacement | None:
         """Return the node for keys and values shared by several heads, if there is one and it agrees."""
-        site, form, moves = self.site, self.site.form, self._moves()
+        site, form = self.site, self.site.form
         groups, (batch, _, length, _) = site.keys.groups, dims_at(site.view, self.dims, form.queries)
         fewer = self.heads // groups
-        reads = [
-            self._packed(value, heads)
-            for value, heads in ((form.queries, self.heads), (site.keys.value, fewer), (site.values.value, fewer))
-        ]
-        if groups == 1 or not moves or not isinstance(batch, int) or not isinstance(length, int):
+        sources = ((form.queries, self.heads), (site.keys.value, fewer), (site.values.value, fewer))
+        reads = [self._packed(value, heads) for value, heads in sources]
+        if groups == 1 or not self.moves or not isinstance(batch, int) or not isinstance(length, int):
             return None
         if not site.causal or None in reads or self.width != self.depth or self.width > _WIDEST:
             return None
@@ -137,29 +134,22 @@ class _MultiHeadWriter(SeenRows):
         ]
         last = self.constant(f"last_token_{batch}_{length}", np.full(batch, length - 1, np.int32))
         tokens = self.constant(f"tokens_{length}", np.full(1, length, np.int32))
-        result = moves[-1].node.output[0]
-        results = [result, *(self.name(f"{result}_{what}") for what in _OPERANDS[1:])]
+        results = [self.result, *(self.name(f"{self.result}_{what}") for what in _OPERANDS[1:])]
         attributes = {"num_heads": self.heads, "kv_num_heads": fewer, "scale": form.scale}
         attributes |= {"do_rotary": 1} if tables else {}
         operands = [*names, "", "", last, tokens, *tables]
-        node = fused_node("GroupQueryAttention", moves[-1], operands, results, attributes, DOMAIN)
-        ops = tuple(sorted({*form.ops, *(op.id for op in moves)}))
-        written = WrittenAttention(GROUPED, ops, moves[-1].id, node, **self.parts())
-        if self._mismatch(written, packed=True, groups=groups, tables=tables) is None:
-            return written
-        self.weights.clear()
-        self.bases.clear()
-        return None
+        node = fused_node("GroupQueryAttention", self.last, operands, results, attributes, DOMAIN)
+        found = self._proved(GROUPED, node, groups, tables)
+        return found if isinstance(found, Replacement) else None
 
-    def _mismatch(
-        self, written: WrittenAttention, *, packed: bool, groups: int = 1, tables: Sequence[str] = ()
-    ) -> str | None:
-        """Return how the nodes differ from the ops on small random operands; None if both agree.
+    def _proved(self, kind: str, node: NodeProto, groups: int = 1, tables: Sequence[str] = ()) -> Replacement | str:
+        """Return the replacement by a node, or how it differs from the ops on small random operands.
 
-        `packed`: the result is laid out as tokens by features, else as the ops gave it. `groups`: heads of queries for
-        one of keys and values. `tables`: cosines and sines by which the node rotates queries and keys, and the ops do
-        not.
+        `groups`: heads of queries for one of keys and values. `tables`: cosines and sines by which the node rotates
+        queries and keys, and the ops do not.
         """
+        ops = tuple(sorted({*self.site.form.ops, *(op.id for op in self.moves)}))
+        written = WrittenAttention(kind, ops, self.last.id, node, **self.parts())
 
         def feeds(*operands: Array) -> tuple[Sequence[Array], Arrays]:
             drawn = dict(zip(_OPERANDS, operands, strict=True))
@@ -173,7 +163,7 @@ class _MultiHeadWriter(SeenRows):
 
         heads = self.heads, self.heads // groups
         sizes = AttentionSizes(heads, KEYS if self.site.causal else QUERIES, self.width, self.depth)
-        return compared(self.site, written, sizes, feeds, _LAYOUTS["packed" if packed else "heads"])
+        return compared(self.site, written, sizes, feeds, _LAYOUTS["packed" if self.moves else "heads"]) or written
 
     def _seeing(self) -> str:
         rows = self.rows(self.bools())
@@ -192,7 +182,8 @@ class _MultiHeadWriter(SeenRows):
         fits = laid == (queries[0], queries[2], self.heads * self.depth) and None not in laid
         return (transpose, reshape) if fits else ()
 
-    def _ended(self, result: str, seeing: str | None, *, packed: bool) -> str:
+    def _ended(self, result: str, seeing: str | None) -> str:
+        packed = bool(self.moves)
         if packed and seeing is None:
             return result
         attended = flat = self.name(f"{result}_attended")

@@ -56,13 +56,6 @@ def test_a_single_fill_is_bounded_and_no_bit_of_a_float32_result_changes(text: s
     assert outputs_of(after, FEEDS)[0].tobytes() == outputs_of(proto, FEEDS)[0].tobytes()
 
 
-def test_a_bias_beside_the_fill_stays_as_it_is() -> None:
-    proto = model(ADDED, mask(-1e9, np.arange(8.0)))
-    after = bounded(proto)
-    assert onnx.numpy_helper.to_array(after.graph.initializer[-1])[7].tolist() == np.arange(8.0).tolist()
-    assert outputs_of(after, FEEDS)[0].tobytes() == outputs_of(proto, FEEDS)[0].tobytes()
-
-
 def test_sum_and_softmax_are_low_with_no_cast_and_no_selection_between() -> None:
     proto = model(f"{ADDED};z=MatMul(y,v)", mask(-1e9), "z")
     converted = amp_rewrite.convert(proto)

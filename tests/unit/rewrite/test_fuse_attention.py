@@ -18,7 +18,6 @@ from support.attention_models import (
     agree,
     attention,
     model_of,
-    unused,
 )
 from support.fusing import kinds, standard
 
@@ -94,15 +93,6 @@ def test_heads_that_are_dealt_out_in_turn_are_not_groups() -> None:
     made, _ = standard(model)
     assert list(attention(made).input) == ["q", "c", "f"]
     agree(model, made)
-
-
-def test_a_fusion_says_what_became_what_and_leaves_nothing_behind() -> None:
-    model = model_of(SCORES + "m = Where (some, z, fill)  " + WEIGHTS)
-    made, told = standard(model)
-    assert (attention(made).name, list(attention(made).output)) == ("the_y", ["y"])
-    assert sorted(t.name for t in made.graph.initializer) == sorted(["some", *unused(model)])
-    parts = "the_t, the_s, the_z, the_m, the_p, the_y"
-    assert told == [("fused", "the_y", f"attention: one Attention in place of {parts}")]
 
 
 @pytest.mark.parametrize("copy", ["Identity", "Cast <to = 1>"])

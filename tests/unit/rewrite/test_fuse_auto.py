@@ -89,14 +89,12 @@ def test_operators_of_onnxruntime_are_made_for_its_cuda_provider(target: Any, fu
 @pytest.mark.parametrize(
     ("body", "to", "release", "made", "oldest"),
     [
-        (BLOCK, "float16", "1.20", {}, ""),
         (BLOCK, "float16", "1.27", {}, ""),
         (BLOCK, "float16", "1.28", {SKIP: 1}, "1.28.0"),
         (BLOCK, "bfloat16", "1.23", {}, ""),  # without a kernel
         (BLOCK, "bfloat16", "1.26", {}, ""),  # with a wrong one
         (BLOCK, "bfloat16", "1.31", {SKIP: 1}, "1.28.0"),
         (GATE, "float16", "1.31", {"QuickGelu": 1}, "1.20.0"),
-        (GATE, "float16", "1.22", {"QuickGelu": 1}, "1.20.0"),
         (GATE, "bfloat16", "1.22", {}, ""),
         (GATE, "bfloat16", "1.31", {"QuickGelu": 1}, "1.23.0"),
     ],
@@ -142,8 +140,6 @@ def test_own_attention_goes_before_that_of_the_standard(fuse: str, expected: str
         ("1.31.1", CPU, None),
         ("1.27.0", CUDA, "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization, and this is 1.27.0"),
         ("1.31.1", "TensorrtExecutionProvider", "TensorrtExecutionProvider has no known kernel for SkipLayer"),
-        ("1.31.1", "DmlExecutionProvider", "DmlExecutionProvider has no known kernel for SkipLayer"),
-        ("1.31.1", "OpenVINOExecutionProvider", "OpenVINOExecutionProvider has no known kernel for SkipLayer"),
     ],
 )
 def test_an_older_release_and_a_provider_without_kernels_do_not_fit(
@@ -255,8 +251,7 @@ def untyped(model: ModelProto) -> list[str]:
 # -- costs --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [2, 6])
-def test_layers_that_differ_in_names_and_weights_are_proved_once(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_differ_in_names_and_weights_are_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
     run = equivalence.run
 
@@ -267,14 +262,14 @@ def test_layers_that_differ_in_names_and_weights_are_proved_once(layers: int, mo
     monkeypatch.setattr(equivalence, "run", counted)
     monkeypatch.setattr(equivalence, "_PROVED", set())
     body, last = "", "x"
-    for i in range(layers):
+    for i in range(3):
         body += f"a{i} = MatMul ({last}, w)  t{i} = Add (a{i}, {last})  "
         body += f"y{i} = LayerNormalization <epsilon = 0.001> (t{i}, g{i}, shift)  "
         last = f"y{i}"
     model = wide(body + f"y = MatMul ({last}, w)", "float[2,3,8] x")
-    gains = [numpy_helper.from_array(np.full(8, 1 + i, np.float32), f"g{i}") for i in range(layers)]
+    gains = [numpy_helper.from_array(np.full(8, 1 + i, np.float32), f"g{i}") for i in range(3)]
     model.graph.initializer.extend(gains)
-    assert own(amp_rewrite.convert(model).model) == {SKIP: layers}
+    assert own(amp_rewrite.convert(model).model) == {SKIP: 3}
     assert len(runs) == 2
 
 

@@ -26,7 +26,6 @@ from support.contrib_models import (
     LAYER_NORM,
     NORM,
     SUM,
-    fused,
     model_of,
 )
 from support.fusing import kinds, outputs_of
@@ -73,7 +72,7 @@ def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
 
 
 def test_what_else_a_model_carries_stays() -> None:
-    """Metadata, docs, sparse weights, value_info; training_info holds the whole model as it is."""
+    """Metadata, docs, sparse weights, value_info."""
     model = between_products(SUM + LAYER_NORM)
     model.metadata_props.add(key="made by", value="hand")
     model.doc_string = "words"
@@ -91,18 +90,6 @@ def test_what_else_a_model_carries_stays() -> None:
     assert made.doc_string == "words"
     (norm,) = (n for n in made.graph.node if n.op_type == "SkipLayerNormalization")
     assert [p.value for p in norm.metadata_props] == ["block/norm"]
-
-    model.training_info.add().algorithm.name = "step"
-    made = amp_rewrite.convert(model, fuse="contrib").model
-    assert "SkipLayerNormalization" not in kinds(made)
-    assert made.training_info == model.training_info
-
-
-def test_the_results_are_declared_for_those_that_do_not_know_the_operator() -> None:
-    body = "a = MatMul (x, w)  t = Add (a, z)  n = Neg (t)  " + NORM + "  y1 = Relu (y)"
-    made = fused(model_of(body, outputs=OUT1))[0]
-    stated = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in made.graph.value_info}
-    assert stated == {"y": [2, 3, 4], "t": [2, 3, 4]}
 
 
 # -- emulation ----------------------------------------------------------------------------------------

@@ -310,16 +310,6 @@ def test_an_attention_that_ranges_keep_float32_is_not_grouped() -> None:
     assert "GroupQueryAttention" in kinds(convert(proto, data=[random_feed(proto)]).model)
 
 
-def test_the_file_opens_at_the_default_level_in_float16() -> None:
-    proto = model(GROUPED)
-    converted = convert(proto).model
-    options = onnxruntime.SessionOptions()
-    session = onnxruntime.InferenceSession(converted.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feed = random_feed(proto)
-    (expected,) = outputs_of(proto, feed)
-    np.testing.assert_allclose(session.run(None, feed)[0], expected, rtol=0, atol=4e-3 * np.abs(expected).max())
-
-
 LOUD = UNROTATED.replace("us=Reshape(u,fewer)", "loud=MatMul(u,large);us=Reshape(loud,fewer)")
 LARGE = (1e5 * np.eye(16)).astype(np.float32)
 

@@ -62,40 +62,13 @@ def test_the_rows_of_one_mask_in_one_sense_are_counted_once(second: str, times: 
     assert off < 5e-3
 
 
-def test_a_triangle_in_one_sense_and_a_mask_in_the_other_beside_one_bias() -> None:
-    text = f"({QKV}) {PAIR} {TWICE}".replace("s=MatMul(q,t)", "r=MatMul(q,t) s=Add(r,e)")
-    text = text.replace("u=MatMul(q,t)", "w=MatMul(q,t) u=Add(w,e)")
-    text = text.replace("SHOWN", "Where(m,s,low)").replace("SECOND", "Where(m,low,u)")
-    stored = {"m": np.tril(np.ones((1, 1, 6, 6), bool)), "e": RNG.standard_normal((1, 2, 6, 6)).astype(np.float32)}
-    feed = {name: RNG.standard_normal((2, 2, 6, 8)).astype(np.float32) for name in "qkv"}
-    off, converted = error(model(text, 17, **stored), feed)
-    assert kinds(converted).count("MultiHeadAttention") == 2
-    assert off < 5e-3
-
-
 GEMMS = "(float[3,768] x) => (float[3,4] y, float[3,4] z) { y=Gemm(x,w,c) z=Gemm<beta=BETA>(x,w,c) }"
-CONVS = """(float[1,2,5,5] x, float[1,2,5] u) => (float[1,2,5,5] y, float[1,2,5] z)
-    <float[2,2,1,1] w={1,2,3,4}, float[2,2,1] r={1,2,3,4}, float[2] c={9000,9001}> { y=Conv(x,w,c) z=Conv(u,r,c) }"""
-CONV_AND_GEMM = CONVS.replace("float[1,2,5] u", "float[5,2] u").replace("float[1,2,5] z", "float[5,2] z")
-CONV_AND_GEMM = CONV_AND_GEMM.replace("float[2,2,1] r", "float[2,2] r").replace("Conv(u", "Gemm(u")
 
 
-@pytest.mark.parametrize("fuse", ["auto", "none"])
-@pytest.mark.parametrize(
-    ("text", "biases"),
-    [
-        pytest.param(GEMMS.replace("BETA", "0.5"), 2, id="another factor"),
-        pytest.param(GEMMS.replace("BETA", "1.0"), 1, id="the same factor"),
-        pytest.param(CONVS, 2, id="another rank"),
-        pytest.param(CONVS.replace("1,2,5]", "1,2,5,5]").replace("2,2,1]", "2,2,1,1]"), 1, id="the same rank"),
-        pytest.param(CONV_AND_GEMM, 2, id="a Conv and a Gemm"),
-    ],
-)
-def test_one_large_bias_of_two_products(text: str, biases: int, fuse: str) -> None:
+@pytest.mark.parametrize(("beta", "biases"), [("0.5", 2), ("1.0", 1)])
+def test_one_large_bias_of_two_products(beta: str, biases: int) -> None:
     weights = {"w": (RNG.standard_normal((768, 4)) * 0.02).astype(np.float32), "c": np.full(4, 1200, np.float32)}
-    proto = model(text, 17, **(weights if "768" in text else {}))
-    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
-    feed = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    off, converted = error(proto, feed, fuse=fuse)
+    feed = {"x": RNG.standard_normal((3, 768)).astype(np.float32)}
+    off, converted = error(model(GEMMS.replace("BETA", beta), 17, **weights), feed)
     assert sum("_split" in tensor.name for tensor in converted.graph.initializer) == biases
     assert off < 1e-4
