@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, PYTHON, Kind, Option
+from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.request import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
@@ -28,7 +28,7 @@ WORDS = {
 
 def page() -> str:
     """Return the text of the page."""
-    order = (PRECISION, DATA, OUTPUT, PYTHON)
+    order = (PRECISION, DATA, OUTPUT)
     parts = [HEAD]
     options = sorted(OPTIONS.values(), key=lambda row: order.index(row.group))
     for group, rows in groupby(options, key=lambda row: row.group):
@@ -40,11 +40,11 @@ def page() -> str:
 def _section(row: Option) -> str:
     value = row.metavar or ("true|false" if row.kind is Kind.SWITCH else "X")
     own = f"--{row.key}" + (f" {row.metavar}" if row.metavar else "")
-    spelled = own if row.help else f"--set {row.key}={value}" if row.setting else ""
+    spelled = own if row.help else f"--set {row.key}={value}"
     facts = {
         "Python": f"`{row.name}={row.default!r}`" if row.keyword else "",
         "command line": f"`{spelled}`" if spelled else "",
-        "key": f"`{row.key}`: {WORDS[row.kind]}" if row.setting else "",
+        "key": f"`{row.key}`: {WORDS[row.kind]}",
         "environment": f"`{row.environment}`" if row.environment else "",
         "stated in report and metadata": row.stated,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -176,7 +175,7 @@ class Batches:
         return cls(settings, shapes, random, back)
 
     def feed(self, model: Model, *, quiet: bool) -> Feed:
-        """Return the batches for a model, and name ignored arrays unless `quiet`.
+        """Return the batches for a model, and print their notes unless `quiet`.
 
         FeedError as `Feed.of` and `Feed.randomly` raise it.
         """
@@ -184,9 +183,11 @@ class Batches:
 
         if self.random:
             return Feed.randomly(model, **drawn(self.settings, self.shapes), **self.back)
-        with _remarked(quiet):
-            nonfinite = bool(self.settings.allow_nonfinite)
-            return Feed.of(self.settings.data or "", model, allow_nonfinite=nonfinite, **self.back)
+        nonfinite = bool(self.settings.allow_nonfinite)
+        feed = Feed.of(self.settings.data or "", model, allow_nonfinite=nonfinite, **self.back)
+        for note in feed.notes:
+            terminal.talk(note, quiet=quiet)
+        return feed
 
     def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
         """Return the result of `verify` or `locate` for two models on the batches, with a progress bar."""
@@ -194,18 +195,8 @@ class Batches:
 
         reference = Model.load(a)
         feed = self.feed(reference, quiet=True)  # its notes are those of the result
-        words |= {"allow_nonfinite": bool(self.settings.allow_nonfinite), "names": (str(a), str(b))}
         with terminal.progress(function.__name__, a, b, quiet=quiet) as progress:
             return function(reference, Model.load(b), feed, progress=progress, **words)
-
-
-@contextmanager
-def _remarked(quiet: bool) -> Iterator[None]:
-    with warnings.catch_warnings(record=True, category=UserWarning) as remarks:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    for remark in remarks:
-        terminal.talk(str(remark.message), quiet=quiet)
 
 
 def drawn(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
@@ -223,8 +214,9 @@ def criterion(settings: Request) -> dict[str, Any]:
 def guidance(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Guidance:
     """Return the guidance of a conversion: its data and criterion.
 
-    A criterion of a settings file judges where there is data; if a file names ranges and data, the ranges guard, and
-    only a repair uses the data. UsageError for options of the command line, `explicit`, that lack data or contradict.
+    A criterion of a settings file judges where there is data; if a file names ranges and data, a repair uses the data,
+    and the ranges guard without one. UsageError for options of the command line, `explicit`, that lack or contradict
+    others.
     """
     from amp_rewrite.pipeline.convert import Guidance
 
@@ -236,11 +228,11 @@ def guidance(settings: Request, shapes: Collection[str], explicit: Collection[st
             raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE, and --tolerance X to repair")
     if data and shapes:
         raise click.UsageError("--shape describes random input; leave it out, or the data")
-    if ranges and data and not judged:
-        if {"data", "ranges"} <= {*explicit}:
+    if ranges and data:
+        if not judged and {"data", "ranges"} <= {*explicit}:
             ways = "leave one out, or add --tolerance X to repair"
-            raise click.UsageError(f"--ranges and input data both give ranges; {ways}")
-        data = ""
+            raise click.UsageError(f"--ranges and --data both give ranges; {ways}")
+        data, ranges = (data, "") if judged else ("", ranges)
     return Guidance(
         data=data,
         check=drawn(settings, shapes) if settings.check else None,
@@ -261,9 +253,8 @@ def convert_guided(
     from amp_rewrite.files.model import Model
 
     options = {name: getattr(settings, name) for name in KEYWORDS}
-    if not guided.data:
-        return guided.convert(model, options, None, tell)
-    source = Model.load(model)
-    with _remarked(quiet or bool(guided.criterion)):  # a verdict has the remarks as notes
-        feed = guided.feed(source)
-    return guided.convert(source, options, feed, tell)
+    source = Model.load(model) if guided.data else None
+    feed = None if source is None else guided.feed(source)
+    for note in feed.notes if feed is not None and not guided.criterion else ():  # a verdict has them, too
+        terminal.talk(note, quiet=quiet)
+    return guided.convert(source or model, options, feed, tell)

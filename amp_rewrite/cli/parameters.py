@@ -57,6 +57,11 @@ class _Grouped(click.Option):
             return record
         return record[0].replace(kind, "NAME"), record[1]
 
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        if str(value).startswith("-") and any(value in param.opts for param in ctx.command.params):
+            raise click.UsageError(f"{self.opts[0]} needs a value, and {value} is an option", ctx)
+        return super().process_value(ctx, value)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return candidates for the value: the words of the metavar, patterns, or files."""
         kind = self.metavar or ""

@@ -12,7 +12,7 @@ from os import PathLike
 from onnx import ModelProto
 
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.conditions import low_types
+from amp_rewrite.evidence.opening import low_types
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.convert import convert

@@ -11,13 +11,14 @@ from onnx import ModelProto
 
 from amp_rewrite.compat.float16 import io_rules, without_effect
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import Tolerance, differences
+from amp_rewrite.evidence.metric import differences
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repair import minimal_set, repair
 from amp_rewrite.pipeline.repaired import regions_of
+from amp_rewrite.reports.evidence import ALLCLOSE, Criterion
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
@@ -78,7 +79,7 @@ def auto_convert_mixed_precision(
         if rtol is None and atol is None:
             return True
         pairs = zip(expected, tried, strict=True)
-        return all(found.ok for a, b in pairs for _, found in differences(a, b, Tolerance(**bounds)))
+        return all(found.ok for a, b in pairs for _, found in differences(a, b, Criterion(ALLCLOSE, **bounds)))
 
     return _searched(model, dict(feed_dict), near, io).model
 

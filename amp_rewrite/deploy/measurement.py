@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line
-from amp_rewrite.evidence.conditions import session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.opening import session_on
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
 from amp_rewrite.runtime.plugins import has_provider, offered_device

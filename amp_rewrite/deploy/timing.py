@@ -25,8 +25,8 @@ from amp_rewrite.deploy.benchmark import (
 from amp_rewrite.deploy.measurement import JobResult, OpTime, apart, changes, device_name
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, ModelError, PolicyError, spelled
-from amp_rewrite.evidence.conditions import Conditions, low_types, name_of, open_on, session_on
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.opening import low_types, name_of, open_on, session_on, usual_provider
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.runtime.installation import packages, require
 from amp_rewrite.runtime.ports import input_ports
@@ -86,10 +86,9 @@ def bench(
     """
     _check(models, rounds, runs, threads)
     require("bench")
-    conditions = Conditions(provider=provider, threads=threads)
     tell = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        sides = candidates(models, data, conditions, Path(folder))
+        sides = candidates(models, data, usual_provider(provider), threads, Path(folder))
         pairs = [(side, side.opened()) for side in sides]
         first = sides[0]
         entries, per_round = _timed(pairs, rounds, runs, tell)
@@ -103,7 +102,7 @@ def bench(
             tell("memory and ops", number + 1, len(sides))
         before = profiles.pop(first.name, ())
         changed = tuple(OpChanges(name, changes(before, ops)) for name, ops in profiles.items() if before)
-    feed = conditions.feed(data, first.model)
+    feed = Feed.of(data, first.model)
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
     return Benchmark(
         first.provider,
@@ -150,21 +149,20 @@ class Candidate:
         return apart(self.file, self.batch, self.provider, threads=self.threads, options=self.options, profile=profile)
 
 
-def candidates(models: Sequence[object], data: object, conditions: Conditions, folder: Path) -> list[Candidate]:
+def candidates(models: Sequence[object], data: object, provider: str, threads: int, folder: Path) -> list[Candidate]:
     """Return the models, and a float32 baseline on CUDA again with TF32.
 
     `folder`: for models that are not files. FeedError and ModelError name the model.
     """
-    provider = conditions.chosen_provider
     sides: list[Candidate] = []
     feed: Feed | None = None
     for number, (source, name) in enumerate(zip(models, distinct_names(models), strict=True)):
         model = Model.load(source)
-        feed = feed or conditions.feed(data, model)
+        feed = feed or Feed.of(data, model)
         batch = _fitting(next(iter(feed)), model, name)
         file = _file(source, model, folder / f"{number}.onnx")
         types = low_types(model)
-        sides.append(Candidate(number, name, model, file, batch, provider, types, conditions.threads))
+        sides.append(Candidate(number, name, model, file, batch, provider, types, threads))
         if number == 0 and provider == CUDA and not types:
             sides.append(replace(sides[0], name=f"{name} with TF32", tf32=True))
     return sides

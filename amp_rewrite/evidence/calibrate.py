@@ -10,8 +10,8 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
+from amp_rewrite.evidence.opening import unrolled
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.evidence.taps import Taps, merged, neutral, ranges, tapped
 from amp_rewrite.files.fingerprint import fingerprint
@@ -36,11 +36,8 @@ def calibrate(
     data: Data,
     *,
     to: LowType = "float16",
-    allow_nonfinite: bool = False,
     threads: int | None = None,
     folder: str | Path | None = None,
-    feedback: Sequence[str] | str = (),
-    steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranges:
     """Return the range of every floating value of a model over data; docs/concepts/ranges.md has its use.
@@ -50,13 +47,10 @@ def calibrate(
 
     Args:
         model: as `Model.load` takes it.
-        data: a Feed, or an argument of `Feed.of`.
+        data: a Feed, or an argument of `Feed.of`; with feedback the ranges are those of all steps.
         to: the low type, as `convert` takes it.
-        allow_nonfinite: accept NaN and infinity in the data.
         threads: for one op; None: one per core.
         folder: where the external data of a ModelProto lies.
-        feedback: as `Feed.of` takes it; the ranges are those of all steps.
-        steps: as `Feed.of` takes them.
         progress: called as `progress(done, total)` with runs; the total asks the data for its length.
 
     Returns:
@@ -76,11 +70,10 @@ def calibrate(
     if threads is not None and threads < 1:
         raise PolicyError(f"{threads} is not a valid number of threads; use 1 or more, or omit it for one per core")
     require("calibrate")
-    conditions = Conditions(allow_nonfinite, threads=threads or 0, progress=progress, feedback=feedback, steps=steps)
     source = Model.load(model, folder=folder)
     parts = tuple(_parts(source, low))
-    feed = conditions.feed(data, parts[0].view.model)
-    measured, runs = _measured(parts, unrolled(feed, parts[0].view.model), low, conditions)
+    feed = Feed.of(data, parts[0].view.model)
+    measured, runs = _measured(parts, unrolled(feed, parts[0].view.model), low, threads or 0, progress)
     values: dict[str, Range] = {}
     for part, known in zip(parts, measured, strict=True):
         for value in part.taps.constants:
@@ -123,24 +116,23 @@ def _parts(source: Model, low: DType) -> Iterator[_Part]:
 
 
 def _measured(
-    parts: Sequence[_Part], feed: Feed, to: DType, conditions: Conditions
+    parts: Sequence[_Part], feed: Feed, to: DType, threads: int, progress: Callable[[int, int], None] | None
 ) -> tuple[list[dict[ValueId, Range]], int]:
+    """Return the ranges of each part's tapped values, and the number of runs."""
     sessions = [
         (i, p.taps.taps[at : at + CHUNK]) for i, p in enumerate(parts) for at in range(0, len(p.taps.taps), CHUNK)
     ]
-    per_session = len(feed) if conditions.progress or not sessions else 0
     measured: list[dict[ValueId, Range]] = [{} for _ in parts]
-    runs = per_session
+    total = runs = len(feed) if progress or not sessions else 0
     for number, (i, taps) in enumerate(sessions):
         model = tapped(parts[i].view, taps, to)
-        options = SessionOptions(
-            outputs_only=(model.rows,), optimized=False, spinning=False, threads=conditions.threads
-        )
+        options = SessionOptions(outputs_only=(model.rows,), optimized=False, spinning=False, threads=threads)
         runner = Runner.open(model.model, options)
         rows = neutral(len(model.values))
         for runs, batch in enumerate(feed, 1):
             rows = merged(rows, np.asarray(runner.run(batch)[model.rows]))
-            conditions.tell(number * per_session + runs, len(sessions) * per_session)
+            if progress:
+                progress(number * total + runs, len(sessions) * total)
         measured[i].update(zip(model.values, ranges(rows), strict=True))
     return measured, runs
 

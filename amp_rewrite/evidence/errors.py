@@ -18,8 +18,8 @@ from onnx import ModelProto
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.evidence.conditions import casting_in_graph
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.opening import casting_in_graph
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, needed, refill, rename_node

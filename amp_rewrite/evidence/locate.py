@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, spelled
-from amp_rewrite.evidence.conditions import Conditions, check_as_is, drawing, low_types, name_of, unrolled
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import Errors, Pairing, SideBySide, reads
+from amp_rewrite.evidence.opening import check_as_is, drawing, low_types, name_of, unrolled, usual_provider
 from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.dataflow import reach
@@ -40,7 +40,6 @@ class Located(Result):
         matched: floating values of the candidate that match a value of the reference.
         matchable: floating values of the candidate.
         notes: caveats.
-        tolerance: accumulated error beyond which `first_beyond` names an op; None without one.
     """
 
     reference: str
@@ -52,13 +51,6 @@ class Located(Result):
     matched: int
     matchable: int
     notes: tuple[str, ...] = ()
-    tolerance: float | None = None
-
-    @property
-    def first_beyond(self) -> OpErrors | None:
-        """First op off by more than the tolerance, or not finite; None without a tolerance."""
-        limit = self.tolerance
-        return None if limit is None else next((row for row in self.rows if not row.accumulated <= limit), None)
 
     @property
     def brief(self) -> str:
@@ -88,10 +80,6 @@ class Located(Result):
             lines.append(_CALM)
         else:
             lines += ["the error first jumps at", *_table([self.first_jump])]
-        if self.tolerance is not None:
-            beyond = f"off by more than {self.tolerance:g}"
-            spot = self.first_beyond
-            lines += ["", f"no op is {beyond}"] if spot is None else ["", f"the first op {beyond}", *_table([spot])]
         if shown := self.top(top):
             lines += ["", "ops that add most", *_table(shown)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
@@ -107,8 +95,6 @@ class Located(Result):
             "matched": self.matched,
             "matchable": self.matchable,
             "first_jump": asdict(self.first_jump) if self.first_jump else None,
-            "tolerance": self.tolerance,
-            "first_beyond": asdict(self.first_beyond) if self.first_beyond else None,
             "notes": self.notes,
         }
         return json_of(head, rows=map(asdict, self.rows if top is None else self.top(top)))
@@ -120,9 +106,6 @@ def locate(
     b: ModelSource,
     data: Data,
     *,
-    allow_nonfinite: bool = False,
-    names: tuple[str, str] | None = None,
-    tolerance: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Located:
     """Return the errors of the candidate `b` against the float32 reference `a`, op by op.
@@ -134,9 +117,6 @@ def locate(
         a: as `Model.load` takes it; if it is half already, the reference is its float32 twin without rounding.
         b: as `Model.load` takes it.
         data: a Feed, or an argument of `Feed.of`, for `a`; with feedback, both models get the states of the reference.
-        allow_nonfinite: accept NaN and infinity in the data.
-        names: those of both models in the result.
-        tolerance: name the first op whose output is off by more than this, too.
         progress: called as `progress(done, total)` with runs.
 
     Returns:
@@ -145,7 +125,6 @@ def locate(
     Raises:
         ModelError: nothing matches, or the candidate has inputs that the reference lacks.
         FeedError: the data do not fit the model.
-        PolicyError: the tolerance is not a finite number, 0 or more.
 
     Example:
         >>> import amp_rewrite
@@ -153,19 +132,16 @@ def locate(
         >>> located = amp_rewrite.locate("model.onnx", low, "batches.npz")
         >>> worst = located.top(1)[0]
     """
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise PolicyError(f"{spelled('tolerance', tolerance)}: use a finite number, 0 or more")
     require("locate")
-    conditions = Conditions(allow_nonfinite, names)
-    first, second = names or (name_of(a, "the reference"), name_of(b, "the candidate"))
+    first, second = name_of(a, "the reference"), name_of(b, "the candidate")
     reference, candidate = (inlined(Model.load(model)) for model in (a, b))
     if low_types(candidate):
-        check_as_is(candidate, second, conditions.chosen_provider)
+        check_as_is(candidate, second, usual_provider(None))
     random = (*drawing(reference, first), *drawing(candidate, second))
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
-    given = conditions.feed(data, reference)
+    given = Feed.of(data, reference)
     feed = unrolled(given, reference)
     both = SideBySide.of(reference, candidate, feed)
     pairing, accumulated = both.pairing, both.accumulated(progress)
@@ -184,7 +160,6 @@ def locate(
         len(pairing.measured),
         pairing.measurable,
         (*notes, *random),
-        tolerance,
     )
 
 

@@ -5,118 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.files.casting import Array
-from amp_rewrite.reports.evidence import Difference
+from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference
 from amp_rewrite.runtime.runner import Given
 from amp_rewrite.settings.option import CriterionKeywords, Kind, check_keyword
 from amp_rewrite.settings.request import CRITERION, STARTS
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Per element: |a - b| <= atol + rtol |a|, as numpy.allclose has it; `a` is the reference.
-
-    Its score is the largest |a - b| / (atol + rtol |a|); 1 or less passes.
-    """
-
-    rtol: float = 0.0
-    atol: float = 0.0
-    higher = False
-    limit = 1.0
-    measured = "error in units of the allowed one"
-
-    def __str__(self) -> str:
-        return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
-
-    def said(self, score: float) -> str:
-        return f"error of {score:.2g} times the bound"
-
-    def weigh(self, a: Array, b: Array) -> Array:
-        return _ratio(np.abs(a - b), self.atol + self.rtol * np.abs(a))
-
-    def score(self, a: Array, b: Array, finite: Array) -> float:
-        return float(self.weigh(a[finite], b[finite]).max(initial=0.0))
-
-    def passes(self, score: float) -> bool:
-        return score <= 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A number for the similarity of two arrays; `higher`: a larger one is better.
-
-    `whole`: the function gets the arrays in their shape, with infinities that are equal in both; otherwise the
-    values that are finite on both sides, flat. Arrays are float64. `span`: the range of the number.
-    """
-
-    name: str
-    function: Callable[[Array, Array], float]
-    higher: bool = True
-    whole: bool = False
-    span: tuple[float, float] = (-math.inf, math.inf)
-
-    def bounded(self, limit: float, keyword: str, value: object) -> MetricBound:
-        """Return the measure with its limit. PolicyError, naming the keyword, if no or every result keeps the limit."""
-        low, high = self.span
-        if low <= limit <= high and abs(limit) < sys.float_info.max:
-            return MetricBound(self, float(limit))
-        within = f" from {low:g} to {high:g}" if math.isfinite(high) else ", 0 or more" if low == 0 else ""
-        raise PolicyError(f"{spelled(keyword, value)}: use a finite number{within}")
-
-
-@dataclass(frozen=True, slots=True)
-class MetricBound:
-    """A measure with a limit: at least if `higher`, else at most. Its score is the measure."""
-
-    measure: Measure
-    limit: float
-
-    def __str__(self) -> str:
-        if self.measure == MEASURES["scaled"]:
-            return f"error ≤ {self.limit:g} of the output's largest value"
-        return f"{self.measure.name} at {'least' if self.higher else 'most'} {self.limit:g}"
-
-    @property
-    def measured(self) -> str:
-        """Name of the score."""
-        return "error relative to the largest value" if self.measure == MEASURES["scaled"] else self.measure.name
-
-    def said(self, score: float) -> str:
-        if self.measure == MEASURES["scaled"]:
-            return f"error of {score:.2g} of the largest value"
-        return f"{self.measure.name} of {score:.6g}"
-
-    def judged(self, score: float) -> str:
-        """Return a score beside the limit, in enough digits to tell its side."""
-        first = 6 if math.isfinite(self.measure.span[1]) else 3
-        texts = (f"{score:.{digits}g}" for digits in range(first, 18))
-        text = next((text for text in texts if self.passes(float(text)) == self.passes(score)), str(score))
-        if self.measure == MEASURES["scaled"]:
-            return f"error {text} of the largest value, allowed {self.limit:g}"
-        return f"{self.measure.name} {text}, required at {'least' if self.higher else 'most'} {self.limit:g}"
-
-    @property
-    def higher(self) -> bool:
-        """True if a higher score is better."""
-        return self.measure.higher
-
-    def weigh(self, a: Array, b: Array) -> Array:
-        return np.abs(a - b)  # type: ignore[no-any-return]
-
-    def score(self, a: Array, b: Array, finite: Array) -> float:
-        return float(self.measure.function(*((a, b) if self.measure.whole else (a[finite], b[finite]))))
-
-    def passes(self, score: float) -> bool:
-        return score >= self.limit if self.higher else score <= self.limit
-
-
-Criterion = Tolerance | MetricBound
 
 
 def cosine(a: Array, b: Array) -> float:
@@ -131,24 +30,15 @@ def cosine(a: Array, b: Array) -> float:
 def snr(a: Array, b: Array) -> float:
     """Return the signal to noise, 10 log10(sum a^2 / sum (a-b)^2), in dB; infinite for equal arrays."""
     a, b = _scaled_down(a, b)
-    return _decibel(float(a @ a), float((a - b) @ (a - b)))
-
-
-def psnr(a: Array, b: Array) -> float:
-    """Return the peak signal to noise, 10 log10(max a^2 / mean (a-b)^2), in dB; infinite for equal arrays."""
-    a, b = _scaled_down(a, b)
-    return _decibel(float(np.abs(a).max(initial=0.0)) ** 2, float(np.mean((a - b) ** 2)) if a.size else 0.0)
+    signal, noise = float(a @ a), float((a - b) @ (a - b))
+    if not noise:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal / noise > 0 else -math.inf
 
 
 def _scaled_down(a: Array, b: Array) -> tuple[Array, Array]:
     largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0)) or 1.0
     return a / largest, b / largest
-
-
-def _decibel(signal: float, noise: float) -> float:
-    if not noise:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal / noise > 0 else -math.inf
 
 
 def top1(a: Array, b: Array) -> float:
@@ -172,77 +62,81 @@ def scaled(a: Array, b: Array) -> float:
     return error / largest if largest else math.inf
 
 
+class Measure(NamedTuple):
+    """A number for the similarity of two arrays, between `low` and `high`.
+
+    The function gets the values that are finite on both sides, flat and in float64. `usual`: a bound to start with.
+    """
+
+    function: Callable[[Array, Array], float]
+    usual: float
+    low: float = -math.inf
+    high: float = math.inf
+
+
 MEASURES: Mapping[str, Measure] = {
-    "cosine": Measure("cosine", cosine, span=(-1.0, 1.0)),
-    "psnr": Measure("psnr", psnr),
-    "snr": Measure("snr", snr),
-    "top1": Measure("top1", top1, whole=True, span=(0.0, 1.0)),
-    "scaled": Measure("scaled", scaled, higher=False, span=(0.0, math.inf)),
+    "cosine": Measure(cosine, 0.999, -1.0, 1.0),
+    "snr": Measure(snr, 40),
+    "top1": Measure(top1, 0.99, 0.0, 1.0),
+    "scaled": Measure(scaled, 0.01, 0.0),
 }
+
+
+def errors(by: Criterion, a: Array, b: Array) -> Array:
+    """Return the errors of elements, with "allclose" in units of the allowed ones."""
+    error: Array = np.abs(a - b)
+    return _ratio(error, by.atol + by.rtol * np.abs(a)) if by.name == ALLCLOSE else error
+
+
+def score(by: Criterion, a: Array, b: Array, finite: Array) -> float:
+    """Return the number that a criterion judges. `finite`: elements that are finite on both sides."""
+    if by.name == ALLCLOSE:
+        return float(errors(by, a[finite], b[finite]).max(initial=0.0))
+    arrays = (a, b) if by.name == "top1" else (a[finite], b[finite])
+    return float(MEASURES[by.name].function(*arrays))
 
 
 def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     """Return the criterion of a tolerance, of rtol and/or atol, or of a metric with its bound; there is no default.
 
-    `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES with its bound, as in "cosine=0.999",
-    or a callable of two float64 arrays, reference first, that gives a number; its bound says which side is better.
+    `tolerance` is the bound of the metric "scaled". `metric`: a name of MEASURES with its bound, as in "cosine=0.999".
     Raise PolicyError, saying what to pass, for none of them, for two, and for a bound that no result or every result
     keeps.
     """
-    given: dict[str, Any] = {name: keywords.get(name) for name in CRITERION}
-    for name, value in given.items():
-        if CRITERION[name].kind is Kind.NUMBER:
-            check_keyword(name, value, "float | None")
-    tolerance, rtol, atol, metric, at_least, at_most = given.values()
-    if tolerance is not None:
-        if other := next((name for name in given if name != "tolerance" and given[name] is not None), None):
-            raise PolicyError(f"give either {spelled('tolerance')} or {spelled(other)}, not both")
-        return MEASURES["scaled"].bounded(tolerance, "tolerance", tolerance)
-    for name, number in (("rtol", rtol), ("atol", atol)):
-        if number is not None and not 0 <= number < math.inf:
-            raise PolicyError(f"{spelled(name, number)} is not a tolerance; use a finite number of 0 or more")
-    if metric is not None and (rtol is not None or atol is not None):
-        raise PolicyError(f"{spelled('rtol')} or {spelled('atol')} is given beside {spelled('metric')}; leave one out")
-    if callable(metric):
-        return _of_callable(metric, at_least, at_most)
-    if at_least is not None or at_most is not None:
-        raise PolicyError(f"a bound without a function; give {spelled('metric')} one, or a name, as in 'cosine=0.999'")
-    if metric is not None:
-        return _of_text(metric)
-    if rtol is None and atol is None:
+    given: dict[str, Any] = {name: value for name in CRITERION if (value := keywords.get(name)) is not None}
+    if not given:
         raise PolicyError(
             f"no criterion given, and there is no default; give {spelled('tolerance')}, {spelled('rtol')} and/or"
             f" {spelled('atol')}, or {spelled('metric')} with its bound; to start with, a tolerance of {STARTS}"
         )
-    return Tolerance(float(rtol or 0.0), float(atol or 0.0))
+    if len(given) > 1 and given.keys() != {"rtol", "atol"}:
+        raise PolicyError(f"{' and '.join(map(spelled, given))} are given; choose one of them")
+    for name, value in given.items():
+        if CRITERION[name].kind is Kind.NUMBER:
+            check_keyword(name, value, "float | None")
+            if not 0 <= value < math.inf:
+                raise PolicyError(f"{spelled(name, value)}: use a finite number, 0 or more")
+            given[name] = float(value)
+    if "tolerance" in given:
+        return Criterion("scaled", given["tolerance"])
+    return _of_text(given["metric"]) if "metric" in given else Criterion(ALLCLOSE, **given)
 
 
-def _of_callable(metric: Callable[[Array, Array], float], at_least: float | None, at_most: float | None) -> MetricBound:
-    if (at_least is None) == (at_most is None):
-        bounds = f"{spelled('at_least')} or {spelled('at_most')}"
-        raise PolicyError(f"a function as metric needs one bound; give either {bounds}")
-    name = getattr(metric, "__name__", type(metric).__name__)
-    if at_least is not None:
-        return Measure(name, metric, True, whole=True).bounded(at_least, "at_least", at_least)
-    assert at_most is not None
-    return Measure(name, metric, False, whole=True).bounded(at_most, "at_most", at_most)
-
-
-def _of_text(metric: object) -> MetricBound:
-    name, equals, bound = str(metric).partition("=")
-    if name.strip() not in MEASURES:
-        legal = f"use one of {', '.join(MEASURES)} with a bound, or in Python a function"
+def _of_text(metric: object) -> Criterion:
+    name, _, bound = (part.strip() for part in str(metric).partition("="))
+    if name not in MEASURES:
+        legal = f"use one of {', '.join(MEASURES)} with a bound"
         raise PolicyError(f"unknown metric {name!r}; {advice(name, MEASURES, legal)}")
+    measure = MEASURES[name]
     try:
         limit = float(bound)
     except ValueError:
-        fact = f"has the bound {bound!r}, not a number" if equals else "has no bound"
-        example = spelled("metric", f"{name.strip()}={_USUAL_BOUNDS[name.strip()]}")
-        raise PolicyError(f"{spelled('metric', metric)} {fact}; write one, as in {example}") from None
-    return MEASURES[name.strip()].bounded(limit, "metric", metric)
-
-
-_USUAL_BOUNDS = {"cosine": 0.999, "psnr": 40, "snr": 40, "top1": 0.99, "scaled": 0.01}
+        limit = math.nan
+    if not measure.low <= limit <= measure.high or abs(limit) >= sys.float_info.max:
+        span = "" if math.isinf(measure.low) else f" from {measure.low:g} to {measure.high:g}"
+        example = spelled("metric", f"{name}={measure.usual:g}")
+        raise PolicyError(f"{spelled('metric', metric)} has no finite number{span} as its bound; write {example}, say")
+    return Criterion(name, limit)
 
 
 def compare(a: Array, b: Array, by: Criterion, *, equal_nan: bool = False) -> Difference:
@@ -305,15 +199,11 @@ def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
     if not difference.compared:
         return replace(difference, because="no value is finite, all are alike" if a.size else "no elements")
     with np.errstate(all="ignore"):
-        score = by.score(a, b, finite)
-    if isinstance(by, Tolerance):
-        largest = f"the largest error is {difference.max_abs:.3g}"
-        because = f"{largest}; the worst element is at {float(f'{score:.3g}'):g} times the bound"
-    else:
-        because = by.judged(score)
+        number = score(by, a, b, finite)
+    because = f"{by.measured} {number:.4g}, {'at least' if by.higher else 'at most'} {by.limit:g} required"
     if infinite := int(finite.size - finite.sum()):
         because += f"; {infinite} that are not finite are alike"
-    return replace(difference, score=score, ok=by.passes(score), because=because)
+    return replace(difference, score=number, ok=by.passes(number), because=because)
 
 
 def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
@@ -321,8 +211,8 @@ def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
     if not x.size:
         return Difference(a.size, True, "")
     error = np.abs(x - y)
-    at = int(np.flatnonzero(finite.reshape(-1))[by.weigh(x, y).argmax()])
-    numbers = (x.size, float(error.max()), float(_ratio(error, np.abs(x)).max()), scaled(x, y))
+    at = int(np.flatnonzero(finite.reshape(-1))[errors(by, x, y).argmax()])
+    numbers = (x.size, float(error.max()), scaled(x, y))
     return _at(Difference(a.size, True, "", *numbers), a, b, at)
 
 

@@ -8,22 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from amp_rewrite.evidence.metric import MEASURES, Criterion, Tolerance
-from amp_rewrite.reports.evidence import Difference, OutputRow
+from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result, line_by_line
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.reports.page.measured_figures import CriterionLine
     from amp_rewrite.reports.page.page import Figure
 
 SCHEMA = 1
 
 _STEPS = 100
 """Steps to start with."""
-_ROUNDED = 0.16
-"""Largest error of an output that roundings of bfloat16 explain: twice the tolerance to start with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,9 @@ class ModelRun:
 
     model: str
     as_: str
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.as_}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +108,7 @@ class Verdict(Result):
         """Return the scores of the outputs, against the limit."""
         from amp_rewrite.reports.page.measured_figures import outputs_figure  # late: few runs draw
 
-        return (outputs_figure(self.rows, self.allowed, self.brief, (*self._remarks, *self._next)),)
-
-    @property
-    def _next(self) -> tuple[str, ...]:
-        if self.ok or self.refusals:
-            return ()
-        return ("`amp-rewrite locate` names the op that the error comes from",)
-
-    @property
-    def allowed(self) -> CriterionLine:
-        """The criterion, as figures show it."""
-        from amp_rewrite.reports.page.measured_figures import CriterionLine  # late: few runs draw
-
-        by = self.criterion
-        return CriterionLine(str(by), by.measured, by.limit, by.higher)
+        return (outputs_figure(self.rows, self.criterion, self.brief, self._remarks),)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -135,10 +120,6 @@ class Verdict(Result):
         """Return the worst row of each output: by score, unless something else decided."""
         rows = [[row for row in self.rows if row.output == output] for output in self.outputs]
         return tuple(max(found, key=lambda row: _badness(self.criterion, row.difference)) for found in rows)
-
-    def _worst_cells(self, row: OutputRow) -> tuple[str, ...]:
-        parts = len({other.part for other in self.rows if other.output == row.output})
-        return f"{row.label} (worst of {parts})" if parts > 1 else row.label, *_cells(row)
 
     @property
     def largest(self) -> float | None:
@@ -152,29 +133,9 @@ class Verdict(Result):
         return (min(scores) if self.criterion.higher else max(scores)) if scores else None
 
     @property
-    def reached(self) -> str:
-        """Tolerance of a failed candidate to pass with, if errors alone fail; "" for other criteria."""
-        by, largest = self.criterion, self.largest
-        failed = [row.difference.score for row in self.rows if not row.difference.ok]
-        if not isinstance(by, Tolerance) and by.measure != MEASURES["scaled"]:
-            return ""
-        if (
-            self.refusals
-            or not failed
-            or not largest
-            or largest > _ROUNDED
-            or not all(s is not None and math.isfinite(s) for s in failed)
-        ):
-            return ""
-        step = 10.0 ** math.floor(math.log10(largest))
-        passing = f"{math.ceil(largest / step) * step:g}"
-        return f"the largest error is {largest:.2g}, so it passes with a tolerance of {passing}"
-
-    @property
     def _remarks(self) -> tuple[str, ...]:
-        full = {row.output for row in self.rows if row.difference.elements or not row.difference.compared}
-        empty = [f"output {name!r} is empty on both sides in every batch" for name in self.outputs if name not in full]
-        return (*self.notes, *filter(None, [self.reached]), *empty)
+        further = () if self.ok or self.refusals else ("`amp-rewrite locate` names the op that the error comes from",)
+        return (*self.notes, *further)
 
     @property
     def _objections(self) -> tuple[str, ...]:
@@ -199,26 +160,21 @@ class Verdict(Result):
         `command`: the next one to run.
         """
         facts = (
-            *((role, _told(role, ran)) for role, ran in (("reference", self.reference), ("candidate", self.candidate))),
+            ("reference", str(self.reference)),
+            ("candidate", str(self.candidate)),
             ("data", str(self.fed)),
             ("passes if", str(self.criterion)),
         )
         lines = [f"{self.candidate.model} against {self.reference.model}", *table(facts)]
         if self.rows:
-            cells = [(row.label, *_cells(row)) for row in self.rows] if verbose else map(self._worst_cells, self.worst)
-            lines += ["", *self._columns(cells, verbose)]
+            shown = [i for i, name in enumerate(_HEAD) if name != "score" or self.criterion.name != "scaled"]
+            cells = map(_cells, self.rows if verbose else self.worst)
+            head, right = [_HEAD[i] for i in shown], " >>>>"[: len(shown) - 4]
+            lines += ["", *table([[row[i] for i in shown] for row in cells], head=head, right=right)]
         lines += ["", self.brief]
-        lines += [f"note: {note}" for note in (*self._remarks, *self._next)]
+        lines += [f"note: {note}" for note in self._remarks]
         lines += [f"next: {command}"] if command else []
         return "\n".join(lines) + "\n"
-
-    def _columns(self, cells: Iterable[tuple[str, ...]], verbose: bool) -> list[str]:
-        """Return the table without relative errors per element unless `verbose`, and without a score already shown."""
-        hidden = set() if verbose else {"max rel"}
-        hidden |= {"score"} if all(row.difference.score == row.difference.scaled for row in self.rows) else set()
-        shown = [i for i, name in enumerate(_HEAD) if name not in hidden]
-        right = " >>>>>"[: len(_HEAD) - 4 - len(hidden)]
-        return table([[row[i] for i in shown] for row in cells], head=[_HEAD[i] for i in shown], right=right)
 
     @property
     def advised(self) -> tuple[str, ...]:
@@ -246,10 +202,6 @@ class Verdict(Result):
         return json_of(head, worst=map(_encoded, self.worst), rows=map(_encoded, self.rows))
 
 
-def _told(role: str, ran: ModelRun) -> str:
-    return ran.as_ if ran.model == f"the {role}" else f"{ran.model}: {ran.as_}"
-
-
 def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
     """Return JSON with one field, and one item of each list, per line; infinities and NaN are text."""
     encoded = {name: map(_json, items) for name, items in lists.items()}
@@ -264,16 +216,16 @@ def _badness(by: Criterion, found: Difference) -> tuple[int, bool, float]:
     return 1, not found.ok, score
 
 
-_HEAD = ("output", "batch", "max abs", "max rel", "scaled", "score", "at", "reference", "candidate", "")
+_HEAD = ("output", "batch", "max abs", "scaled", "score", "at", "reference", "candidate", "")
 
 
 def _cells(row: OutputRow) -> tuple[str, ...]:
     difference = row.difference
     where = "-" if difference.where is None else str(list(difference.where))
-    scores = (difference.max_abs, difference.max_rel, difference.scaled, difference.score)
+    scores = (difference.max_abs, difference.scaled, difference.score)
     numbers = ("-" if score is None else f"{score:.3g}" for score in scores)
     values = (_short(difference.reference), _short(difference.candidate))
-    return row.place, *numbers, where, *values, "" if difference.ok else difference.because
+    return row.label, row.place, *numbers, where, *values, "" if difference.ok else difference.because
 
 
 def _short(value: str) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Unpack
 
-import numpy as np
-
-from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
-from amp_rewrite.evidence.conditions import (
-    Conditions,
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.data.feedback import state_pairs, words_of
+from amp_rewrite.evidence.metric import criterion, differences
+from amp_rewrite.evidence.opening import (
+    Device,
     check_as_is,
     drawing,
     low_types,
@@ -21,17 +21,12 @@ from amp_rewrite.evidence.conditions import (
     opening,
     session_on,
 )
-from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.data.feedback import state_pairs, words_of
-from amp_rewrite.evidence.data.sources import nbytes
-from amp_rewrite.evidence.metric import Criterion, criterion, differences
 from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.reports.evidence import OutputRow
+from amp_rewrite.reports.evidence import Criterion, OutputRow
 from amp_rewrite.rewrite.emulate import emulate as emulated
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.ports import Port
 from amp_rewrite.runtime.runner import CPU, Given, Runner
 from amp_rewrite.settings.choices import Target, target_of
 from amp_rewrite.settings.option import CriterionKeywords, Data, checked, takes
@@ -43,6 +38,8 @@ EMULATED = "emulated"
 KEPT = 1 << 30
 """Bytes of the reference's outputs that are kept between runs; the others are computed again."""
 
+Progress = Callable[[int, int], None]
+
 
 @takes(CRITERION)
 @checked
@@ -53,32 +50,24 @@ def verify(
     *,
     outputs: Sequence[str] | str = (),
     equal_nan: bool = False,
-    allow_nonfinite: bool = False,
     emulate: bool | None = None,
     provider: str | None = None,
-    names: tuple[str, str] | None = None,
-    feedback: Sequence[str] | str = (),
-    steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **near: Unpack[CriterionKeywords],
 ) -> Verdict:
     """Return the verdict on the outputs of the candidate `b` against those of the reference `a`, with every number.
 
-    The criterion has no default: `tolerance`; `rtol` and/or `atol`; or a `metric` with `at_least` or `at_most`. One
-    batch is in memory at a time.
+    The criterion has no default: `tolerance`; `rtol` and/or `atol`; or a `metric`. One batch is in memory at a time.
 
     Args:
         a: the reference, as `Model.load` takes it.
         b: the candidate, as `Model.load` takes it.
-        data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
+        data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs, and with feedback its
+            own states.
         outputs: the only ones to compare.
         equal_nan: accept NaN on both sides.
-        allow_nonfinite: accept NaN and infinity in the data.
         emulate: run low ops as float32 ops that round; None: unless CUDA opens, since the CPU does not round.
         provider: the one that must open; None: WebGPU for a model converted for it, CUDA, or the CPU, as they open.
-        names: those of both models in the verdict.
-        feedback: as `Feed.of` takes it; each model gets its own states.
-        steps: as `Feed.of` takes them.
         progress: called as `progress(done, total)` with batches.
         **near: the criterion, by the options below.
 
@@ -96,13 +85,12 @@ def verify(
         >>> amp_rewrite.verify("model.onnx", low, "batches.npz", tolerance=1e-2).ok
         True
     """
-    by = criterion(**near)
-    chosen = as_names(outputs)
+    comparison = Comparison(criterion(**near), as_names(outputs), equal_nan)
     require("verify")
-    conditions = Conditions(
-        allow_nonfinite, names, emulate, provider, progress=progress, feedback=feedback, steps=steps
-    )
-    return verdict_of(a, b, data, Comparison(by, chosen, equal_nan), conditions)
+    device = Device(provider, emulate)
+    reference = Side.of(a, name_of(a, "the reference"), device)
+    candidate = Side.of(b, name_of(b, "the candidate"), device)
+    return verdict_of(reference, candidate, Feed.of(data, reference.model), comparison, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,59 +106,48 @@ class Comparison:
     to_failure: bool = False
 
 
-def verdict_of(a: object, b: object, data: object, comparison: Comparison, conditions: Conditions) -> Verdict:
-    """Return the verdict of `verify` for arguments in objects. A model may be a `Side`, open."""
-    names = conditions.names or (name_of(a, "the reference"), name_of(b, "the candidate"))
-    reference, candidate = (
-        model if isinstance(model, Side) else Side.of(model, name, conditions)
-        for model, name in zip((a, b), names, strict=True)
-    )
-    feed = conditions.feed(data, reference.model)
+def verdict_of(
+    reference: Side, candidate: Side, feed: Feed, comparison: Comparison, progress: Progress | None = None
+) -> Verdict:
+    """Return the verdict on a candidate. `feed`: batches for the reference."""
     outputs, refusals = _compared(reference, candidate, comparison.outputs)
-    total = len(feed) if conditions.progress and not refusals else 0
+    total = len(feed) if progress and not refusals else 0
     rows: list[OutputRow] = []
     read = tuple(dict.fromkeys((*outputs, *(out for out, _ in feed.feedback.pairs)))) if feed.feedback else outputs
     sides = [Stepped(feed, partial(side.run, outputs=read)) for side in (reference, candidate)]
     for number, batch in enumerate(() if refusals else feed):
         expected, results = (side(number, batch) for side in sides)
         rows += (added := list(rows_of(feed.place(number), expected, results, outputs, comparison)))
-        conditions.tell(number + 1, total)
+        if progress:
+            progress(number + 1, total)
         if comparison.to_failure and not all(row.difference.ok for row in added):
             break
-    notes = _caveats(reference, candidate, feed, outputs, comparison)
     states = {} if feed.feedback or not rows else state_pairs(reference.model)
     words = words_of(states, reference.outputs)
-    return Verdict(
-        reference.ran,
-        candidate.ran,
-        FedData.of(feed, rows),
-        comparison.by,
-        tuple(rows),
-        refusals,
-        (*notes, *reference.notes, *candidate.notes, *_unfed(states, words)),
-        words,
-    )
+    notes = (*_caveats(reference, candidate, feed, outputs, comparison), *_unfed(states, words))
+    fed = FedData.of(feed, rows)
+    return Verdict(reference.ran, candidate.ran, fed, comparison.by, tuple(rows), refusals, notes, words)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """One of the two models as it runs, with a description of how it runs.
 
-    `kept`: outputs and their bytes by batch, computed once as far as memory allows; None if each batch comes once.
+    `kept`: outputs by batch, computed once as far as memory allows; None if each batch comes once.
     """
 
     ran: ModelRun
     model: Model
     runner: Runner
     notes: tuple[str, ...]
-    kept: dict[int, tuple[Mapping[str, Given], int]] | None = None
+    kept: dict[int, Mapping[str, Given]] | None = None
 
     @classmethod
-    def of(cls, source: object, name: str, conditions: Conditions, *, keeps: bool = False, valid: bool = False) -> Side:
+    def of(cls, source: object, name: str, device: Device, *, keeps: bool = False, valid: bool = False) -> Side:
         """Open a model. `keeps`: outputs stay in memory; `valid`: the model need not be checked."""
         model = Model.load(source)
         spelled = " and ".join(low_types(model))
-        provider, emulates = conditions.way(model)
+        provider, emulates = device.way(model)
         emulates = emulates and bool(spelled)
         notes = list(drawing(model, name))
         if provider == CPU and spelled and not emulates:
@@ -188,19 +165,20 @@ class Side:
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str] = ()) -> Mapping[str, Given]:
         """Return the outputs for the batch of a number, cast to the model's inputs; all if they are kept."""
-        if self.kept is None:
-            return self.runner.run(_fed(self, batch), outputs or None)
-        if number in self.kept:
-            return self.kept[number][0]
-        found = self.runner.run(_fed(self, batch))
-        size = nbytes(found)
-        if size + sum(held for _, held in self.kept.values()) <= KEPT:
-            self.kept[number] = found, size
+        if self.kept is not None and number in self.kept:
+            return self.kept[number]
+        mine = {name: array for name, array in batch.items() if name in self.inputs}
+        fed = next(iter(Feed.of(mine, self.model, allow_nonfinite=True)))
+        found = self.runner.run(fed, outputs or None if self.kept is None else None)
+        if self.kept is not None:
+            sizes = (getattr(value, "nbytes", 0) for held in (found, *self.kept.values()) for value in held.values())
+            if sum(sizes) <= KEPT:
+                self.kept[number] = found
         return found
 
     @property
-    def inputs(self) -> dict[str, Port]:
-        return {port.name: port for port in self.runner.inputs}
+    def inputs(self) -> list[str]:
+        return [port.name for port in self.runner.inputs]
 
     @property
     def outputs(self) -> list[str]:
@@ -225,21 +203,18 @@ class Stepped:
 
 
 def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the outputs to compare, and the differences in names and order that refuse a candidate."""
     mine, theirs = reference.outputs, candidate.outputs
     first, second = reference.ran.model, candidate.ran.model
     for name in chosen:
         if name not in mine:
             raise ModelError(f"{first} has no output {name!r}; it has {_quoted(mine)}")
     compared = tuple(chosen or mine)
-    missing = [name for name in compared if name not in theirs]
-    extra = [] if chosen else [name for name in theirs if name not in mine]
-    refusals = []
-    if not chosen and mine != theirs and sorted(mine) == sorted(theirs):
-        refusals.append(f"{second} gives its outputs in another order: {_quoted(theirs)}")
-    if missing:
-        refusals.append(f"{second} has no output {_quoted(missing)}")
-    if extra:
-        refusals.append(f"{first} has no output {_quoted(extra)}")
+    refusals = [f"{second} has no output {name!r}" for name in compared if name not in theirs]
+    if not chosen:
+        refusals += [f"{first} has no output {name!r}" for name in theirs if name not in mine]
+        if not refusals and mine != theirs:
+            refusals = [f"{second} gives its outputs in another order: {_quoted(theirs)}"]
     return compared, tuple(refusals)
 
 
@@ -261,20 +236,6 @@ def rows_of(
         yield from (OutputRow(name, batch, difference, part, step) for part, difference in parts)
 
 
-def _fed(side: Side, batch: Batch) -> Mapping[str, Any]:
-    ports = side.inputs
-    mine = {name: array for name, array in batch.items() if name in ports}
-    if len(mine) == len(ports) and all(_fits(ports[name], array) for name, array in mine.items()):
-        return mine
-    return next(iter(Feed.of(mine, side.model, allow_nonfinite=True)))
-
-
-def _fits(port: Port, value: object) -> bool:
-    dtype = port.dtype
-    known = dtype is not None and dtype is not DType.STRING
-    return known and isinstance(value, np.ndarray) and value.dtype == dtype.numpy  # type: ignore[union-attr]
-
-
 def _caveats(
     reference: Side, candidate: Side, feed: Feed, outputs: Sequence[str], comparison: Comparison
 ) -> Iterator[str]:
@@ -287,6 +248,7 @@ def _caveats(
         yield f"not compared: output {_quoted(left)}"
     if unread := [name for name in reference.inputs if name not in candidate.inputs]:
         yield f"{candidate.ran.model} has no input {_quoted(unread)}"
+    yield from (*reference.notes, *candidate.notes)
 
 
 def _unfed(states: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
-from amp_rewrite.evidence.conditions import Conditions, casting_in_graph, drawing
+from amp_rewrite.errors import AmpRewriteError, FeedError, ModelError
 from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.data.random_batches import Drawing
 from amp_rewrite.evidence.guard import guard
-from amp_rewrite.evidence.metric import MEASURES, MetricBound
+from amp_rewrite.evidence.opening import Device, casting_in_graph, drawing
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.ir.view import Op, OpId
 from amp_rewrite.pipeline.conversion import Converted, calibrated
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.repair import BUDGET, Search, reference_of, with_evidence
-from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Evidence, OutputRow
+from amp_rewrite.pipeline.repair import Search, reference_of, with_evidence
+from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.installation import NO_KERNEL, require
+from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
@@ -60,7 +60,7 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
     """
     draft, converted = convert(request)
     if converted.plan.empty:
-        return _copied(draft, converted)
+        return converted
     try:
         request.tell("check in float32")
         reference = _Reference.of(draft, batch)
@@ -68,34 +68,19 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
         rows = reference.rows(converted.result)
         reference.check_comparable(rows, request.to)
     except AmpRewriteError as why:
-        if isinstance(why, FeedError) and _asked(batch):
+        if isinstance(why, FeedError) and any(batch.values() if isinstance(batch, Mapping) else ()):
             raise
         return with_evidence(converted, Evidence(NONE, objection=str(why)))
-    if not any(map(_is_wrong, rows)):
-        return reference.judged(converted, rows, SMOKE)
-    found = list[str]()
+    level, found = SMOKE, list[str]()
     for _ in range(_ROUNDS):
+        if not any(map(_is_wrong, rows)):
+            break
         with suppress(ModelError):  # values inside of the model cannot be measured
             ops = _blamed(draft, reference.feed, tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row))))
             found += [pattern for op in ops if (pattern := _pattern(draft.view.ops[op])) not in found]
             draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
-            rows = reference.rows(converted.result)
-        if not any(map(_is_wrong, rows)):
-            return reference.judged(converted, rows, REPAIRED, found)
-    return reference.judged(converted, rows, FAILED, found)
-
-
-def _copied(draft: Draft, unchanged: Converted) -> Converted:
-    """Return a conversion without changes, with the objection if onnxruntime does not open the model."""
-    try:
-        if draft.source.nbytes <= MOST_WEIGHTS:
-            _opened(draft.source, "the source, which is copied")
-    except MachineError:  # not installed
-        return unchanged
-    except ModelError as why:
-        if NO_KERNEL not in str(why):  # a GPU may have one
-            return with_evidence(unchanged, Evidence(NONE, objection=str(why)))
-    return unchanged
+            rows, level = reference.rows(converted.result), REPAIRED
+    return reference.judged(converted, rows, FAILED if any(map(_is_wrong, rows)) else level, found)
 
 
 def _pattern(op: Op) -> str:
@@ -105,16 +90,17 @@ def _pattern(op: Op) -> str:
 
 def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId]:
     """Return the ops to keep float32 for these outputs: those beyond the range, then those of a search."""
-    progress = draft.request.progress
-    ranges = calibrated(draft, feed, progress=partial(draft.request.tell, "calibrate"))
+    ranges = calibrated(draft, feed, partial(draft.request.tell, "calibrate"))
     guarded = guard(draft.view, draft.paint, ranges, saturate=draft.needs.saturate)
-    repaired = Search(draft, feed, _BY, ranges, guarded, BUDGET, progress, outputs, _EMULATED).repaired()
-    ops = (*(pin.op for pin in guarded.pins), *(op for region in repaired.regions for op in region.ops))
+    search = Search(
+        draft, feed, _BY, ranges, guarded, progress=draft.request.progress, outputs=outputs, device=_EMULATED
+    )
+    ops = (*(pin.op for pin in guarded.pins), *(op for region in search.repaired().regions for op in region.ops))
     return [op for op in ops if op not in draft.lower]
 
 
-_EMULATED = Conditions(provider=CPU, emulate=True)
-_BY = MetricBound(MEASURES["scaled"], WRONG)
+_EMULATED = Device(CPU, emulate=True)
+_BY = Criterion("scaled", WRONG)
 
 
 @dataclass(frozen=True)
@@ -132,12 +118,12 @@ class _Reference:
         source = draft.source
         if source.nbytes > MOST_WEIGHTS:
             raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB, and more than 1 GB is not fed unasked")
-        drawn = {"scale": HEADROOM, "free": _FREE, "limit": _MOST_INPUT, **_asked(batch)}
-        feed = batch if isinstance(batch, Feed) else Feed.randomly(source, **drawn)
+        usual = Drawing(scale=HEADROOM, free=_FREE, limit=_MOST_INPUT)
+        feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(usual, **batch))
         for note in drawing(source, "the model"):
             raise ModelError(note)
         model = reference_of(draft)
-        outputs = tuple(_run(model, feed, "the source, nor the result"))
+        outputs = tuple(_run(model, feed))
         for name, value in ((name, value) for found in outputs for name, value in found.items()):
             if _floating(value) and np.isnan(value).any():  # type: ignore[arg-type]
                 raise ModelError(f"output {name!r} of the float32 model is NaN ({feed.origin})")
@@ -188,22 +174,8 @@ class _Reference:
         return rows
 
 
-def _asked(batch: Feed | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(batch, Feed):
-        return {}
-    usual = {"batches": 1, "shapes": {}, "int_ranges": {}, "seed": 0}
-    return {name: value for name, value in batch.items() if value != usual.get(name)}
-
-
-def _opened(model: Model, name: str = "the model") -> Runner:
-    try:
-        return Runner.open(model, replace(_LIGHT, planned=len(model.proto.graph.node) <= _PLANNED))
-    except ModelError as error:
-        raise ModelError(str(error).replace("cannot open the model", f"cannot open {name}")) from error
-
-
-def _run(model: Model, batches: Feed | Iterator[Batch], name: str = "the model") -> Iterator[Mapping[str, Given]]:
-    runner = _opened(model, name)
+def _run(model: Model, batches: Feed | Iterator[Batch]) -> Iterator[Mapping[str, Given]]:
+    runner = Runner.open(model, replace(_LIGHT, planned=len(model.proto.graph.node) <= _PLANNED))
     return (runner.run({name: _widened(value) for name, value in batch.items()}) for batch in batches)
 
 

@@ -136,15 +136,13 @@ def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
     return replace(ranges, values=values)
 
 
-def calibrated(
-    draft: Draft, feed: Feed, *, allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None
-) -> Ranges:
+def calibrated(draft: Draft, feed: Feed, progress: Callable[[int, int], None] | None = None) -> Ranges:
     """Calibrate a draft: return ranges of all its values, under the fingerprint of its source."""
     from amp_rewrite.evidence.calibrate import calibrate  # late: only conversions with data pay for it
     from amp_rewrite.files.fingerprint import fingerprint
 
     to = draft.request.to
-    ranges = calibrate(draft.view.model, feed, to=to, allow_nonfinite=allow_nonfinite, progress=progress)
+    ranges = calibrate(draft.view.model, feed, to=to, progress=progress)
     of = fingerprint(draft.source)
     return replace(ranges, model=model_name(draft), graph=of.graph, weights=of.weights)
 

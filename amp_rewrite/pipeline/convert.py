@@ -103,7 +103,7 @@ def _converted(
 def _measured(draft: Draft, data: Data) -> Ranges:
     from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
-    return calibrated(draft, Feed.of(data, draft.source))
+    return calibrated(draft, Feed.of(data, draft.source), partial(draft.request.tell, "calibrate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Guidance:
     """Data for a conversion: as `convert` and `repair` take them, but as paths instead of loaded data.
 
     `check`: without data or ranges, the keywords of `Feed.randomly` for a check; None: no check. `criterion`: without
-    one ranges guard.
+    one the ranges of the data guard.
     """
 
     data: str = ""
@@ -124,15 +124,14 @@ class Guidance:
     feedback: tuple[str, ...] = ()
     steps: int | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.data or self.ranges)
-
     def feed(self, source: Model) -> Feed | None:
         """Return the batches for a model; None without data."""
         from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
-        back: dict[str, Any] = {"feedback": self.feedback, "steps": self.steps}
-        return Feed.of(self.data, source, allow_nonfinite=self.allow_nonfinite, **back) if self.data else None
+        if not self.data:
+            return None
+        nonfinite, feedback, steps = self.allow_nonfinite, self.feedback, self.steps
+        return Feed.of(self.data, source, allow_nonfinite=nonfinite, feedback=feedback, steps=steps)
 
     def convert(
         self,
@@ -141,15 +140,16 @@ class Guidance:
         feed: Feed | None,
         progress: Progress | None = None,
     ) -> tuple[Converted, Repaired | None]:
-        """Convert a model, guarded by the ranges; guard or repair it by a feed."""
-        stated = {"ranges": self.ranges or None, "headroom": self.headroom}
-        words = {**options, **{word: value for word, value in stated.items() if value is not None}}
-        if feed is None:
+        """Convert a model, guarded by the ranges or a feed; repair it by a feed and a criterion."""
+        headroom = HEADROOM if self.headroom is None else self.headroom
+        if feed is None or not self.criterion:
             check = False if self.check is None else self.check
-            return convert(source, **words, check=check, progress=progress), None
-        from amp_rewrite.pipeline.repair import repair
+            measured: dict[str, Any] = {"data": feed, "ranges": self.ranges or None, "headroom": headroom}
+            return convert(source, **measured, **options, check=check, progress=progress), None
+        from amp_rewrite.pipeline.repair import BUDGET, repair
 
-        words |= {} if self.budget is None else {"budget": self.budget}
-        words |= {"allow_nonfinite": self.allow_nonfinite, "progress": progress, **self.criterion}
-        repaired = repair(source, feed, **words)
+        budget = BUDGET if self.budget is None else self.budget
+        repaired = repair(
+            source, feed, headroom=headroom, budget=budget, progress=progress, **options, **self.criterion
+        )
         return repaired.converted, repaired

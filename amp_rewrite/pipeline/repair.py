@@ -11,29 +11,26 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from amp_rewrite.errors import Finding, PolicyError
-from amp_rewrite.evidence.conditions import Conditions, unrolled
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import local_errors
-from amp_rewrite.evidence.metric import MEASURES, Criterion, MetricBound, Tolerance, criterion
+from amp_rewrite.evidence.metric import criterion
+from amp_rewrite.evidence.opening import Device, unrolled
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, ranges_for, shifted_and_guarded
+from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
-from amp_rewrite.reports.evidence import FAILED, REPAIRED, VERIFIED, Evidence, Guarded, TrialRow
+from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, Guarded, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
-from amp_rewrite.settings.option import Data, OptionsAndCriterion, checked, takes
+from amp_rewrite.settings.option import Data, OptionsAndCriterion, Progress, checked, takes
 from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request
 
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage ("calibrate", "own errors", "search" or "verify"), the work done, and its total."""
 
 
 @takes(KEYWORDS, CRITERION)
@@ -42,13 +39,9 @@ def repair(
     model: ModelSource,
     data: Data,
     *,
-    ranges: Ranges | str | Path | None = None,
     headroom: float = HEADROOM,
     budget: int = BUDGET,
-    allow_nonfinite: bool = False,
     folder: str | Path | None = None,
-    feedback: Sequence[str] | str = (),
-    steps: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[OptionsAndCriterion],
 ) -> Repaired:
@@ -58,19 +51,14 @@ def repair(
     or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is a
     conversion, and the verdict of `verify` on it.
 
-    The reference is the model in float32, of a half model its widened twin. Without a criterion the conversion is
-    guarded by the ranges of the data, and no search follows.
+    The reference is the model in float32, of a half model its widened twin.
 
     Args:
         model: as `convert` takes it.
-        data: a Feed, or an argument of `Feed.of`.
-        ranges: as `convert` takes them; by default those measured on the data.
+        data: a Feed, or an argument of `Feed.of`; with feedback, trials and the verdict run all steps.
         headroom: as `convert` takes it.
         budget: the largest number of trials.
-        allow_nonfinite: accept NaN and infinity in the data.
         folder: as `convert` takes it.
-        feedback: as `Feed.of` takes it; trials and the verdict run all steps.
-        steps: as `Feed.of` takes them.
         progress: called as `progress(stage, done, total)`.
         **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
 
@@ -79,7 +67,7 @@ def repair(
 
     Raises:
         AmpRewriteError: as `convert`, `calibrate` and `verify` raise it.
-        PolicyError: the budget is below 1.
+        PolicyError: no criterion is given, or the budget is below 1.
 
     Example:
         >>> import amp_rewrite
@@ -88,26 +76,18 @@ def repair(
         True
     """
     given: Mapping[str, Any] = options
-    near = {name: value for name, value in given.items() if name in CRITERION and value is not None}
-    by = criterion(**near) if near else None
+    by = criterion(**{name: value for name, value in given.items() if name in CRITERION})
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
     require("a conversion with data")
     request = Request.of(**{name: value for name, value in given.items() if name not in CRITERION})
     draft = Draft.of(model, request, folder=folder)
-    feed = Feed.of(data, draft.source, allow_nonfinite=allow_nonfinite, feedback=feedback, steps=steps)
+    feed = Feed.of(data, draft.source)
 
     def found(draft: Draft) -> Repaired:
-        if ranges is None:
-            stage = _stage(progress, "calibrate")
-            known = calibrated(draft, feed, allow_nonfinite=allow_nonfinite, progress=stage)
-        else:
-            known = ranges_for(draft, ranges)
+        known = calibrated(draft, feed, progress=_stage(progress, "calibrate"))
         draft, pinned = shifted_and_guarded(draft, known, headroom)
-        if by is None:
-            converted = finish(draft, draft.paint(pinned.pins), pinned.findings, measured=pinned)
-            return Repaired(converted, None, known, (), False, 0, budget, (), True)
         return Search(draft, feed, by, known, pinned, budget, progress).repaired()
 
     repaired = found(draft)
@@ -122,23 +102,20 @@ def reference_of(draft: Draft) -> Model:
     return emulate(draft.source, rounding=False, io="float32") if half else draft.source
 
 
-def _evidence_of(verdict: Verdict, level: str, why: str = "", pinned: int = 0) -> Evidence:
-    by = verdict.criterion
-    asked = isinstance(by, Tolerance) or math.isfinite(by.limit)
-    score = None if by.measured == MetricBound(MEASURES["scaled"], 0.0).measured else verdict.score
-    error, emulated = verdict.largest, EMULATED in verdict.candidate.as_
+def _evidence_of(verdict: Verdict, level: str, why: str, pinned: int) -> Evidence:
+    by, score, error = verdict.criterion, verdict.score, verdict.largest
     return Evidence(
         level=level,
         data=verdict.fed.origin,
         batches=verdict.fed.batches,
         random=verdict.fed.random,
-        criterion=str(by) if asked else "",
+        criterion=str(by),
         error="" if error is None else f"{error:.2g}",
-        emulated=emulated,
+        emulated=EMULATED in verdict.candidate.as_,
         pinned=pinned,
         objection=why,
         largest_error=error if error is not None and math.isfinite(error) else None,
-        score="" if score is None else by.said(score),
+        score="" if score is None or by.name == "scaled" else f"{by.measured} {score:.4g}",
     )
 
 
@@ -150,8 +127,8 @@ def with_evidence(converted: Converted, evidence: Evidence) -> Converted:
 class Search:
     """One search by a criterion, on a guarded draft.
 
-    A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `conditions`: those of
-    each verdict.
+    A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `device`: that of the
+    trials. `verdicts`: by the numbers of pinned regions, in the order of the trials.
     """
 
     draft: Draft
@@ -159,10 +136,10 @@ class Search:
     by: Criterion
     ranges: Ranges
     guarded: Guarded
-    budget: int
-    progress: Progress | None
+    budget: int = BUDGET
+    progress: Progress | None = None
     outputs: tuple[str, ...] = ()
-    conditions: Conditions = field(default_factory=Conditions)
+    device: Device = field(default_factory=Device)
     regions: Sequence[Region] = ()
     verdicts: dict[frozenset[int], Verdict] = field(default_factory=dict)
     trail: list[TrialRow] = field(default_factory=list)
@@ -174,15 +151,11 @@ class Search:
             return self._result((), plain)
         if regions_of(self.draft, plain.coloring, {}):
             self.regions = self._by_error(plain)
-        chosen = minimal_set(len(self.regions), self._enough)
-        return self._result(chosen)
+        return self._result(minimal_set(len(self.regions), self._enough))
 
     @cached_property
     def reference(self) -> Side:
-        return Side.of(reference_of(self.draft), model_name(self.draft), self._conditions(), keeps=True, valid=True)
-
-    def _conditions(self, stage: str = "") -> Conditions:
-        return replace(self.conditions, progress=_stage(self.progress, stage) if stage else None)
+        return Side.of(reference_of(self.draft), model_name(self.draft), self.device, keeps=True, valid=True)
 
     def _by_error(self, plain: Converted) -> list[Region]:
         whole = self.reference.model if self.draft.view.low_types else self.draft.view.model
@@ -208,11 +181,11 @@ class Search:
         return verdict.ok
 
     def _verdict(self, converted: Converted, stage: str, *, to_failure: bool = False) -> Verdict:
-        conditions = self._conditions(stage)
         reference = self.reference  # first: what does not open may be the model itself
-        candidate = Side.of(converted.result, "the conversion", conditions, valid=True)
+        candidate = Side.of(converted.result, "the conversion", self.device, valid=True)
         comparison = Comparison(self.by, self.outputs, to_failure=to_failure)
-        return verdict_of(reference, candidate, self.feed, comparison, conditions)
+        progress = _stage(self.progress, stage) if stage else None
+        return verdict_of(reference, candidate, Feed.of(self.feed, reference.model), comparison, progress)
 
     def _converted(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
         pinned = [self.regions[i] for i in sorted(held)]
@@ -234,17 +207,8 @@ class Search:
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
         converted = with_evidence(converted, _evidence_of(verdict, level, why, len(pinned)))
-        return Repaired(
-            converted,
-            verdict,
-            self.ranges,
-            pinned,
-            minimal and verdict.ok,
-            len(self.regions),
-            self.budget,
-            tuple(self.trail),
-            solved,
-        )
+        minimal, candidates, trail = minimal and verdict.ok, len(self.regions), tuple(self.trail)
+        return Repaired(converted, verdict, self.ranges, pinned, minimal, candidates, self.budget, trail, solved)
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
@@ -252,9 +216,7 @@ def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] 
 
 
 def _compact(by: Criterion) -> str:
-    if isinstance(by, Tolerance):
-        return f"rtol:{by.rtol:g},atol:{by.atol:g}"
-    return f"{by.measure.name}:{by.limit:g}"
+    return f"rtol:{by.rtol:g},atol:{by.atol:g}" if by.name == ALLCLOSE else f"{by.name}:{by.limit:g}"
 
 
 # -- the smallest set of suspects ----------------------------------------------------------------------------
@@ -269,11 +231,10 @@ class BudgetSpent(Exception):
 def minimal_set(suspects: int, enough: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
     """Return a minimal set of the suspects 0, 1 … (sorted) to hold back, by a test; None if no tested set passes.
 
-    Doubling and bisection find the shortest prefix that passes. QuickXplain (Junker, Preferred Explanations and
-    Relaxations for Over-Constrained Problems, AAAI 2004) removes unneeded suspects by halves. Finally each remaining
-    suspect is tested alone, since holding back more may make the test fail, which both steps rule out. It takes about
-    2 log2(n) tests for one culprit, and 3 k + 2 k log2(n / k) for k. On BudgetSpent it is the smallest set so far,
-    which need not be minimal.
+    Doubling and bisection find the shortest prefix that passes. Then halves, quarters … and single suspects of it are
+    let go as long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE
+    Transactions on Software Engineering 28(2), 2002). It takes about 2 log2(n) tests for one culprit. On BudgetSpent it
+    is the smallest set so far, which need not be minimal.
     """
     answers: dict[frozenset[int], bool] = {}
 
@@ -283,19 +244,16 @@ def minimal_set(suspects: int, enough: Callable[[frozenset[int]], bool]) -> tupl
             answers[key] = enough(key)
         return answers[key]
 
-    def best() -> frozenset[int] | None:
-        return min((held for held, passes in answers.items() if passes), key=len, default=None)
-
     with suppress(BudgetSpent):
         everyone = tuple(range(suspects))
         if not ask(()) and ask(everyone):
-            last = _shortest(ask, everyone) - 1
-            _needed(ask, (last,), everyone[:last])
-            _each_needed(ask, tuple(sorted(best() or ())))
-    return None if (found := best()) is None else tuple(sorted(found))
+            _thin_out(ask, everyone[: _shortest(ask, everyone)])
+    found = min((held for held, passes in answers.items() if passes), key=len, default=None)
+    return None if found is None else tuple(sorted(found))
 
 
 def _shortest(ask: Ask, everyone: tuple[int, ...]) -> int:
+    """Return the length of the shortest prefix that passes."""
     fails, passes = 0, 1
     while passes < len(everyone) and not ask(everyone[:passes]):
         fails, passes = passes, passes * 2
@@ -309,21 +267,14 @@ def _shortest(ask: Ask, everyone: tuple[int, ...]) -> int:
     return passes
 
 
-def _needed(ask: Ask, held: tuple[int, ...], suspects: tuple[int, ...]) -> tuple[int, ...]:
-    if ask(held) or not suspects:
-        return ()
-    if len(suspects) == 1:
-        return suspects
-    more, less = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-    of_less = _needed(ask, held + more, less)
-    return _needed(ask, held + of_less, more) + of_less
-
-
-def _each_needed(ask: Ask, chosen: tuple[int, ...]) -> None:
-    spared = True
-    while spared:
-        spared = False
-        for one in reversed(chosen):
-            rest = tuple(i for i in chosen if i != one)
-            if ask(rest):
-                chosen, spared = rest, True
+def _thin_out(ask: Ask, held: tuple[int, ...]) -> None:
+    """Ask for ever smaller parts of the shortest prefix that passes, until each of its suspects is needed."""
+    size, before = len(held), tuple[int, ...]()
+    while size > 1 or held != before:
+        size, before = max(size // 2, 1), held
+        end = len(before) - (size > 1)  # without the last one a prefix did not pass
+        for at in reversed(range(0, end, size)):
+            part = before[at : min(at + size, end)]
+            rest = tuple(one for one in held if one not in part)
+            if rest != held and ask(rest):
+                held = rest

@@ -13,7 +13,6 @@ from onnx import ModelProto
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.reasons import Pin
-from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verdict import Verdict, plain_json
@@ -115,18 +114,18 @@ class Repaired(Result):
 
     Attributes:
         converted: the conversion with the pins; if the search failed, with all candidates pinned.
-        verdict: how near the result is as it really runs; None without a tolerance.
+        verdict: how near the result is as it really runs.
         ranges: the ranges of the data.
         regions: the pinned regions, those with the largest errors first.
         minimal: True if a trial shows for each region that the outputs miss the tolerance without it.
         candidates: number of regions to choose of.
         budget: the largest number of trials.
         trail: all trials.
-        solved: True if the search ended and the result is near enough; True without a tolerance.
+        solved: True if the search ended and the result is near enough.
     """
 
     converted: Converted
-    verdict: Verdict | None
+    verdict: Verdict
     ranges: Ranges
     regions: tuple[Region, ...]
     minimal: bool
@@ -155,8 +154,6 @@ class Repaired(Result):
     @property
     def brief(self) -> str:
         """Gist of the report, and the outcome of the search."""
-        if self.verdict is None:
-            return f"{self.report.brief}; guarded by ranges"
         pinned = count(len(self.regions), "region") if self.regions else "no region"
         return f"{self.report.brief}; {pinned} pinned, {'' if self.solved else 'not '}within tolerance"
 
@@ -169,32 +166,21 @@ class Repaired(Result):
 
         Scores that are not finite are "inf", "-inf" and "nan".
         """
-        fields = {name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget", "trials")}
-        regions = [region.because for region in self.regions]
-        verdict = None if self.verdict is None else self.verdict.to_dict()
-        chosen = None if self.chosen is None else plain_json(asdict(self.chosen))
-        searched = {"chosen": chosen, "trail": [plain_json(asdict(step)) for step in self.trail]}
-        parts = {"ranges": self.ranges.to_dict(), "verdict": verdict, "report": self.report.to_dict()}
-        return json.dumps({"schema": 1, **fields, "regions": regions, **searched, **parts}, indent=1) + "\n"
-
-    @property
-    def chosen(self) -> TrialRow | None:
-        """The conversion in the form of a trial; None without a tolerance."""
-        made, floats = self.verdict, self.converted.coloring.float32_ops
-        if made is None:
-            return None
-        return TrialRow(len(self.regions), made.ok, made.because, floats, made.score)
+        parts = {
+            "schema": 1,
+            **{name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget")},
+            "regions": [region.because for region in self.regions],
+            "trail": [plain_json(asdict(step)) for step in self.trail],
+            "ranges": self.ranges.to_dict(),
+            "verdict": self.verdict.to_dict(),
+            "report": self.report.to_dict(),
+        }
+        return json.dumps(parts, indent=1) + "\n"
 
     def figures(self) -> Sequence[Figure]:
         """Return the summary, the scores of the outputs, the ranges, and the graph."""
         figures = self.converted.figures()
-        scores = () if self.verdict is None else self.verdict.figures()
-        return (*figures[:1], *scores, *self.ranges.figures(), *figures[1:])
-
-    @property
-    def trials(self) -> int:
-        """Number of trials."""
-        return len(self.trail)
+        return (*figures[:1], *self.verdict.figures(), *self.ranges.figures(), *figures[1:])
 
     def text(self, *, verbose: bool = False) -> str:
         """Return the outcome of the search as text. Ends with a newline.
@@ -202,9 +188,6 @@ class Repaired(Result):
         Args:
             verbose: every pin with its reason, and the whole verdict; else the first pins, and a verdict that fails.
         """
-        if self.verdict is None:
-            return f"guarded by {count(self.ranges.batches, 'batch', 'batches')} of {self.ranges.origin}\n"
-        summary = search_summary(len(self.regions), self.candidates, self.trials, self.minimal)
         notes = [f"note: {note}" for note in self.verdict.notes]
         if self.solved and not self.regions and not verbose:  # the evidence says all of it
             return "".join(f"{note}\n" for note in notes)
@@ -212,26 +195,23 @@ class Repaired(Result):
         lines = [f"  {region.because}" for region in shown]
         if rest := len(self.regions) - len(shown):
             lines.append(f"  … and {rest} more (-v shows all)")
-        if not self.solved and self.trials >= self.budget and self.regions:
-            spent = f"the budget ended after {count(self.budget, 'trial')}"
-            lines = [f"  {spent}, before a set met the tolerance; all regions are pinned below: allow more"]
-        elif not self.solved:
-            to = DType.parse(self.ranges.to)
-            other = "; bfloat16 rounds more coarsely" if to is DType.FLOAT16 else ""
-            lines = [
-                f"  {to.spelling} cannot hold this: with all regions in float32 the error is still larger, from low"
-                f" inputs and outputs or from float32 itself{other}"
-            ]
+        if not self.solved:
+            lines = [f"  {_SPENT if len(self.trail) >= self.budget else _UNREACHED}"]
+        heading = f"repair: {search_summary(len(self.regions), self.candidates, len(self.trail), self.minimal)}"
         if verbose:
-            return "\n".join([f"repair: {summary}", *lines, "", self.verdict.text()])
+            return "\n".join([heading, *lines, "", self.verdict.text()])
         failure = [] if self.verdict.ok else [self.verdict.brief]
-        return "\n".join([f"repair: {summary}", *lines, *failure, *notes]) + "\n"
+        return "\n".join([heading, *lines, *failure, *notes]) + "\n"
+
+
+_SPENT = "the budget of trials ended before a set met the tolerance; allow more"
+_UNREACHED = (
+    "no choice of ops meets the tolerance: with all of them in float32 the error is still larger, from low inputs and"
+    " outputs or from float32 itself"
+)
 
 
 def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
     """Return the outcome of a search in words: regions pinned of those to choose of, and trials."""
-    if not pinned:
-        fact = "not needed, the conversion passes as it is" if minimal else "no region is pinned"
-        return f"{fact}; {count(trials, 'trial')}"
     needed = "each is needed" if minimal else "perhaps not all are needed"
     return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"

@@ -15,8 +15,8 @@ NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "
 """Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs not near enough."""
 ARGUMENTS = "the arguments of export"
 """Origin of a batch that `export` was called with."""
-UNOPENED = "onnxruntime cannot open the source"
-"""Start of the objection to a check that data cannot help."""
+UNOPENED = "onnxruntime cannot open the model"
+"""Start of the objection to a check that no data can help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,53 @@ class OpErrors:
     overflows: bool = False
 
 
+ALLCLOSE = "allclose"
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """A bound on the difference of two arrays: a measure by name, with its limit.
+
+    "allclose" is |a - b| <= atol + rtol |a| in each element, as of numpy; `a` is the reference. Its number is the
+    largest |a - b| / (atol + rtol |a|).
+    """
+
+    name: str
+    limit: float = 1.0
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __str__(self) -> str:
+        if self.name == ALLCLOSE:
+            return f"|a - b| <= {self.atol:g} + {self.rtol:g} |a| in every element"
+        if self.name == "scaled":
+            return f"error ≤ {self.limit:g} of the output's largest value"
+        return f"{self.name} at least {self.limit:g}"
+
+    @property
+    def measured(self) -> str:
+        """Name of the number that is judged."""
+        names = {ALLCLOSE: "error in units of the allowed one", "scaled": "error relative to the largest value"}
+        return names.get(self.name, self.name)
+
+    @property
+    def higher(self) -> bool:
+        """True if a higher number is better."""
+        return self.name not in (ALLCLOSE, "scaled")
+
+    def passes(self, number: float) -> bool:
+        return number >= self.limit if self.higher else number <= self.limit
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Difference of a candidate's array from the reference's, and the decision of a criterion.
 
-    `max_abs`, `max_rel` (per element, |a-b| / |a|) and `scaled` (max |a-b| / max |a|) are over the values that are
-    finite on both sides; None without such values. `compared` counts these; in arrays that are not floating it counts
-    all. `nonfinite` counts infinities and NaN of the reference and of the candidate. `where` is the element that
-    differs most, `reference` and `candidate` are its values as text. `score` is the number that the criterion judges;
-    None if something else decided. `because` is the reason in one line.
+    `max_abs` and `scaled` (max |a-b| / max |a|) are over the values that are finite on both sides; None without such
+    values. `compared` counts these; in arrays that are not floating it counts all. `nonfinite` counts infinities and
+    NaN of the reference and of the candidate. `where` is the element that differs most, `reference` and `candidate` are
+    its values as text. `score` is the number that the criterion judges; None if something else decided. `because` is
+    the reason in one line.
     """
 
     elements: int
@@ -136,7 +174,6 @@ class Difference:
     because: str
     compared: int = 0
     max_abs: float | None = None
-    max_rel: float | None = None
     scaled: float | None = None
     score: float | None = None
     where: Index | None = None

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import wraps
 from inspect import Parameter, cleandoc, signature, unwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
@@ -30,11 +30,7 @@ from amp_rewrite.settings.choices import (
 from amp_rewrite.settings.forms import alternatives, misfit
 from amp_rewrite.settings.policy import LowType
 
-if TYPE_CHECKING:
-    from amp_rewrite.files.casting import Array
-
-
-PRECISION, DATA, OUTPUT, PYTHON = "Precision", "Data and accuracy", "Output and settings", "In Python alone"
+PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Groups of options, the headings of help and documentation in their order."""
 ALWAYS, UNUSUAL = "always", "unusual"
 """Conversions with an option in report and metadata: all, or those with an unusual value."""
@@ -87,11 +83,6 @@ class Option:
     def keyword(self) -> bool:
         """True if `convert` takes it in Python, too: it decides types."""
         return self.group == PRECISION
-
-    @property
-    def setting(self) -> bool:
-        """True if settings files and the command line take it."""
-        return self.group != PYTHON
 
     def read(self, value: Any) -> Any:
         """Return the value of the field for a given one, or for its word in a shell or a file.
@@ -194,9 +185,7 @@ class CriterionKeywords(TypedDict, total=False):
     tolerance: float | None
     rtol: float | None
     atol: float | None
-    metric: str | Callable[[Array, Array], float] | None
-    at_least: float | None
-    at_most: float | None
+    metric: str | None
 
 
 class OptionsAndCriterion(Options, CriterionKeywords, total=False):

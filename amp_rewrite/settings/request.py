@@ -35,7 +35,6 @@ from amp_rewrite.settings.option import (
     ALWAYS,
     DATA,
     OUTPUT,
-    PYTHON,
     ROW,
     UNUSUAL,
     CriterionKeywords,
@@ -222,8 +221,7 @@ class Request:
     )
     ranges: str | None = option(
         None,
-        "ranges that `calibrate` measured, for `convert` and `repair`; an op that reads or makes a value that does not"
-        " fit stays float32",
+        "ranges that `calibrate` measured; an op that reads or makes a value that does not fit stays float32",
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE",
@@ -238,11 +236,11 @@ class Request:
     )
     data: str | None = option(
         None,
-        "input data of commands that run a model: a .npz file, a .npy file, or a folder of them",
+        "input data of commands that run a model: a .npz file, or a folder of them",
         kind=Kind.PATH,
         group=DATA,
         metavar="FILE|FOLDER",
-        help="Input data: .npz, .npy, or a folder of them.",
+        help="Input data: .npz, or a folder of them.",
     )
     check: bool = option(
         True,
@@ -262,8 +260,7 @@ class Request:
     feedback: tuple[str, ...] = option(
         (),
         "outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
-        " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`,"
-        " `verify`, `calibrate` and `repair`, as the next one",
+        " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`",
         group=DATA,
         metavar="OUT=IN",
         help="An output that is an input of the next run; repeatable.",
@@ -293,14 +290,11 @@ class Request:
     atol: float | None = option(None, "absolute tolerance, added to the relative one", group=DATA, metavar="X")
     metric: str | None = option(
         None,
-        "a metric with its bound: `cosine=0.999`, `psnr=40`, `snr=40`, `top1=0.99` or `scaled=0.01`; in Python also a"
-        " callable of reference and candidate, with `at_least` or `at_most`",
+        "a metric with its bound: `cosine=0.999`, `snr=40`, `top1=0.99` or `scaled=0.01`",
         group=DATA,
         metavar="NAME=X",
-        help="Or a metric: cosine=0.999, psnr=40, snr=40, top1=0.99.",
+        help="Or a metric: cosine=0.999, snr=40, top1=0.99.",
     )
-    at_least: float | None = option(None, "lower bound of a callable `metric`", group=PYTHON)
-    at_most: float | None = option(None, "upper bound of a callable `metric`", group=PYTHON)
     budget: int | None = option(
         None,
         "the most trials of a repair, by default 100; in Python an argument of `repair`",
@@ -410,7 +404,7 @@ OPTIONS = {row.name: row for row in _rows()}
 """Every option. Report and metadata state them in this order, too."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.keyword}
 """Options that `convert` takes."""
-SETTINGS = {name: row for name, row in OPTIONS.items() if row.setting}
+SETTINGS = OPTIONS
 """Options that a settings file may have."""
 STATED = tuple(name for name, row in OPTIONS.items() if row.stated)
 """Options that the header of a report may state."""

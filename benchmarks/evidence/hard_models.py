@@ -71,13 +71,13 @@ def measured(name: str, to: str) -> Row:
         _high(found.converted),
         tuple(region.name for region in found.regions),
         found.minimal,
-        found.trials,
+        len(found.trail),
         _verdict(hard, twin, half, near),
         f"{jump.op} ({jump.kind})" if jump is not None else "",
         _said(again.verdict),
         len(again.converted.report.raised),
         _high(again.converted),
-        again.trials,
+        len(again.trail),
     )
 
 
@@ -112,7 +112,7 @@ def outlier(name: str) -> Outlier:
         totals.compute_lowered,
         totals.compute_ops,
         found.minimal,
-        found.trials,
+        len(found.trail),
     )
 
 

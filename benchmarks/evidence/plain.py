@@ -113,12 +113,13 @@ def exported(name: str, cache: str) -> tuple[str, str]:
 def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
     """Judge a conversion, on data or, without any, on a random batch of another seed than the check's."""
     import amp_rewrite
+    from amp_rewrite.evidence.data.random_batches import Drawing
     from amp_rewrite.files.protos import all_nodes
     from amp_rewrite.runtime.ports import input_ports
 
     model, result = amp_rewrite.Model.load(source), amp_rewrite.Model.load(made)
     ids = {port.name: (0, 32) for port in input_ports(model) if port.name.endswith("ids")}
-    feed: Any = data or amp_rewrite.Feed.randomly(model, seed=1, int_ranges=ids, free=16)
+    feed: Any = data or amp_rewrite.Feed.drawn(model, Drawing(seed=1, int_ranges=ids, free=16))
     verdict = amp_rewrite.verify(model, result, feed, tolerance=NEAR, emulate=True)
     totals = json.loads(Path(f"{made}.json").read_text("utf-8"))
     operators = Counter(node.op_type for node in all_nodes(result.proto.graph.node) if node.domain == "com.microsoft")

@@ -77,11 +77,11 @@ def repaired(name: str, tolerance: float) -> Outcome:
     start = time.process_time()
     found = amp_rewrite.repair(source(name), data, tolerance=tolerance)
     seconds = time.process_time() - start
-    if not found.solved or found.chosen is None or found.chosen.score is None or found.report.evidence is None:
+    if not found.solved or found.verdict.score is None or found.report.evidence is None:
         raise SystemExit(f"{name} was not repaired to {tolerance:g}: {found.verdict}")
     error = found.report.evidence.largest_error
     error = math.nan if error is None else error
-    return Outcome(name, tolerance, seconds, found.trials, found.chosen.float32_ops, error)
+    return Outcome(name, tolerance, seconds, len(found.trail), found.converted.coloring.float32_ops, error)
 
 
 def outcome(name: str, tolerance: float) -> Outcome:

@@ -114,7 +114,6 @@ def _command(verdict: Verdict, report_file: Path | None) -> str:
     parameters.config,
     parameters.keys(*parameters.FEEDING_KEYS),
     option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
-    option("--tolerance", "X", "Also name the first op whose error is larger.", type=float),
     parameters.as_json,
     parameters.quiet(),
     *parameters.REPORT,
@@ -123,7 +122,6 @@ def locate(
     a: Path,
     b: Path,
     top: int | None,
-    tolerance: float | None,
     as_json: bool,
     quiet: bool,
     report_file: Path | None,
@@ -138,7 +136,7 @@ def locate(
     check_report(report_file, overwrite=settings.overwrite, read=(a, b))
     from amp_rewrite.evidence.locate import locate
 
-    located = batches.compared(locate, a, b, quiet=quiet, tolerance=tolerance)
+    located = batches.compared(locate, a, b, quiet=quiet)
     shown = {} if top is None else {"top": top}
     text = located.to_json(**shown) if as_json else located.text(**shown)
     present(located, text, report_file, as_json=as_json, quiet=quiet)

@@ -115,9 +115,7 @@ class _RunOptions:
     def show(self, converted: Converted, repaired: Repaired | None, *, command: str) -> None:
         """Print a conversion and its repair. `command`: the one to suggest."""
         report = converted.report
-        searched = ""  # what ranges alone show stands in the evidence
-        if repaired is not None and repaired.verdict is not None:
-            searched = repaired.text(verbose=self.verbose)
+        searched = repaired.text(verbose=self.verbose) if repaired is not None else ""
         if self.as_json:
             terminal.show(report.to_json())
             terminal.warn(report.findings, quiet=self.quiet)

@@ -51,15 +51,14 @@ class Feedback:
         taken: dict[str, str] = {}
         for out, into in self.pairs:
             where = spelled("feedback", f"{out}={into}")
-            givers = [port.name for port in outputs.values() if into in inputs and fits(port, inputs[into])]
-            takers = [port.name for port in inputs.values() if out in outputs and fits(outputs[out], port)]
-            for kind, name, known, fit in (("output", out, outputs, givers), ("input", into, inputs, takers)):
+            for kind, name, known in (("output", out, outputs), ("input", into, inputs)):
                 if name not in known:
-                    hint = advice(name, known, f"it has {_quoted(fit or list(known))}")
+                    hint = advice(name, known, f"it has {_quoted(list(known))}")
                     raise FeedError(f"{where}: the model has no {kind} {name!r}; {hint}")
-            if out not in givers:
+            if not fits(outputs[out], inputs[into]):
                 fact = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} {_typed(inputs[into])}"
-                raise FeedError(f"{where}: {fact}; outputs that fit {into!r}: {_quoted(givers)}")
+                fitting = [port.name for port in outputs.values() if fits(port, inputs[into])]
+                raise FeedError(f"{where}: {fact}; outputs that fit {into!r}: {_quoted(fitting)}")
             if taken.setdefault(into, out) != out:
                 raise FeedError(f"{where}: input {into!r} takes {taken[into]!r} already; name one output for it")
         return replace(self, ports=inputs)
@@ -121,7 +120,7 @@ _AFTER = re.compile(r"(?:present|next|new|updated)[._](.+)|(.+?)(?:[._](?:out|ne
 def state_pairs(model: Model) -> Mapping[str, str]:
     """Return outputs by name, type and shape like the next value of an input, each with the input.
 
-    None if every input is one.
+    Empty if every input is one.
     """
     inputs, outputs = input_ports(model), output_ports(model)
     fitting = {out.name: [into.name for into in inputs if fits(out, into)] for out in outputs}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, advice, spelled
-from amp_rewrite.evidence.data.sources import Raw, Source, short
+from amp_rewrite.evidence.data.sources import LIMIT, Raw, Source, short
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.sizes import MOST_AXES
@@ -21,15 +21,19 @@ _DEFAULT_INTS = (0, 2)
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What `Feed.randomly` is asked for, under the same names."""
+    """Random batches: the arguments of `Feed.randomly`, and three more.
 
-    batches: int
-    shapes: Mapping[str, Sequence[int]]
-    int_ranges: Mapping[str, tuple[int, int]]
-    seed: int
-    scale: float
-    free: int | None
-    limit: int
+    `scale`: the deviation of floats. `free`: the size of free dimensions whose names say nothing; None: `shapes` must
+    give it. `limit`: the largest number of bytes of an array, counted as float64.
+    """
+
+    batches: int = 1
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    int_ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    seed: int = 0
+    scale: float = 1.0
+    free: int | None = None
+    limit: int = LIMIT
 
 
 def drawn(ports: Sequence[Port], asked: Drawing) -> tuple[str, Source]:
@@ -66,18 +70,14 @@ def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]], li
         stated = "no shape" if port.shape is None else f"the shape {port.dims}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
-            example = _example(port)
+            example = tuple(dim if isinstance(dim, int) else 64 for dim in port.shape or (None, None))
             words = spelled("shapes", {port.name: example}, option=f"shape {port.name}={','.join(map(str, example))}")
-            free = ["?" if dim is None else dim for dim in port.shape or () if not isinstance(dim, int)]
-            many, way = ("s", "fix them") if len(free) > 1 else ("", "fix it" if free else "give one")
-            fact = f"the free dimension{many} {', '.join(free)} ({port.dims})" if free else stated
-            raise FeedError(f"input {port.name!r} has {fact}; {way} with {words}")
+            raise FeedError(f"input {port.name!r} has {stated}; give all sizes, as in {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if len(sizes) > MOST_AXES:
-            raise FeedError(f"input {port.name!r} has {len(sizes)} dimensions; arrays have at most {MOST_AXES}")
-        if math.prod(max(1, size) for size in sizes) * 8 > limit:
-            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} needs more than {limit} bytes; take less")
+        if len(sizes) > MOST_AXES or math.prod(max(1, size) for size in sizes) * 8 > limit:
+            most = f"at most {MOST_AXES} axes and {limit} bytes"
+            raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large: {most}")
         shapes[port.name] = sizes
     return shapes
 
@@ -108,11 +108,6 @@ def _assumed(port: Port, assumed: dict[str, int], free: int | None) -> tuple[int
         sizes.append(size)
     assumed.update(own)
     return tuple(sizes) if port.shape is not None else None
-
-
-def _example(port: Port) -> tuple[int, ...]:
-    free = iter((1, 128))
-    return tuple(dim if isinstance(dim, int) else next(free, 64) for dim in port.shape or (None, None))
 
 
 def _check_ranges(ports: Sequence[Port], ranges: Mapping[str, tuple[int, int]]) -> None:

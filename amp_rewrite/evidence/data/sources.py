@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
+from itertools import tee
 from operator import call
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, one_line
@@ -29,30 +29,24 @@ Raw = Mapping[str, Any]
 """A batch by input name, before any other check."""
 Source = Callable[[], Iterator[object]]
 
-
-class FileBatch(dict[str, Any]):
-    """A batch from a file of a folder."""
-
-    def __init__(self, arrays: Raw, file: str) -> None:
-        super().__init__(arrays)
-        self.file = file
-
-
 _Reader = Callable[[], Raw]
 _NUMBERED = re.compile(r"([0-9]{1,9})/(.+)", re.DOTALL)
 
 
-def source_of(data: object, ports: tuple[Port, ...], limit: int) -> tuple[str, Source, int | None]:
-    """Return the origin of batches, a factory of iterators over them, and their number if known."""
+def source_of(data: object, known: Collection[str]) -> tuple[str, Source, int | None]:
+    """Return the origin of batches, a factory of iterators over them, and their number if known.
+
+    `known`: names of inputs; files are asked for no other arrays.
+    """
     if isinstance(data, (str, os.PathLike)):
         path = Path(data)
-        readers = _files(path, ports, limit)
+        readers = _files(path, known)
         return path.name or str(path), partial(map, call, readers), len(readers)
     one = isinstance(data, tuple) and bool(data) and all(map(is_array, data))  # a list of arrays is one of batches
     if isinstance(data, Mapping) or is_array(data) or one:
         return "the arrays given", partial(iter, [data]), 1
     if isinstance(data, Iterator):
-        return "the batches given", partial(iter, _BufferedBatches(data)), None
+        return "the batches given", partial(copy, tee(data, 1)[0]), None  # each copy begins with the first batch
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable):
         return "the batches given", lambda: map(data.__getitem__, range(len(data))), len(data)
     if isinstance(data, Iterable) and not isinstance(data, bytes):
@@ -76,36 +70,6 @@ def _length(data: Iterable[object]) -> int | None:
         return None
 
 
-class _BufferedBatches(Iterable[object]):
-    """Batches of an iterator, kept in memory as they are read."""
-
-    def __init__(self, batches: Iterator[object]) -> None:
-        self._rest, self._kept, self._bytes = batches, list[object](), 0
-
-    def __iter__(self) -> Iterator[object]:
-        number = 0
-        while number < len(self._kept) or self._read():
-            yield self._kept[number]
-            number += 1
-
-    def _read(self) -> bool:
-        """Read one more batch. FeedError if all together take more than LIMIT bytes, as of an iterator without end."""
-        for batch in self._rest:
-            self._bytes += nbytes(batch)
-            if self._bytes > LIMIT:
-                raise FeedError(
-                    f"the batches of a {type(self._rest).__name__} take more than {LIMIT} bytes, and are kept in"
-                    " memory; give the function that makes them, or fewer batches (itertools.islice)"
-                )
-            self._kept.append(kept(batch))
-            return True
-        return False
-
-
-LIMIT = 1 << 32
-"""Default limit on the bytes of one batch from a file, and on those of all batches of an iterator."""
-
-
 def _called(data: Callable[[], object]) -> Iterator[object]:
     batches = data()
     if not isinstance(batches, Iterable) or isinstance(batches, Mapping) or is_array(batches):
@@ -113,77 +77,25 @@ def _called(data: Callable[[], object]) -> Iterator[object]:
     return iter(batches)
 
 
-def _files(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    if path.is_dir():
-        return _of_folder(path, ports, limit)
-    if path.suffix.lower() == ".npz":
-        return _of_npz(path, ports, limit)
-    if path.suffix.lower() == ".npy":
-        return [partial(_of_single, path, ports, limit)]
-    if not path.exists():
-        raise FeedError(f"cannot read {path}: there is no such file; name a .npz file, a .npy file or a folder of them")
-    raise FeedError(f"cannot read {path}: it is neither .npz nor .npy nor a folder; write arrays with numpy.savez")
+# -- files ---------------------------------------------------------------------------------------------------
+
+LIMIT = 1 << 32
+"""Limit on the bytes of one batch in a file."""
+_KINDS = "name a .npz file, or a folder of .npz files"
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, LookupError, ArithmeticError, MemoryError),
+    *(ValueError, TypeError, SyntaxError, RuntimeError),
+)
+"""Exceptions of numpy and zipfile on damaged files."""
 
 
-def _of_single(path: Path, ports: tuple[Port, ...], limit: int) -> Raw:
-    needed = [port.name for port in ports if port.required]
-    if len(needed) != 1:
-        raise FeedError(f"{path} is one array, and the model has the inputs {', '.join(needed)}; write a .npz of them")
-    return {needed[0]: of_npy(path, limit)}
-
-
-def _of_npz(path: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    archive = Npz(path)
-    known = {port.name for port in ports}
-    numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
-    if known.issuperset(archive.names) or not all(numbered):
-        for match in numbered:
-            if match and match[0] not in known:
-                raise FeedError(
-                    f"{path} mixes numbered names such as {short(match[0])} with others; number all or none"
-                )
-        everything = partial(_of_archive, archive, {name: name for name in archive.names}, known, limit)
-        return [everything] if archive.names else []
-    batches: dict[int, dict[str, str]] = {}
-    for match in filter(None, numbered):
-        batch = batches.setdefault(int(match[1]), {})
-        if match[2] in batch:
-            raise FeedError(f"{path} holds {short(match[2])} of batch {int(match[1])} twice; write it again")
-        batch[match[2]] = match[0]
-    return [partial(_of_archive, archive, batches[number], known, limit) for number in sorted(batches)]
-
-
-def _of_archive(archive: Npz, keys: Mapping[str, str], known: Collection[str], limit: int) -> Raw:
-    read = {key: name for key, name in keys.items() if key in known}
-    return {**dict.fromkeys(keys), **archive.read(read, limit)}
-
-
-def _of_folder(folder: Path, ports: tuple[Port, ...], limit: int) -> list[_Reader]:
-    paths = _listed(folder)
-    archives, arrays = ([path for path in paths if path.suffix.lower() == suffix] for suffix in (".npz", ".npy"))
-    if archives and arrays:
-        raise FeedError(f"{folder} holds .npy files and .npz files; keep one kind, so that batches are clear")
-    if not archives and not arrays:
-        raise FeedError(f"{folder} holds no .npz file and no .npy file; write some with numpy.savez")
-    if archives:
-        return [partial(_filed, reader, path.name) for path in archives for reader in _of_npz(path, ports, limit)]
-    known = {port.name for port in ports}
-    return [partial(_of_arrays, arrays, known, limit)]
-
-
-def _of_arrays(paths: Sequence[Path], known: Collection[str], limit: int) -> Raw:
-    return {path.stem: of_npy(path, limit) if path.stem in known else None for path in paths}
-
-
-def _filed(reader: _Reader, file: str) -> FileBatch:
-    return FileBatch(reader(), file)
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=_natural)
-    except OSError as cause:
-        raise FeedError(f"cannot read {folder}: {cause.strerror or cause}") from cause
+def _files(path: Path, known: Collection[str]) -> list[_Reader]:
+    if not path.is_dir():
+        return _of_npz(path, known)
+    archives = sorted(path.glob("*.npz"), key=_natural)
+    if not archives:
+        raise FeedError(f"{path} holds no .npz file; write some with numpy.savez")
+    return [reader for archive in archives for reader in _of_npz(archive, known)]
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -191,59 +103,50 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part) if part.isascii() and part.isdigit() else 0, part) for part in parts]
 
 
-# -- files of unknown origin: sizes are checked before memory is taken; no pickle is read -------------
+def _of_npz(path: Path, known: Collection[str]) -> list[_Reader]:
+    """Return readers of the batches in a file: one, or several with names such as "0/x"."""
+    archive = Npz(path)
+    numbered = [_NUMBERED.fullmatch(name) for name in archive.names]
+    if not all(numbered) or {*known}.issuperset(archive.names):
+        return [partial(_read, archive, {name: name for name in archive.names}, known)] if archive.names else []
+    batches: dict[int, dict[str, str]] = {}
+    for match in filter(None, numbered):
+        batches.setdefault(int(match[1]), {})[match[2]] = match[0]
+    return [partial(_read, archive, names, known) for _, names in sorted(batches.items())]
 
-_LONGEST_HEADER = 10_000  # characters; numpy's own bound
-_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-_DAMAGE = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, LookupError, ArithmeticError)
-_DAMAGE_INSIDE = (ValueError, TypeError, SyntaxError, RuntimeError)
-"""Exceptions of numpy and zipfile on damaged or hostile files."""
 
-
-def of_npy(path: Path, limit: int) -> Array:
-    """Read the array of a .npy file. Raise FeedError if it is damaged or needs more than `limit` bytes."""
-    with _checked(path), path.open("rb") as file:
-        return _array(file, path.stat().st_size, limit, str(path))
+def _read(archive: Npz, names: Mapping[str, str], known: Collection[str]) -> Raw:
+    return {**dict.fromkeys(names), **archive.read({own: name for own, name in names.items() if own in known}, LIMIT)}
 
 
 class Npz:
-    """A .npz file; names are read at once, arrays on request."""
+    """A .npz file; sizes by name are read at once, arrays on request, pickles never."""
 
     def __init__(self, path: Path) -> None:
-        """Raise FeedError if the file is not a .npz file of arrays."""
+        """Raise FeedError if the file is not a .npz file."""
         self.path = path
-        with _checked(path):
-            self._archive = zipfile.ZipFile(path)  # stays open: opening takes a time linear in the members
-        self._members: dict[str, zipfile.ZipInfo] = {}
-        for member in self._archive.infolist():
-            name = member.filename.removesuffix(".npy")
-            if name == member.filename:
-                raise FeedError(f"{path} holds {short(name)}, which is not an array; write it with numpy.savez")
-            if name in self._members:
-                raise FeedError(f"{path} holds {short(name)} twice; write it again with numpy.savez")
-            self._members[name] = member
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
-        return type(self), (self.path,)  # another process opens the file for itself
+        with _readable(path):
+            file = np.load(path)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise FeedError(f"cannot read {path}: it is not a .npz file; write arrays with numpy.savez")
+            with file, zipfile.ZipFile(path) as archive:
+                self._sizes = {member.filename: member.file_size for member in archive.infolist()}
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._members)
+        return tuple(name.removesuffix(".npy") for name in self._sizes)
 
     def read(self, keys: Mapping[str, str], limit: int) -> dict[str, Array]:
-        """Return arrays by the keys of `keys`. Raise FeedError if they exceed `limit` bytes."""
-        total = sum(self._members[name].file_size for name in keys.values())
+        """Return arrays by the keys of `keys`. FeedError if they exceed `limit` bytes, or are not arrays of numbers."""
+        total = sum(self._sizes.get(f"{name}.npy", 0) for name in keys.values())
         if total > limit:
-            raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed; {_SMALLER}")
-        arrays = {}
-        for key, name in keys.items():
-            with _checked(self.path), self._archive.open(self._members[name]) as stream:
-                size = self._members[name].file_size
-                arrays[key] = _array(stream, size, limit, f"{self.path}: {short(name)}")
+            raise FeedError(f"{self.path} needs {total} bytes for one batch, more than the {limit} allowed")
+        with _readable(self.path), np.load(self.path) as file:
+            arrays = {key: file[name] for key, name in keys.items()}
+        for key, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise FeedError(f"{self.path} holds {short(key)}, which is not an array; write it with numpy.savez")
         return arrays
-
-
-_SMALLER = "give smaller batches"
 
 
 def short(name: str) -> str:
@@ -252,43 +155,21 @@ def short(name: str) -> str:
 
 
 @contextmanager
-def _checked(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Raise FeedError for a path other than a regular file, and for errors of reading it in the body."""
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
             why = "it is not a regular file" if path.exists() else "there is no such file"
-            raise FeedError(f"cannot read {path}: {why}; name a .npz file, a .npy file or a folder of them")
+            raise FeedError(f"cannot read {path}: {why}; {_KINDS}")
         yield
     except OSError as cause:
-        raise FeedError(f"cannot read {path}: {cause.strerror or cause}") from cause
-    except (*_DAMAGE, *_DAMAGE_INSIDE) as cause:
+        raise FeedError(f"cannot read {path}: {cause.strerror or cause}; {_KINDS}") from cause
+    except _DAMAGE as cause:
         why = one_line(cause)[:200] or type(cause).__name__
-        raise FeedError(f"{path} is damaged: {why}; write it again with numpy.save or numpy.savez") from cause
+        raise FeedError(f"cannot read {path}: {why}; write arrays of numbers or text with numpy.savez") from cause
 
 
-def _array(stream: IO[bytes], size: int, limit: int, where: str) -> Array:
-    version = npy.read_magic(stream)
-    if version not in _READERS:
-        raise FeedError(f"{where} is of .npy version {version[0]}.{version[1]}; save a plain array of numbers")
-    shape, fortran, dtype = _READERS[version](stream, max_header_size=_LONGEST_HEADER)
-    if dtype.hasobject:
-        raise FeedError(f"{where} holds pickled Python objects, which are not read; save an array of numbers or text")
-    if dtype.names is not None or dtype.subdtype is not None:
-        raise FeedError(f"{where} holds records; save one plain array for each input")
-    if any(dim < 0 for dim in shape):
-        raise FeedError(f"{where} has the negative shape {list(shape)}; save it again")
-    needed = math.prod(shape) * max(dtype.itemsize, 1)
-    if needed > limit:
-        raise FeedError(f"{where} declares {list(shape)} of {dtype}, more than the {limit} bytes allowed; {_SMALLER}")
-    if needed != (held := size - stream.tell()):
-        raise FeedError(f"{where} declares {list(shape)} of {dtype}, {needed} bytes, but has {held}; save it again")
-    data = stream.read(needed)
-    if len(data) < needed:
-        raise FeedError(f"{where} ends {needed - len(data)} bytes early; save it again")
-    return np.ndarray(shape, dtype, bytearray(data), order="F" if fortran else "C")
-
-
-# -- one batch as its user gives it ------------------------------------------------------------------
+# -- one batch as its user gives it --------------------------------------------------------------------------
 
 _FORMS = "a mapping from input names to arrays"
 
@@ -308,22 +189,6 @@ def as_array(value: object) -> Any:
     return tensor.contiguous().view(torch.int16).numpy().view(DType.BFLOAT16.numpy)  # numpy itself has no bfloat16
 
 
-def nbytes(batch: object) -> int:
-    """Return the bytes of the arrays and numbers in a batch, or in other mappings and sequences of those."""
-    if isinstance(batch, (Mapping, list, tuple)):
-        return sum(map(nbytes, batch.values() if isinstance(batch, Mapping) else batch))
-    return int(getattr(batch, "nbytes", sys.getsizeof(batch)))
-
-
-def kept(batch: object) -> object:
-    """Return a batch with copies of its arrays: a generator may fill the same ones again."""
-    if isinstance(batch, Mapping):
-        return {name: kept(part) for name, part in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return tuple(map(kept, batch))
-    return np.array(as_array(batch)) if is_array(batch) else batch
-
-
 def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]:
     """Return a batch by input name, and a note of arrays left out or "".
 
@@ -334,9 +199,7 @@ def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]
         return batch, ""
     arrays = [batch] if is_array(batch) else list(batch) if isinstance(batch, (list, tuple)) else []
     if not arrays or not all(map(is_array, arrays)):
-        inside = " and ".join(sorted({type(item).__name__ for item in arrays}))
-        kind = f"{type(batch).__qualname__}{' of ' + inside if inside else ''}"
-        raise FeedError(f"{where} is {kind}; give {_FORMS}, an array, or a tuple of arrays")
+        raise FeedError(f"{where} is {type(batch).__qualname__}; give {_FORMS}, an array, or a tuple of arrays")
     needed = [port.name for port in ports if port.required]
     spare = [port.name for port in ports if not port.required]
     fact, inputs = f"{where} is {count(len(arrays), 'array')}", ", ".join(map(repr, needed))

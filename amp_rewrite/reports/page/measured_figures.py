@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.casting import Fit
-from amp_rewrite.reports.evidence import Difference, OutputRow
+from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
 from amp_rewrite.reports.page.page import (
     Axis,
     Band,
@@ -28,18 +28,8 @@ _OUTPUTS, _BATCHES = 40, 50
 """Outputs that are drawn, and batches of each; the worst ones of more."""
 
 
-@dataclass(frozen=True, slots=True)
-class CriterionLine:
-    """The criterion in words, the name of its score, the limit, and True if a higher score is better."""
-
-    words: str
-    score: str
-    limit: float
-    higher: bool
-
-
 def outputs_figure(
-    compared: Sequence[OutputRow], allowed: CriterionLine, verdict: str, notes: Sequence[str] = ()
+    compared: Sequence[OutputRow], allowed: Criterion, verdict: str, notes: Sequence[str] = ()
 ) -> Figure:
     """Return the scores of outputs as a figure."""
     by_output: dict[str, list[OutputRow]] = {row.label: [] for row in compared}
@@ -62,7 +52,7 @@ def outputs_figure(
         chart = [bars(axis, [_scores(name, group, allowed) for name, group in chosen.items()], [band], name=lead)]
     drawing = element("div", *chart, *remarks(notes), numbers_table(head, cells, right=3))
     drawn: dict[str, object] = {
-        "criterion": allowed.words,
+        "criterion": str(allowed),
         "limit": finite(allowed.limit),
         "higher": allowed.higher,
         "rows": [
@@ -76,23 +66,23 @@ def outputs_figure(
     return Figure("outputs", "Outputs against the tolerance", lead, drawing, drawn)
 
 
-def _badness(difference: Difference, allowed: CriterionLine) -> tuple[bool, float]:
+def _badness(difference: Difference, allowed: Criterion) -> tuple[bool, float]:
     score, ok = difference.score, difference.ok
     if score is None or math.isnan(score):
         return not ok, -math.inf if ok else math.inf
     return not ok, -score if allowed.higher else score
 
 
-def _axis(scores: Sequence[float | None], allowed: CriterionLine) -> Axis:
+def _axis(scores: Sequence[float | None], allowed: Criterion) -> Axis:
     """Return the axis of scores; exact zeros and dust stand at the left end, not to squeeze the others."""
     if allowed.higher:
-        return Axis.linear(f"{allowed.score}, higher is better", [*scores, allowed.limit])
+        return Axis.linear(f"{allowed.measured}, higher is better", [*scores, allowed.limit])
     least = allowed.limit * 1e-6 if allowed.limit else 0.0
     above = (score for score in scores if score is not None and score > least)
-    return Axis.logarithmic(allowed.score, [allowed.limit / 10, 3 * allowed.limit, *above])
+    return Axis.logarithmic(allowed.measured, [allowed.limit / 10, 3 * allowed.limit, *above])
 
 
-def _scores(name: str, group: Sequence[OutputRow], allowed: CriterionLine) -> Bar:
+def _scores(name: str, group: Sequence[OutputRow], allowed: Criterion) -> Bar:
     """Return the bar of an output, from its best score to its worst; one without a number stands at the bad end."""
     bad = -math.inf if allowed.higher else math.inf
     worst, row = group[0].difference, group[0]

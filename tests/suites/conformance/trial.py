@@ -14,6 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.calibrate import calibrate
+from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
@@ -275,4 +276,5 @@ def _with_data(footing: _Footing, mode: Mode) -> str:
 def _ranges(key: str, to: DType) -> Ranges:
     """What the float32 model's values hold on its own samples."""
     footing = _footing(key)
-    return calibrate(footing.model, [dict(run.feeds) for run in footing.runs], to=to, allow_nonfinite=True)
+    feed = Feed.of([dict(run.feeds) for run in footing.runs], footing.model, allow_nonfinite=True)
+    return calibrate(footing.model, feed, to=to)

@@ -272,6 +272,7 @@ def test_verbose_shows_every_row(model: str) -> None:
     assert all(name in verbose for name in ("first", "act", "second", "squash"))
 
 
+UNMEASURED = {"data": None, "ranges": None, "headroom": 2.0}
 DEFAULTS = {
     "to": DType.FLOAT16,
     "lists": (),
@@ -327,7 +328,7 @@ def test_every_option_reaches_the_conversion(
 
     run(*command, "net.onnx", *(["node"] if command == ["explain"] else []), "--no-check", *words)
 
-    assert seen == [(Path("net.onnx"), DEFAULTS | changed | {"check": False, "progress": None})]
+    assert seen == [(Path("net.onnx"), DEFAULTS | changed | {**UNMEASURED, "check": False, "progress": None})]
 
 
 def test_a_config_file_counts_and_an_option_wins(model: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from amp_rewrite import convert, repair, verify
+from amp_rewrite import convert, repair
 from amp_rewrite.errors import FeedError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import criterion
@@ -138,23 +138,6 @@ def test_ranges_in_python_are_evidence_too(model: str) -> None:
 
 # -- tolerances ---------------------------------------------------------------------------------------------
 
-SMALL = """
-<ir_version: 8, opset_import: ["": 17]>
-g (float[1, 16] x) => (float[1, 3] y) <float[16, 3] w> { y = MatMul (x, w) }
-"""
-
-
-def with_an_output_near_zero() -> onnx.ModelProto:
-    """A product whose first result is the sum of terms that cancel, so that its relative error is large."""
-    proto = onnx.parser.parse_model(SMALL)
-    weight = np.linspace(0.1, 1.7, 48, dtype=np.float32).reshape(16, 3)
-    weight[:, 0] = np.where(np.arange(16) % 2, 1.0003, -1.0)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    return proto
-
-
-ROW = {"x": np.full((1, 16), 0.7, np.float32)}
-
 
 def test_a_tolerance_is_the_metric_scaled_with_a_bound() -> None:
     assert criterion(tolerance=0.01) == criterion(metric="scaled=0.01")
@@ -164,23 +147,6 @@ def test_a_tolerance_is_the_metric_scaled_with_a_bound() -> None:
 def test_a_tolerance_that_every_result_or_none_keeps_is_refused(bad: float) -> None:
     with pytest.raises(PolicyError, match=r"tolerance=.*: use a finite number, 0 or more"):
         criterion(tolerance=bad)
-
-
-def test_verify_names_the_tolerance_that_a_failed_model_keeps() -> None:
-    source = with_an_output_near_zero()
-    low = convert(source, target="onnx", safety="none").model
-    failed = verify(source, low, ROW, rtol=1e-2)
-    assert failed.reached.startswith(f"the largest error is {failed.largest:.2g}, so it passes with a tolerance of ")
-    assert f"note: {failed.reached}" in failed.text()
-    assert verify(source, low, ROW, tolerance=float(failed.reached.rsplit(" ")[-1])).ok
-
-
-def test_no_tolerance_is_named_for_another_model() -> None:
-    source, other = with_an_output_near_zero(), with_an_output_near_zero()
-    other.graph.node[0].op_type = "Gemm"
-    other.graph.node[0].attribute.append(onnx.helper.make_attribute("alpha", 0.5))
-    failed = verify(source, other, ROW, tolerance=1e-2)
-    assert not failed.ok and failed.reached == ""
 
 
 # -- smoke tests --------------------------------------------------------------------------------------------
@@ -212,7 +178,7 @@ def test_free_dimensions_get_usual_sizes_and_the_origin_says_so(
 
 def test_a_dimension_that_tells_nothing_needs_a_shape() -> None:
     with pytest.raises(
-        FeedError, match=r"input 'x' has the free dimensions batch, past .*; fix them with shapes=\{'x': \(1, 128\)\}"
+        FeedError, match=r"input 'x' has the shape \[batch, past\]; give all sizes, as in shapes=\{'x': \(64, 64\)\}"
     ):
         Feed.randomly(free("[batch, past]"))
     feed = Feed.randomly(free("[batch, past]"), shapes={"x": (2, 3)})

@@ -57,8 +57,8 @@ half.onnx against full.onnx
   data       small.npz: 1 batch
   passes if  |a - b| <= 0 + 0.001 |a| in every element
 
-  output  batch  max abs  scaled  at   reference  candidate
-  y           0        0       0  [0]  1.1719     1.1719
+  output  batch  max abs  scaled  score  at   reference  candidate
+  y           0        0       0      0  [0]  1.1719     1.1719
 
 ok: 3 values compared in 1 output and 1 batch
 """
@@ -131,8 +131,8 @@ NOTHING_FED = "no input data; add --data FILE, or --random"
             f"{NOTHING_FED}; see 'amp-rewrite verify --help'",
         ),
         (
-            ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--metric", "psnr"),
-            "--metric psnr has no bound; write one, as in --metric psnr=40",
+            ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--metric", "snr"),
+            "--metric snr has no finite number as its bound; write --metric snr=40, say",
         ),
         (
             ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--set", "rtol=1", "--only", "z"),

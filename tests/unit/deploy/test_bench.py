@@ -41,7 +41,6 @@ from amp_rewrite.deploy.measurement import (
     read_profile,
 )
 from amp_rewrite.deploy.timing import candidates, distinct_names
-from amp_rewrite.evidence.conditions import Conditions
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 
@@ -473,10 +472,9 @@ def test_a_model_weighs_what_is_in_use_beyond_what_was_before(tmp_path: Path, mo
 def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:
     def named(*texts: str, provider: str) -> list[tuple[str, bool, int, tuple[str, ...]]]:
         models = [parsed(text) for text in texts]
-        conditions = Conditions(provider=provider, threads=2)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        found = candidates(models, {"x": X}, conditions, folder)
+        found = candidates(models, {"x": X}, provider, 2, folder)
         assert {side.threads for side in found} == {2}
         return [(side.name, side.tf32, side.number, side.types) for side in found]
 

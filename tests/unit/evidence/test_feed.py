@@ -17,7 +17,6 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Feed, FeedError, Model
-from amp_rewrite.evidence.data import sources
 from amp_rewrite.evidence.data.random_batches import parse_shapes
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
@@ -52,17 +51,6 @@ def refusal(data: object, model: Model = MODEL, **options: Any) -> str:
     with pytest.raises(FeedError) as error:
         list(Feed.of(data, model, **options))
     return str(error.value)
-
-
-# -- masked values ------------------------------------------------------------------------------------------
-
-
-def test_masked_values_are_refused_and_an_empty_mask_is_not() -> None:
-    model = parsed("float[2] x", "s = ReduceSum (x) out = IsNaN (s)")
-    array = np.ma.masked_array([1, 2], mask=[0, 1], dtype=np.float32)
-    assert "has masked values, which a model cannot leave out; give numbers" in refusal(array, model)
-    (batch,) = Feed.of(np.ma.masked_array(array.data), model)
-    np.testing.assert_array_equal(batch["x"], array.data)
 
 
 # -- what can be given ---------------------------------------------------------------------------------
@@ -103,7 +91,7 @@ def test_an_array_that_may_be_a_label_or_an_input_is_refused() -> None:
     )
 
 
-def test_the_batches_of_a_generator_are_read_once_and_kept() -> None:
+def test_a_generator_is_read_once_and_no_further_than_asked() -> None:
     read = []
 
     def batches() -> Iterator[Mapping[str, Any]]:
@@ -115,14 +103,6 @@ def test_the_batches_of_a_generator_are_read_once_and_kept() -> None:
     assert read == [0]
     same(feed, BATCH, {"x": X + 1, "i": I}, {"x": X + 2, "i": I})
     assert read == [0, 1, 2]
-
-
-def test_a_generator_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "LIMIT", 10 * (X.nbytes + I.nbytes))
-    assert refusal(itertools.repeat(BATCH)) == (
-        "the batches of a repeat take more than 400 bytes, and are kept in memory; give the function that makes them,"
-        " or fewer batches (itertools.islice)"
-    )
 
 
 def test_passes_of_other_batches_are_refused() -> None:
@@ -168,46 +148,18 @@ def test_numbered_names_are_many_batches_in_numeric_order(tmp_path: Path) -> Non
     same(Feed.of(tmp_path / "d.npz", MODEL), *({"x": X + at, "i": I + at} for at in (0, 2, 10)))
 
 
-def test_an_npy_file_is_the_only_input(tmp_path: Path) -> None:
-    np.save(tmp_path / "any.npy", X)
-    same(Feed.of(tmp_path / "any.npy", parsed("float[2, 3] x")), {"x": X})
-    assert refusal(tmp_path / "any.npy") == (
-        f"{tmp_path}/any.npy is one array, and the model has the inputs x, i; write a .npz of them"
-    )
-
-
 def test_a_folder_of_npz_files_is_read_in_natural_order(tmp_path: Path) -> None:
     for at in (10, 9, 1):
         np.savez(tmp_path / f"b{at}.npz", x=X + at, i=I)
     (tmp_path / "README.md").write_text("what this is")
-    (tmp_path / ".hidden.npy").write_bytes(b"")
     same(Feed.of(tmp_path, MODEL), *({"x": X + at, "i": I} for at in (1, 9, 10)))
     assert Feed.of(tmp_path, MODEL).origin == tmp_path.name
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        (
-            {"x": X, "label": X},
-            "batch 1 (b1.npz) has an array 'label', but the model's inputs are 'x', 'i'; rename it to 'i', or drop it",
-        ),
-        ({"x": X}, "batch 1 (b1.npz) lacks input 'i'; every batch needs 'x', 'i'"),
-        ({"x": X.astype(int), "i": I}, "input 'x' of batch 1 (b1.npz) is int64, and the input takes float32; cast it"
-         " with .astype('float32')"),
-        ({"x": X * np.nan, "i": I}, "input 'x' of batch 1 (b1.npz) has nan at [0, 0]; give finite numbers, or allow"
-         " others with allow_nonfinite=True"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_in_a_folder_is_named_by_its_file(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
-    good = {"x": X, "i": I}
-    for number, batch in enumerate((good, arrays)):
-        np.savez(tmp_path / f"b{number}.npz", **batch)
-    with pytest.raises(FeedError) as refused:
-        list(Feed.of(tmp_path, MODEL))
-    assert str(refused.value) == message
+def test_a_later_batch_that_does_not_fit_is_named_by_its_number(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b0.npz", **BATCH)
+    np.savez(tmp_path / "b1.npz", x=X)
+    assert refusal(tmp_path) == "batch 1 lacks input 'i'; every batch needs 'x', 'i'"
 
 
 def test_inputs_with_a_default_may_be_left_out() -> None:
@@ -230,7 +182,7 @@ def test_inputs_with_a_default_may_be_left_out() -> None:
             "batch 0 is 1 array, and the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
             " mapping from input names to arrays",
         ),
-        ([[1.0, "2"]], f"batch 0 is list of float and str; {A_BATCH}"),
+        ([[1.0, "2"]], f"batch 0 is list; {A_BATCH}"),
         (lambda: BATCH, "the function for batches gave dict; let it yield batches"),
         (lambda: 7, "the function for batches gave int; let it yield batches"),
         (lambda: iter([]), "<lambda>(): the data hold no batch; give at least one"),
@@ -269,11 +221,11 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
         ),
         (
             {**BATCH, "x": np.float32([[1, 2, 3], [4, np.nan, np.inf]])},
-            "input 'x' of batch 0 has nan at [1, 1]; give finite numbers, or allow others with allow_nonfinite=True",
+            "input 'x' of batch 0 has NaN or infinity; give finite numbers in range, or allow others with",
         ),
         (
             {**BATCH, "x": np.float64([[1, 2, 3], [4, 5, 1e300]])},
-            "input 'x' of batch 0 has 1e+300 at [1, 2], which is inf in float32; scale the data",
+            "input 'x' of batch 0 has NaN or infinity as float32; give finite numbers in range, or",
         ),
     ],
 )
@@ -300,21 +252,17 @@ def stored_as(kind: str, folder: Path) -> object:
         return LABELS
     if kind == "npz":
         np.savez(folder / "d.npz", **objects)
-    elif kind == "numbered npz":
-        np.savez(folder / "d.npz", **{f"{at}/{name}": array for at in (0, 1) for name, array in objects.items()})
     else:
-        for name, array in objects.items():
-            np.save(folder / f"{name}.npy", array)
-    return folder if kind == "npy" else folder / "d.npz"
+        np.savez(folder / "d.npz", **{f"{at}/{name}": array for at in (0, 1) for name, array in objects.items()})
+    return folder / "d.npz"
 
 
-@pytest.mark.parametrize("kind", ["mapping", "npz", "numbered npz", "npy"])
+@pytest.mark.parametrize("kind", ["mapping", "npz", "numbered npz"])
 def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: str) -> None:
-    with pytest.warns(UserWarning, match=f"^{NOTE}$") as warned:
-        feed = Feed.of(stored_as(kind, tmp_path), MODEL)
-    assert (len(warned), feed.notes) == (1, (NOTE,))
+    feed = Feed.of(stored_as(kind, tmp_path), MODEL)
+    assert feed.notes == (NOTE,)
     same(feed, *[BATCH] * len(feed))
-    assert Feed.of(feed, MODEL).notes == (NOTE,)  # without another warning
+    assert Feed.of(feed, MODEL).notes == (NOTE,)
 
 
 @pytest.mark.parametrize(
@@ -373,20 +321,6 @@ def test_strings_are_fed_as_objects(tmp_path: Path) -> None:
     )
 
 
-def test_sequences_and_optionals_are_checked_inside() -> None:
-    model = parsed("seq(float[3]) s, optional(float[3]) o")
-    (batch,) = Feed.of({"s": [X[0], X[1].astype(np.float64)], "o": None}, model)
-    np.testing.assert_array_equal(batch["s"], X)
-    assert [part.dtype for part in batch["s"]] == [np.float32, np.float32]
-    assert batch["o"] is None
-    assert list(next(iter(Feed.of({"s": [X[0]]}, model)))) == ["s"]
-    np.testing.assert_array_equal(next(iter(Feed.of({"s": [X[0]], "o": X[1]}, model)))["o"], X[1])
-    assert refusal({"s": X[0]}, model) == ("input 's' of batch 0 is a sequence; give a list of arrays, not ndarray")
-    assert refusal({"s": [X[0], X[0, :2]]}, model) == (
-        "input 's' of batch 0, at 1, has the shape [2]; the input takes [3]"
-    )
-
-
 # -- random --------------------------------------------------------------------------------------------
 
 
@@ -408,13 +342,13 @@ def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
 @pytest.mark.parametrize(
     ("signature", "options", "message"),
     [
-        ("float[2, m] x", {}, "input 'x' has the free dimension m ([2, m]); fix it with shapes={'x': (2, 1)}"),
-        ("float[] x", {}, "input 'x' has no shape; give one with shapes={'x': (1, 128)}"),
+        ("float[2, m] x", {}, "input 'x' has the shape [2, m]; give all sizes, as in shapes={'x': (2, 64)}"),
+        ("float[] x", {}, "input 'x' has no shape; give all sizes, as in shapes={'x': (64, 64)}"),
         ("float[n] x", {"shapes": {"x": (-1,)}}, "the shape [-1] does not fit input 'x', which has the shape [n]"),
         (
             "float[n] x",
             {"shapes": {"x": (10**12,)}},
-            "the shape [1000000000000] of input 'x' needs more than 4294967296 bytes; take less",
+            "the shape [1000000000000] of input 'x' is too large: at most 64 axes and 4294967296 bytes",
         ),
         (
             "float[n] pixels",
@@ -447,9 +381,9 @@ def test_a_shape_that_is_none_is_refused(text: str) -> None:
 # -- files that are broken or made to harm -------------------------------------------------------------
 
 
-def npy(header: str, body: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+def npy(header: str, body: bytes = b"") -> bytes:
     text = header.encode("latin1") + b"\n"
-    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + body
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
 
 
 def header(shape: str, descr: str = "'<f4'") -> str:
@@ -473,45 +407,20 @@ ONE = parsed("float[] x")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            npy(header("(1000000000000,)"), b"0" * 10_000),
-            "{path} declares [1000000000000] of float32, more than the 4294967296 bytes allowed; give smaller batches",
-        ),
-        (
-            npy(header("(100000000,)"), b"0" * 10_000),
-            "{path} declares [100000000] of float32, 400000000 bytes, but has 10000; save it again",
-        ),
-        (npy(header("(1000000000000,)", "'<U0'")), "{path} declares [1000000000000] of <U0, more than the 4294967296"),
-        (npy(header("(0, 1000000000000)", "'<f4'")), "input 'x' of batch 0"),
-        (npy(header("(-4,)"), b"0" * 16), "{path} has the negative shape [-4]; save it again"),
-        (npy(header("(2,)", "'|O'"), b"0" * 16), "{path} holds pickled Python objects, which are not read; save an"),
-        (npy(header("(2,)", "[('a', '<f4')]"), b"0" * 8), "{path} holds records; save one plain array for each input"),
-        (npy(header("__import__('os')"), b"0" * 8), "{path} is damaged: "),
-        (npy("(" * 5000, b"0" * 8), "{path} is damaged: "),
-        (npy(header("(2,)"), b"0" * 8, b"\x03\x00"), "{path} is of .npy version 3.0; save a plain array of numbers"),
-        (stored(X)[:-5], "{path} declares [2, 3] of float32, 24 bytes, but has 19; save it again"),
-        (b"\x93NUMPY", "{path} is damaged: "),
-        (b"", "{path} is damaged: "),
-    ],
-)
-def test_a_damaged_npy_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "d.npy"
-    path.write_bytes(content)
-    assert refusal(path, parsed("float[n] x")).startswith(message.replace("{path}", str(path)))
-
-
-@pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"x.npy": npy(header("(1000000000000,)"), b"0" * 10_000)}, "{path}: 'x' declares [1000000000000] of float32"),
-        ({"x.npy": stored(np.array([{}], object))}, "{path}: 'x' holds pickled Python objects, which are not read"),
-        ({"x": stored(X)}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
+        ({"x.npy": npy(header("(1000000000000000,)"), b"0" * 10_000)}, "cannot read {path}: "),
+        ({"x.npy": npy(header("(100000,)"), b"0" * 10_000)}, "cannot read {path}: "),
+        ({"x.npy": npy(header("(-4,)"), b"0" * 16)}, "cannot read {path}: "),
+        ({"x.npy": npy(header("(2,)", "[('a', '<f4')]"), b"0" * 8)}, "input 'x' of batch 0 is [('a', '<f4')], and the"),
+        ({"x.npy": npy(header("__import__('os')"), b"0" * 8)}, "cannot read {path}: "),
+        ({"x.npy": npy("(" * 5000, b"0" * 8)}, "cannot read {path}: "),
+        ({"x.npy": stored(X)[:-5]}, "cannot read {path}: "),
+        ({"x.npy": stored(np.array([{}], object))}, "cannot read {path}: Object arrays cannot be loaded when"),
+        ({"x": b"text"}, "{path} holds 'x', which is not an array; write it with numpy.savez"),
         ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model's input is 'x'"),
         ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model's input is 'x'"),
-        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "{path} mixes numbered names such as '0/x' with others; number"),
-        ({"0/x.npy": stored(X), "00/x.npy": stored(X)}, "{path} holds 'x' of batch 0 twice; write it again"),
+        ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model's input is 'x'; "),
         ({}, "d.npz: the data hold no batch; give at least one"),
     ],
 )
@@ -520,22 +429,11 @@ def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, byt
     assert refusal(path, ONE).startswith(message.replace("{path}", str(path)))
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "d.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", stored(X))
-        archive.writestr("x.npy", stored(X + 1))
-    assert refusal(path, ONE) == f"{path} holds 'x' twice; write it again with numpy.savez"
-
-
-def test_a_zip_bomb_is_refused_by_its_declared_size(tmp_path: Path) -> None:
+def test_a_zip_bomb_is_refused_by_its_declared_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "d.npz", {"x.npy": stored(np.zeros(1 << 22, np.float32))}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 16
-    assert refusal(path, ONE, limit=1 << 20) == (
-        f"{path} needs 16777344 bytes for one batch, more than the 1048576 allowed; give smaller batches"
-    )
-    assert len(Feed.of(path, ONE)) == 1
+    monkeypatch.setattr("amp_rewrite.evidence.data.sources.LIMIT", 1 << 20)
+    assert refusal(path, ONE) == f"{path} needs 16777344 bytes for one batch, more than the 1048576 allowed"
 
 
 def tampered(path: Path, change: Callable[[bytearray], None], compression: int = zipfile.ZIP_STORED) -> Path:
@@ -558,11 +456,9 @@ def in_directory(offset: int, value: bytes) -> Callable[[bytearray], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(in_directory(24, b"\xff\xff\xff\x7f"), id="a size of 2 GiB that is not there"),
         pytest.param(in_directory(16, b"\0\0\0\0"), id="another checksum"),
         pytest.param(in_directory(10, b"\x63\x00"), id="an unknown compression"),
         pytest.param(in_directory(8, b"\x01\x00"), id="encrypted"),
-        pytest.param(in_directory(42, b"\xff\xff\xff\x00"), id="beyond the end"),
         pytest.param(lambda content: content.__delitem__(slice(40, 80)), id="a hole"),
         pytest.param(lambda content: content.__setitem__(slice(0, None), b"not a zip"), id="no zip"),
     ],
@@ -575,15 +471,10 @@ def test_a_zip_that_was_tampered_with_is_refused(tmp_path: Path, change: Callabl
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda p: None,
-            "cannot read {path}: there is no such file; name a .npz file, a .npy file or a folder of them",
-        ),
-        (
-            lambda p: p.write_text("x"),
-            "cannot read {path}: it is neither .npz nor .npy nor a folder; write arrays with",
-        ),
-        (lambda p: p.mkdir(), "{path} holds no .npz file and no .npy file; write some with"),
+        (lambda p: None, "cannot read {path}: there is no such file; name a .npz file, or a folder of .npz files"),
+        (lambda p: p.write_text("x"), "cannot read {path}: "),
+        (lambda p: p.write_bytes(stored(X)), "cannot read {path}: it is not a .npz file; write arrays with"),
+        (lambda p: p.mkdir(), "{path} holds no .npz file; write some with numpy.savez"),
     ],
 )
 def test_a_path_that_is_no_data_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
@@ -596,14 +487,3 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     os.mkfifo(path)
     assert refusal(path).startswith(f"cannot read {path}: it is not a regular file; name a .npz file")
-
-
-def test_batches_of_a_generator_that_fills_one_array_again_stay_apart() -> None:
-    def batches() -> Iterator[Any]:
-        array = np.zeros((2, 8), np.float32)
-        for number in (1, 2, 3):
-            array[:] = number
-            yield array
-
-    feed = Feed.of(batches(), parsed("float[2, 8] x"))
-    assert [[float(batch["x"].max()) for batch in feed] for _ in range(2)] == [[1.0, 2.0, 3.0]] * 2

@@ -146,7 +146,7 @@ def test_a_first_state_of_unknown_shape_has_to_be_given() -> None:
 def test_an_error_that_only_grows_with_the_steps_is_found_with_its_step() -> None:
     low = convert(LEAKY, target="onnx", safety="none")
     assert verify(LEAKY, low, DRIP, tolerance=1e-2, provider=CPU).ok
-    verdict = verify(LEAKY, low, DRIP, feedback="hn=h", steps=300, tolerance=1e-2, provider=CPU)
+    verdict = verify(LEAKY, low, Feed.of(DRIP, LEAKY, feedback="hn=h", steps=300), tolerance=1e-2, provider=CPU)
     assert not verdict.ok and verdict.states == ()
     (worst, _) = verdict.worst
     assert worst.step is not None and worst.step > 100 and worst.place == f"0, step {worst.step}"
@@ -159,16 +159,16 @@ def test_each_model_gets_its_own_states_also_where_other_outputs_are_compared() 
     twice = model(
         "(float[2] x, float[2] h) => (float[2] hn, float[2] y)", "d = Add (h, x) hn = Add (d, x) y = Neg (hn)"
     )
-    verdict = verify(SUM, twice, CHUNKS, feedback="hn=h", outputs="y", tolerance=1e-2)
+    verdict = verify(SUM, twice, Feed.of(CHUNKS, SUM, feedback="hn=h"), outputs="y", tolerance=1e-2)
     values = [(row.batch, row.difference.reference, row.difference.candidate) for row in verdict.rows]
     assert values == [(0, "-2", "-4"), (1, "-6", "-12"), (2, "-12", "-24"), (3, "-20", "-40")]
 
 
 def test_ranges_cover_all_steps() -> None:
-    ranges = calibrate(SUM, CHUNKS[:1], feedback="hn=h", steps=100)
+    ranges = calibrate(SUM, Feed.of(CHUNKS[:1], SUM, feedback="hn=h", steps=100))
     assert (ranges.values["hn"].absmax, ranges.values["h"].absmax, ranges.values["x"].count) == (200, 198, 200)
     assert (ranges.batches, ranges.origin) == (1, "the batches given, 100 steps each, hn fed back to h")
-    assert calibrate(SUM, CHUNKS, feedback="hn=h").values["hn"].absmax == 20
+    assert calibrate(SUM, Feed.of(CHUNKS, SUM, feedback="hn=h")).values["hn"].absmax == 20
 
 
 def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
@@ -230,5 +230,5 @@ def test_a_verdict_without_feedback_says_what_it_does_not_show() -> None:
     assert verdict.advised == ("--feedback", "hn=h", "--steps", "100")
     several = verify(SUM, SUM, [{"x": X, "h": X}] * 2, tolerance=0.0)
     assert several.advised == ("--feedback", "hn=h")
-    fed = verify(SUM, SUM, {"x": X}, tolerance=0.0, feedback="hn=h", steps=2)
+    fed = verify(SUM, SUM, Feed.of({"x": X}, SUM, feedback="hn=h", steps=2), tolerance=0.0)
     assert (fed.notes, fed.advised) == ((), ())

@@ -280,16 +280,16 @@ def test_masks_and_lost_elements_do_not_count_as_size(
 
 
 def two() -> Iterator[Located]:
-    yield locate(SCALED, SCALED_HALF, OVERFLOWING, names=("a.onnx", "b.onnx"))
-    yield locate(SCALED, SCALED_HALF, {"x": np.float32([1, 2, 3])}, names=("a.onnx", "b.onnx"))
+    yield locate(SCALED, SCALED_HALF, OVERFLOWING)
+    yield locate(SCALED, SCALED_HALF, {"x": np.float32([1, 2, 3])})
 
 
 def test_the_text_names_the_jump_and_the_ops_that_add_most() -> None:
     jumping, calm = two()
     assert jumping.text(top=1) == (
-        "b.onnx against a.onnx\n"
-        "  reference  a.onnx\n"
-        "  candidate  b.onnx: float16 emulated\n"
+        "the candidate against the reference\n"
+        "  reference  the reference\n"
+        "  candidate  the candidate: float16 emulated\n"
         "  data       the arrays given: 1 batch\n"
         "  matched    2 of 2 values (100 %)\n"
         "\n"

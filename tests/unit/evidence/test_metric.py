@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.evidence.metric import MEASURES, MetricBound, Tolerance, compare, criterion
-from amp_rewrite.reports.evidence import Difference
+from amp_rewrite.evidence.metric import MEASURES, compare, criterion
+from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference
 
-ANY = Tolerance(rtol=1e9, atol=1e9)
+ANY = Criterion(ALLCLOSE, rtol=1e9, atol=1e9)
 INF, NAN = np.float32(np.inf), np.float32(np.nan)
 
 
@@ -24,15 +24,14 @@ def f32(*values: float) -> np.ndarray:
 
 def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> None:
     a, b = f32(100, -1, 0), f32(101, -1.5, 0.25)
-    found = compare(a, b, Tolerance(rtol=0.25, atol=0.5))
+    found = compare(a, b, Criterion(ALLCLOSE, rtol=0.25, atol=0.5))
     # Errors 1, 0.5, 0.25 against 25.5, 0.75, 0.5: the second has used two thirds of what it may.
     assert found == Difference(
         elements=3,
         ok=True,
-        because="the largest error is 1; the worst element is at 0.667 times the bound",
+        because="error in units of the allowed one 0.6667, at most 1 required",
         compared=3,
         max_abs=1.0,
-        max_rel=math.inf,
         scaled=0.01,
         score=0.5 / 0.75,
         where=(1,),
@@ -41,13 +40,14 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_tolerance_decides_as_numpy_does(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    a = rng.standard_normal((4, 5))
-    b = a + rng.standard_normal((4, 5)) * 10.0 ** rng.integers(-4, 0)
-    rtol, atol = 10.0 ** rng.integers(-3, 1, 2)
-    assert compare(a, b, Tolerance(rtol, atol)).ok == bool(np.all(np.abs(a - b) <= atol + rtol * np.abs(a)))
+def test_a_tolerance_decides_as_numpy_does() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        a = rng.standard_normal((4, 5))
+        b = a + rng.standard_normal((4, 5)) * 10.0 ** rng.integers(-4, 0)
+        rtol, atol = 10.0 ** rng.integers(-3, 1, 2)
+        expected = bool(np.all(np.abs(a - b) <= atol + rtol * np.abs(a)))
+        assert compare(a, b, Criterion(ALLCLOSE, rtol=rtol, atol=atol)).ok == expected, seed
 
 
 # -- what is never ok ----------------------------------------------------------------------------------
@@ -83,8 +83,8 @@ def test_no_tolerance_however_wide_admits(a: np.ndarray, b: np.ndarray, because:
 
 @pytest.mark.parametrize("name", sorted(MEASURES))
 def test_no_metric_admits_nan_on_both_sides(name: str) -> None:
-    worst = -math.inf if MEASURES[name].higher else math.inf
-    by = MetricBound(MEASURES[name], worst)
+    worst = -math.inf if (name != "scaled") else math.inf
+    by = Criterion(name, worst)
     assert compare(f32(1, 2), f32(1, 2), by).ok
     assert not compare(f32(NAN, 2), f32(NAN, 2), by).ok
 
@@ -99,7 +99,7 @@ def test_nan_on_both_sides_is_ok_only_if_it_is_asked_for() -> None:
 
 
 def test_a_complex_number_counts_as_two() -> None:
-    found = compare(np.array([1 + 2j]), np.array([1 + 2.5j]), Tolerance(atol=0.4))
+    found = compare(np.array([1 + 2j]), np.array([1 + 2.5j]), Criterion(ALLCLOSE, atol=0.4))
     assert (found.ok, found.compared, found.where, found.max_abs) == (False, 2, (0, 1), 0.5)
 
 
@@ -113,14 +113,12 @@ def test_a_complex_number_counts_as_two() -> None:
         ("cosine", f32(1, 0), f32(-1, 0), -1.0),
         ("cosine", f32(0, 0), f32(0, 0), 1.0),
         ("cosine", f32(0, 0), f32(1, 0), 0.0),
-        # 10 log10((9 + 16) / 0.25) and 10 log10(16 / (0.25 / 2))
+        # 10 log10((9 + 16) / 0.25)
         ("snr", f32(3, 4), f32(3, 4.5), 20.0),
-        ("psnr", f32(3, 4), f32(3, 4.5), 10 * math.log10(128)),
         ("snr", f32(3, 4), f32(-3, 4), 10 * math.log10(25 / 36)),
         ("snr", f32(1, 0), f32(0, 0), 0.0),
         ("snr", f32(3, 4), f32(3, 4), math.inf),
         ("snr", f32(0, 0), f32(1, 0), -math.inf),
-        ("psnr", f32(3, 4), f32(3, 4), math.inf),
         ("scaled", f32(1, -4), f32(1.5, -4), 0.125),
         ("scaled", f32(0, 0), f32(0, 0), 0.0),
         ("top1", np.array([[1, 2, 0], [5, 1, 1]], np.float32), np.array([[0, 9, 0], [1, 5, 1]], np.float32), 0.5),
@@ -128,13 +126,12 @@ def test_a_complex_number_counts_as_two() -> None:
     ],
 )
 def test_a_measure_is_its_formula(name: str, a: np.ndarray, b: np.ndarray, expected: float) -> None:
-    measure = MEASURES[name]
-    found = compare(a, b, MetricBound(measure, -math.inf if measure.higher else math.inf))
+    found = compare(a, b, Criterion(name, -math.inf if (name != "scaled") else math.inf))
     assert found.score == pytest.approx(expected, rel=1e-12)  # a few roundings of float64
 
 
 @pytest.mark.parametrize("size", [1e300, 1e-300])
-@pytest.mark.parametrize("name", ["cosine", "snr", "psnr"])
+@pytest.mark.parametrize("name", ["cosine", "snr"])
 def test_squares_neither_overflow_nor_vanish(name: str, size: float) -> None:
     a, b = np.array([3.0, 4.0]), np.array([3.0, 4.5])
     function = MEASURES[name].function
@@ -151,17 +148,6 @@ def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
     )
 
 
-def test_a_callable_gets_arrays_in_shape_and_its_bound_says_which_side_is_better() -> None:
-    def rows(a: np.ndarray, b: np.ndarray) -> float:
-        assert a.shape == b.shape == (2, 3)
-        return 2.0
-
-    a = np.ones((2, 3), np.float32)
-    assert compare(a, a, criterion(metric=rows, at_least=2)).because == "rows 2, required at least 2"
-    assert not compare(a, a, criterion(metric=rows, at_least=2.5)).ok
-    assert not compare(a, a, criterion(metric=rows, at_most=1.5)).ok
-
-
 # -- criteria --------------------------------------------------------------------------------------------
 
 NONE = (
@@ -174,27 +160,22 @@ NONE = (
     ("given", "message"),
     [
         ({}, NONE),
-        ({"at_least": 1.0}, "a bound without a function; give metric= one, or a name, as in 'cosine=0.999'"),
-        ({"metric": max}, "a function as metric needs one bound; give either at_least= or at_most="),
-        ({"rtol": -1.0}, "rtol=-1.0 is not a tolerance; use a finite number of 0 or more"),
-        ({"atol": math.nan}, "atol=nan is not a tolerance; use a finite number of 0 or more"),
-        ({"metric": "cosine"}, "metric='cosine' has no bound; write one, as in metric='cosine=0.999'"),
-        (
-            {"metric": "snr=high"},
-            "metric='snr=high' has the bound 'high', not a number; write one, as in metric='snr=40'",
-        ),
-        ({"metric": "psnr=1", "rtol": 1.0}, "rtol= or atol= is given beside metric=; leave one out"),
+        ({"rtol": -1.0}, "rtol=-1.0: use a finite number, 0 or more"),
+        ({"atol": math.nan}, "atol=nan: use a finite number, 0 or more"),
+        ({"tolerance": math.inf}, "tolerance=inf: use a finite number, 0 or more"),
+        ({"metric": "snr=1", "rtol": 1.0}, "rtol= and metric= are given; choose one of them"),
+        ({"tolerance": 1.0, "rtol": 1.0, "atol": 1}, "tolerance= and rtol= and atol= are given; choose one of them"),
         ({"metric": "cos=1"}, "unknown metric 'cos'; did you mean 'cosine'?"),
-        ({"metric": "psnr=nan"}, "metric='psnr=nan': use a finite number"),
-        ({"metric": "cosine=inf"}, "metric='cosine=inf': use a finite number from -1 to 1"),
-        ({"metric": "top1=2"}, "metric='top1=2': use a finite number from 0 to 1"),
-        ({"metric": "scaled=-1"}, "metric='scaled=-1': use a finite number, 0 or more"),
+        ({"metric": "snr"}, "metric='snr' has no finite number as its bound; write metric='snr=40', say"),
+        ({"metric": "snr=high"}, "metric='snr=high' has no finite number as its bound; write metric='snr=40', say"),
+        ({"metric": "top1=2"}, "metric='top1=2' has no finite number from 0 to 1 as its bound; write"),
+        ({"metric": "scaled=-1"}, "metric='scaled=-1' has no finite number from 0 to inf as its bound; write"),
     ],
 )
 def test_a_criterion_that_decides_nothing_is_refused(given: dict[str, float], message: str) -> None:
     with pytest.raises(PolicyError) as refused:
         criterion(**given)  # type: ignore[arg-type]
-    assert str(refused.value) == message
+    assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_what_no_random_batch_shows_stays_and_the_report_says_so() -> None:
         (parsed(f"{PRODUCT} n = Neg (h) a = Abs (n) m = Sub (n, a) s = Log (m) y = Mul (s, h)"), "'y' of the float32"),
         (parsed(f"{PRODUCT} r = RandomNormalLike (h) y = Add (h, r)"), "draws random numbers"),
         (parsed(PRODUCT + "y = ArgMax (h)", out="int64[1, 8] y"), "no output of floats"),
-        (parsed(PRODUCT + "y = Relu (h)", "float[9999999, 8] x", "float[9999999, 8] y"), "needs more than"),
+        (parsed(PRODUCT + "y = Relu (h)", "float[9999999, 8] x", "float[9999999, 8] y"), "is too large"),
         (parsed(PRODUCT + "s = Constant <value = float {1e6}> () b = Mul (h, s) y = Sin (b)"), "float32 itself is off"),
     ],
     ids=["nan", "random", "integers", "large", "unstable"],
@@ -88,14 +88,12 @@ def test_what_is_not_checked_says_why_and_is_the_plain_conversion(model: onnx.Mo
 BLIND = "what overflows on your inputs cannot be seen in a graph"
 
 
-@pytest.mark.parametrize("low", [True, False], ids=["lowered", "copied"])
-def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, low: bool) -> None:
-    model = parsed(f"{PRODUCT if low else 'h = Relu (x)'} y = vendor.Magic (h)")
+def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path) -> None:
+    model = parsed(f"{PRODUCT} y = vendor.Magic (h)")
     model.opset_import.add(domain="vendor", version=1)
     onnx.save(model, "odd.onnx")
     done = run("odd.onnx")
-    which = "the source, nor the result" if low else "the source, which is copied"
-    said = f"not checked on data: {BLIND}; the check stopped: onnxruntime cannot open {which}: it knows no op"
+    said = f"not checked on data: {BLIND}; the check stopped: onnxruntime cannot open the model: it knows no op"
     assert done.exit_code == 0 and said in done.stdout
     assert "\nnext: " not in done.stdout and "\nyour inputs: " not in done.stdout  # no data can check it
     assert "give the model a local function of that name" in " ".join(done.stdout.split())
@@ -107,7 +105,7 @@ def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_search_emulates_also_where_cuda_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.evidence.conditions.cuda_opens", lambda: True)
+    monkeypatch.setattr("amp_rewrite.evidence.opening.cuda_opens", lambda: True)
     assert check._EMULATED.way(Model.load(loud())) == (CPU, True)
 
 

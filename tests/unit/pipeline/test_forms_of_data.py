@@ -25,7 +25,7 @@ def test_a_conversion_on_data_keeps_what_does_not_fit(tmp_path: Path) -> None:
     guarded = convert(NET, data=X, shift="none")
     assert [row.dtype for row in guarded.report.rows] == ["float32"]
     again = convert(NET, ranges=calibrate(NET, X), shift="none")
-    assert guarded.report == repair(NET, X, shift="none").report == again.report
+    assert guarded.report == again.report
     from_file = convert(NET, data=tmp_path / "d.npz", shift="none")
     assert [row.dtype for row in from_file.report.rows] == ["float32"]
     assert [row.dtype for row in convert(NET, data=X / 1e5).report.rows] == ["float16"]

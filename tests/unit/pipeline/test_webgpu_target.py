@@ -9,7 +9,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import convert
-from amp_rewrite.evidence.conditions import Conditions
+from amp_rewrite.evidence.opening import Device
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
@@ -59,16 +59,16 @@ def test_a_converted_model_says_its_target_and_is_run_by_it(monkeypatch: pytest.
     converted = convert(TESTS / "models" / "cnn_ts13.onnx", target="webgpu", lower=["op=Conv"])
     assert target_of(converted.result) == Target.WEBGPU
     assert target_of(Model.load(TESTS / "models" / "cnn_ts13.onnx")) is None
-    monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: True)
-    way = Conditions().way(converted.result)
+    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: True)
+    way = Device().way(converted.result)
     assert way == (WEBGPU, False)
-    assert Conditions(emulate=True).way(converted.result)[1]
-    monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: False)
-    assert Conditions().way(converted.result)[1]
+    assert Device(emulate=True).way(converted.result)[1]
+    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: False)
+    assert Device().way(converted.result)[1]
 
 
 def test_without_a_device_verify_emulates_as_on_cuda_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.evidence.conditions.webgpu_opens", lambda: False)
+    monkeypatch.setattr("amp_rewrite.evidence.opening.webgpu_opens", lambda: False)
     head = '<ir_version: 8, opset_import: ["": 18]>'
     text = f"{head} g (float[2,2000] x, float[2000,2] w) => (float[2,2] y) {{ y = MatMul (x, w) }}"
     model = onnx.parser.parse_model(text)

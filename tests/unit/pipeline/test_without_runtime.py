@@ -115,7 +115,7 @@ PUBLIC = {
     "verify": "amp_rewrite.verify('m', 'm', 'd', tolerance=1)",
     "calibrate": "amp_rewrite.calibrate('m', 'd')",
     "locate": "amp_rewrite.locate('m', 'm', 'd')",
-    "a conversion with data": "amp_rewrite.repair('m', 'd')",
+    "a conversion with data": "amp_rewrite.repair('m', 'd', tolerance=1)",
     "bench": "amp_rewrite.bench(['m'], 'd')",
     "Session": "amp_rewrite.Session('m')",
     "Trainer": "amp_rewrite.train.Trainer(None)",

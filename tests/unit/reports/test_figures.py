@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_rewrite import DType
+from amp_rewrite.evidence.metric import MEASURES
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.delta import Delta
-from amp_rewrite.reports.evidence import Difference, OutputRow
-from amp_rewrite.reports.page.measured_figures import CriterionLine, outputs_figure, ranges_figure
+from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
+from amp_rewrite.reports.page.measured_figures import outputs_figure, ranges_figure
 from amp_rewrite.reports.page.page import Figure, Page, written
 from amp_rewrite.reports.rows import Change
 
@@ -43,7 +44,7 @@ FITS = st.builds(
     lambda ends, rest: Fit(20, rest[0], max(ends), min(ends), *rest[1:]), st.tuples(SIZE, SIZE), st.tuples(*[COUNT] * 4)
 )
 SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
-LIMITS = st.builds(CriterionLine, NAME, NAME, st.floats(0.0), st.booleans())
+LIMITS = st.builds(Criterion, st.sampled_from([*MEASURES]), st.floats(0.0))
 
 
 def scored(output: str, batch: int, score: float | None, scaled: float | None, ok: bool, because: str) -> OutputRow:
@@ -60,7 +61,7 @@ def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
 
 
 @given(st.lists(SCORES, max_size=6), LIMITS)
-def test_any_scores_are_drawn(scores: list[OutputRow], allowed: CriterionLine) -> None:
+def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Criterion) -> None:
     data = checked(outputs_figure(scores, allowed, "ok"))
     assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
 
@@ -79,7 +80,7 @@ def test_many_ranges_leave_the_tightest() -> None:
 
 
 def test_one_point_is_not_drawn() -> None:
-    allowed = CriterionLine("error", "error", 1.0, False)
+    allowed = Criterion("scaled", 1.0)
     for number in (1, 2):
         ranges = ranges_figure({f"v{i}": Fit(9, 0, 2.0, 1.0) for i in range(number)}, DType.FLOAT16, "1 batch")
         outputs = outputs_figure([scored(f"y{i}", 0, 0.5, 0.5, True, "ok") for i in range(number)], allowed, "ok")
@@ -95,7 +96,7 @@ def test_the_fill_of_a_mask_raises_no_alarm() -> None:
 
 def test_many_outputs_leave_the_worst() -> None:
     scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
-    figure = outputs_figure(scores, CriterionLine("error ≤ 0.009", "error", 0.009, False), "failed")
+    figure = outputs_figure(scores, Criterion("scaled", 0.009), "failed")
     shown = {row["output"] for row in checked(figure)["rows"]}
     assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
 
@@ -126,7 +127,7 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
 
 def test_caveats_and_settings_stand_below_their_figures() -> None:
     notes = ("random data show little", "<i>NaN</i>")
-    figure = outputs_figure([], CriterionLine("error", "error", 1.0, False), "ok", notes)
+    figure = outputs_figure([], Criterion("scaled", 1.0), "ok", notes)
     assert checked(figure)["notes"] == list(notes)
     assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
     (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
@@ -136,7 +137,7 @@ def test_caveats_and_settings_stand_below_their_figures() -> None:
 
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
-    fit, allowed = Fit(9, 0, 2.0, 1.0), CriterionLine("error", "error", 1.0, False)
+    fit, allowed = Fit(9, 0, 2.0, 1.0), Criterion("scaled", 1.0)
     for figure in (
         ranges_figure({name: fit}, DType.FLOAT16, name),
         outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),

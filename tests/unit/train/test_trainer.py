@@ -283,8 +283,6 @@ def test_data_that_does_not_fit_is_refused_by_name() -> None:
         trainer().fit([{"x": DATA[0]["x"]}])
     with pytest.raises(FeedError, match=r"batch 0 has an array 'xx', but the model's inputs are .*; drop it"):
         trainer().fit([{**DATA[0], "xx": DATA[0]["x"]}])
-    with pytest.warns(UserWarning, match="ignored: 'w1', because no input takes it"):
-        trainer().fit([{**DATA[0], "w1": DATA[0]["x"]}])
 
 
 def test_a_batch_of_no_rows_is_refused() -> None:

@@ -1,9 +1,9 @@
-"""Conditions of a measurement: shared keywords, and the models as opened for one."""
+"""Models as opened for a measurement: their device, their low types, and what makes outputs incomparable."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,49 +29,31 @@ from amp_rewrite.settings.choices import Target, target_of
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions for runs of models on data.
+class Device:
+    """Place and manner of the runs of a model.
 
-    `provider`: the one that must open; None: CUDA where it opens, else the CPU. `threads` for one op; 0: one per core.
-    `progress(done, total)` counts runs. `feedback` and
-    `steps` are as `Feed.of` takes them.
+    `provider`: the one that must open; None: WebGPU for a model of that target, CUDA, or the CPU, as they open.
+    `emulate`: run low ops as rounding float32 ops; None: where neither CUDA nor a provider of low types computes them.
     """
 
-    allow_nonfinite: bool = False
-    names: Sequence[str] | None = None
-    emulate: bool | None = None
     provider: str | None = None
-    threads: int = 0
-    progress: Callable[[int, int], None] | None = None
-    feedback: Sequence[str] | str = ()
-    steps: int | None = None
-
-    @property
-    def chosen_provider(self) -> str:
-        """Name of the provider to open."""
-        return (CUDA if cuda_opens() else CPU) if self.provider is None else self.provider
+    emulate: bool | None = None
 
     def way(self, model: Model) -> tuple[str, bool]:
         """Return the provider of a model, and True if low ops run as rounding float32 ops.
 
-        The provider must open. It is WebGPU if the model was converted for a device like the one here. Without the
-        device it is emulated as on CUDA, which errs less than sums in float16. Others are emulated by default without
-        CUDA, unless the caller names a provider that computes in low types itself.
+        A model for WebGPU is emulated as on CUDA without the device, which errs less than sums in float16.
         """
         webgpu = target_of(model) == Target.WEBGPU and self.provider is None
         if webgpu and self.emulate is not True and webgpu_opens():
             return WEBGPU, False
         usual = webgpu or (self.provider in (None, CPU, CUDA, TENSORRT) and not cuda_opens())
-        return self.chosen_provider, usual if self.emulate is None else self.emulate
+        return usual_provider(self.provider), usual if self.emulate is None else self.emulate
 
-    def feed(self, data: object, model: Model) -> Feed:
-        """Return the data as batches for a model."""
-        return Feed.of(data, model, allow_nonfinite=self.allow_nonfinite, feedback=self.feedback, steps=self.steps)
 
-    def tell(self, done: int, total: int) -> None:
-        """Report progress."""
-        if self.progress:
-            self.progress(done, total)
+def usual_provider(named: str | None) -> str:
+    """Return the named provider; without one CUDA where it opens, else the CPU."""
+    return (CUDA if cuda_opens() else CPU) if named is None else named
 
 
 def session_on(
