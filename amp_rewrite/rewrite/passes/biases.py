@@ -19,7 +19,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.builder import Surroundings, new_node
-from amp_rewrite.ir.dataflow import alone, first_input_of, only_reader, orders, outweighs
+from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, only_reader, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -40,7 +40,8 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(LAYERS):
         if len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
             continue
-        if _normalized(view, op.outputs[0]) and outweighs(view, op.inputs[2], op.inputs[1], context.to):
+        most = _borne(view, op.outputs[0])
+        if most is not None and outweighs(view, op.inputs[2], op.inputs[1], context.to, by=most):
             yield _split(view, op)
 
 
@@ -48,12 +49,18 @@ def _needs_bias(op: Op) -> bool:
     return op.signature is None or len(op.inputs) - 1 in op.signature.needed
 
 
-def _normalized(view: View, value: ValueId) -> bool:
-    """True if a norm alone reads a value, perhaps behind copies, or nothing does: it is an output."""
+def _borne(view: View, value: ValueId) -> float | None:
+    """Return how many times a bias may be larger than the weights before a norm, or an output; None before other ops.
+
+    The value may be copied in between. An InstanceNormalization subtracts all of the bias.
+    """
     while (reader := only_reader(view, value)) is not None and _copies(reader) == value and reader.results:
         (value,) = reader.results
-    end = reader is None and value in view.yielded and not view.uses[value]
-    return end or (reader is not None and reader.kind.endswith("Normalization"))
+    if reader is None:
+        return OUTWEIGHS if value in view.yielded and not view.uses[value] else None
+    if reader.kind == "InstanceNormalization":
+        return 2.0**5
+    return OUTWEIGHS if reader.kind.endswith("Normalization") else None
 
 
 def _split(view: View, op: Op) -> Replacement:

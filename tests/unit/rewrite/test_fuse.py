@@ -202,6 +202,18 @@ def test_a_norm_in_a_branch_is_fused_there() -> None:
     assert branches == {"then_branch": ["LayerNormalization"], "else_branch": ["Neg"]}
 
 
+@pytest.mark.parametrize(("rank", "fused"), [(24, True), (64, False)])
+def test_a_softmax_is_fused_where_numpy_can_try_it(rank: int, fused: bool) -> None:
+    dims = "1," * (rank - 1) + "8"
+    made, _ = standard(model_of(SOFTMAX, 18, f"float[{dims}] y", f"float[{dims}] x"))
+    assert (kinds(made) == ["Softmax"]) == fused
+
+
+def test_an_activation_of_unknown_rank_is_one_operator_if_its_constants_have_no_axes() -> None:
+    made, _ = standard(model_of("x = Reshape (r, s)  " + ERF, 20, inputs="float[N] r, int64[K] s"))
+    assert kinds(made) == ["Reshape", "Gelu"]
+
+
 # -- constants ----------------------------------------------------------------------------------------
 
 

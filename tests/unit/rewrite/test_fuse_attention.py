@@ -1,15 +1,28 @@
-"""Attention written out op by op: what becomes one operator, and that both compute the same."""
+"""Attention written out op by op: what becomes one operator and computes the same, what stays, and why."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.attention.build import WrittenAttention, mismatch_of, write
+from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
 from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.rewrite.replacement import Context
+from amp_rewrite.settings.choices import Target
 from support.attention_models import (
+    BIASED,
     HIDDEN,
+    INVERTED,
     KEYS,
+    MASK,
+    PLAIN,
     SCORES,
     WEIGHTS,
     K,
@@ -102,3 +115,139 @@ def test_copies_between_the_softmax_and_its_products_go_along(copy: str) -> None
     made, _ = standard(model)
     assert kinds(made) == ["Attention"]
     agree(model, made)
+
+
+# -- what stays written out --------------------------------------------------------------------------
+
+FASTER = "faster with --opset auto, unless others lose a kernel at opset"
+AUTO = f"the same numbers, more kernels · {FASTER}"
+
+ROWS_HIDDEN = "a row of its mask may hide every key"
+
+
+FROM_W = "the bias of its scores comes from w, which may hold −inf: NaN would become 0"
+CAPPED = "its scores are capped by Tanh, and releases of the runtime differ in whether the mask comes first"
+BEYOND = "the bias of its scores reaches 3.4e+38, beyond the range of float16"
+FROM_U = FROM_W.replace("from w", "from u")
+TOO_FAR = "the bias of its scores reaches 2.55e+38, beyond the range of float16"
+A_BILLION = "the bias of its scores reaches 1e+09, beyond the range of float16"
+SCALED = "its mask is scaled with its scores"
+NARROW = "its mask does not state every query and every key"
+FOREIGN = "its mask is not known to have the batch, heads and length of its queries, or one"
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "why"),
+    [
+        (PLAIN.replace("axis = -1", "axis = 2"), "", "its softmax is not over the last axis"),
+        (
+            "r = Mul (q, minus)  " + PLAIN.replace("(q,", "(r,"),
+            "",
+            "its scale is -1, and the runtime wants one above 0",
+        ),
+        (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
+        (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
+        (
+            SCORES + "m = Where (mask, z, modest)  " + WEIGHTS,
+            MASK,
+            "the_m replaces scores by what is not a mask",
+        ),
+        (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
+        (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
+        (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),
+        (SCORES + "m = Add (z, w)  " + WEIGHTS, ", float[1,1,3,5] w", FROM_W),
+        (SCORES + "w = Mul (bias, fill)  m = Add (z, w)  " + WEIGHTS, "", TOO_FAR),
+        (SCORES + INVERTED.replace("Cast <to = 1>", "Identity") + WEIGHTS, ", float[2,1,1,5] ids", BEYOND),
+        (SCORES + INVERTED.replace("one,", "root,") + WEIGHTS, ", int64[2,1,1,5] ids", BEYOND),
+        (SCORES + "h = Sigmoid (w)  u = Div (h, half)  m = Add (z, u)  " + WEIGHTS, ", float[1,1,3,5] w", FROM_U),
+        (SCORES + "g = MatMul (w, u)  m = Add (z, g)  " + WEIGHTS, ", float[1,1,3,2] w, float[2,5] u", FROM_U),
+        (SCORES + "g = Tanh (z)  h = Mul (g, two)  m = Add (h, bias)  " + WEIGHTS, "", CAPPED),
+        (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[b,1,3,5] mask", FOREIGN),
+        (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[2,1,1,5] mask", NARROW),
+        (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[5] mask", NARROW),
+    ],
+)
+def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: str) -> None:
+    model = model_of(body, more, output="float[a,b,c,d] y" if "[b" in more else "float[2,2,3,6] y")
+    made, told = standard(model)
+    assert [(kind, subject, message.split(": ", 1)[1]) for kind, subject, message in told if kind == "not_fused"] == [
+        ("not_fused", "attention", why)
+    ]
+    assert "Attention" not in kinds(made)
+
+
+@pytest.mark.parametrize(
+    ("operands", "why"),
+    [
+        ("float[2,2,3,4] q, float[1,2,5,4] k, float[2,2,5,6] v", "agree in batch"),
+        ("float[2,2,3,4] q, float[2,1,5,4] k, float[2,1,5,6] v", "agree in heads"),
+        ("float[2,2,3,4] q, float[2,2,5,4] k, float[2,1,5,6] v", "be as many"),
+        ("float[b,2,3,4] q, float[c,2,5,4] k, float[c,2,5,6] v", "agree in batch"),
+        ("float[2,2,3,4] q, float[2,2,5,4] k, float[5,6] v", "have four axes"),
+    ],
+)
+def test_what_the_operator_would_not_broadcast_stays(operands: str, why: str) -> None:
+    model = model_of(PLAIN, inputs=operands, output="float[a,b,c,d] y")
+    made, told = standard(model)
+    assert kinds(made) == kinds(model)
+    assert [message.endswith(why) for _, _, message in told] == [True]
+
+
+def test_before_opset_23_there_is_no_such_operator() -> None:
+    model = model_of(PLAIN, opset=22)
+    made, told = standard(model)
+    message = f"1 stays unfused (ends in the_y): opset 22 has no Attention · {AUTO} 23"
+    assert told == [("not_fused", "attention", message)]
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_attention_of_three_axes_stays() -> None:
+    body = "t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  m = Mul (s, half)  " + WEIGHTS
+    model = model_of(body, inputs="float[4,3,4] q, float[4,5,4] k, float[4,5,6] v", output="float[4,3,6] y")
+    assert "its queries, keys and values are not known to have four axes" in standard(model)[1][0][2]
+
+
+def test_tensorrt_is_left_the_ops_that_it_looks_for() -> None:
+    made, told = standard(model_of(PLAIN), target=Target.TENSORRT)
+    assert (kinds(made), [kind for kind, _, _ in told]) == (["Transpose", "MatMul", "Softmax", "MatMul"], ["not_fused"])
+
+
+def test_a_softmax_between_no_products_is_no_attention() -> None:
+    for body in (
+        "p = Softmax (q)  y = Relu (p)",
+        "p = Softmax (q)  y = MatMul (p, w)",
+        KEYS + "s = MatMul (q, t)  y = Softmax (s)",
+    ):
+        assert standard(model_of(body, ", float[4,6] w", output="float[a,b,c,d] y"))[1] == []
+
+
+# -- the proof can fail -------------------------------------------------------------------------------
+
+
+def site_of(model: ModelProto) -> FusibleAttention:
+    view = View.of(Model.load(model))
+    ((_, site),) = sites(view, Context(DType.FLOAT16))
+    assert isinstance(site, FusibleAttention)
+    return site
+
+
+def without(written: WrittenAttention, op_type: str) -> WrittenAttention:
+    """The same nodes but for the last of a type, whose readers read what it read instead."""
+    (*_, gone) = [node for node in written.ahead if node.op_type == op_type]
+    renamed = {gone.output[0]: gone.input[1 if op_type == "Where" else 0]}
+    nodes = []
+    for node in (*(n for n in written.ahead if n is not gone), written.node):
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [renamed.get(name, name) for name in node.input]
+        nodes.append(copy)
+    return replace(written, ahead=tuple(nodes[:-1]), node=nodes[-1])
+
+
+@pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])
+def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: str) -> None:
+    site = site_of(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK))
+    assert mismatch_of(site, write(site)) is None
+    assert str(mismatch_of(site, without(write(site), op_type))).startswith(
+        "on random inputs the results differ by up to"
+    )

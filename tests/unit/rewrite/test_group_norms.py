@@ -30,6 +30,7 @@ def model(dims: str, *, opset: int = 21, groups: int = 2, scale: str = "1, 2, 3,
         ("N,4,H,W", (1, 4, 3, 2), ["Shape"]),
         ("2,4,L", (2, 4, 9), []),
         ("N,C,4,4,4", (2, 4, 4, 4, 4), []),
+        ("2,4" + ",1" * 6, (2, 4, *[1] * 6), []),
     ],
 )
 def test_the_standard_form_computes_the_same_numbers(dims: str, shape: tuple[int, ...], before: list[str]) -> None:

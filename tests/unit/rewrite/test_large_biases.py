@@ -39,9 +39,9 @@ def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
     assert row.dtype == "float32"
 
 
-@pytest.mark.parametrize("text", [NORM, INSTANCE])
-def test_the_numbers_are_those_of_float32(text: str) -> None:
-    proto = model(text)
+@pytest.mark.parametrize(("text", "bias"), [(NORM, 4000.0), (INSTANCE, 4000.0), (INSTANCE, 40.0)])
+def test_the_numbers_are_those_of_float32(text: str, bias: float) -> None:
+    proto = model(text, bias)
     feeds = {"x": np.random.default_rng(1).standard_normal(shape_of_input(proto)).astype(np.float32)}
     twin = amp_rewrite.emulate(amp_rewrite.convert(proto).model).to_proto()
     (found,), (exact,) = outputs_of(twin, feeds), outputs_of(proto, feeds)
