@@ -19,7 +19,6 @@ from amp_rewrite.deploy.checkup import FINDING
 from amp_rewrite.deploy.doctor import doctor
 from amp_rewrite.errors import ModelError
 from amp_rewrite.rewrite import equivalence
-from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.providers import misfit
 from amp_rewrite.runtime.runner import CPU, CUDA
@@ -182,14 +181,8 @@ def opened(model: ModelProto) -> None:
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
 
 
-@pytest.mark.parametrize("fusion", FUSIONS, ids=lambda fusion: fusion.name)
-def test_each_fusion_opens_on_the_cpu_at_the_default_level(fusion: Any) -> None:
-    for end in ("hit", "near"):
-        opened(amp_rewrite.convert(onnx.parser.parse_model(fusion.model(end))).model)
-
-
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("opset", [13, 17, 20, 23])
+@pytest.mark.parametrize("opset", [13, 23])
 def test_attention_opens_on_the_cpu_at_the_default_level(opset: int, masked: bool) -> None:
     body, inputs = SPLIT + SCORES, "float[2,3,8] x, float[2,5,8] z, float[2,5,8] u"
     if masked:
