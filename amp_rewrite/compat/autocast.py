@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from amp_rewrite.cli import program, terminal
@@ -20,16 +20,8 @@ _TYPES = {"fp16": DType.FLOAT16, "bf16": DType.BFLOAT16}
 _QUIET = ("WARNING", "ERROR", "CRITICAL")
 _LEVELS = ("DEBUG", "INFO", *_QUIET)
 
-_WHY = {
-    "data_max": "it bounds values seen in data; give --calibration_data",
-    "init_max": "the range of the type bounds weights",
-    "max_depth_of_reduction": "op lists decide on reductions, and products accumulate in float32; give data to"
-    " `amp-rewrite convert --data FILE --tolerance X`",
-    "init_conversion_max_bytes": "weights of any size are converted while they are written",
-    "providers": "calibration runs in float32 on the CPU",
-    "trt_plugins": "plugins are not loaded; an operator of an unknown domain stays float32, between Casts",
-    "trt_plugins_precision": "an operator of an unknown domain stays float32, between Casts",
-}
+_UNUSED = ("init_max", "max_depth_of_reduction", "init_conversion_max_bytes")
+_UNUSED_LISTS = ("providers", "trt_plugins", "trt_plugins_precision")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,12 +47,12 @@ def parser() -> argparse.ArgumentParser:
     ):
         add(f"--{name}", short, nargs="*", default=[], metavar="X", help=ours)
     add("--data_max", type=float, metavar="X", help="--set headroom=65504/X for fp16, with data")
-    for name, kind in (("init_max", float), ("init_conversion_max_bytes", int), ("max_depth_of_reduction", int)):
-        add(f"--{name}", type=kind, metavar="X", help=f"no effect: {_WHY[name]}")
+    for name in _UNUSED:
+        add(f"--{name}", type=float, metavar="X", help="no effect")
     add("--keep_io_types", action="store_true", help="--io keep; without it, --io low")
     add("--log_level", choices=_LEVELS, default="INFO", help="DEBUG is --verbose, WARNING and above are --quiet")
-    for name in ("providers", "trt_plugins", "trt_plugins_precision"):
-        add(f"--{name}", nargs="+", metavar="X", help=f"no effect: {_WHY[name]}")
+    for name in _UNUSED_LISTS:
+        add(f"--{name}", nargs="+", metavar="X", help="no effect")
     add("--opset", type=int, metavar="N", help="--opset")
     add("--use_standalone_type_inference", action="store_true", help="accepted: types never come from ONNX's inference")
     return command
@@ -94,20 +86,15 @@ def _searched_from_start(expression: str) -> str:
     return rf"re:\A(?:{expression})"
 
 
-def _unused(given: argparse.Namespace) -> Iterator[str]:
-    for name in _WHY:
-        value = getattr(given, name)
-        honoured = name == "data_max" and given.calibration_data is not None
-        if value is not None and not honoured and (name, value) != ("providers", ["cpu"]):
-            yield name
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command, and exit as `amp-rewrite convert` does: 0, 1 for a finding, 2 for wrong usage."""
     given = parser().parse_args(words)
     quiet = given.log_level in _QUIET[1:]
-    for name in _unused(given):
-        terminal.talk(f"warning: --{name} has no effect: {_WHY[name]}", quiet=quiet)
+    without_data = ("data_max",) if given.calibration_data is None else ()
+    for name in (*without_data, *_UNUSED, *_UNUSED_LISTS):
+        if getattr(given, name) not in (None, ["cpu"]):
+            told = f"warning: --{name} has no effect; docs/how-to/migrating.md says what happens instead"
+            terminal.talk(told, quiet=quiet)
     with one_of_many() as unmatched:
         try:
             program.main(translated(given), prog_name="amp-rewrite")

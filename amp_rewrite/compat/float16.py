@@ -21,16 +21,12 @@ from amp_rewrite.settings.selectors import one_of_many
 _PLAIN = re.compile(r"[\w/.]+")
 
 
-def without_effect(given: Mapping[str, object], why: Mapping[str, str]) -> None:
-    """Warn of each argument without effect here, unless it is None or False.
-
-    `why`: what happens instead, by name.
-    """
+def without_effect(**given: object) -> None:
+    """Warn of each argument without effect here, unless it is None or False."""
     for name, value in given.items():
         if value is not None and value is not False:
-            warnings.warn(
-                f"{name}={value!r} has no effect: {why[name]}", UserWarning, stacklevel=3
-            )  # the line of the user
+            text = f"{name}={value!r} has no effect; docs/how-to/migrating.md says what happens instead"
+            warnings.warn(text, UserWarning, stacklevel=3)  # the line of the user
 
 
 def node_pattern(name: str) -> str:
@@ -57,17 +53,6 @@ def matching_nothing(names: Mapping[str, str]) -> Iterator[None]:
 DEFAULT_OP_BLOCK_LIST: list[str] = []
 """Empty: the op lists of this package always apply, and `op_block_list` adds to them. Here for projects that write
 `DEFAULT_OP_BLOCK_LIST + ["Softmax"]`."""
-
-_WHY = {
-    "min_positive_val": "constants keep their nearest value in float16, and findings name weights that lose too much",
-    "max_finite_val": "constants are not clamped; an op whose constant does not fit float16 stays float32",
-    "force_fp16_initializers": "a weight gets the type of the ops that read it; lower those with"
-    " amp_rewrite.convert(lower=…)",
-    "force_fp16_inputs": "the types of an op's inputs follow from its schema and the kernels of the target; see"
-    " amp_rewrite.convert(target=…)",
-    "use_bfloat16_as_blocked_nodes_dtype": "ops that are kept stay float32; for a bfloat16 model use"
-    " amp_rewrite.convert(to='bfloat16')",
-}
 
 
 def convert_float_to_float16(
@@ -114,8 +99,13 @@ def convert_float_to_float16(
         >>> from amp_rewrite.compat import convert_float_to_float16
         >>> half = convert_float_to_float16("model.onnx", keep_io_types=True, op_block_list=["Softmax"])
     """
-    given = locals()
-    without_effect({name: given[name] for name in _WHY}, _WHY)
+    without_effect(
+        min_positive_val=min_positive_val,
+        max_finite_val=max_finite_val,
+        force_fp16_initializers=force_fp16_initializers,
+        force_fp16_inputs=force_fp16_inputs,
+        use_bfloat16_as_blocked_nodes_dtype=use_bfloat16_as_blocked_nodes_dtype,
+    )
     if check_fp16_ready and (held := low_types(Model.load(model))):
         raise PolicyError(
             f"the model holds {', '.join(held)} already, and check_fp16_ready=True refuses such a model; leave it out"
@@ -154,7 +144,7 @@ def convert_float_to_float16_model_path(
         >>> from amp_rewrite.compat import convert_float_to_float16_model_path
         >>> half = convert_float_to_float16_model_path("model.onnx", keep_io_types=True)
     """
-    without_effect({"min_positive_val": min_positive_val, "max_finite_val": max_finite_val}, _WHY)
+    without_effect(min_positive_val=min_positive_val, max_finite_val=max_finite_val)
     return convert(str(model_path), io=io_rules(keep_io_types)[0], fuse="basic").model
 
 

@@ -69,19 +69,16 @@ def auto_convert_mixed_precision(
     if validate_fn is None and rtol is None and atol is None:
         raise ValueError("no criterion for the outputs is given; give validate_fn, rtol or atol")
     bounds = {"rtol": 1e-5 if rtol is None else rtol, "atol": 1e-8 if atol is None else atol}
-    io, _ = io_rules(keep_io_types)
-    if validate_fn is None:
-        return _repaired(model, feed_dict, bounds, io).model
+    bounded = rtol is not None or atol is not None
 
     def near(expected: Sequence[Any], tried: Sequence[Any]) -> bool:
-        if not validate_fn(expected, tried):
+        if validate_fn is None or not validate_fn(expected, tried):
             return False
-        if rtol is None and atol is None:
-            return True
-        pairs = zip(expected, tried, strict=True)
-        return all(found.ok for a, b in pairs for _, found in differences(a, b, Criterion(ALLCLOSE, **bounds)))
+        pairs, by = zip(expected, tried, strict=True), Criterion(ALLCLOSE, **bounds)
+        found = (difference for a, b in pairs for _, difference in differences(a, b, by))
+        return not bounded or all(difference.ok for difference in found)
 
-    return _searched(model, dict(feed_dict), near, io).model
+    return _converted(model, feed_dict, validate_fn and near, bounds, keep_io_types).model
 
 
 def auto_convert_mixed_precision_model_path(
@@ -127,30 +124,28 @@ def auto_convert_mixed_precision_model_path(
         >>> auto_convert_mixed_precision_model_path(*where, rtol=1e-2, atol=1e-3)
     """
     elsewhere = provider if provider not in (_CPU, [_CPU], (_CPU,)) else None
-    without_effect({"provider": elsewhere, "verbose": verbose}, _WHY)
-    io, _ = io_rules(keep_io_types)
+    without_effect(provider=elsewhere, verbose=verbose)
     source, target = fspath(source_model_path), Path(target_model_path)
-    if customized_validate_func is not None:
-        converted = _searched(source, dict(input_feed), customized_validate_func, io)
-    else:
-        bounds = {"rtol": 1e-3 if rtol is None else rtol, "atol": 1e-5 if atol is None else atol}
-        converted = _repaired(source, input_feed, bounds, io)
+    bounds = {"rtol": 1e-3 if rtol is None else rtol, "atol": 1e-5 if atol is None else atol}
+    converted = _converted(source, input_feed, customized_validate_func, bounds, keep_io_types)
     target.parent.mkdir(parents=True, exist_ok=True)
     converted.save(target, overwrite=True, external_data=location or "fp16_tensor.data")
 
 
 _CPU = "CPUExecutionProvider"
-_WHY = {
-    "provider": "trials run on the CPU, with float16's rounding; `amp-rewrite verify` runs the result on its device",
-    "verbose": "the conversion prints nothing; amp_rewrite.repair returns a report of the search",
-}
 _UNSOLVED = (
     "validation failed: the outputs are not near enough with all ops in float32 that may be; the bound is narrower than"
     " float16 inputs and outputs allow (keep_io_types=True keeps them), or than float32 itself reaches"
 )
 
 
-def _repaired(model: ModelSource, batch: Mapping[str, Array], bounds: Mapping[str, Any], io: list[str]) -> Converted:
+def _converted(
+    model: ModelSource, batch: Mapping[str, Array], near: Validate | None, bounds: Mapping[str, Any], keep_io: bool
+) -> Converted:
+    """Return the conversion that a function of outputs, or without one the bounds, accept. ValueError without any."""
+    io, _ = io_rules(keep_io)
+    if near is not None:
+        return _searched(model, dict(batch), near, io)
     repaired = repair(model, dict(batch), **bounds, io=io)
     if not repaired.solved:
         raise ValueError(_UNSOLVED)

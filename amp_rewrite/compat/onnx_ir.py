@@ -23,7 +23,7 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
     """Conversion as a pass, for `onnx_ir.passes.Sequential`. It returns a new model and does not change its input.
 
     Weights stay lazy: those that are converted are read and cast when they are saved, the others are the tensors of the
-    given model. Metadata are kept, also the `meta` of models, graphs, nodes and values, by name.
+    given model. Metadata of the proto are kept, the `meta` of onnx_ir is not.
 
     Attributes:
         report: that of the last model; None before the first.
@@ -57,7 +57,6 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
         converted = convert(source, **self._options)
         self.report = converted.report
         ir_model = to_ir(converted.result)
-        _carry_meta(model, ir_model)
         return PassResult(ir_model, converted.result.proto != source.proto)
 
 
@@ -153,23 +152,3 @@ def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
     return onnx_ir.ExternalTensor(
         path.name, place.offset, place.length, stated.dtype, shape=stated.shape, base_dir=path.parent, **facts
     )
-
-
-def _carry_meta(source: onnx_ir.Model, ir_model: onnx_ir.Model) -> None:
-    ir_model.meta.update(source.meta)
-    ir_model.graph.meta.update(source.graph.meta)
-    known = dict(_named(source))
-    for name, thing in _named(ir_model):
-        if name in known:
-            thing.meta.update(known[name].meta)
-
-
-def _named(model: onnx_ir.Model) -> Any:
-    for number, holder in enumerate((model.graph, *model.functions.values())):
-        for value in (*holder.inputs, *getattr(holder, "initializers", {}).values()):
-            yield ("value", number, value.name), value
-        for node in holder.all_nodes():
-            for value in node.outputs:
-                yield ("value", number, value.name), value
-            if node.outputs:
-                yield ("node", number, node.op_type, node.outputs[0].name), node
