@@ -178,7 +178,7 @@ gpu-pack: $(DEV) ## pack .gpu: what a GPU machine without a network needs beside
 	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_pack $(SKELETONS) && exit $$code
 
-fuzz: $(DEV) ## fuzz every target for LONG seconds each; guided, if atheris is installed in .venv
+fuzz: $(DEV) ## fuzz every target for LONG seconds each
 	@set -e; for target in model emulated stepped text batches lists config report pattern; do \
 		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 

@@ -16,6 +16,7 @@ from olive.passes.pass_config import BasePassConfig, PassConfigParam
 from olive.search.search_parameter import Categorical
 
 from amp_rewrite.errors import AmpRewriteError, EvidenceError
+from amp_rewrite.files.targets import data_files
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
@@ -81,9 +82,8 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
         external = f"{path.name}.data" if given.pop("external_data", False) else None  # a name as Olive gives
         converted = _converted(source, given)
         logger.info("AmpRewrite: %s", converted.report.brief)
-        before = set(path.parent.iterdir())
         converted.save(path, overwrite=True, external_data=external)
-        if set(path.parent.iterdir()) - before - {path}:  # weights beside it
+        if data_files(path):
             return ONNXModelHandler(model_path=str(path.parent), onnx_file_name=path.name)
         return ONNXModelHandler(model_path=str(path))
 

@@ -186,10 +186,7 @@ def _unknown(field: Any) -> bytes:
         return tag + varint(field.data)
     if field.wire_type in (1, 5):
         return tag + int(field.data).to_bytes(8 if field.wire_type == 1 else 4, "little")
-    if field.wire_type == 2:
-        return tag + varint(len(field.data)) + bytes(field.data)
-    inner = b"".join(_unknown(inner) for inner in field.data)
-    return tag + inner + varint(field.field_number << 3 | 4)
+    return tag + varint(len(field.data)) + bytes(field.data)
 
 
 def lightened(

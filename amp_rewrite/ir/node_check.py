@@ -78,6 +78,6 @@ def _refusal(
     context.opset_imports = {signature.domain: signature.since}
     try:
         onnx.checker.check_node(light, context)
-    except onnx.checker.ValidationError as words:
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as words:  # the latter: of a name that is not UTF-8
         return f"breaks its schema: {str(words).rstrip('.')}; correct it, or export the model again"
     return None

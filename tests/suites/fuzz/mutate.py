@@ -32,7 +32,7 @@ def mutated(content: bytes, rng: random.Random, changes: int = 3) -> bytes:
 
 
 def spelled_out() -> list[bytes]:
-    """Sound models of what is recognized in models: attention, norms and GELUs op by op, masks, biased ones, grids."""
+    """Sound models of what is recognized in models: attention, norms and GELUs op by op, masks."""
     from support import attention_models as attention
     from support import contrib_models as contrib
     from support import fuse_models as fuse
@@ -53,20 +53,7 @@ def spelled_out() -> list[bytes]:
     hidden = contrib.SPLIT + contrib.HIDDEN + contrib.SOFTMAX + contrib.REST + contrib.MERGED
     found += [contrib.attention_of(whole), contrib.attention_of(hidden, contrib.MASKED)]
     found += [contrib.model_of("t = Add (x, z)  " + contrib.LAYER_NORM)]
-    found += [onnx.parser.parse_model(text) for text in _GRIDS]
     return [model.SerializeToString() for model in found]
-
-
-_GRIDS = (
-    """<ir_version: 8, opset_import: ["" : 17]> g (float[1,8] x, int64[1,8] ids) => (float[1,8] y)
-    <int64[8] places = {0,1,2,3,4,5,6,7}, float[1,8] far = {0,3000,5000,7000,9000,11000,13000,15000}> {
-        p = Cast <to = 1> (ids)  q = Cast <to = 1> (places)  s = Sub (p, far)  t = Mul (s, q)  c = Cos (t)
-        m = Equal (ids, places)  h = Cast <to = 1> (m)  w = Mul (h, x)  y = Add (w, c) }""",
-    """<ir_version: 8, opset_import: ["" : 17]> g (float[4,4] x, bool[4,4] seen) => (float[4,4] y)
-    <float[4,4] bias = {1,2,3,4,0,1,2,3,-1,0,1,2,-2,-1,0,1}, float low = {-3.4e38}, float none = {0}> {
-        f = Where (seen, none, low)  b = Add (f, bias)  p = MatMul (x, x)  s = Add (p, b)  a = Softmax (s)
-        y = MatMul (a, x) }""",
-)
 
 
 def arrays(names: list[str]) -> bytes:
@@ -137,30 +124,22 @@ def _change_op(proto: ModelProto, rng: random.Random) -> None:
     _node(proto, rng).op_type = rng.choice(OP_TYPES) if rng.random() < 0.9 else ""
 
 
-def _change_domain(proto: ModelProto, rng: random.Random) -> None:
-    _node(proto, rng).domain = rng.choice(DOMAINS)
-
-
 def _rename(proto: ModelProto, rng: random.Random) -> None:
-    _node(proto, rng).name = rng.choice(NAMES)
-
-
-def _rewire_input(proto: ModelProto, rng: random.Random) -> None:
     node = _node(proto, rng)
-    name = rng.choice((*_names(proto)[:500], *NAMES))
-    if node.input and rng.random() < 0.7:
-        node.input[rng.randrange(len(node.input))] = name
+    if rng.random() < 0.5:
+        node.domain = rng.choice(DOMAINS)
     else:
-        node.input.append(name)
+        node.name = rng.choice(NAMES)
 
 
-def _rewire_output(proto: ModelProto, rng: random.Random) -> None:
+def _rewire(proto: ModelProto, rng: random.Random) -> None:
     node = _node(proto, rng)
+    ports = rng.choice((node.input, node.output))
     name = rng.choice((*_names(proto)[:500], *NAMES))
-    if node.output and rng.random() < 0.7:
-        node.output[rng.randrange(len(node.output))] = name
+    if ports and rng.random() < 0.7:
+        ports[rng.randrange(len(ports))] = name
     else:
-        node.output.append(name)
+        ports.append(name)
 
 
 def _drop_ports(proto: ModelProto, rng: random.Random) -> None:
@@ -170,10 +149,11 @@ def _drop_ports(proto: ModelProto, rng: random.Random) -> None:
         del ports[rng.randrange(len(ports)) :]
 
 
-def _drop_node(proto: ModelProto, rng: random.Random) -> None:
-    graph = _graph(proto, rng)
-    if graph.node:
-        del graph.node[rng.randrange(len(graph.node))]
+def _drop(proto: ModelProto, rng: random.Random) -> None:
+    graph, node = _graph(proto, rng), _node(proto, rng)
+    items = rng.choice((graph.node, graph.input, graph.output, graph.initializer, node.attribute))
+    if items:
+        del items[rng.randrange(len(items))]
 
 
 def _double_node(proto: ModelProto, rng: random.Random) -> None:
@@ -206,12 +186,6 @@ def _change_attribute(proto: ModelProto, rng: random.Random) -> None:
         attribute.name = rng.choice(("to", "axis", "body", "value", "dtype", "num_scan_inputs", "perm", ""))
     else:
         attribute.ref_attr_name = rng.choice(("alpha", ""))
-
-
-def _drop_attribute(proto: ModelProto, rng: random.Random) -> None:
-    node = _node(proto, rng)
-    if node.attribute:
-        del node.attribute[rng.randrange(len(node.attribute))]
 
 
 def _add_attribute(proto: ModelProto, rng: random.Random) -> None:
@@ -271,13 +245,6 @@ def _change_value(proto: ModelProto, rng: random.Random) -> None:
         value.type.tensor_type.shape.dim.add(dim_value=rng.choice(NUMBERS))
 
 
-def _drop_value(proto: ModelProto, rng: random.Random) -> None:
-    graph = _graph(proto, rng)
-    values = rng.choice((graph.input, graph.output, graph.initializer))
-    if values:
-        del values[rng.randrange(len(values))]
-
-
 def _add_body(proto: ModelProto, rng: random.Random) -> None:
     body = GraphProto()
     body.CopyFrom(_graph(proto, rng))
@@ -305,20 +272,16 @@ def _add_function(proto: ModelProto, rng: random.Random) -> None:
 
 MUTATIONS: tuple[Mutation, ...] = (
     _change_op,
-    _change_domain,
     _rename,
-    _rewire_input,
-    _rewire_output,
+    _rewire,
     _drop_ports,
-    _drop_node,
+    _drop,
     _double_node,
     _change_attribute,
-    _drop_attribute,
     _add_attribute,
     _change_tensor,
     _change_opset,
     _change_value,
-    _drop_value,
     _add_body,
     _add_function,
 )

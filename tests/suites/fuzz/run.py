@@ -1,8 +1,7 @@
 """Fuzz one target: `python tests/suites/fuzz/run.py TARGET [--seconds N] [--seed N] [--found FOLDER]`.
 
-With atheris installed (it is no dependency: `pip install atheris`) libFuzzer chooses the inputs by the branches that
-they reach; without it they are random. Either way half of the changes are those of `mutate.py` for models. What is
-found is written to `--found`; put the smallest one of each kind into `corpus/TARGET`, where it stays as a test.
+Inputs are random changes of sound ones, for models mostly those of `mutate.py`. What is found is written to `--found`;
+put the smallest one of each kind into `corpus/TARGET`, where it stays as a test.
 """
 
 from __future__ import annotations
@@ -90,48 +89,17 @@ def randomly(target: str, seconds: float, seed: int, folder: Path) -> int:
     return len(kinds)
 
 
-def guided(target: str, seconds: float, seed: int, folder: Path) -> None:
-    """libFuzzer until the time is up or something is found; it ends the process."""
-    import atheris
-
-    with atheris.instrument_imports(include=["amp_rewrite"]):
-        from suites.fuzz import targets
-    pool = folder / "corpus"
-    pool.mkdir(exist_ok=True)
-    for content in seeds(target):
-        (pool / hashlib.sha256(content).hexdigest()[:12]).write_bytes(content)
-
-    def mutator(content: bytes, longest: int, seed_: int) -> bytes:
-        rng = random.Random(seed_)
-        if rng.random() < 0.5:
-            return bytes(atheris.Mutate(content, longest))
-        return changed(target, content, rng)[:longest]
-
-    words = [f"-max_total_time={int(seconds)}", f"-seed={seed + 1}", "-timeout=10", "-rss_limit_mb=2048"]
-    words += ["-max_len=30000", f"-artifact_prefix={folder}/", "-print_final_stats=1", "-verbosity=0", str(pool)]
-    atheris.Setup([sys.argv[0], *words], targets.TARGETS[target], custom_mutator=mutator)
-    atheris.Fuzz()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--found", type=Path, default=Path("build/fuzz"))
-    parser.add_argument("--random", action="store_true", help="random inputs, even where atheris is installed")
     given = parser.parse_args()
     folder = given.found / given.target
     folder.mkdir(parents=True, exist_ok=True)
     faulthandler.enable()
-    try:
-        import atheris  # noqa: F401
-    except ImportError:
-        given.random = True
-    if given.random:
-        return 1 if randomly(given.target, given.seconds, given.seed, folder) else 0
-    guided(given.target, given.seconds, given.seed, folder)
-    return 0
+    return 1 if randomly(given.target, given.seconds, given.seed, folder) else 0
 
 
 if __name__ == "__main__":

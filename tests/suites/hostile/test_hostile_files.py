@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from amp_rewrite.files.model import Model
 from suites.fuzz.cage import Cage, Outcome
@@ -42,17 +41,6 @@ def net(seed: int = 0) -> ModelProto:
     return model
 
 
-def external(entries: dict[str, str], *, length: bool = True) -> ModelProto:
-    """The same, where w lies outside, as the entries say."""
-    model = net()
-    w = model.graph.initializer[0]
-    w.ClearField("raw_data")
-    w.data_location = TensorProto.EXTERNAL
-    for key, value in entries.items():
-        w.external_data.add(key=key, value=value)
-    return model
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -72,38 +60,6 @@ def convert(cage: Cage, folder: Path, *words: str) -> Outcome:
     outcome = cage.run("m.onnx", "-q", *words, folder=folder)
     assert "Traceback" not in outcome.err, outcome.err
     return outcome
-
-
-# -- external data ----------------------------------------------------------------------------------------------
-
-
-def plain(folder: Path) -> None:
-    (folder / "w.bin").write_bytes(bytes(WEIGHT))
-
-
-HERE = {"location": "w.bin"}
-
-
-@pytest.mark.parametrize("change", ["shrinks", "is replaced", "vanishes"])
-@pytest.mark.parametrize("what", ["w.bin", "m.onnx"])
-def test_an_input_that_changes_while_it_is_converted_is_refused(folder: Path, what: str, change: str) -> None:
-    plain(folder)
-    (folder / "m.onnx").write_bytes(external(HERE).SerializeToString())
-    found = Model.load(folder / "m.onnx")
-    path = folder / what
-    if change == "shrinks":
-        os.truncate(path, 100)
-    elif change == "is replaced":
-        path.rename(folder / "was")
-        path.write_bytes((folder / "was").read_bytes())
-    else:
-        path.unlink()
-    before = listing(folder)
-
-    with pytest.raises(Exception, match=r"has changed since|cannot read") as caught:
-        found.save(folder / "out.onnx")
-    assert type(caught.value).__name__ == "ModelError"
-    assert listing(folder) == before
 
 
 # -- where nothing can be written -------------------------------------------------------------------------------

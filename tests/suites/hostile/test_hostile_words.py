@@ -50,35 +50,23 @@ LAUGHS = "a: &a [x]\n" + "".join(
 )
 LISTS = {
     "a billion laughs": LAUGHS,
-    "an alias of itself": "allow: &a [*a]\n",
     "nested without end": "allow: " + "[" * 100_000,
-    "nested in block style": "\n".join("  " * i + "- " for i in range(2000)),
     "a tag": "allow: !!python/object/apply:os.system ['touch owned']\n",
-    "a short tag": "allow: [!thing MatMul]\n",
-    "a directive": "%TAG ! tag:yaml.org,2002:python/\n---\nallow: [!object x]\n",
     "two megabytes": "# " + "x" * 2_000_000,
     "not UTF-8": b"allow: [\xff\xfe]\n",
-    "NUL bytes": b"\0" * 1000,
-    "UTF-16": "allow: [MatMul]\n".encode("utf-16"),
     "a key twice": "allow: [MatMul]\nallow: [Conv]\n",
-    "an op twice": "allow: [MatMul, MatMul]\n",
     "a list of lists": "allow: [[MatMul]]\n",
     "a key that is a list": "? [a, b]\n: c\n",
-    "a key that is a mapping": "{a: b}: c\n",
     "a number for a list": "allow: 7\n",
-    "text for the whole": "MatMul\n",
     "a second document": "allow: [MatMul]\n---\nallow: [Conv]\n",
     "an op of escape sequences": 'allow: ["\\e[31mMatMul"]\n',
     "an op of a megabyte": "allow: [" + "M" * 900_000 + "]\n",
-    "a date that is none": "allow: [2024-99-99]\n",
     "a reason that is a list": "allow: [{op: Conv, because: [1]}]\n",
     "an unknown base": "base: nowhere\n",
-    "a merge key": "allow: [{<<: {op: Conv}}]\n",
-    "a binary file": bytes(range(256)) * 40,
 }
 
 
-HEAVY = {"a billion laughs", "nested without end", "nested in block style"}
+HEAVY = {"a billion laughs", "nested without end"}
 """Lists that a careless parser takes all memory or time for: these are read in the cage."""
 
 
@@ -122,56 +110,27 @@ def rows(**change: object) -> str:
 
 REPORTS: dict[str, str | bytes] = {
     "nothing": "",
-    "null": "null",
-    "a number": "1",
-    "a list": "[]",
     "an empty object": "{}",
     "lists nested without end": "[" * 200_000,
-    "objects nested without end": '{"a":' * 200_000,
     "a field nested without end": '{"schema": 1, "rows": ' + "[" * 100_000 + "]" * 100_000 + "}",
     "NaN": rows(because_row=0).replace(': 0, "float_ops"', ': NaN, "float_ops"'),
     "Infinity": rows().replace('"ir_version": 10', '"ir_version": Infinity'),
-    "1e999": rows().replace('"ir_version": 10', '"ir_version": 1e999'),
-    "a number of 5000 digits": rows().replace('"ir_version": 10', '"ir_version": 1' + "0" * 5000),
     "not UTF-8": b'{"schema": 1, "\xff": 2}',
     "UTF-16": json.dumps(report()).encode("utf-16"),
     "a NUL": b"\0" + json.dumps(report()).encode(),
     "another schema": json.dumps(report(schema=2)),
-    "a schema of text": json.dumps(report(schema="1")),
-    "a schema of true": json.dumps(report(schema=True)),
     "rows that are an object": json.dumps(report(rows={})),
-    "rows of numbers": json.dumps(report(rows=[1])),
     "a row without a name": json.dumps(report(rows=[{"op": "Relu", "dtype": "float32"}])),
     "a name that is a list": rows(name=["a"]),
     "a row that reads itself": rows(reads=[0]),
     "a row that reads a later one": rows(reads=[7]),
     "a row that is because of none": rows(because_row=9),
-    "a row before the first": rows(because_row=-2),
     "variables that are a list": rows(variables=["T"]),
     "a cast after no row": json.dumps(report(casts=[{"value": "v", "from": "float32", "to": "float16", "after": 5}])),
     "no inputs": json.dumps({name: part for name, part in report().items() if name != "inputs"}),
     "an input that no row reads": json.dumps(report(inputs=[{"name": "x", "dtype": "float32", "reads": [9, 0]}])),
-    "an output of no row": json.dumps(report(outputs=[{"name": "y", "dtype": "float32", "after": 9}])),
     "a model file": onnx.parser.parse_model(TEXT).SerializeToString(),
 }
-
-
-ODD = {
-    "a number of 2^63": rows().replace('"ir_version": 10', f'"ir_version": {2**63}'),
-    "half a surrogate pair": rows(name="\ud800"),
-    "an unknown field": rows(evil=1),
-    "a dunder field": rows(__class__="x"),
-    "a size below zero": json.dumps(report(casts=[{"value": "v", "from": "float32", "to": "float16", "size": -1}])),
-    "two fields of one name": json.dumps(report())[:-1] + ', "rows": []}',
-}
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_odd_fields_of_a_report_are_read_or_left_out(cage: Cage, folder: Path, name: str) -> None:
-    (folder / "r.json").write_text(ODD[name])
-    for form in (("-v",), ("-o", "r.html", "--overwrite")):
-        outcome = run(cage, folder, "report", "r.json", *form)
-        assert not outcome.refused and outcome.out, outcome
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -199,8 +158,7 @@ def test_reasons_that_go_round_in_a_circle_come_to_an_end(cage: Cage, folder: Pa
 # -- patterns ---------------------------------------------------------------------------------------------------
 
 PATTERNS = (
-    "", ",", "=", "re:", "re:(", "re:[", "re:*", "op=", "feeds=\0", "re:(?P<a", "a" * 100_000, "[" * 2000,
-    "re:" + "(" * 10_000, "re:(?:a{1000}){1000}{1000}", "re:\\", "{", "}" * 1000 + ",a", "\udcff",
+    "", "=", "re:(", "op=", "feeds=\0", "a" * 100_000, "re:" + "(" * 10_000, "re:(?:a{1000}){1000}{1000}", "\udcff",
 )  # fmt: skip
 
 

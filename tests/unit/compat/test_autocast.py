@@ -13,35 +13,12 @@ from amp_rewrite.compat.autocast import main, parser, translated
 from unit.compat.test_float16 import FULL, HALF, io_types, model, weight_types
 
 # The options that `python -m modelopt.onnx.autocast --help` of nvidia-modelopt 0.47.0 prints.
-OPTIONS_0_47 = {
-    "--help",
-    "-h",
-    "--onnx_path",
-    "--output_path",
-    "--low_precision_type",
-    "-t",
-    "--calibration_data",
-    "-d",
-    "--nodes_to_exclude",
-    "-ne",
-    "--op_types_to_exclude",
-    "-ope",
-    "--nodes_to_include",
-    "-ni",
-    "--op_types_to_include",
-    "-opi",
-    "--data_max",
-    "--init_max",
-    "--init_conversion_max_bytes",
-    "--max_depth_of_reduction",
-    "--keep_io_types",
-    "--log_level",
-    "--providers",
-    "--trt_plugins",
-    "--trt_plugins_precision",
-    "--opset",
-    "--use_standalone_type_inference",
-}
+OPTIONS_0_47 = (
+    "--help -h --onnx_path --output_path --low_precision_type -t --calibration_data -d --nodes_to_exclude -ne "
+    "--op_types_to_exclude -ope --nodes_to_include -ni --op_types_to_include -opi --data_max --init_max "
+    "--init_conversion_max_bytes --max_depth_of_reduction --keep_io_types --log_level --providers --trt_plugins "
+    "--trt_plugins_precision --opset --use_standalone_type_inference"
+)
 BF16 = onnx.TensorProto.BFLOAT16
 
 
@@ -59,7 +36,7 @@ def run(source: Path, *words: str, code: int = 0) -> None:
 
 def test_the_options_are_those_of_the_other_command_line() -> None:
     actions: list[argparse.Action] = parser()._actions
-    assert {word for action in actions for word in action.option_strings} == OPTIONS_0_47
+    assert {word for action in actions for word in action.option_strings} == {*OPTIONS_0_47.split()}
 
 
 def test_the_result_lies_beside_the_model_under_the_name_that_it_would_have_there(source: Path) -> None:
@@ -113,9 +90,6 @@ def test_an_unknown_option_and_a_missing_model_end_with_exit_code_2(
     ("level", "warns", "told"),
     [
         ("DEBUG", True, True),
-        ("INFO", True, True),
-        ("WARNING", True, False),
-        ("ERROR", False, False),
         ("CRITICAL", False, False),
     ],
 )
@@ -127,37 +101,23 @@ def test_a_log_level_is_how_much_is_printed(
     assert ("warning: --init_max has no effect" in err, out != "") == (warns, told)
 
 
-EXTRAS = {"providers", "trt_plugins", "trt_plugins_precision"}
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ("", "--to float16 --io low --fuse basic --overwrite -o m.fp16.onnx"),
         ("-t bf16 --keep_io_types", "--to bfloat16 --io keep --fuse basic --overwrite -o m.bf16.onnx"),
-        ("--output_path o.onnx", "--to float16 --io low --fuse basic --overwrite -o o.onnx"),
         (
             "-ne a b",
             r"--to float16 --io low --fuse basic --overwrite --keep re:\A(?:a) --keep re:\A(?:b) -o m.fp16.onnx",
         ),
         ("-ni a", r"--to float16 --io low --fuse basic --overwrite --lower re:\A(?:a) -o m.fp16.onnx"),
         ("-d d.npz", "--to float16 --io low --fuse basic --overwrite --data d.npz -o m.fp16.onnx"),
-        ("--data_max 8", "--to float16 --io low --fuse basic --overwrite -o m.fp16.onnx"),
         (
             "-d d.npz --data_max 0.5",
             "--to float16 --io low --fuse basic --overwrite --data d.npz --set headroom=131008.0 -o m.fp16.onnx",
         ),
-        (
-            "-d d.npz --data_max 0",
-            "--to float16 --io low --fuse basic --overwrite --data d.npz --set headroom=0.0 -o m.fp16.onnx",
-        ),
-        (
-            "-d d.npz --data_max -1",
-            "--to float16 --io low --fuse basic --overwrite --data d.npz --set headroom=-1.0 -o m.fp16.onnx",
-        ),
         ("--opset 19", "--to float16 --io low --fuse basic --overwrite --opset 19 -o m.fp16.onnx"),
         ("--log_level ERROR", "--to float16 --io low --fuse basic --overwrite --quiet -o m.fp16.onnx"),
-        ("--log_level DEBUG", "--to float16 --io low --fuse basic --overwrite --verbose -o m.fp16.onnx"),
     ],
 )
 def test_options_of_the_other_converter_become_words_of_ours(given: str, words: str) -> None:

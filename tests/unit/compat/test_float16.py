@@ -18,7 +18,6 @@ from amp_rewrite.compat import (
     convert_float_to_float16,
     convert_float_to_float16_model_path,
 )
-from amp_rewrite.compat.float16 import node_pattern, op_patterns
 
 # Read with inspect.signature: the parameters in order, each with its default.
 COMMON_1_16 = {  # onnxconverter-common 1.16.0
@@ -143,15 +142,3 @@ def test_a_file_is_converted_from_its_path(tmp_path: Path) -> None:
 
 
 # -- arguments of other converters --
-
-
-@pytest.mark.parametrize(
-    ("name", "pattern"), [("a/b_1.c", "a/b_1.c"), ("a b", r"re:\Aa\ b\Z"), ("a[0]", r"re:\Aa\[0\]\Z"), ("", r"re:\A\Z")]
-)
-def test_a_node_is_selected_by_exactly_its_name(name: str, pattern: str) -> None:
-    assert node_pattern(name) == pattern
-
-
-def test_an_op_type_is_selected_in_every_domain() -> None:
-    assert op_patterns("Conv") == ("op=Conv", "op=*::Conv")
-    assert op_patterns("A*,B") == (r"op=A[*]\,B", r"op=*::A[*]\,B")

@@ -99,46 +99,27 @@ def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(sou
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "expected", "of_path"),
     [
-        ({"rtol": 1e-2}, {"rtol": 1e-2, "atol": 1e-8}),
-        ({"atol": 1e-2}, {"rtol": 1e-5, "atol": 1e-2}),
-        ({"rtol": 0.0, "atol": 0.0}, {"rtol": 0.0, "atol": 0.0}),
+        ({"rtol": 1e-2}, {"rtol": 1e-2, "atol": 1e-8}, {"rtol": 1e-2, "atol": 1e-5}),
+        ({"atol": 0.0}, {"rtol": 1e-5, "atol": 0.0}, {"rtol": 1e-3, "atol": 0.0}),
     ],
 )
 def test_the_bound_that_is_not_given_is_that_of_the_other_converter(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, float], expected: dict[str, float]
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, float],
+    expected: dict[str, float],
+    of_path: dict[str, float],
+    tmp_path: Path,
 ) -> None:
     asked: list[dict] = []
+    made = SimpleNamespace(model="the model", save=lambda *_, **named: None)
 
     def repair(*_: object, **named: object) -> SimpleNamespace:
-        asked.append(named)
-        return SimpleNamespace(solved=True, converted=SimpleNamespace(model="the model"))
-
-    monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
-    assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
-    assert [{name: named[name] for name in ("rtol", "atol")} for named in asked] == [expected]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"rtol": 1e-3, "atol": 1e-5}),
-        ({"rtol": 1e-2}, {"rtol": 1e-2, "atol": 1e-5}),
-        ({"atol": 0.0}, {"rtol": 1e-3, "atol": 0.0}),
-    ],
-)
-def test_bounds_of_a_path_are_those_of_the_other_converter_unless_they_are_given(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, float], expected: dict[str, float], tmp_path: Path
-) -> None:
-    asked: list[dict] = []
-    made = SimpleNamespace(save=lambda *_, **named: None)
-
-    def repair(*_: object, **named: object) -> SimpleNamespace:
-        asked.append(named)
+        asked.append({name: named[name] for name in ("rtol", "atol")})
         return SimpleNamespace(solved=True, converted=made)
 
     monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
-    auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "b" / "half.onnx", CPU, **given)
-    assert (tmp_path / "a" / "b").is_dir()
-    assert [{name: value for name, value in named.items() if name != "io"} for named in asked] == [expected]
+    assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
+    auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "half.onnx", CPU, **given)
+    assert asked == [expected, of_path] and (tmp_path / "a").is_dir()

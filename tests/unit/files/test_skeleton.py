@@ -95,7 +95,6 @@ def test_tensor_attributes_of_other_ops_become_zeros(tmp_path):
         ("ai.onnx.ml.LabelEncoder <values_tensor = int32[1] {1}>", "Cast 6"),
         ("ai.onnx.ml.LabelEncoder <keys_floats = [1.0], values_floats = [1.0]>", "Cast 1"),
         ("ai.onnx.ml.LabelEncoder <keys_int64s = [1], values_int64s = [1]>", "Cast 7"),
-        ('ai.onnx.ml.LabelEncoder <values_strings = ["a"]>', "Cast 8"),
         ('ai.onnx.ml.LabelEncoder <classes_strings = ["a"]>', "LabelEncoder"),
         ("com.microsoft.EyeLike", "EyeLike"),
         ("LabelEncoder <values_floats = [1.0]>", "LabelEncoder"),

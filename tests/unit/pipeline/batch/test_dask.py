@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,12 +65,3 @@ def test_a_worker_that_is_killed_midway_loses_no_model(client: Any, src: Path, t
     made = {name: content for name, content in tree(tmp_path / "there").items() if not name.endswith(".tmp")}
     assert made == tree(tmp_path / "here")
     client.restart()
-
-
-def test_the_command_line_finds_a_cluster(client: Any, src: Path, tmp_path: Path) -> None:
-    address = client.scheduler.address.removeprefix("tcp://")
-    list(convert_many(src, out=tmp_path / "here"))
-    command = [sys.executable, "-m", "amp_rewrite", "src", "-o", "found", "-j", address]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.count("ok  ")) == (0, 3), done.stderr
-    assert tree(tmp_path / "found") == tree(tmp_path / "here")

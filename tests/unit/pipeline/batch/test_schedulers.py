@@ -57,7 +57,6 @@ def dask(monkeypatch: pytest.MonkeyPatch, threads: dict[str, int], refusal: Exce
     ("scheduler", "given", "named"),
     [
         ("head:8786", ("head:8786",), {}),
-        ("tls://head:8786", ("tls://head:8786",), {}),
         ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"}),
     ],
 )
