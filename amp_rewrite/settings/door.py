@@ -18,10 +18,7 @@ from amp_rewrite.errors import AmpRewriteError, TrainingError, advice, one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.forms import misfit
 
-_FED = "pass batches that load so, such as a DataLoader"
-_ONE_GRAPH = "leave it out: a step is one graph that onnxruntime runs"
 _TRAINABLE = "it is trainable_variables here, and get_weights() has all values"
-_VALIDATION = "validation data may be batches of any size and number"
 ELSEWHERE: Mapping[str, str] = {
     "lr": "it is learning_rate here",
     "learning_rate": "give it to the optimizer, as in SGD(0.1)",
@@ -29,29 +26,17 @@ ELSEWHERE: Mapping[str, str] = {
     "betas": "they are beta_1 and beta_2 here",
     "eps": "it is epsilon here",
     "nb_epoch": "it is epochs here",
-    "initial_epoch": "it is first_epoch here, and epochs are counted from there",
     "class_weight": "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
     "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
     " and the weights with the data",
-    "validation_freq": "validation data are evaluated after each epoch; steps_per_epoch makes epochs longer",
-    **dict.fromkeys(("validation_batch_size", "validation_steps"), _VALIDATION),
-    **dict.fromkeys(("workers", "use_multiprocessing", "max_queue_size"), _FED),
-    **dict.fromkeys(("run_eagerly", "jit_compile", "steps_per_execution"), _ONE_GRAPH),
+    "run_eagerly": "leave it out: a step is one graph that onnxruntime runs",
     "loss_weights": "a loss is one formula of one output; compute a sum of losses in the model, and name that value",
-    "weighted_metrics": "metrics weigh all rows alike; weigh them in Accuracy.update_state(…, sample_weight=…)",
-    **dict.fromkeys(("dynamic_axes", "dynamic_shapes"), "it is dynamic here, as in dynamic={'input': {0: 'batch'}}"),
-    "opset_version": "it is opset here",
-    "output_names": "it is outputs here",
+    "dynamic_axes": "it is dynamic here, as in dynamic={'input': {0: 'batch'}}",
     "training": "it is training_mode here, and is set when the network is made",
     "provider": "it is providers here, a list of names",
     # attributes
     **dict.fromkeys(("weights", "variables", "trainable_weights", "parameters", "named_parameters"), _TRAINABLE),
     "state_dict": "get_weights() or checkpoint() has the values, save(path) writes them",
-    "load_state_dict": "set_weights(…) or load(path) does it",
-    "save_weights": "save('name.npz') writes weights and state",
-    "load_weights": "load('name.npz') reads them",
-    "summary": "the report of training_step(…) has all parameters, amp_rewrite.report(model) all ops",
-    "train_on_batch": "fit([batch]) makes one step",
     "train": "training_mode=True switches dropout and norms on, when the network is made",
     "eval": "predict and evaluate compute as in evaluation",
     "watch": "all variables of a network are watched",
@@ -62,7 +47,6 @@ ELSEWHERE: Mapping[str, str] = {
     "AUC": "compute it from predict(x), by scikit-learn for example",
     "CrossEntropy": "it is SparseCategoricalCrossentropy for class indices, CategoricalCrossentropy for shares",
     "CrossEntropyLoss": "it is SparseCategoricalCrossentropy(from_logits=True) here",
-    "MSELoss": "it is MeanSquaredError here",
 }
 """Words of Keras and PyTorch that are none here, with what stands for them."""
 

@@ -130,17 +130,6 @@ def all_is_renamed_and_reordered(model: ModelProto, rng: random.Random) -> Model
     return made
 
 
-@rewrite
-def attributes_are_reordered(model: ModelProto, rng: random.Random) -> ModelProto:
-    for node in all_nodes(model.graph.node):
-        stated = list(node.attribute)
-        rng.shuffle(stated)
-        if not list(bodies_of(node)):  # bodies are read in the order of their attributes, which their paths show
-            del node.attribute[:]
-            node.attribute.extend(stated)
-    return model
-
-
 # -- constants -------------------------------------------------------------------------------------------
 
 
@@ -153,27 +142,6 @@ def weights_become_constant_nodes(model: ModelProto, _: random.Random) -> ModelP
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
     replace(model.graph, [*nodes, *model.graph.node])
-    return model if moved else None
-
-
-def tensor_of(node: NodeProto) -> TensorProto | None:
-    for a in node.attribute:
-        if a.name == "value":
-            tensor = TensorProto()
-            tensor.CopyFrom(a.t)
-            tensor.name = node.output[0]
-            return tensor
-    return None
-
-
-@rewrite
-def constant_nodes_become_weights(model: ModelProto, _: random.Random) -> ModelProto | None:
-    held = [(n, t) for n in model.graph.node if n.op_type == "Constant" and (t := tensor_of(n)) is not None]
-    public = interface(model)
-    moved = [(node, tensor) for node, tensor in held if node.output[0] not in public]
-    model.graph.initializer.extend(tensor for _, tensor in moved)
-    gone = {node.output[0] for node, _ in moved}
-    replace(model.graph, [node for node in model.graph.node if not gone & set(node.output)])
     return model if moved else None
 
 
@@ -192,24 +160,6 @@ def each_reader_gets_a_constant_of_its_own(model: ModelProto, _: random.Random) 
             seen.add(read)
     model.graph.initializer.extend(copies)
     return model if copies else None
-
-
-@rewrite
-def equal_constants_become_one(model: ModelProto, _: random.Random) -> ModelProto | None:
-    first: dict[bytes, str] = {}
-    same: dict[str, str] = {}
-    for tensor in list(model.graph.initializer):
-        bare = TensorProto()
-        bare.CopyFrom(tensor)
-        bare.name = ""
-        kept = first.setdefault(bare.SerializeToString(), tensor.name)
-        if kept != tensor.name and tensor.name not in interface(model):
-            same[tensor.name] = kept
-            model.graph.initializer.remove(tensor)
-    for graph in all_graphs(model.graph):
-        for node in graph.node:
-            node.input[:] = [same.get(name, name) for name in node.input]
-    return model if same else None
 
 
 # -- copies and dead code --------------------------------------------------------------------------------
@@ -269,40 +219,6 @@ def element_types(model: ModelProto) -> dict[str, int]:
     }
 
 
-@rewrite
-def identities_stand_before_outputs(model: ModelProto, _: random.Random) -> ModelProto:
-    name = fresh(model, "inner")
-    inner = {formal.name: name() for formal in model.graph.output}
-    for graph in all_graphs(model.graph):
-        for node in graph.node:
-            for side in (node.input, node.output):
-                side[:] = [inner.get(value, value) for value in side]
-    copies = [helper.make_node("Identity", [new], [old]) for old, new in inner.items()]
-    model.graph.node.extend(copies)
-    return model
-
-
-@rewrite
-def copies_are_taken_out(model: ModelProto, _: random.Random) -> ModelProto | None:
-    public = interface(model)
-    copies = {
-        n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity" and n.output[0] not in public
-    }
-    if not copies:
-        return None
-
-    def source(name: str) -> str:
-        return source(copies[name]) if name in copies else name
-
-    for graph in all_graphs(model.graph):
-        for node in graph.node:
-            node.input[:] = [source(name) for name in node.input]
-        for formal in graph.output:
-            formal.name = source(formal.name)
-    replace(model.graph, [node for node in model.graph.node if node.output[0] not in copies])
-    return model
-
-
 def float_results(model: ModelProto) -> list[str]:
     types = element_types(model)
     made = [name for node in model.graph.node for name in node.output]
@@ -329,16 +245,6 @@ def a_dead_cast_rounds_a_value(model: ModelProto, rng: random.Random) -> ModelPr
     if values:
         model.graph.node.append(helper.make_node("Cast", [rng.choice(values)], ["dead"], to=TensorProto.FLOAT16))
     return model if values else None
-
-
-@rewrite
-def dead_code_is_taken_out(model: ModelProto, _: random.Random) -> ModelProto | None:
-    outputs = {formal.name for formal in model.graph.output}
-    before = len(model.graph.node)
-    nodes = list(model.graph.node)
-    read = {name for node in nodes for name in reads(node)} | outputs
-    replace(model.graph, [node for node in nodes if read & set(node.output)])
-    return model if len(model.graph.node) < before else None
 
 
 # -- functions ---------------------------------------------------------------------------------------------
@@ -387,26 +293,6 @@ def defaults_are_stated(model: ModelProto, _: random.Random) -> ModelProto:
 
 
 @rewrite
-def defaults_are_left_out(model: ModelProto, _: random.Random) -> ModelProto:
-    opset = next(o.version for o in model.opset_import if not o.domain)
-    for node in all_nodes(model.graph.node):
-        if node.domain:
-            continue
-        schema = onnx.defs.get_schema(node.op_type, opset, "").attributes
-        kept = [a for a in node.attribute if not schema[a.name].default_value.type or a != schema[a.name].default_value]
-        stated = [a for a in kept if not usual(schema[a.name].default_value, a)]
-        del node.attribute[:]
-        node.attribute.extend(stated)
-    return model
-
-
-def usual(default: AttributeProto, stated: AttributeProto) -> bool:
-    if not default.type or default.type != stated.type:
-        return False
-    return bool(helper.get_attribute_value(default) == helper.get_attribute_value(stated))
-
-
-@rewrite
 def optional_inputs_are_left_out_at_the_end(model: ModelProto, _: random.Random) -> ModelProto | None:
     opset = next(o.version for o in model.opset_import if not o.domain)
     changed = False
@@ -418,14 +304,6 @@ def optional_inputs_are_left_out_at_the_end(model: ModelProto, _: random.Random)
             node.input.append("")
             changed = True
     return model if changed else None
-
-
-@rewrite
-def the_model_went_through_text(model: ModelProto, _: random.Random) -> ModelProto | None:
-    try:
-        return onnx.parser.parse_model(onnx.printer.to_text(model))
-    except onnx.parser.ParseError:  # onnx's printer writes text that its parser does not read
-        return None
 
 
 # -- spellings of one thing --------------------------------------------------------------------------------------
@@ -512,6 +390,16 @@ def bodies_are_stated_in_another_order(model: ModelProto, _: random.Random) -> M
     return model if several else None
 
 
+def tensor_of(node: NodeProto) -> TensorProto | None:
+    for a in node.attribute:
+        if a.name == "value":
+            tensor = TensorProto()
+            tensor.CopyFrom(a.t)
+            tensor.name = node.output[0]
+            return tensor
+    return None
+
+
 @rewrite
 def constants_of_bodies_move_out(model: ModelProto, _: random.Random) -> ModelProto | None:
     moved = list[TensorProto]()
@@ -572,18 +460,6 @@ def inputs_and_outputs_are_reordered(model: ModelProto, _: random.Random) -> Mod
         del ports[:]
         ports.extend(turned)
     return model
-
-
-@rewrite
-def empty_inputs_stand_at_the_end(model: ModelProto, _: random.Random) -> ModelProto | None:
-    opset, changed = next(o.version for o in model.opset_import if not o.domain), False
-    for node in all_nodes(model.graph.node):
-        if not node.domain and onnx.defs.has(node.op_type, opset):
-            formals = onnx.defs.get_schema(node.op_type, opset, "").inputs[len(node.input) :]
-            if formals and all(formal.option.name == "Optional" for formal in formals):
-                node.input.append("")
-                changed = True
-    return model if changed else None
 
 
 @rewrite

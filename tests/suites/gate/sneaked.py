@@ -356,14 +356,6 @@ def functions() -> Iterator[Case]:
                 for code in (one, other)
             ]
             yield Case(f"{attribute} handed in, {one} to {other}", made[0], made[1])
-            made = [
-                parsed(
-                    f"""g (float[4, 4] x) => (float[4, 4] y) {{ [call] y = local.f (x) }}
-                    <domain: "local", opset_import: ["": 21]> f <t: int = {code}> (a) => (b) {{ {body} }}"""
-                )
-                for code in (one, other)
-            ]
-            yield Case(f"{attribute} as a function's default, {one} to {other}", made[0], made[1])
 
 
 HANDED_IN = {
@@ -435,10 +427,7 @@ CONTAINERS: Mapping[str, Callable[[TypeProto], TypeProto]] = {
     "a tensor": lambda t: t,
     "a sequence": helper.make_sequence_type_proto,
     "an optional": helper.make_optional_type_proto,
-    "an optional sequence": lambda t: helper.make_optional_type_proto(helper.make_sequence_type_proto(t)),
     "a map": lambda t: helper.make_map_type_proto(TensorProto.INT64, t),
-    "a sequence of maps": lambda t: helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, t)),
-    "a sequence of sequences": lambda t: helper.make_sequence_type_proto(helper.make_sequence_type_proto(t)),
 }
 
 

@@ -65,7 +65,9 @@ def test_a_rewrite_that_changes_no_precision_is_no_difference(name: str) -> None
         copy.CopyFrom(proto)
         rewritten = REWRITES[name](copy, random.Random(f"{name}{model}"))
         if rewritten is not None:
-            assert diff(report, report_in(Model.load(rewritten))).text(verbose=True) == "no difference\n", model
+            after = report_in(Model.load(rewritten))
+            assert diff(report, after).text(verbose=True) == "no difference\n", model
+            assert diff(after, report).text(verbose=True) == "no difference\n", f"{model}, back"
             ran += 1
     assert ran
 

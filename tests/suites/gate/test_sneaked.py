@@ -30,9 +30,9 @@ LEAST = {
     "casts": 60,
     "constants": 20,
     "quantizers": 180,
-    "functions": 170,
+    "functions": 160,
     "foreign operators": 60,
-    "inputs and outputs": 150,
+    "inputs and outputs": 110,
     "bodies": 50,
     "exchanged branches": 48,
 }

@@ -6,10 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,19 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     repository(Path("src"))
     return tmp_path
-
-
-def test_the_bar_of_a_batch_counts_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = list[tuple[int, int]]()
-
-    @contextmanager
-    def progress(title: str, *, quiet: bool) -> Iterator[Any]:
-        assert title == "3 models"
-        yield None if quiet else lambda done, whole: drawn.append((done, whole))
-
-    monkeypatch.setattr("amp_rewrite.cli.terminal.progress", progress)
-    assert run("src", "-o", "out").exit_code == run("src", "-o", "quiet", "-q").exit_code == 0
-    assert drawn == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_folder_is_converted_with_a_line_for_each_model() -> None:
@@ -85,13 +69,6 @@ def test_a_tolerance_that_is_not_met_is_the_exit_code_one() -> None:
     done = run("src/model.onnx", "-o", "out/", "--data", "d.npz", "--tolerance", "1e-12", "--set", "budget=1")
     assert (done.exit_code, tree(Path("out")) if Path("out").exists() else {}) == (1, {})
     assert "not written: the tolerance is not met" in done.stderr
-
-
-def test_a_dry_run_writes_nothing() -> None:
-    done = run("src", "-o", "out", "--dry-run", "--report", "s.jsonl")
-    assert done.exit_code == 0 and done.stdout.count("ok  src/") == 3
-    assert done.stderr == "3 models would be written\n"
-    assert sorted(path.name for path in Path().iterdir()) == ["src"]
 
 
 @pytest.mark.parametrize(

@@ -65,38 +65,8 @@ def test_nan_on_both_sides_passes_only_where_that_is_meant() -> None:
     assert "note: NaN on both sides counts as equal" in run(*words, "--equal-nan").output
 
 
-def test_what_nobody_compared_is_not_equal_by_equal_nan() -> None:
-    text = NAN_AND_NUMBER.replace("{0, 1}", "{0, 0}")
-    onnx.save(onnx.parser.parse_model(text), "nothing.onnx")
-    words = ("verify", "nothing.onnx", "nothing.onnx", "--random", "--set", "rtol=0", "--equal-nan")
-    assert run(*words).exit_code == 1
-
-
-def test_only_the_parameters_named_are_trained() -> None:
-    assert run("train-step", "cnn.onnx", "--loss", LOSS, "-o", "all.onnx").exit_code == 0
-    assert run("train-step", "cnn.onnx", "--loss", LOSS, "--parameters", "*bias", "-o", "bias.onnx").exit_code == 0
-    everything, few = ({v.name for v in onnx.load(file).graph.input} for file in ("all.onnx", "bias.onnx"))
-    trained = {name for name in onnx_weights("cnn.onnx") if name in everything}
-    assert {name for name in trained if name in few} == {name for name in trained if name.endswith("bias")} != set()
-
-
 def onnx_weights(file: str) -> list[str]:
     return [tensor.name for tensor in onnx.load(file).graph.initializer]
-
-
-def test_a_step_in_training_mode_moves_running_statistics() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] scale = {1, 1}, float[2] bias = {0, 0},
-        float[2] mean = {0, 0}, float[2] var = {1, 1}> {
-        a = MatMul (x, w)
-        y = BatchNormalization (a, scale, bias, mean, var)
-    }"""
-    onnx.save(onnx.parser.parse_model(text), "norm.onnx")
-    words = ("train-step", "norm.onnx", "--loss", "cross_entropy(y, label)")
-    assert run(*words, "-o", "as_it_is.onnx").exit_code == 0
-    assert run(*words, "--training-mode", "-o", "training.onnx").exit_code == 0
-    given = [{v.name for v in onnx.load(f).graph.output} for f in ("as_it_is.onnx", "training.onnx")]
-    assert given[1] - given[0] == {"new/mean", "new/var"}
 
 
 def test_memory_and_profile_are_left_out_of_a_benchmark_on_demand() -> None:

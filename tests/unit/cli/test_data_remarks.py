@@ -35,19 +35,6 @@ def test_labels_in_the_data_are_named_once_on_stderr(words: str) -> None:
     assert (done.exit_code, done.stderr.count(REMARK), "label" in done.stdout) == (0, 1, False), done.output
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "verify net.onnx net.onnx --set rtol=0",
-        "locate net.onnx net.onnx",
-        "convert net.onnx --dry-run --set rtol=1",
-    ],
-)
-def test_comparisons_name_labels_once_among_their_notes(words: str) -> None:
-    done = run(*words.split(), "--data", "d.npz")
-    assert (done.exit_code, done.stdout.count(f"note: {REMARK}"), "label" in done.stderr) == (0, 1, False), done.output
-
-
 def test_an_array_named_like_an_input_is_an_error() -> None:
     np.savez("d.npz", x=np.ones((2, 8), np.float32), X1=np.ones(2), x1=np.ones(2))
     done = run("convert", "net.onnx", "--data", "d.npz")

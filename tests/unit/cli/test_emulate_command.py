@@ -69,11 +69,6 @@ def test_inputs_and_outputs_have_the_types_asked_for(words: list[str], expected:
     assert types("twin.onnx") == expected
 
 
-def test_nothing_is_rounded_if_asked() -> None:
-    assert said(emulate("net.onnx", "--no-rounding", "--io", "float32")) == (0, "", "wrote net.widened.onnx\n")
-    assert ops("net.widened.onnx") == ["Mul", "Mul"]
-
-
 def test_a_model_without_low_types_is_written_as_it_is_and_that_is_said() -> None:
     onnx.save(onnx.parser.parse_model(PLAIN), "plain.onnx")
     assert said(emulate("plain.onnx")) == (

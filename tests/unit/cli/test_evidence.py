@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import onnx
 import pytest
 
 from amp_rewrite import convert, repair
-from amp_rewrite.errors import FeedError, PolicyError
+from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.evidence import Evidence
 from amp_rewrite.reports.report import Report
@@ -60,22 +58,6 @@ def test_the_line_that_saves_inputs_is_python(name: str, model: str) -> None:
     _, line, _ = closing(model, "--no-check")
     eval(line.removeprefix("your inputs: ").replace("…", "BATCH['x']"), {"np": np, "BATCH": BATCH})
     assert run("verify", model, "net.float16.onnx", "--data", "batches.npz", "--tolerance", "1").exit_code == 0
-
-
-def test_given_data_are_not_asked_for_again(model: str) -> None:
-    Path("d.npz").rename("batches.npz")
-    lines = closing(model, "--data", "batches.npz")
-    assert not any(line.startswith("your inputs") for line in lines)
-    assert lines[-1].startswith("next: ")
-
-
-def test_the_next_command_runs_as_it_is_printed(model: str) -> None:
-    Path("a folder").mkdir()
-    Path(model).rename("a folder/my net.onnx")
-    np.savez("batches.npz", x=BATCH["x"])
-    *_, command = closing("a folder/my net.onnx", "-o", "its out.onnx")
-    done = run(*shlex.split(command.removeprefix("next: amp-rewrite ")))
-    assert (done.exit_code, done.stderr) == (0, "wrote its out.onnx\n")
 
 
 def test_the_next_command_keeps_all_options_and_names_a_second_file_as_output(model: str) -> None:
@@ -129,24 +111,7 @@ def test_the_report_holds_the_evidence_and_reads_it_back(model: str) -> None:
     assert "evidence" not in json.loads(plain.to_json())  # left out, as every default: old reports load
 
 
-def test_ranges_in_python_are_evidence_too(model: str) -> None:
-    from amp_rewrite import calibrate
-
-    report = convert(model, ranges=calibrate(model, {"x": BATCH["x"]}), target="onnx").report
-    assert (report.evidence.level, report.evidence.batches, report.evidence.random) == ("guarded", 1, False)
-
-
 # -- tolerances ---------------------------------------------------------------------------------------------
-
-
-def test_a_tolerance_is_the_metric_scaled_with_a_bound() -> None:
-    assert criterion(tolerance=0.01) == criterion(metric="scaled=0.01")
-
-
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_a_tolerance_that_every_result_or_none_keeps_is_refused(bad: float) -> None:
-    with pytest.raises(PolicyError, match=r"tolerance=.*: use a finite number, 0 or more"):
-        criterion(tolerance=bad)
 
 
 # -- smoke tests --------------------------------------------------------------------------------------------
@@ -194,13 +159,6 @@ def test_the_report_names_the_settings_that_a_file_changed(model: str) -> None:
     assert "  config   to = bfloat16, from ./amp.toml\n" in head
     assert json.loads(Path("r.json").read_text())["model"]["config"] == "to = bfloat16, from ./amp.toml"
     assert "  config   to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
-
-
-def test_a_file_that_changes_nothing_is_not_named(model: str) -> None:
-    Path("amp.toml").write_text('to = "bfloat16"\n')
-    assert "  config " not in run(model, "--dry-run", "--to", "float16").stdout
-    Path("amp.toml").write_text('to = "float16"\n')
-    assert "  config " not in run(model, "--dry-run").stdout
 
 
 def test_no_folder_of_a_settings_file_is_in_a_report(model: str, folder: Path) -> None:

@@ -10,7 +10,6 @@ import onnx.parser
 import pytest
 
 import amp_rewrite
-from amp_rewrite.settings.choices import Target
 from unit.cli.test_cli import TEXT, run
 
 HELP = "see 'amp-rewrite {} --help'\n"
@@ -75,12 +74,6 @@ def test_a_setting_is_what_the_file_and_the_keyword_are() -> None:
     report = amp_rewrite.convert(NET, safety="none").report
     assert json.loads(by_word)["rows"] == json.loads(by_file)["rows"] == json.loads(report.to_json())["rows"]
     assert json.loads(by_word)["model"]["safety"] == "none"
-
-
-@pytest.mark.parametrize(("word", "target"), [("cuda", "ort-cuda"), ("GPU", "ort-cuda"), ("trt", "tensorrt")])
-def test_targets_have_short_names(word: str, target: str) -> None:
-    assert Target.parse(word).value == target
-    assert f"  target   {target}\n" in run(NET, "--dry-run", "--target", word).stdout
 
 
 @pytest.mark.parametrize(

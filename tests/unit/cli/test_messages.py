@@ -25,10 +25,6 @@ def test_a_missing_shell_is_answered_with_the_shells() -> None:
     assert run("completion").stderr.startswith("error: Missing argument 'bash|zsh|fish', as in `")
 
 
-def test_a_file_in_another_case_is_suggested() -> None:
-    assert "no such file: NET.ONNX" in run("NET.ONNX").stderr
-
-
 def test_a_report_in_place_of_ranges_is_recognized() -> None:
     assert run(NET, "--dry-run", "--report", "r.json").exit_code == 0
     with pytest.raises(EvidenceError) as refused:

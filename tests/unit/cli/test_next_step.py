@@ -16,11 +16,8 @@ import pytest
 import amp_rewrite
 from amp_rewrite import View, calibrate, convert, repair
 from amp_rewrite.deploy.checkup import on_cpu
-from amp_rewrite.errors import options_spelled
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.files.model import Model
-from amp_rewrite.reports.evidence import Evidence
 from amp_rewrite.reports.sources import report_in
 from amp_rewrite.reports.summary import next_command
 from amp_rewrite.runtime.kernels import load_kernels
@@ -165,19 +162,6 @@ def test_in_python_the_step_is_a_call_where_there_is_no_file() -> None:
     assert next_command(report_in(Model.load(source))) == ""
 
 
-def test_a_report_that_is_read_has_no_step(folder: Path) -> None:
-    onnx.save(needy(layers=2, needs=(1,)), "model.onnx")
-    run("model.onnx", "-o", "low.onnx", "--report", "report.json")
-    told = run("report", "report.json").stdout
-    assert "checked on 1 random batch " in told and "next: " not in told
-
-
-def test_errors_name_the_tolerances_to_start_with() -> None:
-    usual = "1e-2 for float16, 8e-2 for bfloat16"
-    with options_spelled(()), pytest.raises(ValueError, match=usual):
-        criterion()
-
-
 # -- errors in the unit of the criterion ----------------------------------------------------------------------
 
 
@@ -194,14 +178,3 @@ def test_the_evidence_is_in_the_unit_of_the_criterion(near: dict[str, Any], unit
     evidence = repair(needy(layers=2, needs=(1,)), {"x": BATCH["x"]}, **near).report.evidence
     assert f", {unit}" in str(evidence)
     assert ("output's largest value" in str(evidence)) == ("tolerance" in near)
-
-
-def test_the_reason_of_a_pin_states_the_unit_of_its_error() -> None:
-    found = repair(needy(layers=2, needs=(1,)), {"x": BATCH["x"]}, tolerance=1e-3)
-    assert found.regions
-    assert all(re.search(r"adds a relative error of \S+$", region.because) for region in found.regions)
-
-
-def test_evidence_of_older_reports_reads_as_before() -> None:
-    told = Evidence(level="verified", data="d.npz", batches=1, criterion="x", error="0.01")
-    assert ", largest error 0.01 of an output's largest value, " in str(told)

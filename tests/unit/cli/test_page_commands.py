@@ -62,21 +62,3 @@ def test_a_page_is_refused_before_the_work(model: str, command: str, option: str
         assert (done.exit_code, done.stderr) == (2, f"error: {fact}\n")
         assert files() == before
     assert Path("old.html").read_text() == "old"
-
-
-def test_a_page_in_the_place_of_a_model_is_named_as_one(model: str) -> None:
-    run("report", model, "-o", "net.html")
-    done = run("report", "net.html")
-    fact = "net.html is a web page, not an ONNX model; name the model that it shows, or its JSON report"
-    assert (done.exit_code, done.stderr) == (2, f"error: {fact}\n")
-
-
-@pytest.mark.parametrize(("name", "option"), [("report", "-o"), ("convert", "--report")])
-def test_a_link_in_a_circle_is_no_other_file(model: str, name: str, option: str) -> None:
-    try:
-        Path("circle.html").symlink_to("circle.html")
-    except OSError:
-        pytest.skip("the system makes no links")
-    done = run(name, model, option, "circle.html")
-    assert done.exit_code == 0, done.output
-    assert Path("circle.html").read_text("utf-8").startswith("<!doctype html>")

@@ -84,22 +84,6 @@ def test_without_an_output_they_go_to_a_file_beside_the_model(folder: Path) -> N
     assert run("calibrate", "sub/net.onnx", "--data", "d.npz", "--overwrite").exit_code == 0
 
 
-def test_values_that_overflow_come_first_and_are_counted(folder: Path) -> None:
-    np.savez("loud.npz", x=np.full((2, 4), 1e5, np.float32))
-
-    done = run("calibrate", "net.onnx", "--data", "loud.npz", "-o", "r.json")
-
-    assert (done.exit_code, done.stdout[: len(LOUD)]) == (0, LOUD)
-
-
-def test_the_type_comes_from_the_command_line_or_the_settings(folder: Path) -> None:
-    Path("amp.toml").write_text('to = "bfloat16"\n')
-
-    for more, to in (((), "bfloat16"), (("--to", "f16"), "float16")):
-        run("calibrate", "net.onnx", "--data", "d.npz", "-o", "r.json", "--overwrite", *more)
-        assert Ranges.load("r.json").to == to
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from amp_rewrite.cli import program
 from amp_rewrite.cli.commands.explain import described
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, RULES, Rule
-from amp_rewrite.errors import PatternError
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import Row
@@ -57,11 +56,6 @@ def test_cases_of_a_rule_have_models_of_their_own() -> None:
     assert set(fact["cases"]) == {"accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean"}
     assert set(fact["models"]) == {"hit", "near"} and fact["models"] == fact["cases"]["accumulators"]
     assert "--json explains ops of a model" in run("accumulators", "--json").stderr
-
-
-def test_a_name_like_no_other_is_refused_with_the_way_to_all() -> None:
-    with pytest.raises(PatternError, match="`amp-rewrite explain rules` lists all"):
-        described("?")
 
 
 def test_an_unknown_name_is_a_usage_error_with_the_nearest() -> None:

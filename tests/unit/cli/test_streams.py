@@ -77,15 +77,6 @@ def test_a_second_file_that_exists_is_never_replaced(more: tuple[str, ...]) -> N
     assert Path("other.onnx").read_bytes() == b"mine"
 
 
-def test_suggested_commands_quote_names() -> None:
-    Path("my net.onnx").write_bytes(b"mine")
-    said = run(NET, "my net.onnx").stderr
-    assert "`amp-rewrite diff net.onnx 'my net.onnx'` compares" in said and "`-o 'my net.onnx' --overwrite`" in said
-    assert run(NET, "$x y").stderr.startswith(
-        "error: '$x y' is not the name of an .onnx file; to write there, use -o '$x"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -140,20 +131,9 @@ def test_folders_go_again_where_nothing_was_written(words: tuple[str, ...]) -> N
     assert files() == [NET, "temporary"]
 
 
-def test_a_name_that_ends_with_a_slash_is_a_folder() -> None:
-    assert run("emulate", NET, "-o", "a/b/").stderr.startswith("error: a/b/ is a folder; name a file in it")
-    assert run(NET, "a/b/").stderr == f"error: a/b/ is a folder; name a file in it{HELP}"
-
-
 @pytest.mark.parametrize("words", [(NET, "-o", ""), (NET, ""), ("convert", "")])
 def test_an_empty_name_is_refused(words: tuple[str, ...]) -> None:
     assert run(*words).stderr == f"error: the name of the file is empty; name a file{HELP}"
-
-
-def test_ranges_are_not_written_under_the_name_of_a_model() -> None:
-    said = run("calibrate", NET, "--random", "-o", "ranges.onnx").stderr
-    assert said == "error: cannot write ranges.onnx: ranges are JSON, not a model; use the suffix .json\n"
-    assert files() == [NET, "temporary"]
 
 
 @pytest.mark.parametrize("words", [("-",), ("report", "-"), (NET, "-o", "-"), ("emulate", NET, "-o", "-")])

@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 from amp_rewrite.cli import terminal
-from amp_rewrite.decide.reasons import KINDS, remarked
+from amp_rewrite.decide.reasons import remarked
 from amp_rewrite.errors import Finding
 from amp_rewrite.reports.render import WIDTH, table
 from support.paths import ROOT
@@ -74,29 +74,8 @@ def test_a_report_fits_the_terminal_and_breaks_no_word(width: int) -> None:
     assert any(line.startswith(f"next: amp-rewrite {BERT} --dry-run --data") for line in lines)  # whole, to be copied
 
 
-@needs_a_terminal
-def test_other_tables_fit_the_terminal_too(folder: Path) -> None:
-    onnx.save(needy(layers=2), "a model with a very long name, as exporters give them.onnx")
-    (name,) = (file.name for file in folder.iterdir())
-    for words in (("verify", name, name, "--random", "--tolerance", "1"), ("explain",), ("explain", "rules")):
-        lines = unstyled(on_a_terminal(60, *words)).splitlines()
-        assert [line for line in lines if len(line) > 60 and " " in line.strip()] == [], words
-
-
 def columns_of(line: str) -> int:
     return sum(2 if c in "层入力" else 0 if c == "\u0301" else 1 for c in line)
-
-
-def test_columns_of_wide_characters_and_marks_are_aligned() -> None:
-    lines = table([("层入力", "1", "x"), ("e\u0301tat", "22", "x"), ("plain", "333", "x")], right=" >")
-    assert {columns_of(line) for line in lines} == {16}
-    token = WIDTH.set(30)
-    try:
-        lines = table([("层" * 12, "入力 " * 12), ("plain", "力" * 30)])
-    finally:
-        WIDTH.reset(token)
-    assert max(map(columns_of, lines)) <= 30
-    assert "".join(lines).count("入力") == 12 and "\0" not in "".join(lines)
 
 
 def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> None:
@@ -161,13 +140,6 @@ def test_the_environment_decides_about_colors(
     assert terminal.colored(Terminal()) == colored
 
 
-def test_a_pipe_gets_colors_only_if_asked(folder: Path) -> None:
-    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    words = ("none.onnx", "--dry-run")
-    assert "\x1b" not in shell(*words, env=plain).stderr
-    assert "\x1b" in shell(*words, env={**plain, "FORCE_COLOR": "1"}).stderr
-
-
 # -- words --------------------------------------------------------------------------------------------------
 
 
@@ -183,13 +155,6 @@ def test_a_finding_says_what_happened_what_it_means_and_what_to_do(capsys: pytes
         "warning: flushed: w: 1 of 9 nonzero values become 0 (and 1 more of this kind) · these weights are lost"
         " · --data shows what the outputs lose\n"
     )
-
-
-def test_the_glossary_has_the_words_that_say_least() -> None:
-    page = (ROOT / "docs" / "reference" / "glossary.md").read_text("utf-8")
-    words = set(re.findall(r"\*(.+?)\*", page))
-    assert {"baked", "unpainted", "selected", "untapped", "kernel gate", "raised", "region"} <= words
-    assert {"saturated", "flushed", "widened"} <= KINDS.keys() & words
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,6 @@ def test_verify_can_be_quiet_and_can_print_json() -> None:
     )
 
 
-@emulated
-def test_verify_takes_metrics_and_what_runs_the_models() -> None:
-    words = ("verify", "full.onnx", "half.onnx", "--data", "large.npz", "--metric", "cosine=0.999")
-    assert outcome(*words)[0] == 1
-    code, stdout, _ = outcome(*words, "--no-emulate")
-    assert (code, "cosine at least 0.999" in stdout, f"half.onnx: float16 on {CPU}\n" in stdout) == (0, True, True)
-
-
 def test_verify_compares_the_outputs_asked_for() -> None:
     words = ("verify", "wide.onnx", "wide.onnx", "--data", "small.npz", "--set", "rtol=0")
     assert outcome(*words)[1].endswith("ok: 6 values compared in 2 outputs and 1 batch\n")

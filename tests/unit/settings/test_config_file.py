@@ -20,10 +20,6 @@ def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
     return file
 
 
-def test_without_file_variables_and_options_the_defaults_hold(tmp_path: Path) -> None:
-    assert settings({}, {}, folder=tmp_path) == Request()
-
-
 def test_a_file_sets_every_option(tmp_path: Path) -> None:
     file = written(
         tmp_path,
@@ -85,12 +81,6 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     )
     assert settings({"level": "default"}, environ, folder=tmp_path).level == "default"
     assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)
-
-
-def test_an_option_that_says_no_wins_over_a_file_that_says_yes(tmp_path: Path) -> None:
-    written(tmp_path, "external_data = true\n")
-
-    assert settings({"external_data": False}, {}, folder=tmp_path).external_data is False
 
 
 def test_the_environment_gives_level_and_lists() -> None:

@@ -106,16 +106,6 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["['vit'", "vit.layers", "{'vit': 1}", "[3, None, '']", "1 +", "['vit', {[]}]", "[1is 1]", "[" * 9999]
-)
-def test_scopes_that_are_no_list_of_text_are_none(text: str) -> None:
-    model = onnx.parser.parse_model(LOOP)
-    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=text)
-    with pytest.raises(PatternError, match="matches nothing"):
-        names(View.of(Model.load(model)), "scope=vit*")
-
-
-@pytest.mark.parametrize(
     ("pattern", "message"),
     [
         (
