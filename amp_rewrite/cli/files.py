@@ -16,7 +16,7 @@ from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError, option_of
 from amp_rewrite.files.disk import url_of
 from amp_rewrite.settings.option import Progress
-from amp_rewrite.settings.request import CRITERION, KEYWORDS
+from amp_rewrite.settings.request import CRITERION
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
@@ -252,9 +252,8 @@ def convert_guided(
     """Convert a model by the settings, guarded or repaired by their data."""
     from amp_rewrite.files.model import Model
 
-    options = {name: getattr(settings, name) for name in KEYWORDS}
     source = Model.load(model) if guided.data else None
     feed = None if source is None else guided.feed(source)
     for note in feed.notes if feed is not None and not guided.criterion else ():  # a verdict has them, too
         terminal.talk(note, quiet=quiet)
-    return guided.convert(source or model, options, feed, tell)
+    return guided.convert(source or model, settings.keywords, feed, tell)

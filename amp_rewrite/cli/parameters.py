@@ -266,10 +266,6 @@ MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedbac
 """Options and keys of a conversion that data guides."""
 
 
-def keywords(settings: Request) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in KEYWORDS}
-
-
 def explicit(given: dict[str, Any]) -> Collection[str]:
     """Return the names of the settings on the command line."""
     own = [name for name, value in given.items() if name in SETTINGS and value not in (None, ())]

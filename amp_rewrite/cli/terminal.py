@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -40,15 +41,7 @@ def colored(stream: TextIO) -> bool:
 
 def columns(stream: TextIO) -> int | None:
     """Return the width of a terminal; None for other streams, and for a terminal of unknown width."""
-    if not stream.isatty():
-        return None
-    stated = os.environ.get("COLUMNS", "")
-    if stated.isdecimal() and int(stated):
-        return int(stated)
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or None
-    except OSError:
-        return None
+    return shutil.get_terminal_size((0, 0)).columns or None if stream.isatty() else None
 
 
 def show(text: str, *, commands: bool = False) -> None:

@@ -205,36 +205,33 @@ LARGEST_SHIFT = 24
 """Exponent of a shift beyond which float16 keeps nothing of what float32 tells apart."""
 
 Shift = str | int
+Opset = str | int
+AUTO_OPSET, KEEP_OPSET = "auto", "keep"
 
 
 def parse_shift(spelling: Shift) -> Shift:
     """Return "auto", "none" or a number. PolicyError for other text, and for a useless exponent."""
-    word = str(spelling).strip().lower()
-    if word in (AUTO_SHIFT, NO_SHIFT) and isinstance(spelling, str):
-        return word
-    if not word.isdecimal() or not 1 <= int(word) <= LARGEST_SHIFT:
-        hint = f"use auto, none or an exponent from 1 to {LARGEST_SHIFT}"
-        raise PolicyError(f"cannot shift by {spelling!r}; {hint}")
-    return int(word)
-
-
-AUTO_OPSET, KEEP_OPSET = "auto", "keep"
-
-Opset = str | int
+    return _word_or_number(spelling, (AUTO_SHIFT, NO_SHIFT), range(1, LARGEST_SHIFT + 1), "cannot shift by")
 
 
 def parse_opset(spelling: Opset) -> Opset:
     """Return "auto", "keep" or a number. PolicyError for other text, and for an opset out of reach."""
-    if isinstance(spelling, str) and spelling in (AUTO_OPSET, KEEP_OPSET):
+    words = AUTO_OPSET, KEEP_OPSET
+    if spelling in words:
         return spelling
     from onnx.defs import onnx_opset_version  # late: most conversions stay at the opset of the model
 
-    newest = onnx_opset_version()
-    word = str(spelling)
-    if not word.isdecimal() or not OLDEST_MOVED <= int(word) <= newest:
-        raise PolicyError(
-            f"cannot move a model to opset {spelling!r}; use auto, keep or a number from {OLDEST_MOVED} to {newest}"
-        )
+    numbers = range(OLDEST_MOVED, onnx_opset_version() + 1)
+    return _word_or_number(spelling, words, numbers, "cannot move a model to opset")
+
+
+def _word_or_number(spelling: str | int, words: tuple[str, ...], numbers: range, what: str) -> str | int:
+    word = str(spelling).strip().lower()
+    if word in words:
+        return word
+    if not word.isdecimal() or int(word) not in numbers:
+        legal = f"use {', '.join(words)} or a number from {numbers[0]} to {numbers[-1]}"
+        raise PolicyError(f"{what} {spelling!r}; {legal}")
     return int(word)
 
 

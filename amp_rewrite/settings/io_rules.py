@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PatternError, PolicyError, advice, spelled
+from amp_rewrite.errors import PatternError, PolicyError, advice
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN, ValueId, View
 from amp_rewrite.settings.selectors import advice_on, matches_nothing
@@ -64,7 +64,7 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if rule.names.fullmatch(view.value_name(v))]
         if rule.strict and not matched and not (rule.cache and _has_caches(view)):
-            matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates], to))
+            matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates]))
         kept = rule.dtype is DType.FLOAT and not rule.strict
         chosen.update((v, None if kept else rule.dtype or to) for v in matched)
     return {v: dtype for v, dtype in sorted(chosen.items()) if dtype not in (None, view.dtype(v))}
@@ -75,16 +75,11 @@ def _has_caches(view: View) -> bool:
     return any(_CACHE.fullmatch(view.value_name(value)) for value in (*main.inputs, *main.outputs))
 
 
-def _nothing_matched(rule: IoRule, names: Sequence[str], to: DType) -> str:
+def _nothing_matched(rule: IoRule, names: Sequence[str]) -> str:
     there = f"there are: {', '.join(names[:5]) or 'none'}"
-    if rule.cache:
-        own = spelled("io", f"GLOB={to.spelling}")
-        return (
-            f"io {rule.text!r}: no float32 input or output is named as a key-value cache, such as past_key_values.0.key"
-            f" or present.0.key; name yours with {own} ({there})"
-        )
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    return f"io {rule.text!r}: no float32 {kind} is named {rule.glob!r}; {advice_on(rule.glob, names, there)}"
+    like = "as a key-value cache" if rule.cache else repr(rule.glob)
+    return f"io {rule.text!r}: no float32 {kind} is named {like}; {advice_on(rule.glob, names, there)}"
 
 
 def _io_rule(text: str) -> IoRule:

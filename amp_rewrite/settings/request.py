@@ -358,6 +358,11 @@ class Request:
         return (self.placement or usual) == "mincut"
 
     @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of an equal conversion."""
+        return {name: getattr(self, name) for name in KEYWORDS}
+
+    @property
     def settings(self) -> dict[str, str]:
         """Spellings of the options for report and metadata."""
         usual = Request(to=self.to, target=self.target)._served()

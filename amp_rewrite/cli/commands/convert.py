@@ -89,7 +89,7 @@ def convert(
     for word in ("jobs", "resume"):
         if getattr(run, word):
             raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and -o FOLDER")
-    target = _destination(model, out, output)
+    target = _destination(out, output)
     settings = parameters.in_force(given)
     guided = guidance(settings, shapes, explicit)
     target = target or beside(model, f"{settings.to.spelling}.onnx")
@@ -182,7 +182,7 @@ def _typed(guided: Guidance, named: list[str], settings: Request) -> str:
     return shlex.join(["amp-rewrite", *words, *added]) if added else ""
 
 
-def _destination(model: Path, out: tuple[str, ...], output: str | None) -> Path | None:
+def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
     """Return the output: the second file or -o. UsageError if the second file may be an input."""
     if len(out) > 1 or (out and output is not None):
         raise click.UsageError("convert writes one model to a file; several go to a folder, as in -o FOLDER/")
@@ -190,14 +190,9 @@ def _destination(model: Path, out: tuple[str, ...], output: str | None) -> Path 
     if word is None:
         return None
     path = file_named(word, written=True)
-    read, typed = shlex.quote(str(model)), shlex.quote(word)
-    if out and os.path.lexists(path):
-        raise click.UsageError(
-            f"{word} exists, so it may be an input or the output; `amp-rewrite diff {read} {typed}`"
-            f" compares them, `-o {typed} --overwrite` replaces it, and `-o FOLDER/` converts both into a folder"
-        )
-    if out and path.suffix.lower() != ".onnx":
-        raise click.UsageError(f"{word!r} is not the name of an .onnx file; to write there, use -o {typed}")
+    if out and (os.path.lexists(path) or path.suffix.lower() != ".onnx"):
+        fact = "exists, and may be an input" if os.path.lexists(path) else "is not the name of an .onnx file"
+        raise click.UsageError(f"{word!r} {fact}; to write there, use -o {shlex.quote(word)}")
     return path
 
 
@@ -249,7 +244,7 @@ def convert_batch(
             guidance=guided,
             summary=file,
         ),
-        parameters.keywords(settings),
+        settings.keywords,
     )
     worst, done, failed = 0, 0, 0
     try:

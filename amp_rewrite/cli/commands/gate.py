@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ class _GatedFile:
         """Accept the failures in the file beside it, and return the new state."""
         words = self.delta.summary() if self.delta is not None and self.differs else ""
         expect = tuple(outcome.expected for outcome in self.failed)
-        Acceptance(_Accepted(base, words, expect), self.report).write(self.file)
+        Acceptance(base, words, expect, self.report).write(self.file)
         return replace(self, differs=False, failed=(), accepted=(*filter(None, (words,)), *map(str, self.failed)))
 
     def text(self, fail_on: Collection[str], *, github: bool, verbose: bool) -> str:
@@ -158,8 +158,8 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
         differs = False
         words.append(delta.summary() if delta is not None else "")
     if failed and accepted and accepted.covers(report):
-        words.extend(str(outcome) for outcome in failed if outcome.expected in accepted.accepted.expect)
-        failed = tuple(outcome for outcome in failed if outcome.expected not in accepted.accepted.expect)
+        words.extend(str(outcome) for outcome in failed if outcome.expected in accepted.expect)
+        failed = tuple(outcome for outcome in failed if outcome.expected not in accepted.expect)
     return _GatedFile(file, report, delta, differs, failed, tuple(words))
 
 
@@ -174,19 +174,12 @@ def place_of(file: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _Accepted:
-    """The accepted differences in words, the waived expectations, and the commit that both were seen against."""
+class Acceptance:
+    """What is accepted of a file: its differences from a commit in words, waived expectations, and its report."""
 
     base: str
     differences: str
     expect: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """What is accepted of a file, and its report."""
-
-    accepted: _Accepted
     report: Report
 
     @classmethod
@@ -207,7 +200,8 @@ class Acceptance:
 
     def write(self, file: Path) -> None:
         """Write the acceptance beside a file, whole or not at all."""
-        text = f'{{\n"accepted": {json.dumps(asdict(self.accepted))},\n"report": {self.report.to_json().rstrip()}\n}}\n'
+        said = json.dumps({"base": self.base, "differences": self.differences, "expect": self.expect})[:-1]
+        text = f'{said},\n"report": {self.report.to_json().rstrip()}\n}}\n'
         write_file(place_of(file), text, "nothing was accepted")
 
     def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:

@@ -13,7 +13,7 @@ from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.settings.option import PRECISION
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.request import PAINTING, SETTINGS, Request
 
 # -- calibrate -----------------------------------------------------------------------------------------------
 
@@ -174,9 +174,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
 
 
 def _step_settings(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
-    from amp_rewrite.settings.request import PAINTING
-
-    own = {name: given.pop(name) for name in _OWN}
+    own = {name: given.pop(name) for name in [*given] if name not in (*SETTINGS, "settings", "config")}
     explicit = parameters.explicit(given)
     settings = parameters.in_force(given)
     asked = {name: value for name, value in own.items() if value not in (None, ())}
@@ -186,19 +184,6 @@ def _step_settings(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
     lowers = Policy(asked["policy"]).lowers is not None
     painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in explicit}
     return asked | {name: value for name, value in painting.items() if value != getattr(Request(), name)}, settings
-
-
-_OWN = (
-    "loss",
-    "optimizer",
-    "loss_scale",
-    "policy",
-    "parameters",
-    "freeze",
-    "micro_batches",
-    "training_mode",
-)
-"""Options of a training step alone."""
 
 
 def _loss_scale(text: str) -> float | str | None:
