@@ -55,17 +55,13 @@ def test_json_stands_alone_on_stdout() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (
-            ("full.onnx",),
-            "error: no input data; add --data FILE, or --random; see 'amp-rewrite bench --help'",
+    {
+        "full.onnx": "error: no input data; add --data FILE, or --random; see 'amp-rewrite bench --help'",
+        "--data x.npz": (
+            "error: Missing argument 'A [B]...', as in `amp-rewrite bench model.onnx model.float16.onnx --random`"
         ),
-        (
-            ("--data", "x.npz"),
-            "error: Missing argument 'A [B]...', as in `amp-rewrite bench model.onnx model.float16.onnx --random`",
-        ),
-    ],
+    }.items(),
 )
-def test_what_is_wrong_is_said_before_anything_runs(words: tuple[str, ...], said: str) -> None:
-    code, out, err = outcome(*words)
+def test_what_is_wrong_is_said_before_anything_runs(words: str, said: str) -> None:
+    code, out, err = outcome(*words.split())
     assert (code, out, err.rstrip()) == (2, "", said)

@@ -157,26 +157,19 @@ def test_explain_says_what_convert_would_say_with_the_same_ranges(model: str) ->
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (("--set", "rtol=0.1"), "--set rtol needs input data; add --data FILE, and --tolerance X to repair"),
-        (("--metric", "cosine=0.9"), "--metric needs input data; add --data FILE, and --tolerance X to repair"),
-        (
-            ("--set", "budget=3", "--data", "d.npz"),
-            "--set budget needs input data; add --data FILE, and --tolerance X to repair",
+    {
+        "--set rtol=0.1": "--set rtol needs input data; add --data FILE, and --tolerance X to repair",
+        "--metric cosine=0.9": "--metric needs input data; add --data FILE, and --tolerance X to repair",
+        "--set budget=3 --data d.npz": "--set budget needs input data; add --data FILE, and --tolerance X to repair",
+        "--set headroom=3": "--set headroom needs input data; add --data FILE, and --tolerance X to repair",
+        "--ranges r.json --data d.npz": (
+            "--ranges and --data both give ranges; leave one out, or add --tolerance X to repair"
         ),
-        (("--set", "headroom=3"), "--set headroom needs input data; add --data FILE, and --tolerance X to repair"),
-        (
-            ("--ranges", "r.json", "--data", "d.npz"),
-            "--ranges and --data both give ranges; leave one out, or add --tolerance X to repair",
-        ),
-        (
-            ("--shape", "x=1,2", "--data", "d.npz"),
-            "--shape describes random input; leave it out, or the data",
-        ),
-    ],
+        "--shape x=1,2 --data d.npz": "--shape describes random input; leave it out, or the data",
+    }.items(),
 )
-def test_options_that_contradict_or_lack_each_other_are_misuse(model: str, words: tuple[str, ...], said: str) -> None:
-    done = run(model, *words)
+def test_options_that_contradict_or_lack_each_other_are_misuse(model: str, words: str, said: str) -> None:
+    done = run(model, *words.split())
 
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == f"error: {said}; see 'amp-rewrite convert --help'\n"
@@ -185,33 +178,20 @@ def test_options_that_contradict_or_lack_each_other_are_misuse(model: str, words
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (
-            ("--data", "d.npz", "--set", "headroom=1"),
+    {
+        "--data d.npz --set headroom=1": (
             "--set headroom: a headroom of 1 leaves nothing to spare; use a number above 1, as in 2;"
-            " see 'amp-rewrite convert --help'",
+            " see 'amp-rewrite convert --help'"
         ),
-        (
-            ("--data", "d.npz", "--set", "rtol=-1"),
-            "--set rtol=-1.0: use a finite number, 0 or more",
-        ),
-        (
-            ("--data", "d.npz", "--set", "rtol=1", "--set", "budget=0"),
-            "a budget of 0 trials finds nothing; use 1 or more",
-        ),
-        (
-            ("--ranges", "none.json"),
-            "cannot read none.json: No such file or directory; name a file that calibrate wrote",
-        ),
-        (("--data", "-o"), "--data needs a value, and -o is an option; see 'amp-rewrite convert --help'"),
-        (
-            ("--data", "none.npz"),
-            "cannot read none.npz: there is no such file; name a .npz file, or a folder of .npz files",
-        ),
-    ],
+        "--data d.npz --set rtol=-1": "--set rtol=-1.0: use a finite number, 0 or more",
+        "--data d.npz --set rtol=1 --set budget=0": "a budget of 0 trials finds nothing; use 1 or more",
+        "--ranges none.json": "cannot read none.json: No such file or directory; name a file that calibrate wrote",
+        "--data -o": "--data needs a value, and -o is an option; see 'amp-rewrite convert --help'",
+        "--data none.npz": "cannot read none.npz: there is no such file; name a .npz file, or a folder of .npz files",
+    }.items(),
 )
-def test_values_that_make_no_sense_are_told_in_one_line(model: str, words: tuple[str, ...], said: str) -> None:
-    done = run(model, *words)
+def test_values_that_make_no_sense_are_told_in_one_line(model: str, words: str, said: str) -> None:
+    done = run(model, *words.split())
 
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
     assert files() == ["d.npz", "net.onnx"]

@@ -59,13 +59,13 @@ def test_the_twin_is_written_beside_the_model() -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (["--io", "same"], ["FLOAT16", "BFLOAT16", "FLOAT16", "BFLOAT16"]),
-        (["--io", "float32"], ["FLOAT", "FLOAT", "FLOAT", "FLOAT"]),
-    ],
+    {
+        "--io same": ["FLOAT16", "BFLOAT16", "FLOAT16", "BFLOAT16"],
+        "--io float32": ["FLOAT", "FLOAT", "FLOAT", "FLOAT"],
+    }.items(),
 )
-def test_inputs_and_outputs_have_the_types_asked_for(words: list[str], expected: list[str]) -> None:
-    assert said(emulate("net.onnx", "-o", "twin.onnx", *words)) == (0, "", "wrote twin.onnx\n")
+def test_inputs_and_outputs_have_the_types_asked_for(words: str, expected: list[str]) -> None:
+    assert said(emulate("net.onnx", "-o", "twin.onnx", *words.split())) == (0, "", "wrote twin.onnx\n")
     assert types("twin.onnx") == expected
 
 
@@ -100,29 +100,22 @@ def test_weights_go_where_they_are_asked_to_go() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["gone.onnx"], "cannot read gone.onnx: No such file or directory"),
-        ([], "Missing argument 'MODEL', as in `amp-rewrite emulate model.float16.onnx`"),
-        (
-            ["net.onnx", "--io", "low"],
-            "Invalid value for '--io': unknown word 'low'; use one of numpy, same, float32; see 'amp-rewrite emulate",
+    {
+        "gone.onnx": "cannot read gone.onnx: No such file or directory",
+        "": "Missing argument 'MODEL', as in `amp-rewrite emulate model.float16.onnx`",
+        "net.onnx --io low": (
+            "Invalid value for '--io': unknown word 'low'; use one of numpy, same, float32; see 'amp-rewrite emulate"
         ),
-        (
-            ["net.onnx", "--rounding"],
-            "no such option --rounding; did you mean --no-rounding? See 'amp-rewrite emulate",
-        ),
-        (
-            ["net.onnx", "-o", "net.onnx/out.onnx"],
-            "cannot make the folder net.onnx: File exists; name another output",
-        ),
-        (["net.onnx", "-o", "net.onnx"], "net.onnx exists; name another output, or replace it with --overwrite"),
-        (["empty.onnx"], "empty.onnx is empty; export or download it again"),
-    ],
+        "net.onnx --rounding": "no such option --rounding; did you mean --no-rounding? See 'amp-rewrite emulate",
+        "net.onnx -o net.onnx/out.onnx": "cannot make the folder net.onnx: File exists; name another output",
+        "net.onnx -o net.onnx": "net.onnx exists; name another output, or replace it with --overwrite",
+        "empty.onnx": "empty.onnx is empty; export or download it again",
+    }.items(),
 )
-def test_a_mistake_is_said_in_one_line_and_leaves_nothing(words: list[str], message: str) -> None:
+def test_a_mistake_is_said_in_one_line_and_leaves_nothing(words: str, message: str) -> None:
     Path("empty.onnx").touch()
     before = sorted(path.name for path in Path().iterdir())
-    done = emulate(*words)
+    done = emulate(*words.split())
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1

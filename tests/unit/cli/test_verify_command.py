@@ -111,42 +111,29 @@ NOTHING_FED = "no input data; add --data FILE, or --random"
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (
-            ("verify", "full.onnx", "half.onnx", "--data", "small.npz"),
+    {
+        "verify full.onnx half.onnx --data small.npz": (
             "no criterion for the outputs; add --tolerance X, or --metric NAME=X;"
             " start with a tolerance of 1e-2 for float16, 8e-2 for bfloat16;"
-            " see 'amp-rewrite verify --help'",
+            " see 'amp-rewrite verify --help'"
         ),
-        (
-            ("verify", "full.onnx", "half.onnx", "--set", "rtol=1"),
-            f"{NOTHING_FED}; see 'amp-rewrite verify --help'",
+        "verify full.onnx half.onnx --set rtol=1": f"{NOTHING_FED}; see 'amp-rewrite verify --help'",
+        "verify full.onnx half.onnx --data small.npz --metric snr": (
+            "--metric snr has no finite number as its bound; write --metric snr=40, say"
         ),
-        (
-            ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--metric", "snr"),
-            "--metric snr has no finite number as its bound; write --metric snr=40, say",
+        "verify full.onnx half.onnx --data small.npz --set rtol=1 --only z": "full.onnx has no output 'z'; it has 'y'",
+        "verify full.onnx gone.onnx --data small.npz --set rtol=1": "cannot read gone.onnx: No such file or directory",
+        "locate full.onnx half.onnx": f"{NOTHING_FED}; see 'amp-rewrite locate --help'",
+        "locate full.onnx wide.onnx --data small.npz --top 0": (
+            "Invalid value for '--top': 0 is not in the range x>=1; see 'amp-rewrite locate --help'"
         ),
-        (
-            ("verify", "full.onnx", "half.onnx", "--data", "small.npz", "--set", "rtol=1", "--only", "z"),
-            "full.onnx has no output 'z'; it has 'y'",
+        "locate full.onnx wide.onnx --data small.npz": (
+            "no value of the two models matches: their ops have neither names nor structure in common"
         ),
-        (
-            ("verify", "full.onnx", "gone.onnx", "--data", "small.npz", "--set", "rtol=1"),
-            "cannot read gone.onnx: No such file or directory",
-        ),
-        (("locate", "full.onnx", "half.onnx"), f"{NOTHING_FED}; see 'amp-rewrite locate --help'"),
-        (
-            ("locate", "full.onnx", "wide.onnx", "--data", "small.npz", "--top", "0"),
-            "Invalid value for '--top': 0 is not in the range x>=1; see 'amp-rewrite locate --help'",
-        ),
-        (
-            ("locate", "full.onnx", "wide.onnx", "--data", "small.npz"),
-            "no value of the two models matches: their ops have neither names nor structure in common",
-        ),
-    ],
+    }.items(),
 )
-def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> None:
-    assert outcome(*words) == (2, "", f"error: {message}\n")
+def test_mistakes_are_told_in_one_line(words: str, message: str) -> None:
+    assert outcome(*words.split()) == (2, "", f"error: {message}\n")
 
 
 LOCATED = """\
