@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -31,9 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(*words: str) -> tuple[int, str, str]:
-    # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
-    separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    result = CliRunner(**separate).invoke(program, ["bench", *words])
+    result = CliRunner().invoke(program, ["bench", *words])
     return result.exit_code, result.stdout, result.stderr
 
 

@@ -1,7 +1,6 @@
 """The command line: exact output, where it goes, and exit codes."""
 
 import contextlib
-import inspect
 import json
 import os
 import re
@@ -52,9 +51,7 @@ def model(folder: Path) -> str:
 
 
 def run(*words: str) -> Result:
-    # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
-    separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    return CliRunner(**separate).invoke(program, words)
+    return CliRunner().invoke(program, words)
 
 
 def files(folder: str = ".") -> list[str]:

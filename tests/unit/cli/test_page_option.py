@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -48,9 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(*words: str) -> tuple[int, str, str]:
-    # click before 8.2 mixes the two streams unless it is told not to; later ones cannot
-    separate: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    result = CliRunner(**separate).invoke(program, words)
+    result = CliRunner().invoke(program, words)
     return result.exit_code, result.stdout, result.stderr
 
 
