@@ -177,13 +177,6 @@ class Benchmark(Result):
         latencies = ", ".join(f"{entry.name} {_ms(entry.latency.median)} ms" for entry in self.entries)
         return f"{latencies} on {self.provider}"
 
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the latencies of each model, in seconds, and its peak memory."""
-        for entry in self.entries:
-            timed = {"median": entry.latency.median, "p5": entry.latency.p5, "p95": entry.latency.p95}
-            factors = {f"vs {name}": speed_up.factor for name, speed_up in entry.speed_ups.items()}
-            yield {"model": entry.name, **timed, "with copies": entry.copies.median, "memory": entry.memory, **factors}
-
     @property
     def baselines(self) -> tuple[str, ...]:
         """Return the names of the baselines."""

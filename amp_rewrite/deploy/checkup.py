@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import onnx.defs
@@ -61,10 +61,6 @@ class Checkup(Result):
             lacks = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
             return "no obstacle in the model; its values were not seen" + "; this machine has no GPU" * lacks
         return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the checks as dictionaries."""
-        return map(asdict, self.checks)
 
     def text(self) -> str:
         """Return a line per check, followed by its remedy if any."""

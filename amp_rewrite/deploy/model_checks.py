@@ -29,7 +29,7 @@ from amp_rewrite.ir.op_classes import HEAVY, QUANTIZERS
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.reports.match import RowGraph
+from amp_rewrite.reports.match import live
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.rows import FLOATING, Totals
@@ -156,7 +156,7 @@ def type_of(source: Model) -> Check:
     """Return the real types of a model, of ops and of weights."""
     view = inventory_view(source)
     report = report_of(view)
-    rows = [report.rows[at] for at in RowGraph(report).live]
+    rows = [report.rows[at] for at in live(report)]
     floats = Counter(row.dtype for row in rows if row.dtype in FLOATING)
     quantized = any(op.kind in QUANTIZERS for op in view.ops) or report.totals.integer_ops > 0
     named = [dtype for dtype, _ in floats.most_common()]

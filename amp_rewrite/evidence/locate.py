@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
@@ -57,10 +57,6 @@ class Located(Result):
         """Both models, and the op of the first jump."""
         where = f"the error first jumps at {self.first_jump.op}" if self.first_jump else _CALM
         return f"{self.candidate} against {self.reference}: {where}"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows as dictionaries."""
-        return map(asdict, self.rows)
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
         """Return the ops with the largest local error, in topological order among equals."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,10 +82,6 @@ class Ranges(Result):
         """Model, type, and numbers of values and batches."""
         seen = f"{count(len(self.values), 'value')} in {count(self.batches, 'batch', 'batches')}"
         return f"{self.model} for {self.to}: {seen}"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the ranges as dictionaries, each with its value."""
-        return ({"value": name, **asdict(range_)} for name, range_ in self.values.items())
 
     def figures(self) -> Sequence[Figure]:
         """Return the magnitudes along the depth, against the bands of the low types."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -99,10 +99,6 @@ class Verdict(Result):
     def brief(self) -> str:
         """Verdict and reason."""
         return f"{'ok' if self.ok else 'failed'}: {self.because}"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows as dictionaries."""
-        return map(_encoded, self.rows)
 
     def figures(self) -> Sequence[Figure]:
         """Return the scores of the outputs, against the limit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -83,15 +83,11 @@ class Converted(Result):
         """Return the report as JSON."""
         return self.report.to_json()
 
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows of the report."""
-        return self.report.records()
-
-    def figures(self) -> Sequence[Figure]:
-        """Return the figures of the report, with the modules and the work of its model."""
+    def figures(self, command: str | None = None) -> Sequence[Figure]:
+        """Return the figures of the report, with the modules and the work of its model; `command` as in `text`."""
         from amp_rewrite.reports.page.report_figures import report_figures  # late: most conversions are not drawn
 
-        return report_figures(self.report, self.view)
+        return report_figures(self.report, self.view, command)
 
     @cached_property
     def model(self) -> ModelProto:

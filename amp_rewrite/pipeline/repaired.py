@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -157,10 +157,6 @@ class Repaired(Result):
         pinned = count(len(self.regions), "region") if self.regions else "no region"
         return f"{self.report.brief}; {pinned} pinned, {'' if self.solved else 'not '}within tolerance"
 
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows of the report."""
-        return self.report.records()
-
     def to_json(self) -> str:
         """Return outcome, pinned regions, trials, ranges, verdict and report as JSON. Ends with a newline.
 
@@ -177,9 +173,9 @@ class Repaired(Result):
         }
         return json.dumps(parts, indent=1) + "\n"
 
-    def figures(self) -> Sequence[Figure]:
-        """Return the summary, the scores of the outputs, the ranges, and the graph."""
-        figures = self.converted.figures()
+    def figures(self, command: str | None = None) -> Sequence[Figure]:
+        """Return the summary, the scores of the outputs, the ranges, and the graph; `command` is the next step."""
+        figures = self.converted.figures(command)
         return (*figures[:1], *self.verdict.figures(), *self.ranges.figures(), *figures[1:])
 
     def text(self, *, verbose: bool = False) -> str:

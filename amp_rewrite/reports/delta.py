@@ -5,29 +5,25 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.reports.render import annotation, count, cut, markdown_table, plain, table
 from amp_rewrite.reports.result import Result
-from amp_rewrite.reports.rows import CastChange, Change, Marked
+from amp_rewrite.reports.rows import CastChange, Change, ReportData
 
 if TYPE_CHECKING:
+    from amp_rewrite.ir.view import View
     from amp_rewrite.reports.page.page import Figure
 
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"
 """The word of a check for ops that are float32 in B alone: raised, or added in float32."""
-_MARKDOWN_ROWS = 200
 _MARKDOWN_LIMIT = 60_000  # a comment on GitHub holds 65536 characters
 _MARKDOWN_CELL = 200
-_MARKDOWN_HEAD = ("change", "op", "type", "dtype", "why")
-_HEAD_LINES = 2
-_UNSUMMED = 20
-"""Differences that need no sums by type above their table."""
-_ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the rest
+_ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others
 _SHOWN = 8
 """Lines of the summary per kind of difference."""
 
@@ -45,7 +41,8 @@ class Delta(Result):
         alike: number of ops that compute the same from the same ops.
         ops: number of ops of the larger model.
         unrelated: True if so few are alike that these are two models, not two versions of one.
-        marked: model B with its changes, for a page; None for a difference that was made by hand.
+        report: that of B, for a page; None for a difference that was made by hand.
+        view: model B, for a page, where it is there.
     """
 
     a: str
@@ -56,17 +53,13 @@ class Delta(Result):
     alike: int = field(default=0, compare=False)
     ops: int = field(default=0, compare=False)
     unrelated: bool = field(default=False, compare=False)
-    marked: Marked | None = field(default=None, compare=False)
+    report: ReportData | None = field(default=None, compare=False)
+    view: View | None = field(default=None, compare=False)
 
     @property
     def brief(self) -> str:
         """Both models, and the differences in one line."""
         return f"{self.a} → {self.b}: {self.summary()}"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the changes, then those of casts, as dictionaries."""
-        yield from map(asdict, self.changes)
-        yield from ({"kind": f"cast {c.sign}", "name": c.value, "op": "Cast", **asdict(c)} for c in self.casts)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -100,9 +93,16 @@ class Delta(Result):
         """Return the changes as a table, and model B as a graph with its changes."""
         from amp_rewrite.reports.page.report_figures import changes_figure, marked_graph  # late: few runs draw
 
-        graphs = () if self.marked is None else (marked_graph(self.marked, self.changes, self.b),)
-        vertices = () if self.marked is None else self.marked.vertices
-        return (changes_figure(list(self._rows()), self.counts, self.settings, vertices), *graphs)
+        vertices = [change.vertex for change in self._ordered()]
+        table = changes_figure(self.summary(), self._rows(), self.settings, vertices)
+        if self.report is None:
+            return (table,)
+        by_vertex: dict[int, list[Change]] = {}
+        for change in self.changes:
+            if change.vertex is not None:
+                by_vertex.setdefault(change.vertex, []).append(change)
+        added = (cast.place for cast in self.casts if cast.place is not None)
+        return table, marked_graph(self.report, self.view, by_vertex, added)
 
     def summary(self) -> str:
         """Return one line: "2 lowered, 1 added, casts +3 -1"; "no difference"."""
@@ -112,7 +112,7 @@ class Delta(Result):
             parts.append("casts " + " ".join(f"{sign}{signs[sign]}" for sign in "+-" if signs[sign]))
         return ", ".join(parts) or "no difference"
 
-    def to(self, form: str, fail_on: Collection[str] | None = None, *, verbose: bool | None = None) -> str:
+    def to(self, form: str, fail_on: Collection[str] | None = None, *, verbose: bool = False) -> str:
         """Return the differences in one form.
 
         Args:
@@ -126,29 +126,24 @@ class Delta(Result):
             return self.github(fail_on)
         return {"json": self.to_json, "markdown": self.markdown}[form]()
 
-    def text(self, *, verbose: bool | None = None) -> str:
-        """Return the differences as text, with each op. Ends with a newline.
-
-        Args:
-            verbose: None: one line for unrelated models; False: a summary by type, for a terminal; True: each op.
-        """
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the differences as text: a summary by type, or with `verbose` each op. Ends with a newline."""
         if not self.differs:
             return "no difference\n"
+        strangers = f"{self.a} and {self.b} are unrelated models: {self.alike} of {count(self.ops, 'op')} agree"
         if self.unrelated and not verbose:
-            return f"{self._strangers()}; --verbose compares them anyway\n"
-        lines = [self._strangers()] if self.unrelated else []
+            return plain(f"{strangers}; --verbose compares them anyway") + "\n"
+        lines = [plain(strangers)] if self.unrelated else []
         lines += [self.summary(), *table([(f"{name}:", f"{a} → {b}") for name, a, b in self.settings])]
-        if verbose is False:
-            return "\n".join([*lines, *self._by_type()]) + "\n"
-        for kind, group in self._by_kind().items():
-            lines += ["", kind, *table([(c.title, c.op, f"{c.types}  {c.variable}".rstrip(), c.why) for c in group])]
-        if self.casts:
-            rows = [(c.sign, c.scope + c.value, f"{c.before} → {c.after}", c.why) for c in self.casts]
-            lines += ["", "casts", *table(rows)]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *(self._each() if verbose else self._by_type())]) + "\n"
 
-    def _strangers(self) -> str:
-        return plain(f"{self.a} and {self.b} are unrelated models: {self.alike} of {count(self.ops, 'op')} agree")
+    def _each(self) -> Iterator[str]:
+        for kind, group in self._by_kind().items():
+            yield from ("", kind)
+            yield from table([(c.title, c.op, f"{c.types}  {c.variable}".rstrip(), c.why) for c in group])
+        if self.casts:
+            yield from ("", "casts")
+            yield from table([(c.sign, c.scope + c.value, f"{c.before} → {c.after}", c.why) for c in self.casts])
 
     def _by_type(self) -> Iterator[str]:
         """Yield a table for each kind: how many ops of a type changed in the same way, the most frequent first."""
@@ -168,26 +163,21 @@ class Delta(Result):
 
     def to_json(self) -> str:
         """Return everything as JSON, in a stable order. Ends with a newline."""
-        document = asdict(replace(self, marked=None)) | {"schema": 1, "counts": dict(self.counts)}
-        del document["marked"]
-        document["differs"] = self.differs
+        document = {name: getattr(self, name) for name in ("a", "b", "alike", "ops", "unrelated", "differs")}
+        document |= {"schema": 1, "counts": dict(self.counts)}
+        document["changes"] = [_encoded(change, "vertex") for change in self.changes]
+        document["casts"] = [_encoded(cast, "place") for cast in self.casts]
         document["settings"] = {name: [a, b] for name, a, b in self.settings}
         return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def markdown(self) -> str:
-        """Return a section for a comment on a pull request: sums by type, and each op. Ends with a newline."""
+        """Return a section for a comment on a pull request, with each op that fits. Ends with a newline."""
         lines = [f"**Precision: {self.summary()}**"]
-        rows = list(self._rows())
-        if len(rows) > _UNSUMMED:
-            sums = Counter((kind, op, types) for kind, _, op, types, _ in rows).most_common(_SHOWN)
-            cells = [[cut(cell, _MARKDOWN_CELL) for cell in (str(number), *key)] for key, number in sums]
-            lines += ["", *markdown_table(("number", "change", "type", "dtype"), cells)]
-        head, *body = [[cut(cell, _MARKDOWN_CELL) for cell in row] for row in (_MARKDOWN_HEAD, *rows[:_MARKDOWN_ROWS])]
-        kept = _fitting(markdown_table(head, body), _MARKDOWN_LIMIT - sum(len(line) + 1 for line in lines))
+        rows = [[cut(cell, _MARKDOWN_CELL) for cell in row] for row in self._rows()]
         if rows:
-            lines += ["", *kept]
-        if len(rows) > (shown := len(kept) - 2):
-            lines += ["", f"… and {len(rows) - shown} more."]
+            lines += ["", *_fitting(markdown_table(("change", "op", "type", "dtype", "why"), rows))]
+            left = len(rows) - (len(lines) - 4)
+            lines += ["", f"… and {left} more."] if left else []
         return "\n".join(lines) + "\n"
 
     def github(self, fail_on: Collection[str] | None = None) -> str:
@@ -196,31 +186,39 @@ class Delta(Result):
         Args:
             fail_on: as in `fails`: empty means every kind; None means that no kind fails.
         """
-        lines: list[str] = []
-        for kind, group in self._by_kind().items():
-            errors = [c for c in group if fail_on is not None and _fails_on(c, fail_on or KINDS)]
-            for level, some in (("error", errors), ("warning", [c for c in group if c not in errors])):
-                texts = [(f"{kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()) for c in some]
-                lines += _annotations(level, kind, texts)
-        texts = [(f"cast {c.sign} {c.value}", f"{c.before} → {c.after} {c.why}".rstrip()) for c in self.casts]
-        failed = fail_on is not None and (not fail_on or "casts" in fail_on)
-        lines += _annotations("error" if failed else "warning", "casts", texts)
+        failing = () if fail_on is None else fail_on or KINDS
+        marks: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
+        for c in self._ordered():
+            title, words = f"{c.kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()
+            marks["error" if _fails_on(c, failing) else "warning"].append((title, words))
+        for cast in self.casts:
+            words = f"{cast.before} → {cast.after} {cast.why}".rstrip()
+            marks["error" if "casts" in failing else "warning"].append((f"cast {cast.sign} {cast.value}", words))
+        lines = [line for level, texts in marks.items() for line in _annotations(level, texts)]
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
-        for group in self._by_kind().values():
-            yield from ((c.kind, c.title, c.op, c.types, c.why) for c in group)
+        yield from ((c.kind, c.title, c.op, c.types, c.why) for c in self._ordered())
         yield from ((f"cast {c.sign}", c.scope + c.value, "Cast", f"{c.before} → {c.after}", c.why) for c in self.casts)
+
+    def _ordered(self) -> Iterator[Change]:
+        return (change for group in self._by_kind().values() for change in group)
 
     def _by_kind(self) -> dict[str, list[Change]]:
         groups = {kind: [change for change in self.changes if change.kind == kind] for kind in KINDS}
         return {kind: group for kind, group in groups.items() if group}
 
 
-def _fitting(lines: Sequence[str], room: int) -> list[str]:
-    """Return the head of a Markdown table and as many of its lines as have room, in bytes."""
+def _encoded(change: Change | CastChange, but: str) -> dict[str, object]:
+    encoded = asdict(change)
+    del encoded[but]
+    return encoded
+
+
+def _fitting(lines: Sequence[str]) -> list[str]:
+    """Return the head of a Markdown table and as many of its lines as a comment has room for, in bytes."""
     ends = accumulate(len(line.encode()) + 1 for line in lines)
-    return [line for i, (line, end) in enumerate(zip(lines, ends, strict=True)) if i < _HEAD_LINES or end <= room]
+    return [line for i, (line, end) in enumerate(zip(lines, ends, strict=True)) if i < 2 or end <= _MARKDOWN_LIMIT]
 
 
 def _fails_on(change: Change, kinds: Collection[str]) -> bool:
@@ -228,8 +226,8 @@ def _fails_on(change: Change, kinds: Collection[str]) -> bool:
     return change.kind in kinds or (FLOAT32 in kinds and float32)
 
 
-def _annotations(level: str, kind: str, texts: list[tuple[str, str]]) -> Iterator[str]:
+def _annotations(level: str, texts: Sequence[tuple[str, str]]) -> Iterator[str]:
     for title, message in texts[:_ANNOTATIONS]:
         yield annotation(level, message, {"title": title})
     if len(texts) > _ANNOTATIONS:
-        yield annotation(level, f"and {len(texts) - _ANNOTATIONS} more {kind}", {"title": kind})
+        yield annotation(level, f"and {len(texts) - _ANNOTATIONS} more", {})

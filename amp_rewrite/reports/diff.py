@@ -8,9 +8,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.delta import KINDS, Delta
-from amp_rewrite.reports.match import RowGraph, matched, paired
+from amp_rewrite.reports.match import live, live_casts, match, paired
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import NO_ROW, CastChange, CastRow, Change, Marked, PortRow, Row
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, CastChange, CastRow, Change, Row
 from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.request import STATED
 
@@ -21,8 +21,6 @@ _RELATED, _NAMESAKES = 0.25, 0.05
 """Share of the larger model's ops that two versions of one model have in common at least, and with equal names of
 inputs and outputs. Of the shipped models, 436 of 442 pairs of different architectures have less, and all 310 pairs of
 one and what a conversion made of it have more."""
-_Placed = tuple[Change, int | None]
-"""A change and its vertex in B: rows, then inputs, then outputs; None for what B lacks."""
 
 
 @gc_paused()
@@ -48,34 +46,37 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
         True
     """
     (a, _), (b, view) = report_and_view(a), report_and_view(b)
-    mine, theirs = RowGraph(a), RowGraph(b)
-    to_b = dict(matched(mine, theirs))
+    mine, theirs = live(a), live(b)
+    to_b = dict(match(a, b))
     kept = set(to_b.values())
-    placed: list[_Placed] = [*_port_changes(a, b)]
-    placed += [(change, j) for i, j in to_b.items() for change in _changes(a.rows[i], b.rows[j])]
-    placed += [(_one_sided("added", b.rows[j]), j) for j in theirs.live if j not in kept]
-    placed += [(_one_sided("removed", a.rows[i]), None) for i in mine.live if i not in to_b]
-    placed.sort(key=lambda one: KINDS.index(one[0].kind))
-    casts = list(_cast_changes(mine, theirs, to_b))
-    alike, ops = _alike(mine, theirs, to_b), max(len(mine.live), len(theirs.live))
+    changes = [*_port_changes(a, b, mine, theirs)]
+    changes += [change for i, j in to_b.items() for change in _changes(a.rows[i], b.rows[j], j)]
+    changes += [_added(b.rows[j], j) for j in theirs if j not in kept]
+    changes += [_removed(a.rows[i]) for i in mine if i not in to_b]
+    changes.sort(key=lambda change: KINDS.index(change.kind))
+    alike, ops = _alike(a, b, to_b), max(len(mine), len(theirs))
     least = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
     return Delta(
         a.model.name,
         b.model.name,
-        tuple(change for change, _ in placed),
-        tuple(change for change, _ in casts),
+        tuple(changes),
+        tuple(_cast_changes(a, b, to_b)),
         _settings(a, b),
         alike=alike,
         ops=ops,
         unrelated=ops >= _FEWEST and alike < least * ops,
-        marked=Marked(b, view, [vertex for _, vertex in placed], [at for _, at in casts]),
+        report=b,
+        view=view,
     )
 
 
-def _alike(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> int:
-    read = [[to_b.get(read, read) if read >= 0 else NO_ROW for read in a.reads[i]] for i in to_b]
-    also = [[read if read >= 0 else NO_ROW for read in b.reads[j]] for j in to_b.values()]
-    return sum(one == other for one, other in zip(read, also, strict=True))
+def _alike(a: Report, b: Report, to_b: Mapping[int, int]) -> int:
+    """Return the number of pairs that read the same pairs."""
+
+    def read(report: Report, row: int, names: Mapping[int, int]) -> list[int]:
+        return [names.get(source, source) if source >= 0 else NO_ROW for source in report.rows[row].reads]
+
+    return sum(read(a, i, to_b) == read(b, j, {}) for i, j in to_b.items())
 
 
 def _interface(report: Report) -> set[str]:
@@ -88,13 +89,13 @@ _Move = tuple[str, str, str]
 """Of what something changed, and its types before and after."""
 
 
-def _changes(before: Row, after: Row) -> Iterator[Change]:
+def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
     """Yield the first change of each kind."""
     moves = [*_main_moves(before, after), *_slot_moves(before, after)]
     types = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
     former = before.path if before.path != after.path else ""
     for kind, (variable, was, now) in (dict(_attribute_moves(before, after)) | types).items():
-        yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why)
+        yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why, vertex)
 
 
 def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
@@ -144,67 +145,71 @@ def _kind(was: str, now: str) -> str:
     return "lowered" if ranks[1] < ranks[0] else "raised"
 
 
-def _one_sided(kind: str, row: Row) -> Change:
-    types = {"after": row.dtype} if kind == "added" else {"before": row.dtype}
-    return Change(kind, row.path, row.op, row.scope, why=row.why if kind == "added" else "", **types)
+def _added(row: Row, vertex: int) -> Change:
+    return Change("added", row.path, row.op, row.scope, after=row.dtype, why=row.why, vertex=vertex)
+
+
+def _removed(row: Row) -> Change:
+    return Change("removed", row.path, row.op, row.scope, before=row.dtype)
 
 
 # -- inputs, outputs, casts, settings ------------------------------------------------------------------------
 
 
-def _port_changes(a: Report, b: Report) -> Iterator[_Placed]:
+def _port_changes(a: Report, b: Report, mine: Collection[int], theirs: Collection[int]) -> Iterator[Change]:
     first = len(b.rows)
-    for what, mine, theirs in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
-        pairs = paired(mine, theirs)
+    used = [{read for i in rows for read in report.rows[i].reads} for report, rows in ((a, mine), (b, theirs))]
+    for what, before, after in (("graph input", a.inputs, b.inputs), ("graph output", a.outputs, b.outputs)):
+        pairs = paired(before, after)
         for i, j in pairs:
-            was, now = mine[i].dtype, theirs[j].dtype
+            was, now = before[i].dtype, after[j].dtype
             if was != now:
-                former = mine[i].name if mine[i].name != theirs[j].name else ""
-                yield Change(_kind(was, now), theirs[j].name, what, before=was, after=now, was=former), first + j
+                former = before[i].name if before[i].name != after[j].name else ""
+                name = after[j].name
+                yield Change(_kind(was, now), name, what, before=was, after=now, was=former, vertex=first + j)
         kept = {i for i, _ in pairs}, {j for _, j in pairs}
-        for i, port in enumerate(mine):
-            if i not in kept[0] and _used(port, what):
-                yield Change("removed", port.name, what, before=port.dtype), None
-        for j, port in enumerate(theirs):
-            if j not in kept[1] and _used(port, what):
-                yield Change("added", port.name, what, after=port.dtype), first + j
-        first += len(theirs)
+        for i, port in enumerate(before):
+            if i not in kept[0] and (what == "graph output" or FIRST_INPUT - i in used[0]):
+                yield Change("removed", port.name, what, before=port.dtype)
+        for j, port in enumerate(after):
+            if j not in kept[1] and (what == "graph output" or FIRST_INPUT - j in used[1]):
+                yield Change("added", port.name, what, after=port.dtype, vertex=first + j)
+        first += len(after)
 
 
-def _used(port: PortRow, what: str) -> bool:
-    return bool(port.reads) or what == "graph output"
-
-
-def _cast_changes(a: RowGraph, b: RowGraph, to_b: Mapping[int, int]) -> Iterator[tuple[CastChange, int | None]]:
-    mine = _casts(a, {i: ("both", j) for i, j in to_b.items()})
-    theirs = _casts(b, {j: ("both", j) for j in to_b.values()})
+def _cast_changes(a: Report, b: Report, to_b: Mapping[int, int]) -> Iterator[CastChange]:
+    mine, theirs = _casts(a, to_b), _casts(b, {j: j for j in to_b.values()})
     extra = [cast for key, group in theirs.items() for cast in group[len(mine.get(key, ())) :]]
     missing = [cast for key, group in mine.items() for cast in group[len(theirs.get(key, ())) :]]
-    renamed = _loose(cast for _, cast in extra) & _loose(cast for _, cast in missing)
+    renamed = _loose(extra) & _loose(missing)
     for sign, casts in (("+", extra), ("-", missing)):
         quiet = Counter(renamed)
         for place, cast in casts:
-            if cast.after == NO_ROW and quiet[cast.from_, cast.to] > 0:
+            if cast.after < 0 and quiet[cast.from_, cast.to] > 0:
                 quiet[cast.from_, cast.to] -= 1
             else:
-                change = CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason)
-                yield change, place if sign == "+" else None
+                at = place if sign == "+" else None
+                yield CastChange(sign, cast.value, cast.from_, cast.to, cast.scope, cast.reason, at)
 
 
-def _loose(casts: Iterable[CastRow]) -> Counter[tuple[str, str]]:
+_Cast = tuple[int, CastRow]
+"""A cast with its position."""
+
+
+def _loose(casts: Iterable[_Cast]) -> Counter[tuple[str, str]]:
     """Return the types of casts of constants and inputs: pairs of them are one cast under two names."""
-    return Counter((cast.from_, cast.to) for cast in casts if cast.after == NO_ROW)
+    return Counter((cast.from_, cast.to) for _, cast in casts if cast.after < 0)
 
 
-def _casts(graph: RowGraph, identity: Mapping[int, Hashable]) -> dict[Hashable, list[tuple[int, CastRow]]]:
-    groups: dict[Hashable, list[tuple[int, CastRow]]] = defaultdict(list)
-    for place, cast in enumerate(graph.report.casts):
-        if cast.origin != "folded" and not cast.dead and cast.from_ != cast.to:
-            after = graph.source(cast.after)
-            source: Hashable = (cast.scope, cast.value)
-            if after >= 0:
-                source = (identity.get(after, (id(graph), after)), cast.slot)
-            groups[source, cast.from_, cast.to].append((place, cast._replace(after=max(after, NO_ROW))))
+def _casts(report: Report, names: Mapping[int, int]) -> dict[Hashable, list[_Cast]]:
+    """Return casts by what they cast: a result of a pair, of a row of one report alone, or a named value."""
+    groups: dict[Hashable, list[_Cast]] = defaultdict(list)
+    for place, cast in live_casts(report):
+        source: Hashable = (cast.scope, cast.value)
+        if cast.after >= 0:
+            own = names.get(cast.after)
+            source = ((id(report), cast.after) if own is None else own, cast.slot)
+        groups[source, cast.from_, cast.to].append((place, cast))
     return groups
 
 

@@ -28,14 +28,14 @@ class Chain:
 
     `alike` are the paths of other ops by that name whose types have the same reasons. `input`: the input of the model
     that was asked for, whose readers are explained; `rows` is empty if no op reads it. `shift`: the exponent k if the
-    op makes its results times 2⁻ᵏ, with words about the region.
+    op makes its results times 2⁻ᵏ.
     """
 
     asked: str
     rows: tuple[Row, ...]
     alike: tuple[str, ...] = ()
     input: PortRow | None = None
-    shift: tuple[int, str] | None = None
+    shift: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,14 +59,6 @@ class Explanation(Result):
         heads = [f"{row.path} {row.dtype}{f' ({row.rule})' if row.rule else ''}" for row in firsts]
         return plain(f"{self.model}: {shortened(heads) or 'no op'}")
 
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the steps as dictionaries."""
-        return (
-            {"asked": chain.asked, "step": i, **_encoded(row)}
-            for chain in self.chains
-            for i, row in enumerate(chain.rows)
-        )
-
     def text(self) -> str:
         """Return the reasons, step by step. Ends with a newline."""
         return "\n".join(self._chains())
@@ -86,7 +78,7 @@ class Explanation(Result):
                 else:
                     lines += _step(row, first=not i)
                 if chain.shift is not None and not i:
-                    lines.append(f"    shifted: it makes its results times 2^{-chain.shift[0]}{chain.shift[1]}")
+                    lines.append(f"    shifted: it makes its results times 2^{-chain.shift}")
                 if chain.alike and not i:
                     lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
@@ -97,7 +89,7 @@ class Explanation(Result):
         chains = [
             {"asked": chain.asked, "alike": chain.alike, "steps": [_encoded(row) for row in chain.rows]}
             | ({} if chain.input is None else {"input": {"name": chain.input.name, "dtype": chain.input.dtype}})
-            | ({} if chain.shift is None else {"shift": chain.shift[0]})
+            | ({} if chain.shift is None else {"shift": chain.shift})
             for chain in self.chains
         ]
         return json.dumps({"schema": 1, "model": self.model, "chains": chains}, indent=1) + "\n"
@@ -149,14 +141,8 @@ def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Ma
         row = report.rows[op]
         groups.setdefault((row.dtype, row.rule, row.color, row.source, row.reason, shifts.get(op)), []).append(op)
     for first, *others in groups.values():
-        shift = (shifts[first], _region(report, shifts[first])) if first in shifts else None
-        yield Chain(name, _behind(report, first), tuple(report.rows[op].path for op in others), port, shift)
-
-
-def _region(report: ReportData, exponent: int) -> str:
-    regions = [row for row in report.shifts if row.exponent == exponent]
-    largest = max(regions, key=lambda row: row.absmax, default=None)
-    return "" if largest is None else f", since {largest.value!r} goes up to {largest.absmax:g}"
+        alike = tuple(report.rows[op].path for op in others)
+        yield Chain(name, _behind(report, first), alike, port, shifts.get(first))
 
 
 def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
@@ -199,27 +185,22 @@ def _types(row: Row) -> str:
 def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[Sequence[int], PortRow | None]:
     """Return the rows of a name, and the input of the model by that name; ops take precedence over values."""
     rows = report.positions(name)
-    if len(rows) > 1 and all(report.rows[i].name == name or report.rows[i].path == name for i in rows):
-        paths = [report.rows[i].path for i in rows]
-        unique = len(set(paths)) == len(paths)
-        ways = [repr(path) if unique else f"#{i} ({report.rows[i].op})" for i, path in zip(rows, paths, strict=True)]
-        raise PatternError(f"{report.model.name}: {len(rows)} ops are named {name!r}; ask for {' or '.join(ways)}")
+    twins = [i for i in rows if name in (report.rows[i].name, report.rows[i].path)]
+    if len(twins) > 1:
+        ways = " or ".join(f"#{i} ({report.rows[i].path})" for i in twins)
+        raise PatternError(f"{report.model.name}: {len(twins)} ops are named {name!r}; ask for {ways}")
     if rows:
         return rows, None
-    for port in report.inputs:
-        if port.name == name:
-            return _input_read(port)
-    for port in report.outputs:
-        if port.name == name and port.after != NO_ROW:
-            return ((port.after,), None) if port.after >= 0 else _input_read(report.inputs[FIRST_INPUT - port.after])
-    if name in makers:
-        if makers[name] == NO_ROW:
-            raise PatternError(f"{report.model.name}: {name!r} is a weight; explain an op that reads it")
-        return (makers[name],), None
-    known = dict.fromkeys((*(row.name for row in report.rows), *makers, *(row.op for row in report.rows)))
-    hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", most=3)
-    raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
-
-
-def _input_read(port: PortRow) -> tuple[Sequence[int], PortRow]:
-    return tuple(dict.fromkeys(port.reads[::2])), port
+    inputs = {FIRST_INPUT - i: port for i, port in enumerate(report.inputs)}
+    sources = dict(makers) | {port.name: port.after for port in report.outputs}
+    sources |= {port.name: source for source, port in inputs.items()}
+    source = sources.get(name)
+    if source is None:
+        known = dict.fromkeys((*(row.name for row in report.rows), *sources, *(row.op for row in report.rows)))
+        hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", most=3)
+        raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
+    if source == NO_ROW:
+        raise PatternError(f"{report.model.name}: {name!r} is a weight; explain an op that reads it")
+    if source in inputs:
+        return [i for i, row in enumerate(report.rows) if source in row.reads], inputs[source]
+    return (source,), None

@@ -8,22 +8,14 @@ neither times nor absolute paths: the same model converted in the same way gives
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import PatternError, ReportError, advice
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Malformed, Result, defaults_of, line_by_line, load, reader_of, record
-from amp_rewrite.reports.rows import (
-    FIRST_INPUT,
-    NO_ROW,
-    SCHEMA,
-    Header,
-    ReportData,
-    Row,
-    Totals,
-)
+from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, SCHEMA, Header, ReportData, Row, Totals
 from amp_rewrite.settings.option import ALWAYS
 from amp_rewrite.settings.request import KEYWORDS, STATED
 
@@ -40,13 +32,13 @@ class Report(Result, ReportData):
     Attributes:
         model: facts about the model and settings of the conversion.
         totals: counts.
-        rows: one per op.
-        casts: inserted Casts.
+        rows: one per op, in topological order.
+        casts: casts between floats.
         baked: weights stored in another type.
         findings: what to know about the result.
         inputs: those of the model.
         outputs: those of the model.
-        weights: bytes of weights by type.
+        weights: bytes of dense initializers and Constants after the conversion, by type.
         evidence: how far data have checked the conversion, and the next command.
         shifts: regions of values that are computed times a power of two, and values beyond the type that are not.
         schema: version of the format.
@@ -67,10 +59,6 @@ class Report(Result, ReportData):
         casts = count(totals.casts_to_low + totals.casts_to_float32, "Cast")
         lowered = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {self.model.to}"
         return f"{self.model.name} → {self.model.to}: {lowered}, {casts} inserted"
-
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the rows as dictionaries."""
-        return (row._asdict() for row in self.rows)
 
     def find(self, op: str) -> tuple[Row, ...]:
         """Return the rows of an op by its name or path, of all ops of a type, or of a pattern.
@@ -168,22 +156,16 @@ def _read(loaded: object) -> Report:
 
 def _check_positions(report: Report) -> None:
     """Raise Malformed unless each row reads only rows before it, and all other positions are those of rows."""
+    number, first = len(report.rows), FIRST_INPUT - len(report.inputs) + 1
+    ends: list[tuple[str, Sequence[int], int, int]] = []
     for i, row in enumerate(report.rows):
-        if any(not NO_ROW <= read < i for read in row.reads):
-            raise Malformed("names a row that does not stand before this one", f".rows[{i}].reads")
-        if not NO_ROW <= row.because_row < len(report.rows):
-            raise Malformed("does not name a row", f".rows[{i}].because_row")
-    for i, cast in enumerate(report.casts):
-        if not NO_ROW <= cast.after < len(report.rows):
-            raise Malformed("does not name a row", f".casts[{i}].after")
-    for i, port in enumerate(report.outputs):
-        if not FIRST_INPUT - len(report.inputs) < port.after < len(report.rows):
-            raise Malformed("names neither a row nor an input", f".outputs[{i}].after")
-    for i, port in enumerate(report.inputs):
-        rows, slots = port.reads[::2], port.reads[1::2]
-        known = all(0 <= row < len(report.rows) for row in rows)
-        if not known or len(rows) != len(slots) or any(slot < 0 for slot in slots):
-            raise Malformed("does not name rows, each with a position in its reads", f".inputs[{i}].reads")
+        ends += [(f".rows[{i}].reads", row.reads, first, i)]
+        ends += [(f".rows[{i}].because_row", (row.because_row,), NO_ROW, number)]
+    ends += [(f".casts[{i}].after", (cast.after,), first, number) for i, cast in enumerate(report.casts)]
+    ends += [(f".outputs[{i}].after", (port.after,), first, number) for i, port in enumerate(report.outputs)]
+    for where, positions, least, end in ends:
+        if any(not least <= position < end for position in positions):
+            raise Malformed("does not name an input, or a row that may stand there", where)
 
 
 def _header(**fields: Any) -> Header:

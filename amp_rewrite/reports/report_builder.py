@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any
 from zlib import crc32
 
 from onnx import TypeProto
@@ -22,9 +21,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import HEAVY, INTEGER
 from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
-from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Use, ValueId, View
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
+from amp_rewrite.reports.rows import FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.values import NONE, Lineage, PlannedTypes, counting, retyped, spell, spell_type
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.list_entry import Color
@@ -171,22 +170,23 @@ class _ReportBuilder:
     def inputs(self) -> Iterator[PortRow]:
         """Yield the inputs of the model, without those with an initializer as default."""
         declared = {formal.name: formal.type for formal in self.view.model.proto.graph.input}
-        for value, reads in self._lineage.reads_of(self._lineage.inputs).items():
+        for value in self._lineage.inputs:
             name = self.view.values[value].name
-            yield PortRow(name, self._port(self._types.made[value], declared.get(name)), reads=tuple(reads))
+            yield PortRow(name, self._port(self._types.made[value], declared.get(name)))
 
     def outputs(self) -> Iterator[PortRow]:
         """Yield the outputs of the model. A conversion does not change their types unless the caller asks for it."""
         declared = self.view.model.proto.graph.output
         fixed = self.plan.io if self.plan else {}
-        places = {value: i for i, value in enumerate(self._lineage.inputs)}
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
             dtype = self._port(retyped(self.view.types[value], fixed.get(value)), formal.type)
-            source, after = self._lineage.source[value], self._lineage.rows[value]
-            made_by = self.view.producer(source)
-            slot = made_by.outputs.index(source) if made_by and after != NO_ROW else 0
-            after = FIRST_INPUT - places[source] if source in places else after
-            yield PortRow(formal.name, dtype, after, slot)
+            yield PortRow(formal.name, dtype, self._lineage.rows[value], self._slot(value))
+
+    def _slot(self, value: ValueId) -> int:
+        """Return the output of the row behind a value."""
+        source = self._lineage.source[value]
+        made_by = self.view.producer(source)
+        return made_by.outputs.index(source) if made_by else 0
 
     def _port(self, known: ValueType | None, declared: TypeProto | None) -> str:
         if declared is not None and (known is None or known.dtype is None):
@@ -197,43 +197,55 @@ class _ReportBuilder:
 
     def casts(self) -> Iterator[CastRow]:
         """Yield the casts of the model itself in the order of its ops, then the inserted ones in the plan's."""
-        folded, dead = self.plan.drop | self.plan.identities if self.plan else frozenset(), self._lineage.dead
+        folded = self.plan.drop | self.plan.identities if self.plan else frozenset()
         for op in self.view.ops:
             if op.id not in folded and op.id not in self._lineage.casts:
                 continue
             value, result = op.inputs[0], op.outputs[0]
             before, after = self._types.read(op, 0), self._types.written(op, 0)
             if value is not None and result is not None and before and after:
-                facts = {"origin": "folded" if op.id in folded else "existing", "reason": f"the op {op.name!r}"}
-                readers = len(self.view.uses[result]) + (result in self.view.yielded)
-                yield self._cast(value, before.dtype, after.dtype, **facts, readers=readers, dead=op.id in dead)
+                origin = "folded" if op.id in folded else "existing"
+                readers = self._readers(result)
+                yield self._cast(value, before.dtype, after.dtype, origin, f"the op {op.name!r}", readers)
         if self.plan is None:
             return
-        readers_of = Counter(self.plan.rewire.values())
-        read = {name for use, name in self.plan.rewire.items() if use.op not in dead} if dead else readers_of
+        readers_of = Counter(name for use, name in self.plan.rewire.items() if use.op in self._live)
         for cast in self.plan.casts:
             readers = readers_of[cast.name]
             if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
-                readers += sum(use not in self.plan.rewire for use in self.view.uses[cast.value])
-                readers += cast.value in self.view.yielded
+                readers += self._readers(cast.value, self.plan.rewire)
             made = self._types.made[cast.value]
             dtype = made.dtype if made is not None else None
-            outside = self.view.values[cast.value].public or cast.value in self.view.yielded
-            unread = bool(dead) and cast.name not in read and not outside
-            yield self._cast(cast.value, dtype, cast.to, reason=cast.reason, readers=readers, dead=unread)
+            yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers)
 
-    def _cast(self, value: ValueId, before: DType | None, to: DType | None, **facts: Any) -> CastRow:
-        source = self._lineage.source[value]
-        made_by = self.view.producer(source)
+    def _readers(self, value: ValueId, but: Container[Use] = ()) -> int:
+        read = sum(use.op in self._live and use not in but for use in self.view.uses[value])
+        return read + (value in self.view.yielded)
+
+    @cached_property
+    def _live(self) -> Collection[OpId]:
+        """Ops with an effect on an output of the model."""
+        live = {self.view.values[value].producer for value in self.view.scopes[MAIN].outputs}
+        for op in reversed(self.view.ops):
+            if op.id in live:
+                given = (value for body in op.bodies for value in self.view.scopes[body].outputs)
+                live.update(self.view.values[value].producer for value in (*op.inputs, *given) if value is not None)
+        return {op for op in live if op is not None}
+
+    def _cast(
+        self, value: ValueId, before: DType | None, to: DType | None, origin: str, reason: str, readers: int
+    ) -> CastRow:
         return CastRow(
-            value=self.view.values[value].name,
-            from_=before.spelling if before else "unknown",
-            to=to.spelling if to else "unknown",
-            scope=self.view.scopes[self.view.values[value].scope].path,
-            size=to.nbytes(min(sizes.size(self.view, value), _MOST)) if to else None,
-            after=self._lineage.rows[value],
-            slot=made_by.outputs.index(source) if made_by else 0,
-            **facts,
+            self.view.values[value].name,
+            before.spelling if before else "unknown",
+            to.spelling if to else "unknown",
+            origin,
+            reason,
+            self.view.scopes[self.view.values[value].scope].path,
+            readers,
+            to.nbytes(min(sizes.size(self.view, value), _MOST)) if to else None,
+            self._lineage.rows[value],
+            self._slot(value),
         )
 
     def bakes(self) -> Iterator[BakeRow]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, PatternError, advice
+from amp_rewrite.errors import Finding, PatternError
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.settings.request import STATED
-
-if TYPE_CHECKING:
-    from amp_rewrite.ir.view import View
 
 SCHEMA = 1
 """Version of the form."""
@@ -23,15 +20,15 @@ LOW = frozenset(name for name, dtype in DTYPES.items() if dtype.low)
 FLOATING = frozenset(name for name, dtype in DTYPES.items() if dtype.floating)
 """Spellings of element types in rows."""
 NO_ROW = -1
-"""In `Row.reads`: this input comes from no row (a graph input, a weight, a body's formal input, left out)."""
+"""Source of a weight, of a body's formal input, and of an input that is left out."""
 FIRST_INPUT = -2
-"""In `PortRow.after`: the output is the first input of the model; -3 stands for the second, and so on."""
+"""Source of the first input of the model; -3 stands for the second, and so on."""
 
 
 Name = str
 """A text that differs from row to row."""
 Position = int
-"""The number of a row, or a negative number as above."""
+"""A source: the number of a row, or a negative number as above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +58,11 @@ class Header:
 class Row(NamedTuple):
     """One op, as it is after the conversion.
 
-    `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds
-    every floating variable. `because` is the name of the op that caused the decision, `because_row` its row.
-    `source` and `reason` are the list entry's. `reads` gives, input by input, the position of the row that computes
-    it, looking through casts between floats and past constants; what the bodies of an If, Loop or Scan hand
-    out follows at the end. `attributes` are those that say how the op computes, without defaults
-    (`reports.attributes`). `constants` is a digest of the names of the constants that the op reads.
+    `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds every floating
+    variable. `because` is the name of the op that caused the decision, `because_row` its row. `source` and `reason` are
+    the list entry's. `reads` gives the source of each input, looking through copies and casts between floats; what the
+    bodies of an If, Loop or Scan hand out follows at the end. `attributes` are those that say how the op computes,
+    without defaults. `constants` is a digest of the names of the constants that the op reads.
     """
 
     name: Name
@@ -105,9 +101,9 @@ class CastRow(NamedTuple):
     """A conversion of one value between floating types.
 
     `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
-    model itself that is gone). `after` is the row that computes the value, looking through casts, and `slot`
-    its output. `size` is in bytes as written, with free dimensions as 128; None for an unknown type. `dead`: no output
-    of the model is computed from it.
+    model itself that is gone). `after` is the source of the value as in `Row.reads`, and `slot`
+    its output. `readers` counts the ops that read it, without those that no output is computed from. `size` is in bytes
+    as written, with free dimensions as 128; None for an unknown type.
     """
 
     value: Name
@@ -120,22 +116,18 @@ class CastRow(NamedTuple):
     size: int | None = None
     after: Position = NO_ROW
     slot: int = 0
-    dead: bool = False
 
 
 class PortRow(NamedTuple):
     """An input or output of the model. `dtype` is its type in full: "float16", "seq(map(int64, float32))".
 
-    Of an output, `after` is the row that computes it, looking through casts, or `FIRST_INPUT` and below for an input of
-    the model; `slot` is that row's output. Of an input, `reads` lists its readers, looking through casts: row and
-    position in its reads, in turn.
+    Of an output, `after` is its source as in `Row.reads`, and `slot` that row's output.
     """
 
     name: Name
     dtype: str
     after: Position = NO_ROW
     slot: int = 0
-    reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +198,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Rows in topological order, with header, totals, casts, findings, and the inputs and outputs of the model.
-
-    `weights` are the bytes of dense initializers and Constants after the conversion, by element type. `evidence` says
-    how far data have checked the conversion, `shifts` which values beyond the type are computed times a power of two.
-    """
+    """Fields of a report."""
 
     model: Header
     totals: Totals
@@ -231,11 +219,6 @@ class ReportData:
         return self.model.to is None
 
     @property
-    def refused(self) -> tuple[Row, ...]:
-        """Ops on the way to a low type, without a kernel in the target; `note` says why."""
-        return tuple(row for row in self.rows if row.rule == reasons.KERNEL_GATE)
-
-    @property
     def raised(self) -> tuple[Row, ...]:
         """Low ops of the model, float32 now; `note` names the pattern or rule."""
         return tuple(row for row in self.rows if row.rule == reasons.RAISED)
@@ -243,10 +226,11 @@ class ReportData:
     def positions(self, name: str) -> tuple[int, ...]:
         """Return the positions of ops by a text, () for none: "#12", a path, a name, a type, or a pattern.
 
-        The first of these forms that names an op counts. A pattern is one of `convert`, with the terms of a single op.
+        The first of these forms that names an op counts. A pattern is one of `convert` by name, op or scope.
         """
-        if name.startswith("#") and name[1:].isdecimal() and len(name) < 12 and int(name[1:]) < len(self.rows):
-            return (int(name[1:]),)
+        numbers = {f"#{i}": i for i in range(len(self.rows))} if name.startswith("#") else {}
+        if name in numbers:
+            return (numbers[name],)
         for form in ("path", "name", "op"):
             if rows := tuple(i for i, row in enumerate(self.rows) if getattr(row, form) == name):
                 return rows
@@ -256,19 +240,21 @@ class ReportData:
 
         terms = parse_pattern(name)
         for term in terms:
-            if term.key not in _TEXTS:
-                hint = advice(term.key, _TEXTS, f"use {', '.join(_TEXTS)}")
-                raise PatternError(f"pattern {name!r}: the rows of a report do not have the key {term.key!r}; {hint}")
-        tests = [(_TEXTS[term.key], term.expression.search) for term in terms]
-        return tuple(i for i, row in enumerate(self.rows) if all(any(map(test, texts(row))) for texts, test in tests))
+            if term.key not in ("name", "op", "scope"):
+                raise PatternError(
+                    f"pattern {name!r}: a report does not have the key {term.key!r}; use name, op, scope"
+                )
+        return tuple(
+            i
+            for i, row in enumerate(self.rows)
+            if all(any(map(term.expression.search, _texts(row, term.key))) for term in terms)
+        )
 
 
-_TEXTS: dict[str, Callable[[Row], tuple[str, ...]]] = {
-    "name": lambda row: (row.name, row.path),
-    "op": lambda row: (row.op,),
-    "scope": lambda row: (row.path.replace(".", "/").lstrip("/"),),
-}
-"""Texts of a row that a term of a pattern may match, by its key."""
+def _texts(row: Row, key: str) -> tuple[str, ...]:
+    """Return the texts of a row for the key of a pattern."""
+    texts = {"name": (row.name, row.path), "op": (row.op,), "scope": (row.path.replace(".", "/").lstrip("/"),)}
+    return texts[key]
 
 
 # -- differences ---------------------------------------------------------------------------------------------
@@ -281,7 +267,7 @@ class Change:
     `name` is the one in B, or the one in A of an op that was removed; `was` is the name in A if that differs. `before`
     and `after` are element types, empty where the op is absent, or the values of an attribute. `variable` says of what:
     a type variable, "input 0", "output 1" or an attribute; empty for the op as a whole. `why` is the rule behind the
-    type in B.
+    type in B. `vertex`: the place in B, among rows, then inputs, then outputs; None for what B lacks.
     """
 
     kind: str
@@ -293,6 +279,7 @@ class Change:
     variable: str = ""
     was: str = ""
     why: str = ""
+    vertex: int | None = field(default=None, compare=False)
 
     @property
     def types(self) -> str:
@@ -307,7 +294,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class CastChange:
-    """A cast of one model alone: `sign` is "+" for B, "-" for A."""
+    """A cast of one model alone: `sign` is "+" for B, "-" for A. `place`: the position among the casts of B."""
 
     sign: str
     value: str
@@ -315,17 +302,4 @@ class CastChange:
     after: str
     scope: str = ""
     why: str = ""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Marked:
-    """Model B of a difference, and the places of its changes.
-
-    `vertices` follow the changes: the number of the row, then those of the inputs and outputs; None for what was
-    removed. `casts` follow the changes of casts: the position among the Casts of the report; None for one of A.
-    """
-
-    report: ReportData
-    view: View | None = None
-    vertices: Sequence[int | None] = ()
-    casts: Sequence[int | None] = ()
+    place: int | None = field(default=None, compare=False)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from amp_rewrite.errors import ReportError
+from amp_rewrite.files.disk import read_regular
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
 from amp_rewrite.version import VERSION
 
@@ -20,8 +20,8 @@ ReportSource: TypeAlias = "Report | ModelSource"
 
 
 def is_report(source: object) -> bool:
-    """True for a file with the name of a report, or a pipe, as in `diff <(git show main:report.json) report.json`."""
-    return isinstance(source, (str, os.PathLike)) and (Path(source).suffix == ".json" or Path(source).is_fifo())
+    """True for a file with the name of a report."""
+    return isinstance(source, (str, os.PathLike)) and Path(source).suffix == ".json"
 
 
 def report_in(source: ReportSource) -> Report:
@@ -35,7 +35,7 @@ def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
         return report, getattr(source, "view", None)
     if isinstance(source, (str, os.PathLike)) and is_report(source):
         try:
-            return Report.from_json(_content(Path(source)), str(source)), None
+            return Report.from_json(read_regular(Path(source), MAX_CHARACTERS), str(source)), None
         except OSError as error:
             raise ReportError(f"cannot read {source}: {error.strerror}; name a model or a JSON report") from error
     from amp_rewrite.files.model import Model  # late: two reports are compared without onnx
@@ -44,13 +44,3 @@ def report_and_view(source: ReportSource) -> tuple[Report, View | None]:
     model = Model.load(source)
     view = inventory_view(model)
     return report_of(view, name=model.path.name if model.path else None, tool=VERSION), view
-
-
-def _content(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        status = os.fstat(stream.fileno())
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
-            raise ReportError(f"cannot read {file}: it is not a regular file; name a model or a JSON report")
-        if status.st_size > MAX_CHARACTERS:
-            raise ReportError(f"{file}: larger than {MAX_CHARACTERS >> 20} MiB, so not a report of this tool")
-        return stream.read(MAX_CHARACTERS + 1)

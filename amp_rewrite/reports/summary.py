@@ -108,8 +108,9 @@ def _work(report: ReportData) -> str:
         return f"no matrix products or convolutions, so {report.model.to or 'float16'} gains little"
     low = " and ".join(low_types(report)) or report.model.to or "float16 or bfloat16"
     ops = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')}"
-    part, whole = (totals.flops_low, totals.flops) if totals.flops else (totals.compute_lowered, totals.compute_ops)
-    return f"{share(part, whole)} in {low}: {ops}"
+    if not totals.flops:
+        return f"{ops} in {low}"
+    return f"{share(totals.flops_low, totals.flops)} of FLOPs in {low}: {ops}"
 
 
 def low_types(report: ReportData) -> list[str]:
@@ -270,9 +271,8 @@ def _readers(report: ReportData) -> Mapping[tuple[int, str], Row]:
 def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], Row]) -> tuple[str, str]:
     if not cast.reason.startswith("read in "):
         return ("the model's outputs" if cast.reason.startswith("the model") else "outputs of bodies"), ""
-    if cast.after == NO_ROW:
-        of_model = any(port.name == cast.value for port in report.inputs) or not report.inputs
-        return ("the model's inputs" if of_model else "weights that ops read in both types"), ""
+    if cast.after < 0:
+        return ("weights that ops read in both types" if cast.after == NO_ROW else "the model's inputs"), ""
     if cast.to in LOW:
         return f"after ops in {cast.from_}", _short(report.rows[cast.after].op)
     reader = readers.get((cast.after, cast.to))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, **given: Any) -> int:
     """Print how B differs from A; exit with 1 if it does. Both are models or JSON reports.
 
-    On a terminal, print a summary by type; -v names each op.
+    The text is a summary by type; -v names each op.
     """
     from amp_rewrite.reports.diff import diff
 
@@ -42,8 +41,7 @@ def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, *
     settings = parameters.in_force(given)
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
-    brief = sys.stdout.isatty() and not verbose
-    text = delta.to(form, settings.fail_on, verbose=False if brief else verbose or None)
+    text = delta.to(form, settings.fail_on, verbose=verbose)
     present(delta, text, report_file, as_json=form == "json", commands=form == "github")
     return FINDING if failed else 0
 

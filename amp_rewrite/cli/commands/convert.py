@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from amp_rewrite.pipeline.conversion import Converted
     from amp_rewrite.pipeline.convert import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
-    from amp_rewrite.reports.page.page import Page
     from amp_rewrite.settings.request import Request
 
 _OUTCOME = (
@@ -149,17 +148,17 @@ def _convert_one(
     if settings.config:
         header = replace(converted.report.model, config=settings.config)
         converted = replace(converted, report=replace(converted.report, model=header))
+    lost_source = written and output.exists() and output.resolve() == model.resolve()
+    replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
+    suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
     if file and (solved or is_page(file)):  # a page shows why a repair failed
-        text = _page(converted, repaired).to_html() if is_page(file) else converted.report.to_json()
+        text = _page(converted, repaired, suggested) if is_page(file) else converted.report.to_json()
         write_file(file, text, f"{output} is written, the report is not" if written else "nothing was changed")
         terminal.talk(f"wrote {file}", quiet=quiet)
     if converted.plan.empty and solved:
         pinned = repaired is not None and repaired.regions
         why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
         terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=quiet)
-    lost_source = written and output.exists() and output.resolve() == model.resolve()
-    replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
-    suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
     run.show(converted, repaired, command=suggested)
     if not run.dry_run:
         where = f"{output}, in a new folder" if run.makes_folder else str(output)
@@ -196,11 +195,10 @@ def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
     return path
 
 
-def _page(converted: Converted, repaired: Repaired | None) -> Page:
-    from amp_rewrite.reports.page.page import Page
+def _page(converted: Converted, repaired: Repaired | None, command: str) -> str:
+    from amp_rewrite.reports.page.page import page_of
 
-    searched = repaired.figures() if repaired is not None else ()
-    return Page(converted.brief, searched or converted.figures())
+    return page_of(converted.brief, (repaired or converted).figures(command))
 
 
 # -- several models ---------------------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def report(
     """
     check_report(output, overwrite=overwrite, read=(model,))
     from amp_rewrite.reports.expect import Expectation
-    from amp_rewrite.reports.page.page import Page
+    from amp_rewrite.reports.page.page import page_of
     from amp_rewrite.reports.page.report_figures import report_figures
     from amp_rewrite.reports.sources import report_and_view
 
@@ -272,7 +272,7 @@ def report(
     terminal.show(words)
     if output is not None:
         drawn = is_page(output)
-        text = Page(report.brief, report_figures(report, view)).to_html() if drawn else report.to_json()
+        text = page_of(report.brief, report_figures(report, view, "")) if drawn else report.to_json()
         write_file(output, text, "nothing was changed")
         terminal.talk(f"wrote {output}", quiet=False)
     failed = [outcome for outcome in outcomes if not outcome.met]

@@ -127,7 +127,7 @@ def gate(
         if checked.delta is not None and checked.delta.differs and pages is not None:
             page = pages / f"{file.as_posix().strip('./').replace('/', '_')}.html"
             pages.mkdir(exist_ok=True)
-            write_file(page, checked.delta.page().to_html(), "the files were compared")
+            write_file(page, checked.delta.to_html(), "the files were compared")
         if checked.fails:
             worst = max(worst, FINDING)
             unaccepted.append(file)

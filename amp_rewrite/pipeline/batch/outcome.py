@@ -83,10 +83,6 @@ class Outcome(Result):
         """Return source, target and fate of the model."""
         return f"{self.source} → {self.target}\n  {self.fate}\n"
 
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the findings."""
-        return (asdict(finding) for finding in self.findings)
-
     def to_json(self) -> str:
         """Return one line of JSON, without empty fields."""
         encoded = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("findings", "trace")}

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from amp_rewrite.decide import reasons
+from amp_rewrite.decide import reasons, sizes
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.page.page import Figure, element
-from amp_rewrite.reports.page.scopes import Path, layers_of, paths_of, tree_of
+from amp_rewrite.reports.page.scopes import Path, layers_of, module_of, paths_of, tree_of
 from amp_rewrite.reports.render import plain
 from amp_rewrite.reports.rows import (
     DTYPES,
@@ -28,9 +28,6 @@ from amp_rewrite.reports.rows import (
 
 if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
-    from amp_rewrite.reports.page.scopes import RowFacts
-
-NAME = "graph"
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
@@ -53,14 +50,9 @@ def graph(
         changes: what changed about a vertex; rows first, then inputs and outputs.
         added: positions of the Casts that are new.
     """
-    facts = None
-    if view is not None:
-        from amp_rewrite.reports.page.scopes import RowFacts  # late: a report alone is drawn without onnx
-
-        facts = RowFacts(view)
-    data = _Graph(report, facts, changes, frozenset(added)).data()
+    data = _Graph(report, view, changes, added).data()
     off = element("p", _WITHOUT_SCRIPT, class_="script-off")
-    return Figure(NAME, "Graph", LEAD, element("div", off, class_="graph", id=f"{NAME}-board"), data)
+    return Figure("graph", "Graph", LEAD, element("div", off, class_="graph", id="graph-board"), data)
 
 
 def _side_of(row: Row) -> int:
@@ -93,7 +85,7 @@ class _Graph:
     """The vertices of a graph: rows, then inputs and outputs of the model."""
 
     report: ReportData
-    facts: RowFacts | None
+    view: View | None
     changes: Mapping[int, Sequence[Change]]
     added: Collection[int]
     words: _Words = field(default_factory=_Words)
@@ -116,35 +108,23 @@ class _Graph:
     @cached_property
     def reads(self) -> list[list[int]]:
         """Vertices behind each input of each vertex; NO_ROW for weights and missing inputs."""
-        reads = [list(row.reads) for row in self.report.rows]
-        for at, port in enumerate(self.report.inputs, self.first_input):
-            for row, slot in zip(port.reads[::2], port.reads[1::2], strict=True):
-                missing = min(slot + 1, len(self.report.rows[row].inputs)) - len(reads[row])
-                reads[row] += [NO_ROW] * missing
-                if slot < len(reads[row]):
-                    reads[row][slot] = at
-                else:  # beyond the inputs: what a body hands out
-                    reads[row].append(at)
+        reads = [list(map(self._vertex, row.reads)) for row in self.report.rows]
         reads += [[] for _ in self.report.inputs]
-        for port in self.report.outputs:
-            reads.append([self.first_input + FIRST_INPUT - port.after if port.after <= FIRST_INPUT else port.after])
-        return reads
+        return [*reads, *([self._vertex(port.after)] for port in self.report.outputs)]
+
+    def _vertex(self, source: int) -> int:
+        return self.first_input + FIRST_INPUT - source if source <= FIRST_INPUT else source
 
     @cached_property
     def order(self) -> list[int]:
-        """Drawn vertices, each after its inputs: inputs, rows, outputs.
-
-        Constants have none, and Casts of the model between floats stand on edges, but for those that are read.
-        """
-        read = {producer for reads in self.reads for producer in reads}
-        rows = enumerate(self.report.rows)
-        drawn = [at for at, row in rows if row.op != "Constant" and (at in read or not _passes(row))]
+        """Drawn vertices, each after its inputs: inputs, rows, outputs."""
+        drawn = [at for at, row in enumerate(self.report.rows) if row.op != "Constant" and not _passes(row)]
         return [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
 
     @cached_property
     def paths(self) -> list[Path]:
         """Scopes of each vertex."""
-        paths = paths_of(self.report, self.facts.modules if self.facts is not None else ())
+        paths = paths_of(self.report, [module_of(op.node) for op in self.view.ops] if self.view is not None else ())
         for ports, name in ((self.report.inputs, "inputs"), (self.report.outputs, "outputs")):
             paths += [(name,) if len(ports) > _FEW_PORTS else ()] * len(ports)
         return paths
@@ -173,8 +153,8 @@ class _Graph:
             "casts": list(self._casts()),
             "rules": self._rules(),
         }
-        if self.facts is not None:
-            data["flops"] = [round(count) for count in self.facts.flops]
+        if self.view is not None:
+            data["flops"] = [round(sizes.flops(self.view, op)) for op in self.view.ops]
         if self.changes:
             data |= {"inventory": self.report.inventory, "changes": self._changed()}
         return data | {"words": list(self.words.known)}
@@ -237,7 +217,6 @@ class _Graph:
 
         A Cast that another one reads stands on none.
         """
-        ports = {port.name: at for at, port in enumerate(self.report.inputs, self.first_input)}
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for at, reads in enumerate(self.reads):
             for slot, producer in enumerate(reads):
@@ -245,7 +224,7 @@ class _Graph:
         for at, cast in enumerate(self.report.casts):
             if cast.origin == "folded" or not {cast.from_, cast.to} <= FLOATING:
                 continue
-            producer = cast.after if cast.after != NO_ROW else ports.get(cast.value, NO_ROW)
+            producer = self._vertex(cast.after)
             edges: dict[int, None] = {}
             if producer != NO_ROW and self._written(producer, cast.slot) != cast.to:
                 edges = dict.fromkeys(at for at, slot in readers[producer] if cast.to in self._read(at, slot))
@@ -280,4 +259,5 @@ def _moved(cast: CastRow) -> int | None:
 
 
 def _passes(row: Row) -> bool:
-    return row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING
+    """True for copies and casts, which `Row.reads` looks through."""
+    return row.op == "Identity" or (row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING)

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
-from itertools import islice
-from typing import Self
+from typing import Any, Self
 from xml.etree.ElementTree import Element, tostring
 
 from amp_rewrite.reports.render import cut, plain
@@ -33,48 +32,33 @@ _LABEL, _CELL, _TITLE = 64, 160, 400
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The two ends of an axis, and its scale; those of a logarithmic one are powers of ten."""
+    """A logarithmic axis between two powers of ten."""
 
     label: str
-    low: float
-    high: float
-    log: bool = False
+    first: int
+    last: int
 
     @classmethod
-    def linear(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return an axis for the finite numbers."""
-        known = _finite(numbers) or [0.0]
-        low, high = min(known), max(known)
-        if low == high:
-            low, high = (low - abs(low) / 2, low + abs(low) / 2) if low else (0.0, 1.0)
-        return cls(label, low, high) if low < high and math.isfinite(high - low) else cls(label, 0.0, 1.0)
-
-    @classmethod
-    def logarithmic(cls, label: str, numbers: Iterable[float | None]) -> Self:
-        """Return a logarithmic axis of whole powers of ten for the finite numbers above zero."""
-        powers = [math.log10(number) for number in _finite(numbers) if number > 0]
+    def of(cls, label: str, numbers: Iterable[float | None]) -> Self:
+        """Return an axis for the finite numbers above zero."""
+        powers = [math.log10(number) for number in numbers if number and 0 < number < math.inf]
         first = max(math.floor(min(powers, default=0.0)), _LEAST)
         last = min(math.ceil(max(powers, default=0.0)), _MOST)
         if first >= last:
             first, last = (first - 1, first) if first == _MOST else (first, first + 1)
-        return cls(label, 10.0**first, 10.0**last, log=True)
+        return cls(label, first, last)
 
     def at(self, number: float) -> float:
         """Return the place of a number from 0 to 1; numbers beyond an end stand there, and NaN at the high one."""
-        if not self.low < number < self.high:
-            return 0.0 if number <= self.low else 1.0
-        scale = math.log10 if self.log else float
-        return (scale(number) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        if not 10.0**self.first < number < 10.0**self.last:
+            return 0.0 if number <= 10.0**self.first else 1.0
+        return (math.log10(number) - self.first) / (self.last - self.first)
 
     def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
         """Return at most so many numbers on the axis, 2 or more, with their labels."""
-        if not self.log:
-            steps = (self.low + (self.high - self.low) * (i / (most - 1)) for i in range(most))
-            return [(number, number_text(number)) for number in dict.fromkeys(steps)]
-        first, last = (round(math.log10(end)) for end in (self.low, self.high))
-        step = max(1, -(-(last - first) // (most - 1)))
-        start = -(-first // step) * step  # multiples of the step, so that 1 is a tick where it lies inside
-        powers = range(start, last + 1, step)
+        step = max(1, -(-(self.last - self.first) // (most - 1)))
+        start = -(-self.first // step) * step  # multiples of the step, so that 1 is a tick where it lies inside
+        powers = range(start, self.last + 1, step)
         return [(10.0**n, f"{10.0**n:.{max(-n, 0)}f}" if -3 < n < 5 else f"1e{n}") for n in powers]
 
 
@@ -94,15 +78,6 @@ def number_text(number: float | None) -> str:
 def percent(share: float) -> str:
     """Return a share from 0 to 1 as an attribute of SVG: "12.5%"."""
     return f"{100 * share:.5g}%"
-
-
-def finite(number: float | None) -> float | None:
-    """Return a number for JSON: None for infinities and NaN."""
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _finite(numbers: Iterable[float | None]) -> list[float]:
-    return [float(number) for number in numbers if number is not None and math.isfinite(number)]
 
 
 # -- charts --------------------------------------------------------------------------------------------
@@ -248,86 +223,60 @@ def _attribute(value: str | float) -> str:
 # -- page -------------------------------------------------------------------------------------------------------
 
 
-_RECORDS = 100
-"""Records on the page of a result that has no figures."""
 _SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables", "graph_view", "board")
 """Parts of the script, each after those that it uses while it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing on a page, and its numbers.
+    """A drawing on a page.
 
-    `name` is its key in JSON and its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black
-    and white, with a text for screen readers; `data` is everything that is drawn, as JSON.
+    `name` is its anchor, `lead` one sentence that says what is seen. `drawing` is readable in black and white, with a
+    text for screen readers. `data`: what the script draws, under the name.
     """
 
     name: str
     title: str
     lead: str
     drawing: Element
-    data: Mapping[str, object]
+    data: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A title of model and contents, and figures in reading order."""
-
-    title: str
-    figures: Sequence[Figure]
-
-    def data(self) -> dict[str, object]:
-        """Return the data of all figures by name."""
-        return {figure.name: figure.data for figure in self.figures}
-
-    def to_html(self) -> str:
-        """Return the page as one HTML text, without references to other files."""
-        parts = "".join(_resource(f"script/{name}.js") for name in _SCRIPT)
-        script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-        digest = b64encode(sha256(script.encode()).digest()).decode()  # a page runs its own script alone
-        policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-        head = element(
-            "head",
-            element("meta", charset="utf-8"),
-            element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
-            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("title", self.title),
-        )
-        sections = (_section(figure) for figure in self.figures)
-        main = element("main", element("h1", self.title), *sections, class_="amp-rewrite")
-        style = _style() + _resource("page.css")
-        numbers = json.dumps(self.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        return (
-            f'<!doctype html>\n<html lang="en">{written(head)}<style>{style}</style><body>{written(main)}'
-            f'<script type="application/json" id="data">{numbers}</script>'
-            f"<script>{script}</script></body></html>\n"
-        )
+def page_of(title: str, figures: Sequence[Figure]) -> str:
+    """Return a page of figures in reading order as one HTML text, without references to other files."""
+    parts = "".join(_resource(f"script/{name}.js") for name in _SCRIPT)
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    digest = b64encode(sha256(script.encode()).digest()).decode()  # a page runs its own script alone
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", **{"http-equiv": "Content-Security-Policy", "content": policy}),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+    )
+    main = element("main", element("h1", title), *map(_section, figures), class_="amp-rewrite")
+    style = "".join(map(_resource, ("figures.css", "chart.css", "page.css")))
+    data = {figure.name: figure.data for figure in figures if figure.data}
+    numbers = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<!doctype html>\n<html lang="en">{written(head)}<style>{style}</style><body>{written(main)}'
+        f'<script type="application/json" id="data">{numbers}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
 
 
-def fragment(figure: Figure) -> str:
-    """Return a figure as HTML for a notebook: without script, with a style of its own."""
-    return f'<div class="amp-rewrite"><style>{_style()}</style>{written(figure.drawing)}</div>'
-
-
-def written_out(text: str, records: Iterable[Mapping[str, object]]) -> Figure:
-    """Return the text and the first records of a result as a figure: the page of a result without drawings."""
-    rows = list(islice(records, _RECORDS))
+def written_out(text: str) -> Figure:
+    """Return the text of a result as a figure: the page of a result without drawings."""
     lines = element("pre")
-    lines.text = "\n".join(plain(line) for line in text.rstrip("\n").split("\n"))
-    cells = (list(map(str, row.values())) for row in rows)
-    drawing = element("div", lines, *([folded("Records", table(list(rows[0]), cells))] if rows else []))
-    lead = f"The result in words, and its first records (at most {_RECORDS})."
-    return Figure("text", "Text", lead, drawing, {"text": text})
+    lines.text = "\n".join(map(plain, text.rstrip("\n").split("\n")))
+    return Figure("text", "Text", "The result in words.", lines)
 
 
 def _section(figure: Figure) -> Element:
     heading = element("h2", figure.title, id=f"{figure.name}-title")
     lead = element("p", figure.lead, class_="lead")
     return element("section", heading, lead, figure.drawing, id=figure.name, aria_labelledby=f"{figure.name}-title")
-
-
-def _style() -> str:
-    return _resource("figures.css") + _resource("chart.css")
 
 
 def _resource(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise, takewhile
 
 import networkx as nx
@@ -240,29 +239,12 @@ _INPUTS = 4
 """Inputs whose shapes are stated."""
 
 
-@dataclass(frozen=True)
-class RowFacts:
-    """Facts of the ops of a model, by row."""
-
-    view: View
-
-    @cached_property
-    def modules(self) -> tuple[str, ...]:
-        """Module of each op by its metadata, "encoder/layers.0"; empty without them."""
-        return tuple(module_of(op.node) for op in self.view.ops)
-
-    @cached_property
-    def flops(self) -> tuple[float, ...]:
-        """Operations of each op; 0 for all but products, convolutions, recurrent ops and attention."""
-        return tuple(sizes.flops(self.view, op) for op in self.view.ops)
-
-    @property
-    def shapes(self) -> str:
-        """Shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
-        inputs = [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
-        stated = [(self.view.value_name(v), "×".join(map(str, sizes.shape(self.view, v))) or "scalar") for v in inputs]
-        more = [f"{len(stated) - _INPUTS} more"] if len(stated) > _INPUTS else []
-        return "with " + ", ".join([f"{name} {shape}" for name, shape in stated[:_INPUTS]] + more) if stated else ""
+def input_shapes(view: View) -> str:
+    """Return the shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
+    inputs = [v for v in view.scopes[MAIN].inputs if view.values[v].tensor is None]
+    stated = [f"{view.value_name(v)} {'×'.join(map(str, sizes.shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
+    more = [f"{len(inputs) - _INPUTS} more"] if len(inputs) > _INPUTS else []
+    return "with " + ", ".join(stated + more) if stated else ""
 
 
 def module_of(node: NodeProto) -> str:

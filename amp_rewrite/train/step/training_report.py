@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.deploy.checkup import ALIGNED, better_size, misaligned
@@ -70,10 +70,6 @@ class TrainingReport(Result):
         parameters = count(len(self.trained), "parameter")
         return f"{self.model}: trains {parameters} of {count(numbers, 'number')} by {self.loss}"
 
-    def records(self) -> Iterator[Mapping[str, object]]:
-        """Yield the parameters as dictionaries."""
-        return (asdict(row) for row in self.parameters)
-
     def table(self) -> str:
         """Return the table of parameters and the notes as text. Names with other numbers alone share a line."""
         lines = []
@@ -102,7 +98,7 @@ class TrainingReport(Result):
             "model": self.model,
             "loss": self.loss,
             "notes": self.notes,
-            "parameters": list(self.records()),
+            "parameters": [asdict(row) for row in self.parameters],
             "conversion": None if self.conversion is None else self.conversion.to_dict(),
         }
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

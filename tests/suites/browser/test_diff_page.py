@@ -63,7 +63,7 @@ def test_changes_are_visited_in_turn_by_key_read_out_and_explained(visit: Visiti
     assert f"({number - 1} of {number})" in page.locator(".said").inner_text()
     chosen = page.locator(".node.chosen")
     assert "raised: float16 → float32" in chosen.get_attribute("aria-label")
-    rule = kept().marked.report.rows[int(str(chosen.get_attribute("data-part")))].rule  # type: ignore[union-attr]
+    rule = kept().report.rows[int(str(chosen.get_attribute("data-part")))].rule  # type: ignore[union-attr]
     assert "raised: float16 → float32" in details(visited) and str(rule) in details(visited)
     page.keyboard.press("Escape")
     assert page.locator(".node.chosen").count() == 0

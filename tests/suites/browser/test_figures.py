@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -57,10 +56,6 @@ def hostile() -> onnx.ModelProto:
     model.graph.output[0].name += EVIL
     model.graph.name = EVIL
     return model
-
-
-def shown(visited: Any) -> Any:
-    return json.loads(visited.page.locator("script#data").text_content())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -347,7 +347,7 @@ def test_a_failure_inside_is_shown_whole_and_is_no_difference(model: str) -> Non
 
 CONVERTED = """\
 net.onnx → float16
-  work     100 % in float16: 2 of 2 compute ops
+  work     100 % of FLOPs in float16: 2 of 2 compute ops
   weights  224 B → 112 B
   target   ort-cuda
 
@@ -365,7 +365,7 @@ AGAIN = "amp-rewrite convert net.onnx --lists own.yaml --no-check "
 DATA = "--data batches.npz --tolerance 1e-2"
 STOCK = """\
 net.onnx
-  work     0 % in float16 or bfloat16: 0 of 2 compute ops
+  work     0 % of FLOPs in float16 or bfloat16: 0 of 2 compute ops
   weights  224 B
   Casts    0
 
@@ -392,9 +392,9 @@ casts
   -  z  float16 → float32  read in float32 by 'squash'
 """
 ANNOTATED = """\
-::warning title=raised%3A second::second (MatMul) float16 → float32 keep
 ::error title=cast + a::float16 → float32 read in float32 by 'second'
 ::error title=cast - z::float16 → float32 read in float32 by 'squash'
+::warning title=raised%3A second::second (MatMul) float16 → float32 keep
 """
 
 
@@ -415,8 +415,8 @@ def own(model: str) -> list[str]:
         (["explain", "a.json", "act"], (0, EXPLAINED, "")),
         (["explain", "a.json", "atc"], (2, "", "error: net.onnx: no op is named 'atc'; did you mean 'act'?\n")),
         (["diff", "a.json", "a.json"], (0, "no difference\n", "")),
-        (["diff", "a.json", "b.json"], (1, RAISED, "")),
-        (["diff", "a.json", "b.json", "--fail-on", "lowered,added"], (0, RAISED, "")),
+        (["diff", "a.json", "b.json", "-v"], (1, RAISED, "")),
+        (["diff", "a.json", "b.json", "-v", "--fail-on", "lowered,added"], (0, RAISED, "")),
         (["diff", "a.json", "b.json", "--fail-on", "casts", "--format", "github"], (1, ANNOTATED, "")),
         (
             ["diff", "a.json", "b.json", "--fail-on", "loweredd"],

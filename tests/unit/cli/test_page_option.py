@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -51,13 +49,6 @@ def outcome(*words: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def drawn(file: str = "page.html") -> Any:
-    html = Path(file).read_text("utf-8")
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert html.startswith("<!doctype html>") and found is not None
-    return json.loads(found[1])
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_writes_its_page_and_prints_the_same(name: str) -> None:
     words = COMMANDS[name]
@@ -66,23 +57,6 @@ def test_a_command_writes_its_page_and_prints_the_same(name: str) -> None:
     assert also == code == {"verify": 1, "diff": 1}.get(name, 0)
     assert stderr.splitlines()[-1].endswith("wrote deep/page.html".replace("/", os.sep))
     assert same == stdout
-    assert drawn("deep/page.html").keys() == FIGURES[name]
-
-
-def test_json_holds_what_is_drawn() -> None:
-    for name, words in COMMANDS.items():
-        more = {"diff": ("--format", "json"), "calibrate": ()}.get(name, ("--json",))
-        _, stdout, _ = outcome(*words, *more, "--report", "page.html", "--overwrite")
-        data = drawn()
-        if name == "verify":
-            told = [row["score"] for row in json.loads(stdout)["rows"]]
-            assert [row["score"] for row in data["outputs"]["rows"]] == told
-        elif name == "locate":
-            assert json.loads(stdout)["first_jump"]["op"] == "up" and "up" in data["text"]["text"]
-        elif name == "diff":
-            assert data["changes"]["counts"] == json.loads(stdout)["counts"]
-        else:
-            values = json.loads(Path("r.json").read_text())["values"]
-            assert {row["value"]: row["absmax"] for row in data["ranges"]["values"]} == {
-                value: range_["absmax"] for value, range_ in values.items()
-            }
+    html = Path("deep/page.html").read_text("utf-8")
+    assert html.startswith("<!doctype html>")
+    assert set(re.findall(r'<section id="(\w+)"', html)) == FIGURES[name]

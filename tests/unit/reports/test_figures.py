@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
 from amp_rewrite.reports.page.measured_figures import outputs_figure, ranges_figure
-from amp_rewrite.reports.page.page import Figure, Page, written
+from amp_rewrite.reports.page.page import Figure, page_of, written
 from amp_rewrite.reports.rows import Change
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -26,16 +25,26 @@ COUNT = st.integers(0, 5)
 NAME = st.text(max_size=4)
 
 
-def checked(figure: Figure) -> Any:
-    """Return the data of a figure, once its page is written and every mark stands near its area."""
-    Page("t", [figure]).to_html().encode()
+def checked(figure: Figure) -> str:
+    """Return the text of a figure, once its page is written and every mark stands near its area."""
+    page_of("t", [figure]).encode()
     shares = [
         float(share)
         for share in re.findall(r'(?:[xy]|[xy][12]|c[xy]|width|height)="([^"%]*)%"', written(figure.drawing))
     ]
     assert all(-5.0 <= share <= 105.0 for share in shares)
     assert figure.title and figure.lead
-    return json.loads(json.dumps(figure.data, allow_nan=False))
+    return "".join(figure.drawing.itertext())
+
+
+def rows(figure: Figure) -> list[list[str]]:
+    """Return the cells of the first table."""
+    table = next(figure.drawing.iter("tbody"))
+    return [["".join(cell.itertext()) for cell in row] for row in table]
+
+
+def outputs(scores: list[OutputRow], limit: float = 1.0, verdict: str = "ok", notes: Sequence[str] = ()) -> Figure:
+    return outputs_figure(scores, Criterion("scaled", limit), verdict, notes)
 
 
 # -- any numbers ---------------------------------------------------------------------------------------
@@ -44,6 +53,7 @@ FITS = st.builds(
     lambda ends, rest: Fit(20, rest[0], max(ends), min(ends), *rest[1:]), st.tuples(SIZE, SIZE), st.tuples(*[COUNT] * 4)
 )
 SCORES = st.builds(lambda *numbers: scored(*numbers), NAME, COUNT, MAYBE, MAYBE, st.booleans(), NAME)
+
 LIMITS = st.builds(Criterion, st.sampled_from([*MEASURES]), st.floats(0.0))
 
 
@@ -53,17 +63,16 @@ def scored(output: str, batch: int, score: float | None, scaled: float | None, o
 
 @given(st.dictionaries(NAME, FITS, max_size=6), st.sampled_from([DType.FLOAT16, DType.BFLOAT16]))
 def test_any_ranges_are_drawn(values: dict[str, Fit], to: DType) -> None:
-    data = checked(ranges_figure(values, to, "1 batch"))
-    assert data["seen"] + data["left_out"] == len(values)
-    assert {row["value"]: row["absmax"] for row in data["values"]}.items() <= {
-        k: f.absmax for k, f in values.items()
-    }.items()
+    figure = ranges_figure(values, to, "1 batch")
+    checked(figure)
+    assert len(rows(figure)) == sum(bool(fit.absmax or fit.nonfinite) for fit in values.values())
 
 
 @given(st.lists(SCORES, max_size=6), LIMITS)
 def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Criterion) -> None:
-    data = checked(outputs_figure(scores, allowed, "ok"))
-    assert sorted((r["output"], r["batch"]) for r in data["rows"]) == sorted((s.output, s.batch) for s in scores)
+    figure = outputs_figure(scores, allowed, "ok")
+    checked(figure)
+    assert len(rows(figure)) == len(scores)
 
 
 # -- many numbers --------------------------------------------------------------------------------------
@@ -74,17 +83,16 @@ MANY = 20_000
 def test_many_ranges_leave_the_tightest() -> None:
     values = {f"v{i}": Fit(9, 0, 2.0 + i % 7, 0.5 / (1 + i % 5)) for i in range(MANY)} | {"big": Fit(9, 0, 7e4, 1.0, 3)}
     figure = ranges_figure(values, DType.FLOAT16, "1 batch")
-    data = checked(figure)
-    assert data["tightest"][0] == "big" and (data["seen"], len(data["values"])) == (MANY + 1, 500)
+    checked(figure)
+    assert (rows(figure)[0][0], len(rows(figure))) == ("big", 500) and f"{MANY + 1} values" in figure.lead
     assert len(written(figure.drawing)) < 300_000
 
 
 def test_one_point_is_not_drawn() -> None:
-    allowed = Criterion("scaled", 1.0)
     for number in (1, 2):
         ranges = ranges_figure({f"v{i}": Fit(9, 0, 2.0, 1.0) for i in range(number)}, DType.FLOAT16, "1 batch")
-        outputs = outputs_figure([scored(f"y{i}", 0, 0.5, 0.5, True, "ok") for i in range(number)], allowed, "ok")
-        drawn = [figure.drawing.find("figure") is not None for figure in (ranges, outputs)]
+        scores = outputs([scored(f"y{i}", 0, 0.5, 0.5, True, "ok") for i in range(number)])
+        drawn = [figure.drawing.find("figure") is not None for figure in (ranges, scores)]
         assert drawn == [number > 1] * 2
 
 
@@ -96,16 +104,15 @@ def test_the_fill_of_a_mask_raises_no_alarm() -> None:
 
 def test_many_outputs_leave_the_worst() -> None:
     scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
-    figure = outputs_figure(scores, Criterion("scaled", 0.009), "failed")
-    shown = {row["output"] for row in checked(figure)["rows"]}
-    assert shown == {f"y{i}" for i in range(60, 100)} and "worst are drawn" in figure.lead
+    figure = outputs(scores, 0.009, "failed")
+    checked(figure)
+    assert {row[0] for row in rows(figure)} == {f"y{i}" for i in range(60, 100)} and "worst are listed" in figure.lead
 
 
 def test_many_changes_are_counted_and_the_first_listed() -> None:
     change = Change("lowered", "a", "Add", before="float32", after="float16")
     (figure,) = Delta("a", "b", (change,) * 2000).figures()
-    data = checked(figure)
-    assert (data["in_all"], len(data["changes"])) == (2000, 500) and "first 500" in figure.lead
+    assert (figure.lead, len(rows(figure))) == ("2000 lowered. The table holds the first 500.", 500)
 
 
 # -- what is said --------------------------------------------------------------------------------------
@@ -122,26 +129,21 @@ def test_many_changes_are_counted_and_the_first_listed() -> None:
 def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> None:
     figure = ranges_figure({"wide": Fit(9, 0, 2.0, 1.0), "tight": fit}, DType.FLOAT16, "1 batch")
     assert f"The tightest is tight: 1 to {fit.absmax:.0f}, {words}." in figure.lead
-    assert checked(figure)["tightest"] == ["tight", "wide"]
+    assert [row[0] for row in rows(figure)] == ["tight", "wide"]
 
 
 def test_caveats_and_settings_stand_below_their_figures() -> None:
-    notes = ("random data show little", "<i>NaN</i>")
-    figure = outputs_figure([], Criterion("scaled", 1.0), "ok", notes)
-    assert checked(figure)["notes"] == list(notes)
-    assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in written(figure.drawing)
+    html = written(outputs([], notes=("random data show little", "<i>NaN</i>")).drawing)
+    assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in html
     (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
-    assert checked(figure)["settings"] == {"to": ["float16", "bfloat16"]}
-    assert "Settings" in written(figure.drawing)
+    assert rows(figure) == [["to", "float16", "bfloat16"]]
 
 
 def test_names_of_any_length_leave_sentences_readable() -> None:
     name = "<b>\u202e" + "n" * 100_000
-    fit, allowed = Fit(9, 0, 2.0, 1.0), Criterion("scaled", 1.0)
     for figure in (
-        ranges_figure({name: fit}, DType.FLOAT16, name),
-        outputs_figure([scored(name, 0, 1.0, 1.0, True, name)], allowed, name, [name]),
+        ranges_figure({name: Fit(9, 0, 2.0, 1.0)}, DType.FLOAT16, name),
+        outputs([scored(name, 0, 1.0, 1.0, True, name)], verdict=name, notes=[name]),
         *Delta(name, name, (Change("lowered", name, name, why=name),), settings=((name, name, name),)).figures(),
     ):
-        assert figure is not None
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000

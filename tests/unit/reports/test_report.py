@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,6 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.reports import sources
 from amp_rewrite.reports.evidence import REPAIRED, Evidence
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size, table
@@ -115,7 +111,7 @@ def test_casts_of_the_model_itself_are_told_from_inserted_ones() -> None:
         ("x", "float16", "existing"),
         ("r", "float32", "existing"),
     ]
-    assert [row.reads for row in report.rows] == [(), (), (1,)]
+    assert [row.reads for row in report.rows] == [(FIRST_INPUT,), (FIRST_INPUT,), (1,)]
 
 
 def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None:
@@ -134,17 +130,18 @@ def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None
     }"""
     report = convert(model(text, w=(8, 8)), target="onnx", keep=["sum"]).report
     existing = [
-        ("h", "float16", "float32", "existing", "the op 'widen'", "", 2, 256, NO_ROW, 0),
+        ("h", "float16", "float32", "existing", "the op 'widen'", "", 2, 256, FIRST_INPUT, 0),
         ("s", "float32", "float16", "existing", "the op 'narrow'", "", 2, 128, 2, 0),
         ("n", "float16", "float32", "existing", "the op 'again'", "", 1, 256, 2, 0),
         ("n", "float16", "float32", "existing", "the op 'up'", "", 1, 256, 2, 0),
-        ("x", "float32", "float16", "existing", "the op 'low'", "", 1, 128, NO_ROW, 0),
-        ("r", "float16", "float32", "existing", "the op 'back'", "pick/else_branch/", 1, 256, NO_ROW, 0),
+        ("x", "float32", "float16", "existing", "the op 'low'", "", 1, 128, FIRST_INPUT - 1, 0),
+        ("r", "float16", "float32", "existing", "the op 'back'", "pick/else_branch/", 1, 256, FIRST_INPUT - 1, 0),
     ]
     inserted = ("p", "float16", "float32", "inserted", "read in float32 by 'sum'", "", 1, 256, 1, 0)
-    assert [tuple(cast)[:-1] for cast in report.casts] == [*existing, inserted]
-    assert not any(cast.dead for cast in report.casts)
-    assert [row.reads for row in report.rows] == [(), (), (1,), (2,), (2,), (2,), (2,), (), (), (NO_ROW, 2)]
+    assert [tuple(cast) for cast in report.casts] == [*existing, inserted]
+    h, x, c = FIRST_INPUT, FIRST_INPUT - 1, FIRST_INPUT - 2
+    reads = [(h,), (h,), (1, x), (2,), (2,), (2,), (2,), (x,), (x,), (c, 2, x)]
+    assert [row.reads for row in report.rows] == reads
     counts = {field.name: getattr(report.totals, field.name) for field in fields(Totals)}
     counts = {name: number for name, number in counts.items() if number}
     assert counts == {
@@ -174,31 +171,14 @@ def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() ->
     paths = [row.path for row in report.rows]
     assert (paths, report.rows[2].reads) == (
         ["pick/then_branch/up", "pick/else_branch/Relu_0", "pick"],
-        (NO_ROW, 0, 1),
+        (FIRST_INPUT, 0, 1),
     )
     assert [row.named for row in report.rows] == [True, False, True]
 
 
-def test_the_kernel_gate_s_refusals_are_counted_and_listed() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[4, 4] x) => (float[4, 4] y) <float[4, 4] w> { [product] y = MatMul (x, w) }"""
-    report = convert(model(text, w=(4, 4)), target="onnx").report
-    held = replace(report, rows=(report.rows[0]._replace(rule="kernel_gate", note="no kernel"),))
-    assert report.refused == ()
-    assert [row.name for row in held.refused] == ["product"]
-    kept = replace(held, rows=(held.rows[0]._replace(dtype="float32"),))
-    assert "  1  the target has no kernel for it in the low type (1 MatMul)\n" in kept.text()
-
-
-def test_a_pipe_is_read_until_it_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 10)
-    pipe = tmp_path / "report.json"
-    os.mkfifo(pipe)
-    for given, read in ((3, 3), (10, 10), (30, 11)):
-        writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * given,))
-        writer.start()
-        assert len(sources._content(pipe)) == read  # one more than may be read shows that it is too long
-        writer.join()
+def test_refusals_of_the_kernel_gate_are_listed() -> None:
+    held = replace(golden(), rows=(golden().rows[0]._replace(rule="kernel_gate", dtype="float32"),), casts=())
+    assert "  1  the target has no kernel for it in the low type (1 MatMul)\n" in held.text()
 
 
 # -- JSON --------------------------------------------------------------------------------------------
@@ -228,10 +208,10 @@ def test_every_field_survives_json() -> None:
         header,
         Totals(*range(19)),
         (row, row),
-        (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1, True),),
+        (CastRow("v", "float32", "bfloat16", "folded", "r", "s/", 2, 3, 0, 1),),
         (BakeRow("w", "bfloat16", 4, 2, "s/", True),),
         (Finding("k", "s", "m"),),
-        (PortRow("x", "seq(map(int64, float32))", reads=(0, 1)),),
+        (PortRow("x", "seq(map(int64, float32))"),),
         (PortRow("y", "float32", FIRST_INPUT, 1),),
         {"float16": 3},
         Evidence(REPAIRED, "x.npz", 3, True, "error ≤ 0.01", "0.5", True, 2, "why", 0.5),
@@ -266,29 +246,12 @@ MALFORMED: Mapping[str, tuple[str | bytes, str]] = {
     "text for a list": (changed(rows="all"), "rows must be a list, but is text"),
     "number for text": (changed(rows=[ROW, {**ROW, "rule": 3}]), "rows[1].rule must be text, but is an integer"),
     "inside a map": (changed(rows=[{**ROW, "variables": {"T": None}}]), "rows[0].variables.T must be text"),
-    "reads itself": (changed(rows=[{**ROW, "reads": [0]}]), "rows[0].reads names a row that does not stand before"),
-    "reads nothing": (changed(rows=[{**ROW, "reads": [-2]}]), "rows[0].reads names a row"),
-    "because of nothing": (
-        changed(rows=[{**ROW, "because_row": 1}], casts=[]),
-        "rows[0].because_row does not name a row",
-    ),
     "text behind it": (changed() + "{}", "not JSON (Extra data"),
-    "output of nothing": (
-        changed(outputs=[{"name": "y", "dtype": "float32", "after": 99}]),
-        "outputs[0].after names neither",
-    ),
-    "output of no input": (
-        changed(outputs=[{"name": "y", "dtype": "float32", "after": -2}]),
-        "outputs[0].after names neither",
-    ),
-    **{
-        f"input read at {reads}": (
-            changed(inputs=[{"name": "x", "dtype": "float32", "reads": reads}]),
-            "inputs[0].reads does not",
-        )
-        for reads in ([99, 0], [0, -9], [1])
-    },
-    "cast of nothing": (changed(rows=[ROW]), "casts[1].after does not name a row"),
+    "reads itself": (changed(rows=[{**ROW, "reads": [0]}]), "rows[0].reads does not name"),
+    "reads no input": (changed(rows=[{**ROW, "reads": [-3]}]), "rows[0].reads does not name"),
+    "because of nothing": (changed(rows=[{**ROW, "because_row": 1}], casts=[]), "rows[0].because_row does not name"),
+    "output of nothing": (changed(outputs=[{"name": "y", "dtype": "float32", "after": 99}]), "outputs[0].after"),
+    "cast of nothing": (changed(rows=[ROW]), "casts[1].after does not name"),
 }
 
 
@@ -354,7 +317,7 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
 
 def test_the_text_of_an_inventory_counts_op_types() -> None:
     text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
-    assert "  work     0 % in float16 or bfloat16: 0 of 2 compute ops\n" in text
+    assert "  work     0 % of FLOPs in float16 or bfloat16: 0 of 2 compute ops\n" in text
     assert "  2  MatMul     2 float32\n" in text
 
 
@@ -401,12 +364,10 @@ def test_tables_align_and_end_without_blanks() -> None:
 
 
 def test_sizes_have_units_and_shares_are_rounded_to_all_only_if_all() -> None:
-    assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 4_300_000, 2 * 10**9, 3 * 10**12)] == [
-        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "4.3 MB", "2.0 GB", "3.0 TB"),
+    assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 2 * 10**9, 3 * 10**12)] == [
+        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.0 GB", "3.0 TB"),
     ]
-    assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (1, 2), (998, 999), (9, 9))] == [
-        *("-", "0 %", "1 %", "50 %", "99 %", "100 %"),
-    ]
+    assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0 %", "1 %", "99 %", "100 %"]
 
 
 def test_no_name_breaks_out_of_a_markdown_cell() -> None:
@@ -446,13 +407,10 @@ def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
 def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:
     rows = (Row("a", "Relu", "float32", "one/"), Row("a", "Exp", "float32", "two/"))
     report = replace(golden(), rows=rows, casts=())
-    with pytest.raises(PatternError, match="2 ops are named 'a'; ask for 'one/a' or 'two/a'"):
+    with pytest.raises(PatternError, match=r"2 ops are named 'a'; ask for #0 .one/a. or #1 .two/a."):
         str(explained(report, ["a"]))
     assert str(explained(report, ["two/a"])).startswith("two/a (Exp)")
-    twins = replace(report, rows=(rows[0], rows[0]))
-    with pytest.raises(PatternError, match=r"ask for #0 \(Relu\) or #1 \(Relu\)"):
-        str(explained(twins, ["a"]))
-    assert str(explained(twins, ["#1"])).startswith("one/a (Relu)")
+    assert str(explained(report, ["#0"])).startswith("one/a (Relu)")
 
 
 def test_explain_ends_even_where_reasons_run_in_a_circle() -> None:
