@@ -25,22 +25,23 @@ FINDINGS = "docs/reference/findings.md"
 class Strength(IntEnum):
     """Tiers of reasons. Of two contrary reasons for an op, the higher tier decides."""
 
-    words: str
-    """The name under "Precedence" in docs/architecture.md."""
+    SPREAD, LIST, GROUP, PIN, SAFETY, USER, GATE = range(1, 8)
 
-    def __new__(cls, value: int, words: str) -> Strength:
-        """Make a member with words."""
-        member = int.__new__(cls, value)
-        member._value_, member.words = value, words
-        return member
+    @property
+    def words(self) -> str:
+        """The name under "Precedence" in docs/architecture.md."""
+        return _TIERS[self - 1]
 
-    SPREAD = 1, "spreading and placement"
-    LIST = 2, "lists and level"
-    GROUP = 3, "groups that share a type"
-    PIN = 4, "pins from data or for training"
-    SAFETY = 5, "safety rules"
-    USER = 6, "keep and lower patterns"
-    GATE = 7, "schema and kernel gate"
+
+_TIERS = (
+    "spreading and placement",
+    "lists and level",
+    "groups that share a type",
+    "pins from data or for training",
+    "safety rules",
+    "keep and lower patterns",
+    "schema and kernel gate",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from math import prod
 
 from amp_rewrite.ir.attributes import equation, int_attribute
 from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT, TENSOR_CORE_STEP
-from amp_rewrite.ir.shapes import Shape, shape_of
-from amp_rewrite.ir.view import Op, ValueId, View, once
+from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
+from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 UNKNOWN_SIZE = 1 << 16
 """Elements of a value without a known shape that is made from no value with one."""
@@ -29,7 +29,7 @@ def size(view: View, value: ValueId | None) -> int:
 
 @once
 def _sizes(view: View) -> Sequence[int]:
-    sizes = [prod(shape(view, value.id)) if shape_of(view, value.id) is not None else 0 for value in view.values]
+    sizes = [prod(shape(view, value.id)) if _known(view, value.id) is not None else 0 for value in view.values]
     for op in view.ops:
         largest = max((sizes[value] or UNKNOWN_SIZE for value in op.operands), default=UNKNOWN_SIZE)
         for value in op.results:
@@ -39,7 +39,19 @@ def _sizes(view: View) -> Sequence[int]:
 
 def shape(view: View, value: ValueId | None) -> tuple[int, ...]:
     """Return the shape with free dimensions filled in; () if it is unknown."""
-    return tuple(UNKNOWN_DIMENSION if d is None else d for d in shape_of(view, value) or ())
+    return tuple(UNKNOWN_DIMENSION if d is None else d for d in _known(view, value) or ())
+
+
+def _known(view: View, value: ValueId | None) -> Shape | None:
+    stated = _stated(view).get(view.value_name(value)) if value is not None else None
+    return shape_of(view, value) if stated is None or value is None or view.values[value].scope != MAIN else stated
+
+
+@once
+def _stated(view: View) -> Mapping[str, Shape]:
+    graph = view.model.proto.graph
+    formals = (*graph.value_info, *graph.input, *graph.output)
+    return {formal.name: fixed(dims) for formal in formals if (dims := declared_dims(formal)) is not None}
 
 
 def is_short(view: View, op: Op) -> bool:

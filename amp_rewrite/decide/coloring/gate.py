@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-
-import onnx.defs
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Cause
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
-from amp_rewrite.ir.schema import KEPT_VARIABLES, TENSOR, Signature, signature, unknown
-from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED, OLDEST_MOVED
+from amp_rewrite.ir.schema import KEPT_VARIABLES, TENSOR, unknown
+from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
@@ -38,13 +36,6 @@ def computes_float32_inside(op: Op) -> bool:
         return False
     stashed = attribute(op.node, "stash_type")
     return stashed is None or DType.of(stashed.i) is DType.FLOAT
-
-
-def _versions(op: Op, opsets: Iterable[int]) -> Iterator[tuple[int, Signature]]:
-    for opset in opsets if op.domain == "" else ():
-        schema = signature(op.domain, op.op_type, opset)
-        if schema is not None:
-            yield opset, schema
 
 
 def _of_bias(view: View, op: Op) -> bool:
@@ -133,9 +124,6 @@ class Gate:
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
-        for opset, schema in _versions(op, range(op.signature.since, onnx.defs.onnx_opset_version() + 1)):
-            if schema.admits(variable.name, self.to) and self.kernels is None:  # else a finding says what helps
-                return Cause(reasons.SCHEMA_GATE, None, f"{note}; opset {opset} does")
         return Cause(reasons.SCHEMA_GATE, None, note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -203,12 +191,6 @@ class Gate:
         assert self.kernels is not None and op.signature is not None
         types = kernel_types(view, op, changed, dtype)
         refusal = self.kernels.refusal(op.domain, op.op_type, op.signature.since, types)
-        opset = view.opsets.get(op.domain, 1)
-        above = range(max(opset + 1, OLDEST_MOVED), onnx.defs.onnx_opset_version() + 1)
-        others = _versions(op, (*range(opset - 1, OLDEST_MOVED - 1, -1), *above))
-        for other, schema in others:
-            if self.kernels.runs(op.domain, op.op_type, schema.since, types) and schema.admits(changed[0], dtype):
-                return f"{self.kernels.runtime}: {refusal}; at opset {other} there is one"
         return f"{self.kernels.runtime}: {refusal}"
 
 

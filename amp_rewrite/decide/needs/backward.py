@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from heapq import heappop, heappush
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.causes import cause_of
@@ -53,8 +52,7 @@ class Backward:
     asked: dict[ValueId, dict[NeedOf, Cause]] = field(default_factory=dict)
     pinned: dict[OpId, Cause] = field(default_factory=dict)
     _waiting: set[OpId] = field(default_factory=set)
-    _left: list[int] = field(default_factory=list)
-    """Ops to visit, the last of them first: a heap of their negative ids."""
+    """Ops to visit, the last of them first."""
 
     @property
     def view(self) -> View:
@@ -67,13 +65,12 @@ class Backward:
         needs = cls(facts)
         ops = facts.view.ops
         needs._waiting.update(op.id for op in ops)
-        needs._left.extend(range(1 - len(ops), 1))
         needs._ask_of_states()
         needs._ask_of_outputs()
-        while needs._left:
-            last = ops[-heappop(needs._left)]
-            needs._waiting.discard(last.id)
-            needs._visit(last)
+        while needs._waiting:
+            for op_id in sorted(needs._waiting, reverse=True):
+                needs._waiting.discard(op_id)
+                needs._visit(ops[op_id])
         return needs
 
     def _visit(self, op: Op) -> None:
@@ -117,9 +114,8 @@ class Backward:
             maker = self.view.values[value].producer
             if maker is None:
                 self._ask_outside(value, need_of, why)
-            elif maker not in self._waiting:  # an iteration asks the one before
+            else:
                 self._waiting.add(maker)
-                heappush(self._left, -maker)
         return True
 
     def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Cause) -> None:
@@ -149,7 +145,7 @@ class Backward:
             case Need.TINY:
                 return self._is_small(fact)
             case Need.RATIO:
-                near = fact.near_one or fact.beside_one or bool(fact.peak)
+                near = fact.near_one or fact.beside_one or fact.peak
                 return fact.small or self._is_small(fact) or near or bool(fact.squares)
             case Need.RANGE:
                 return fact.grows or bool(fact.beyond) or (fact.terms > limits.most / TERM and fact.size > limits.most)
@@ -185,8 +181,7 @@ class Backward:
                 continue
             if not (need is Need.DIGITS and operand in self._readers.shared):
                 self._ask(operand, need, why)
-            near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
-            if near and need in _BESIDE_ONE.get(op.kind, ()):
+            if op.kind == "Mul" and need in (Need.DIGITS, Need.PLACE) and self.facts[operand].beside_one:
                 self._ask(operand, Need.FACTOR, why)
             if need is Need.RATIO and self._is_front(op, value, operand):
                 note = "part of the spectrum of an input, of which small parts count"
@@ -252,9 +247,4 @@ class Backward:
                 self._ask(out, Need.PLACE, Cause(reasons.POSITION, None, "counts from places on a grid"))
 
 
-_BESIDE_ONE = {
-    "Mul": (Need.DIGITS, Need.PLACE),
-    **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
-}
-"""Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))

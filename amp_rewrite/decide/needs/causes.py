@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.elementwise import too_large
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.decide.needs.sums import contracts, number_of_terms
@@ -42,10 +41,6 @@ def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varyin
             reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
             return Cause(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
     note = ""
-    if Trait.QUANTIZES in row.traits:
-        scale, zero = (facts[v] for v in (*op.inputs, None)[1:3])
-        beyond = too_large(facts, facts.view.dtype(op.outputs[0]), scale, zero)
-        note = beyond.note if beyond else ""
     if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
         lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
         if lost is not None:

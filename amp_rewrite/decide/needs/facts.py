@@ -84,12 +84,10 @@ class Fact(NamedTuple):
     """Large arguments differ only in how far it is from 1."""
     beside_one: Annotated[bool, any] = False
     """It is 1 plus or minus something."""
-    peak: tuple[int, ...] = ()
-    """The axes, counted from the end, of rows whose largest element is 0, or 1 after an exponential."""
+    peak: bool = False
+    """The largest element of its rows is 0, or 1 after an exponential."""
     top: ValueId | None = None
     """The value of whose rows it is the largest element."""
-    top_axes: tuple[int, ...] = ()
-    """The axes of these rows."""
 
     # -- origin --------------------------------------------------------------------------------------
     constant: Annotated[bool, all] = False
@@ -318,7 +316,7 @@ def fact_of_constant(facts: Known, value: ValueId) -> Fact:
         number=low if low == high else None,
         whole=max(abs(low), abs(high)) if bool((finite == np.round(finite)).all()) else None,
         running=_is_running(numbers),
-        peak=(-1,) if high == 0 and low < 0 else (),
+        peak=high == 0 and low < 0,
         fill=fill is not None and fill.selects,
     )
     return _counting(facts, value, fact)
@@ -372,4 +370,4 @@ def _is_running(numbers: Array) -> bool:
 
 def unbounded(fact: Fact) -> Fact:
     """Return the facts of a value beyond the reach of a loop."""
-    return fact._replace(low=-INF, high=INF, whole=None, peak=())
+    return fact._replace(low=-INF, high=INF, whole=None, peak=False)

@@ -17,9 +17,8 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32_ops
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS, SUMS
 from amp_rewrite.ir.ops import Need
-from amp_rewrite.ir.patterns.clusters import CUBIC, clusters, integer_ops, snakes
+from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
-from amp_rewrite.ir.patterns.match import direct_match
 from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
@@ -143,7 +142,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
         why = "of a snake activation: off by no more than the sum behind it rounds"
         yield sine, Unneeded(_PLACE, why)
     for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
-        if _is_cube(facts, op):
+        if op.kind == "Pow":
             why = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
             yield op.id, Unneeded(_ACCURACY, why)
     for op in float32_ops(view, ("Pow", "ReduceMean", "ReduceSum")):
@@ -161,17 +160,6 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
                 yield op.id, Unneeded(_RANGE, "a mean of so few numbers that their sum fits")
     for op in constant_ops(view):
         yield op.id, Unneeded(_EVERY, "computed from shapes and constants alone")
-
-
-def _is_cube(facts: Facts, power: Op) -> bool:
-    """True for the Pow of tanh(c · (x + k · x³)) with positive k.
-
-    Beyond |x| = 40 x³ overflows to an infinity of x's sign, whose tanh is ±1; so is the exact tanh from |x| = 6 on.
-    Below |x| = 0.004 x³ becomes 0, which is negligible beside x.
-    """
-    match = direct_match(facts.view, power, CUBIC) if power.kind == "Pow" else None
-    cubed = match is not None and facts[match.values["exponent"]].number == 3
-    return match is not None and cubed and (facts[match.values["factor"]].number or 0.0) > 0
 
 
 def _sums_or_divides(op: Op) -> bool:

@@ -21,7 +21,7 @@ from amp_rewrite.decide.needs.facts import (
 )
 from amp_rewrite.decide.needs.sums import averages, fact_of_product, fact_of_reduction, fact_of_sum
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import attribute, ints_attribute
+from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS
 from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
@@ -127,18 +127,14 @@ class Facts(Known):
                 wide = fact.whole is not None and fact.whole > self.limits.most and fact.raw
                 return fact._replace(beyond=leaves(self, fact.low, fact.high), grows=wide)
             return fact
-        if op.kind == "Transpose" and fact.peak:
-            perm = ints_attribute(op.node, "perm") or range(len(shape_of(self.view, op.inputs[0]) or ()))[::-1]
-            axes = {axis - len(perm): to - len(perm) for to, axis in enumerate(perm)}
-            fact = fact._replace(peak=tuple(axes.get(axis, axis) for axis in fact.peak))
         kept = row.traits & (Trait.MOVES | Trait.RELABELS)
-        return fact if kept else fact._replace(number=None, peak=fact.peak if op.kind == "TopK" else ())
+        return fact if kept else fact._replace(number=None, peak=fact.peak and op.kind == "TopK")
 
     def _selected(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         if op.kind == "Relu":
             return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
         if op.kind == "ThresholdedRelu":  # what is below its threshold, which may exceed a peak, becomes 0
-            return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=())
+            return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=False)
         fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and self.limits.most < f.size < INF)]
         if fills:
             others = [f for f in read if f not in fills]

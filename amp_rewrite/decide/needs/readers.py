@@ -13,14 +13,14 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.elementwise import factor, is_single_input
 from amp_rewrite.decide.needs.facts import INF, Fact, Values
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.sums import adds_peak, centers
+from amp_rewrite.decide.needs.sums import centers
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
-from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.ir.view import Op, ValueId
 
 TERM = 32
 """The size that a term of a sum may have."""
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Readers:
-    """What ops ask of their inputs.
+    """Needs of ops of their inputs.
 
     `shared`: values that both sides of a difference read, or numbers picked from them: their own rounding does not
     show in it.
@@ -54,7 +54,6 @@ class Readers:
     shared: set[ValueId] = field(default_factory=set)
     _balances: dict[tuple[ValueId, int], bool] = field(default_factory=dict)
     """Weights that sum to zero along the axis that a product sums, by axis."""
-    _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op of its inputs, for any reader of its result."""
@@ -95,7 +94,7 @@ class Readers:
         elif op.kind == "Pow":
             if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
                 yield Asked(op.inputs[0], Need.TINY)
-        elif op.kind == "ReduceLogSum" and not adds_peak(self.facts, op):
+        elif op.kind == "ReduceLogSum" and not facts[0].peak:
             yield Asked(op.inputs[0], Need.RATIO)
 
     def _by_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:
@@ -167,17 +166,13 @@ class Readers:
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
     def _counts(self, op: Op) -> bool:
-        """True if a quotient is by a number of elements, computed from a shape or fed as the only number of an input.
-
-        A number that multiplies the dividend before, as a loss scale does, does not count.
-        """
+        """True if a quotient is by a number of elements: computed from a shape, or the only number of an input."""
         value = op.inputs[1]
         if value is None or self.facts[value].constant:
             return False
         if self.facts[value].whole is not None:
             return True
-        source = self.facts.origin(value)
-        return is_single_input(self.facts, source) and not self._depends(self.facts.view.producer(op.inputs[0]), source)
+        return is_single_input(self.facts, self.facts.origin(value))
 
     def _share(self, values: Iterable[ValueId]) -> None:
         left = list(values)
@@ -185,15 +180,8 @@ class Readers:
             value = left.pop()
             if value not in self.shared:
                 self.shared.add(value)
-                picking = (
-                    r for r in self.facts.view.readers(value) if r.inputs[0] == value and row_of(r.kind).way in _PICKED
-                )
-                left += [result for reader in picking for result in reader.results]
-
-    def _depends(self, op: Op | None, source: ValueId) -> bool:
-        if source not in self._after:
-            self._after[source] = self.facts.view.after(reader.id for reader in self.facts.view.readers(source))
-        return op is not None and op.id in self._after[source]
+                readers = (r for r in self.facts.view.readers(value) if r.inputs[0] == value)
+                left += [v for r in readers if row_of(r.kind).way in (Way.COPY, Way.PICK) for v in r.results]
 
 
 def _sums_to_zero(weights: Array | None, axis: int) -> bool:
@@ -214,4 +202,3 @@ def _among(a: Fact, b: Fact) -> Iterator[Values]:
 
 _INVERSES = ("Pow", "Reciprocal")
 """Ops that divide by their first input, a power by its exponent."""
-_PICKED = (Way.COPY, Way.PICK)

@@ -11,8 +11,7 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, jo
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
-from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
-from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.patterns.scores import MOST, scored_rows
 from amp_rewrite.ir.shapes import combined_elements, shape_of
@@ -32,11 +31,12 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     high = sum(f.high if sign > 0 else -f.low for f, sign in zip(read, signs, strict=True))
     varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
     if op.kind == "Neg":
-        return fact._replace(low=low, high=high, number=None, negative=not fact.negative, peak=(), guard=INF, top=None)
+        return fact._replace(
+            low=low, high=high, number=None, negative=not fact.negative, peak=False, guard=INF, top=None
+        )
     tiny = [f.number for f in constants if f.number is not None and 0 < f.number < 1]
     guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
-    centered = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
-    peak = read[1].top_axes if centered else ()
+    peak = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
     wholes = [f.whole for f in read if f.whole is not None]
     hides = fact.hides or any(f.raw for f in varying)
     counting = [f for f in read if f.grid and not (f.constant and op.id in _near(facts.view, facts.to))]
@@ -51,7 +51,7 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         placed=fact.placed or bool(fact.levels),
         nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
         slope=fact.slope or (len(varying) == 2 and fact.nudged and all(f.learned for f in varying)),
-        states=() if centers(facts, op) else tuple((state, True) for state, _ in fact.states),
+        states=tuple((state, True) for state, _ in fact.states),
         steps=steps_of(facts, op, read),
         run=run_of(read),
         grid=sum(f.grid for f in counting),
@@ -60,22 +60,10 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         gated=0,
         small_factor=False,
         negative=fact.negative,
-        beyond=fact.beyond or _drowns(facts, read, varying, constants) or _outweighs(facts, op),
-        small=(fact.small and (guard == INF or guard < facts.limits.tiny)) or _is_rest(facts, op, varying, constants),
+        beyond=fact.beyond or _drowns(facts, read, varying, constants),
+        small=fact.small and (guard == INF or guard < facts.limits.tiny),
         running=False,
     )
-
-
-def _outweighs(facts: Known, op: Op) -> Beyond | None:
-    for value, bias in orders(op) if op.kind == "Add" else ():
-        layer = facts.view.producer(facts.origin(value), *LAYERS)
-        if facts[bias].constant and layer is not None and outweighs(facts.view, bias, layer.inputs[1], facts.to):
-            return Beyond("a bias that outweighs the product it is added to")
-    return None
-
-
-def _is_rest(facts: Known, op: Op, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
-    return op.kind == "Sub" and any(f.near_one for f in varying) and any(f.number == 1 for f in constants)
 
 
 def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> Beyond | None:
@@ -111,38 +99,23 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
     if op.kind in ("ReduceSumSquare", "ReduceL2", "GlobalLpPool", "LpPool"):
         squares = frozenset((facts.line(op.operands[0]),))
         small = fact.small or bool(fact.sources)
-        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=())
+        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=False)
         return fact._replace(low=0.0, high=INF)
     if op.kind in ("ReduceMax", "ReduceMin"):
-        top, axes = (op.inputs[0], _from_end(facts, op)) if op.kind == "ReduceMax" else (None, ())
-        return fact._replace(peak=(), top=top, top_axes=axes)
+        return fact._replace(peak=False, top=op.inputs[0] if op.kind == "ReduceMax" else None)
     if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
-        return fact._replace(whole=None, peak=())
+        return fact._replace(whole=None, peak=False)
     if op.kind in ("DFT", "STFT"):
-        return fact._replace(low=-INF, high=INF, whole=None, peak=())
+        return fact._replace(low=-INF, high=INF, whole=None, peak=False)
     known = combined_elements(facts.view, op)
     count = min(known or FREE, _MANY)
     whole = fact.whole * count if fact.whole is not None else None
     if op.kind in ("ReduceProd", "CumProd", "Det"):
-        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=())
-    small = (fact.small or (bool(fact.peak) and fact.low >= 0)) and not adds_peak(facts, op)
+        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=False)
+    small = fact.small and not fact.peak
     added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
     low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
-    return fact._replace(low=low, high=high, whole=whole, small=small, peak=(), terms=fact.terms * added)
-
-
-def adds_peak(facts: Known, op: Op) -> bool:
-    """True for a sum along rows with the largest element 1: it is not small."""
-    peak = facts[op.inputs[0]].peak
-    return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_from_end(facts, op)))
-
-
-def _from_end(facts: Known, op: Op) -> tuple[int, ...]:
-    """Return the axes of a reduction, counted from the end if the rank is known; all if none are stated."""
-    axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
-    if shape is None:
-        return tuple(axes)
-    return tuple(axis - len(shape) if axis >= 0 else axis for axis in axes or range(len(shape)))
+    return fact._replace(low=low, high=high, whole=whole, small=small, peak=False, terms=fact.terms * added)
 
 
 def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:

@@ -101,7 +101,6 @@ def _gated(bell: Pattern) -> Pattern:
 
 GELU_ERF = _gated(op("Erf", made_of("Div|Mul")))
 GELU_TANH = _gated(op("Tanh", made_of("Add|Mul|Pow")))
-CUBIC = op("Add", X, op("Mul", op("Pow", X, anything("exponent")), anything("factor")))
 QUICK_GELU = op("Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, anything(test=constant), name="scaled"))))
 
 

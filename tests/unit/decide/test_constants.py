@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 import amp_rewrite
-from amp_rewrite.decide.needs.find import Needs, find_needs
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.decide.reasons import MASK_FILL
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -63,32 +63,6 @@ def test_an_op_stays_float32_if_its_constant_reaches_the_end_of_the_range(number
 def test_large_numbers_are_added_to_a_product_in_float32(level: Any, to: DType, expected: list[str]) -> None:
     view = view_of("b=MatMul(x,w);a=Mul(b,s);h=Add(a,m);y=Sub(h,m)", w=np.eye(8), s=np.array([2.0]), m=level)
     assert list(held(view, to)) == expected
-
-
-def test_a_weight_that_overflows_float16_fits_bfloat16() -> None:
-    view = view_of("y=MatMul(x,w)", w=np.eye(8) * -1e6)
-    assert (list(held(view)), list(held(view, BF16))) == (["y"], [])
-
-
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    [
-        ("values_floats=1.0 65504.0", set()),
-        ("values_floats=1.0 2.0,default_float=-1e6", {"u", "y"}),
-    ],
-)
-def test_readers_of_a_label_encoders_numbers_stay_float32_where_they_overflow(stated: str, expected: set[str]) -> None:
-    text = f"l=ai.onnx.ml::LabelEncoder[keys_int64s=1 2,{stated}](ids);u=Transpose(l);y=MatMul(u,w)"
-    view = view_of(text, opset=20)
-    assert held(view).keys() == expected
-    assert held(view, BF16) == {}
-
-
-def test_copies_of_an_overflowing_constant_and_their_readers_stay_float32() -> None:
-    text = "picked=Gather(table,ids);v=MatMul(x,w);s=Add(v,picked);h=Relu(s);y=MatMul(h,u)"
-    found = held(view_of(text, table=np.array([1.0, 2.0, 1e6, 3.0])))
-    assert {"picked", "s"} <= found.keys()
-    assert "v" not in found
 
 
 @pytest.mark.parametrize(
@@ -160,30 +134,11 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
     assert not {"raw", "scaled", "n"} & found.keys()
 
 
-def test_a_mask_that_is_just_the_lowest_float16_is_additive_too() -> None:
-    view = view_of("bias=Mul(m,far);raw=MatMul(q,k);s=Add(raw,bias);y=Softmax(s)", far=-65504.0)
-    assert (list(held(view)), list(held(view, BF16))) == (["bias", "s", "y"], [])
-    assert find_needs(view, F16).findings == ()
-    small = view_of("bias=Mul(m,far);raw=MatMul(q,k);s=Add(raw,bias);y=Softmax(s)", far=-1e4)
-    assert held(small) == {}
-
-
-def test_one_mask_serves_every_layer_and_holds_each_of_their_sums() -> None:
-    text = "bias=Where(seen,zero,far);s=Add(x,bias);p=Softmax(s);t=MatMul(p,w);u=Add(t,bias);y=Softmax(u)"
-    assert {"s", "u"} <= held(view_of(text, zero=0.0, far=LOWEST)).keys()
-
-
 def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
     view = view_of("c=Clip(x,far,high);a=MatMul(x,w);s=Add(a,c);y=Softmax(s)", far=LOWEST, high=1e6)
     found = find_needs(view, F16)
     assert [f.subject for f in found.findings] == ["far", "high"]
     assert found.pins == ()
-
-
-def test_real_data_in_a_where_is_never_clamped() -> None:
-    view = view_of("h=MatMul(x,w);y=Where(seen,h,data)", data=np.arange(-80000.0, -79992.0))
-    assert list(held(view)) == ["y"]
-    assert find_needs(view, F16).findings == ()
 
 
 # -- epsilon ----------------------------------------------------------------------------------------
@@ -193,32 +148,23 @@ def test_real_data_in_a_where_is_never_clamped() -> None:
     ("text", "expected"),
     [
         ("a=Add(column,eps);s=Sqrt(a);y=Div(x,s)", ["a", "s"]),  # the root of epsilon fits
-        ("a=Add(column,eps);r=Pow(a,half);y=Mul(x,r)", ["a", "r"]),
         ("a=Add(column,eps);r=Pow(a,roots);y=Mul(x,r)", ["a", "r"]),
         ("a=Add(column,eps);r=Pow(a,squares);y=Mul(x,r)", []),
-        ("a=Add(column,eps);s=Sqrt(a);r=Div(one,s);y=Mul(x,r)", ["a", "s"]),
         ("a=Max(column,eps);y=Div(x,a)", ["a", "y"]),
-        ("a=Clip(column,eps);e=Expand(a,n);y=Div(x,e)", ["a", "e", "y"]),
         ("a=Where(seen,eps,column);y=Div(x,a)", ["a", "y"]),
         ("a=Add(column,eps);r=Reciprocal(a);y=Mul(x,r)", ["a", "r", "y"]),
-        ("a=Add(eps,column);y=Log(a)", ["a", "y"]),
         ("a=Add(column,eps);y=Div(a,x)", []),
         ("a=Add(column,eps);b=Pow(a,two);y=Mul(x,b)", []),
         ("a=Add(column,large);s=Sqrt(a);y=Div(x,s)", []),
-        ("a=Add(column,minus);s=Sqrt(a);y=Div(x,s)", []),
     ],
 )
 def test_an_epsilon_below_the_normal_range_is_held_up_to_where_it_fits(text: str, expected: list[str]) -> None:
     numbers: dict[str, Any] = {
         "eps": 1e-5,
         "large": 1e-3,
-        "minus": -1e-5,
-        "half": -0.5,
         "roots": np.linspace(0.3, 1.5, 8),
         "squares": np.linspace(1.0, 2.0, 8),
         "two": 2.0,
-        "one": 1.0,
-        "n": np.array([8, 8]),
     }
     view = view_of(text, **numbers)
     assert list(held(view)) == expected
@@ -235,15 +181,6 @@ def test_a_subnormal_divisor_holds_the_division_and_a_factor_only_if_it_vanishes
     assert found == [["y"] * divided, ["y"] * multiplied]
 
 
-@pytest.mark.parametrize(
-    "text", ["y=DequantizeLinear(codes,scale)", "y=QuantizeLinear(x,scale,zero)"], ids=["dequantize", "quantize"]
-)
-def test_a_quantizer_stays_float32_where_its_scale_would_vanish(text: str) -> None:
-    codes = {"codes": np.zeros(8, np.int8)} if "codes" in text else {}
-    found = [list(held(view_of(text, 21, scale=scale, zero=np.int8(0), **codes))) for scale in (2e-8, 2e-2)]
-    assert found == [["y"], []]
-
-
 # -- statistics -------------------------------------------------------------------------------------
 
 
@@ -251,7 +188,6 @@ def test_a_quantizer_stays_float32_where_its_scale_would_vanish(text: str) -> No
     ("statistic", "eps", "expected"),
     [
         ({"var": [1, 1e-6]}, "1e-5", ["y"]),
-        ({"var": [1, 1e-6]}, "1e-3", []),
         ({"var": [1, 1e6]}, "1e-5", ["y"]),
         ({"mean": [0, -1e6]}, "1e-5", ["y"]),
         ({"scale": [1, 7e4]}, "1e-5", ["y"]),
@@ -264,7 +200,3 @@ def test_batch_normalization_stays_float32_when_its_statistics_leave_the_range(
     arrays: dict[str, Any] = {name: np.array(value, np.float32) for name, value in numbers.items()}
     view = view_of(f"y=BatchNormalization[epsilon={eps}](image,scale,bias,mean,var)", **arrays)
     assert list(held(view)) == expected
-
-
-def test_a_model_without_hazards_has_none() -> None:
-    assert find_needs(view_of("y=Relu(x)"), F16) == Needs(guarded=True)

@@ -39,22 +39,14 @@ CROSS = 4 * B * H * D * S * L
     [
         ("y = MatMul (i0, i1)", ["2,3,5", "5,7"], 2 * 2 * 3 * 5 * 7),
         ("y = Gemm (i0, i1)", ["3,5", "5,7"], 2 * 3 * 5 * 7),
-        ("y = Gemm <transA = 1> (i0, i1)", ["5,3", "5,7"], 2 * 3 * 5 * 7),
         ('y = Einsum <equation = "b i k, b k j -> b i j"> (i0, i1)', ["2,3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
-        ('y = Einsum <equation = "ik,kj"> (i0, i1)', ["3,5", "5,7"], 2 * 3 * 5 * 7),
         ('y = Einsum <equation = "...ik,...kj->...ij"> (i0, i1)', ["2,3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
         ("y = Conv (i0, i1)", ["1,4,8,8", "6,4,3,3"], 2 * 6 * 6 * 6 * 4 * 3 * 3),
         ("y = ConvTranspose (i0, i1)", ["1,4,8,8", "4,6,3,3"], 2 * 4 * 8 * 8 * 6 * 3 * 3),
         ("y = Attention (i0, i1, i1)", [f"{B},{H},{S},{D}", f"{B},{H},{L},{D}"], CROSS),
-        (
-            f"y = Attention <q_num_heads = {H}, kv_num_heads = {H}> (i0, i1, i1)",
-            [f"{B},{S},{H * D}", f"{B},{L},{H * D}"],
-            CROSS,
-        ),
         ("y, k, v = Attention (i0, i0, i0, , i1, i1)", [f"{B},{H},{S},{D}", f"{B},{H},{P},{D}"], SELF_PAST),
         ("y = com.microsoft.FusedMatMul (i0, i1)", ["2,3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
         ("y = com.microsoft.FusedMatMul <transA = 1, transB = 1> (i0, i1)", ["2,5,3", "2,7,5"], 2 * 2 * 3 * 5 * 7),
-        ("y = com.microsoft.FusedMatMul (i0, i1)", ["3,5", "2,5,7"], 2 * 2 * 3 * 5 * 7),
         ("y = com.microsoft.FusedGemm <transB = 1> (i0, i1)", ["3,5", "7,5"], 2 * 3 * 5 * 7),
         ("y = com.microsoft.GemmFastGelu (i0, i1)", ["2,3,5", "5,7"], 2 * 2 * 3 * 5 * 7),
         (
@@ -65,16 +57,6 @@ CROSS = 4 * B * H * D * S * L
         (
             f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1, i1)",
             [f"{B},{S},{H * D}", f"{B},{L},{H * D}"],
-            CROSS,
-        ),
-        (
-            f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1, i1)",
-            [f"{B},{S},{H * D}", f"{B},{H},{L},{D}"],
-            CROSS,
-        ),
-        (
-            f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1)",
-            [f"{B},{S},{H * D}", f"{B},{L},{H},2,{D}"],
             CROSS,
         ),
         (f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0)", [f"{B},{S},{H},3,{D}"], SELF),

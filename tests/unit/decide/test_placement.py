@@ -27,15 +27,10 @@ from amp_rewrite.decide.coloring.placement import Labelling
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.plan import plan_casts
-from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, UNKNOWN_SIZE, size
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.request import Request
 from support import cases, stub
 from support.drafts import painted
@@ -76,12 +71,6 @@ def test_elimination_finds_a_cut_of_the_value_that_networkx_finds(
     side = low | {"s"}
     crossing = [data.get("capacity", np.inf) for u, v, data in network.edges(data=True) if u in side and v not in side]
     assert sum(crossing) == nx.minimum_cut_value(network, "s", "t")
-
-
-def test_elimination_leaves_a_wide_network_to_others() -> None:
-    whole: nx.DiGraph[Any] = nx.complete_graph(24, nx.DiGraph)
-    nx.set_edge_attributes(whole, 1, "capacity")
-    assert eliminate(whole, 0, 23) is None
 
 
 # -- the labelling against all others ------------------------------------------------------------------------
@@ -133,22 +122,6 @@ def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
 # -- sizes ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_known_counts_as_stated() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]> g (float[n, 3] x) => (float y)'
-        "{ a = Relu (x) b = own.F (a) c = own.G () y = own.H (b, c) }"
-    )
-    view = View.of(Model.load(model))
-    sizes = {v.name: size(view, v.id) for v in view.values}
-    assert sizes == {
-        "x": 3 * UNKNOWN_DIMENSION,
-        "a": 3 * UNKNOWN_DIMENSION,
-        "b": 3 * UNKNOWN_DIMENSION,
-        "c": UNKNOWN_SIZE,
-        "y": 1,
-    }
-
-
 # -- what is placed ------------------------------------------------------------------------------------------
 
 
@@ -159,12 +132,6 @@ def placed(model: ModelProto | Path, **options: Any) -> Converted:
 def lowered(result: Converted) -> set[str]:
     found = ((op, result.coloring.of(op.id)) for op in result.view.ops)
     return {op.name for op, paint in found if paint is not None and paint.dtype is result.coloring.to}
-
-
-def test_a_lone_relu_between_float32_products_stays_float32() -> None:
-    model = cases.build("a=MatMul(x,x);r=Relu(a);b=MatMul(r,r)", ("b",), shapes={"x": (1024, 1024)})
-    assert lowered(placed(model, keep=["op=MatMul"])) == set()
-    assert lowered(placed(model)) == {"a", "r", "b"}
 
 
 def test_what_reads_a_number_beyond_the_type_is_not_lowered_for_a_smaller_cast() -> None:
@@ -250,15 +217,6 @@ def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_agai
     assert placed(once.model, **WAYS[way]).plan.casts == ()
 
 
-def test_a_coloring_that_breaks_gate_and_pins_is_noticed() -> None:
-    """A must-fail twin: a colouring of everything breaks gate and pins."""
-    text, given = "a=MatMul(x,w);t=Asinh(a);m=Mul(t,c)", {"w": np.ones((8, 8)), "c": 1e9}
-    model = cases.build(text, ("m",), constants=given)
-    forced = Draft.of(model, Request.of(level="unsafe-force-all", target="onnx", safety="none"))
-    real = Draft.of(model, Request.of())
-    assert {text.split(":")[0] for text in obeys(real, forced.paint())} == {"gate", "pin"}
-
-
 @functools.cache
 def drafted(name: str) -> Draft:
     return Draft.of(MODELS / f"{name}.onnx", Request.of(fuse="basic"))
@@ -273,12 +231,6 @@ def test_exported_models_take_no_more_casts_than_by_spreading(name: str) -> None
         assert casts(draft, cut) <= casts(draft, without)
     roots = {key for key, paint in without.paints.items() if paint.rule == "allow_root"}
     assert roots == {key for key, paint in cut.paints.items() if paint.rule == "allow_root"}
-
-
-def test_some_exported_models_take_fewer() -> None:
-    """Were the two the same everywhere, the test above would show nothing."""
-    drafts = list(map(drafted, FIXTURES))
-    assert sum(casts(draft, draft.paint()) < casts(draft, spread(draft)) for draft in drafts) >= 8
 
 
 @every_fixture
@@ -317,10 +269,6 @@ ON_THE_HOST: Mapping[str, list[str]] = {"unet_ts15": ["Cast /attention/Pow_outpu
 """Casts of single numbers that the runtime computes from shapes on the host, in float32, too."""
 
 
-COUNTED = 2
-"""Casts from truth values to int32 and back, by which a model finds the rows of attention that a mask hides whole."""
-
-
 def worse(float32: Mapping[str, Any], cut: Mapping[str, Any]) -> dict[str, Any]:
     """What a model is worse in than in float32: fusions lost, floats on the host, copies between the two."""
     return {
@@ -350,58 +298,3 @@ def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str
             "copies": 0,
         }
         assert cut["casts"] <= spread["casts"]
-
-
-@pytest.mark.stub
-@every_fixture
-def test_operators_of_onnxruntime_leave_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
-    float32, spread, *_, operators = on_the_stub()[name]
-    assert "error" not in operators, operators
-    found = worse(float32, operators)
-    assert (found["on the host"], found["of unknown type"], found["copies"]) == (ON_THE_HOST.get(name, []), [], 0)
-    assert operators["casts"] <= spread["casts"] + COUNTED
-
-
-@pytest.mark.stub
-def test_spreading_alone_loses_fusions(cuda_stub: Path) -> None:
-    """A must-fail twin: the test above can fail."""
-    lost = {
-        name: dict(fused(rows[0]) - fused(rows[1]) - FOLDED.get(name, Counter()))
-        for name, rows in on_the_stub().items()
-    }
-    assert {name: what for name, what in lost.items() if what} == {
-        "lstm_dynamo18": {"Gemm": 1},
-        "lstm_ts13": {"Gemm": 1},
-        "t5_dynamo18": {"com.microsoft:FusedMatMul": 1},
-        "t5_ts14": {"com.microsoft:FusedMatMul": 1},
-    }
-
-
-@pytest.mark.stub
-def test_an_op_without_a_kernel_for_half_runs_on_the_host_behind_copies(cuda_stub: Path, tmp_path: Path) -> None:
-    """Another twin: so would floats on the host and copies be seen, if the gate let such an op be lowered."""
-    text = (
-        '<ir_version: 10, opset_import: ["" : 22]> g (float[1,1,8,8] x, float[1,8,8,2] at, float[1,1,1,1] w)'
-        " => (float[1,1,8,8] y) { a = Conv (x, w) s = GridSample (a, at) y = Conv (s, w) }"
-    )
-    model = onnx.parser.parse_model(text)
-    model.graph.node[1].name = "sample"
-    onnx.save(model, tmp_path / "float32.onnx")
-    for target in ("ort-cuda", "onnx"):
-        convert(model, target=target, lower=["op=GridSample"]).save(tmp_path / f"{target}.onnx")
-    float32, gated, forced = stub.placements([tmp_path / f"{n}.onnx" for n in ("float32", "ort-cuda", "onnx")])
-    nothing = {"lost": Counter(), "on the host": [], "of unknown type": [], "copies": 0}
-    assert worse(float32, gated) == nothing
-    assert worse(float32, forced) == {**nothing, "on the host": ["GridSample sample"], "copies": 2}
-
-
-LISTS = load_lists(DType.FLOAT16)
-
-
-def test_a_vertex_reads_each_other_once() -> None:
-    text = """<ir_version: 10, opset_import: ["": 20]> g (float[4,4] x) => (float[4,4] y) {
-        h = MatMul (x, x)  a = Mul (h, h)  y = Max (a, h, a, h) }"""
-    view = View.of(Model.load(onnx.parser.parse_model(text)))
-    entries = entries_of(view, LISTS.at_level("default"))
-    vertices = Vertices.build(view, entries, Gate(Target.ONNX, DType.FLOAT16))
-    assert sorted(vertices.graph.edges) == [(0, 1), (0, 2), (1, 2)]

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.emulate import emulate
-from support import cases, objections, stub
+from support import cases, objections
 from support.paths import TESTS
 
 MODELS = TESTS / "models"
@@ -66,11 +66,6 @@ def test_casts_to_the_type_that_a_value_has_are_left_out_and_the_report_names_th
     assert reads["y"] == ("Where", ["m", "a_float32", "x"])
 
 
-def test_a_model_in_which_nothing_is_lowered_keeps_the_casts_that_do_nothing() -> None:
-    model = onnx.parser.parse_model(COPYING)
-    assert convert(model, keep=["*"]).model == model
-
-
 def test_a_cast_whose_source_has_another_type_stays() -> None:
     """A must-fail twin: one that truncates, one that counts, one of a type that nobody knows."""
     text = (
@@ -101,18 +96,6 @@ def test_casts_that_widen_and_narrow_again_go(chain: str) -> None:
     assert len(folded(result)) == given.count("Cast")
 
 
-def test_a_widening_cast_goes_even_if_a_cast_to_a_wider_type_reads_it() -> None:
-    text = ATTENTION.format(
-        OUTPUTS="float[8,8] y, double[8,8] z",
-        CASTS="p = Cast <to = 1> (s) q = Cast <to = 1> (p)",
-        MORE="z = Cast <to = 11> (p)",
-    )
-    result = convert(onnx.parser.parse_model(text))
-    assert casts(result.model) == {"float32 → float16": 2, "float16 → float32": 1, "float16 → float64": 1}
-    reads = {node.output[0]: list(node.input) for node in result.model.graph.node}
-    assert (reads["y_float16"], reads["z"]) == (["s", "w_float16"], ["s"])
-
-
 def test_a_widening_cast_goes_that_only_a_folded_cast_reads() -> None:
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float16[8,8] x, float16[8,8] w, float[8,8] v)'
@@ -135,33 +118,9 @@ def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
         assert folded(convert(model)) == []
 
 
-def test_bodies_read_past_a_cast_outside_that_does_nothing() -> None:
-    text = (
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[8,8] x, int64[8] i, bool c, float[8,8] w)'
-        " => (float[8,8] y) { a = MatMul (x, w) k = Cast <to = 7> (i) q = Cast <to = 9> (c)"
-        " y = If (q) <then_branch = t () => (float[8,8] p) { p = Gather (a, k) },"
-        " else_branch = e () => (float[8,8] r) { h = Cast <to = 7> (k) r = Gather (x, h) }> }"
-    )
-    result = convert(onnx.parser.parse_model(text))
-    assert copies(result.model) == {}
-    onnx.checker.check_model(result.model, full_check=True)
-
-
 @pytest.mark.parametrize("name", FIXTURES)
 def test_no_exported_model_keeps_a_cast_that_does_nothing(name: str) -> None:
     assert copies(convert(MODELS / f"{name}.onnx").model) == {}
-
-
-def test_some_exported_models_have_casts_that_do_nothing() -> None:
-    """Had none, the test above would show nothing."""
-    found = {name: sum(copies(MODELS / f"{name}.onnx").values()) for name in FIXTURES}
-    assert {name: count for name, count in found.items() if count} == {
-        "bert_ts13": 5,
-        "gpt2_ts17": 1,
-        "if_ts13": 1,
-        "llama_ts16": 25,
-        "t5_ts14": 17,
-    }
 
 
 # -- weights that two share, norms that run as their function body -------------------------------------------
@@ -212,92 +171,10 @@ def normed(opset: int, stash: int | None = None) -> ModelProto:
     return model
 
 
-GROUP_NORMS = ("GroupNormalization", "InstanceNormalization")
-"""The operator, and the one between Reshapes that replaces it."""
-
-
-@pytest.mark.parametrize("stashes", [(1, 10), (10, 1)])
-def test_each_group_norm_is_asked_for_itself(stashes: tuple[int, int]) -> None:
-    model = normed(21, stashes[0])
-    again = model.graph.node.add()
-    again.CopyFrom(model.graph.node[3])
-    again.name, again.output[0], again.input[0], again.attribute[1].i = "m", "m", "y", stashes[1]
-    model.graph.node[4].output[0] = "y"
-    model.graph.node.add(op_type="Conv", name="end", input=["m", "w"], output=["end"])
-    model.graph.output[0].name = "end"
-    rows = {row.name: row.dtype for row in convert(model).report.rows if row.op in GROUP_NORMS}
-    assert rows == {name: "float16" if stash == 1 else "float32" for name, stash in zip("nm", stashes, strict=True)}
-
-
 @pytest.mark.parametrize(("stash", "low"), [(None, True), (1, True), (10, False), (16, False)])
 def test_a_group_norm_whose_body_casts_to_float32_by_itself_needs_no_casts(stash: int | None, low: bool) -> None:
     result = convert(normed(21, stash))
     assert casts(result.model) == {"float32 → float16": 1 + (not low), "float16 → float32": 1 + (not low)}
 
 
-@pytest.mark.stub
-def test_a_group_norm_that_is_replaced_spares_the_casts_in_its_body(cuda_stub: Path, tmp_path: Path) -> None:
-    """onnxruntime has no kernel for it: five Casts run in the body of one that is kept."""
-    model = normed(21)
-    onnx.save(model, tmp_path / "float32.onnx")
-    convert(model).save(tmp_path / "low.onnx")
-    convert(model, keep=["op=GroupNormalization"]).save(tmp_path / "kept.onnx")
-    told = stub.placements([tmp_path / f"{name}.onnx" for name in ("float32", "low", "kept")])
-    assert [(row["casts"], row["memcpy"], row["cpu_float"]) for row in told] == [(5, 0, []), (2, 0, []), (9, 0, [])]
-
-
 # -- beside other converters -------------------------------------------------------------------------------
-
-
-def test_with_the_product_of_a_body_kept_a_loop_takes_two_casts() -> None:
-    """As ModelOpt AutoCast 0.47.0 places them, which lowers nothing in bodies. With both lowered there are 4."""
-    path = MODELS / "loop_dynamo21.onnx"
-    assert sum(casts(convert(path).model).values()) == 4
-    kept = convert(path, keep=["node_linear_2"])
-    assert casts(kept.model) == {"float32 → float16": 1, "float16 → float32": 1}
-
-
-def with_weights(text: str, **arrays: np.ndarray | float) -> ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
-    for name, array in arrays.items():
-        stored = np.asarray(array)
-        stored = stored.astype(np.float32) if stored.dtype.kind == "f" else stored
-        model.graph.initializer.append(numpy_helper.from_array(stored, name))
-    return model
-
-
-@pytest.mark.parametrize("to", ["float16", "bfloat16"])
-def test_the_cut_keeps_its_labels_where_the_last_rules_would_change_them_back(to: str) -> None:
-    text = """(float[8,64] x, bool[8,1] shown, bool[8,1] named) => (float[12,32] y) {
-        s = Sin (x)  c = Cos (x)  both = Concat <axis = 1> (s, c)
-        points = Where (shown, zero, both)  moved = Add (points, shift)  chosen = Where (named, moved, points)
-        tokens = Concat <axis = 0> (first, chosen)  y = MatMul (tokens, w)
-    }"""
-    weights = {"zero": np.zeros((8, 128)), "shift": np.ones((1, 128)), "first": np.ones((4, 128))}
-    result = convert(with_weights(text, **weights, w=np.eye(128, 32)), to=to)
-    assert casts(result.model).total() == 2
-
-
-def test_a_float32_norm_is_of_one_type_up_to_its_scale() -> None:
-    """onnxruntime makes one kernel of it and takes in the Casts around it, but not one between its ops."""
-
-    def norm(of: str, to: str) -> str:
-        return (
-            f" {to}q = Pow ({of}, two)  {to}m = ReduceMean <axes = [-1], keepdims = 1> ({to}q)"
-            f" {to}e = Add ({to}m, eps)  {to}r = Sqrt ({to}e)  {to}i = Div (one, {to}r)  {to}n = Mul ({of}, {to}i)"
-            f" {to}g = Mul (scale, {to}n)  {to} = Cast <to = 1> ({to}g)"
-        )
-
-    text = "(int64[N] x) => (float[N,64] y) { z0 = Gather (table, x)"
-    for t in range(2):
-        text += f" k{t} = Cast <to = 1> (z{t})" + norm(f"k{t}", f"a{t}")
-        text += (
-            f" o{t} = MatMul (a{t}, w)  p{t} = Add (bias, o{t})  h{t} = Add (k{t}, p{t})  c{t} = Cast <to = 1> (h{t})"
-        )
-        text += norm(f"c{t}", f"b{t}") + f" d{t} = Reshape (b{t}, shape)  f{t} = MatMul (d{t}, w)  s{t} = Sin (f{t})"
-        text += f" z{t + 1} = Add (c{t}, s{t})"
-    numbers = {"one": 1.0, "two": 2.0, "eps": 1e-5, "scale": np.ones(64), "bias": np.ones(64), "w": np.eye(64)}
-    text += norm("z2", "last") + " y = MatMul (last, w) }"
-    model = with_weights(text, table=np.ones((16, 64)), shape=np.array([-1, 64]), **numbers)
-    rows = convert(model, to="bfloat16", fuse="basic").report.rows
-    assert [row.dtype for row in rows if row.op == "Mul"] == ["float32", "bfloat16"] * 5

@@ -105,13 +105,6 @@ def test_a_weight_that_is_quantized_in_the_graph_follows_its_readers_too() -> No
     assert {row.rule for row in result.report.rows if row.op == "DequantizeLinear"} == {reasons.MIN_CUT}
 
 
-def test_a_weight_whose_scale_does_not_fit_stays_float32() -> None:
-    proto = model("b = DequantizeLinear (c, s, z)  y = MatMul (x, b)", "float[8,8] y")
-    proto.graph.initializer[0].CopyFrom(onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [1e-6]))
-    rows = {row.op: row for row in convert(proto).report.rows}
-    assert (rows["DequantizeLinear"].dtype, rows["DequantizeLinear"].rule) == ("float32", reasons.CONSTANT_RANGE)
-
-
 def test_rescaled_quantizers_and_the_ops_between_them_take_the_low_type() -> None:
     text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)
         y = QuantizeLinear (p, s, z)"""
