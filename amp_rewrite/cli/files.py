@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError, option_of
@@ -42,9 +41,6 @@ class _Models(click.Path):
         if self.made and ctx is not None and not ctx.resilient_parsing and not url_of(path):
             ctx.find_root().with_resource(made_folders(path))
         return path
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        return [CompletionItem(incomplete, type="file")]
 
 
 def file_named(word: str, ctx: click.Context | None = None, *, written: bool = False) -> Path:

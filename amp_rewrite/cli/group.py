@@ -223,7 +223,7 @@ def _of_runtime(error: ImportError) -> bool:
 
 
 def _fail(message: str) -> int:
-    line = plain(" ".join(message[:_LONGEST].split("\n")))
+    line = plain(" ".join(message[:_LONGEST].split()))
     terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
     return USAGE
 

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files
 from amp_rewrite.cli.group import write_examples
-from amp_rewrite.errors import ConfigError, ModelError, advice, options_spelled
+from amp_rewrite.errors import ConfigError, ModelError, options_spelled
 from amp_rewrite.settings import request
 from amp_rewrite.settings.config_file import setting_of, settings
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
@@ -28,19 +28,6 @@ _HEADINGS = (PRECISION, DATA, OUTPUT)
 _FEW = 9  # options that need no headings
 _LONG = 14  # characters of a metavar that leave no room for help
 _COLUMN = 31  # characters of an option, at most, beside its words
-
-
-class WordChoice(click.Choice[str]):
-    """One of a few words; an error suggests the nearest."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices:
-            hint = advice(value, self.choices, f"use one of {', '.join(self.choices)}")
-            self.fail(f"unknown word {value!r}; {hint}", param, ctx)
-        return str(value)
-
-    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return ""  # the argument is named by its words
 
 
 class _Grouped(click.Option):
@@ -111,7 +98,7 @@ def option(names: str, metavar: str | None, words: str, heading: str = OUTPUT, *
 
 
 def choice(names: str, words: Sequence[str], says: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
-    return option(names, "|".join(words), says, heading, type=WordChoice(words), **more)
+    return option(names, "|".join(words), says, heading, type=click.Choice(words), **more)
 
 
 def form(*words: str, says: str) -> Callable[[F], F]:

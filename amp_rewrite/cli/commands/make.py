@@ -198,7 +198,7 @@ def _loss_scale(text: str) -> float | str | None:
 # -- completion ----------------------------------------------------------------------------------------------
 
 
-@parameters.command(click.argument("shell", metavar="|".join(SHELLS), type=parameters.WordChoice(SHELLS)))
+@parameters.command(click.argument("shell", metavar="|".join(SHELLS), type=click.Choice(SHELLS)))
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 

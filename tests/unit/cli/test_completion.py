@@ -114,10 +114,10 @@ def test_fish_completes_the_last_word(folder: Path) -> None:
     assert candidates == [line.split(" ")[-1] for line in TYPED.values()], done.stderr
 
 
-def test_an_unknown_shell_gets_a_hint() -> None:
+def test_an_unknown_shell_is_answered_with_the_shells() -> None:
     done = run("completion", "bsh")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "did you mean 'bash'?" in done.stderr
+    assert "'bsh' is not one of 'bash', 'zsh', 'fish'" in done.stderr
 
 
 def asked(*words: str) -> list[str]:

@@ -104,7 +104,7 @@ def test_weights_go_where_they_are_asked_to_go() -> None:
         "gone.onnx": "cannot read gone.onnx: No such file or directory",
         "": "Missing argument 'MODEL', as in `amp-rewrite emulate model.float16.onnx`",
         "net.onnx --io low": (
-            "Invalid value for '--io': unknown word 'low'; use one of numpy, same, float32; see 'amp-rewrite emulate"
+            "Invalid value for '--io': 'low' is not one of 'numpy', 'same', 'float32'; see 'amp-rewrite emulate"
         ),
         "net.onnx --rounding": "no such option --rounding; did you mean --no-rounding? See 'amp-rewrite emulate",
         "net.onnx -o net.onnx/out.onnx": "cannot make the folder net.onnx: File exists; name another output",

