@@ -229,7 +229,7 @@ def _word_or_number(spelling: str | int, words: tuple[str, ...], numbers: range,
     word = str(spelling).strip().lower()
     if word in words:
         return word
-    if not word.isdecimal() or int(word) not in numbers:
+    if word not in map(str, numbers):
         legal = f"use {', '.join(words)} or a number from {numbers[0]} to {numbers[-1]}"
         raise PolicyError(f"{what} {spelling!r}; {legal}")
     return int(word)

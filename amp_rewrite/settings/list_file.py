@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +198,7 @@ def _condition(node: _ListNode) -> Condition:
         raise ListError(f"{node.place}: 'when' holds {node}; write when: {{mode: nearest}}")
     words = {name: _words(part, name) for name, part in sorted(node.value.items())}
     least = words.pop("operands", ("0",))
-    if len(least) > 1 or not least[0].isdecimal():
+    if len(least) > 1 or not re.fullmatch(r"[0-9]{1,4}", least[0]):
         raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the least number of inputs, as in 2")
     return Condition(tuple(words.items()), int(least[0]))
 

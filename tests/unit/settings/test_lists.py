@@ -290,6 +290,10 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
             "deny: [{op: Einsum, when: {operands: many}}]",
             "my.yaml:1: 'operands' is 'many'; write the least number of inputs, as in 2",
         ),
+        (
+            f"deny: [{{op: Einsum, when: {{operands: {'9' * 5000}}}}}]",
+            f"my.yaml:1: 'operands' is '{'9' * 5000}'; write the least number of inputs, as in 2",
+        ),
         ("deny: [Exp]\ndeny: [Pow]", "my.yaml:2: key 'deny' appears twice; keep one"),
         ("deny:\n- op: Exp\n  op: Pow", "my.yaml:3: key 'op' appears twice; keep one"),
         ("[deny]: [Exp]", "my.yaml:1: a key is a list; write text"),
