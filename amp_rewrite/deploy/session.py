@@ -348,8 +348,6 @@ def _check_options(options: Mapping[str, object]) -> None:
 
 
 def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
-    if isinstance(providers, str):
-        raise PolicyError(f"providers is the text {providers!r}; give a list, as in [{providers!r}]")
     if providers is not None and not providers:
         raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
     named = providers or ((CUDA, CPU) if has_provider(CUDA) else (CPU,))

@@ -328,7 +328,7 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
         ({"threads": "all"}, "threads='all' is str; give a whole number"),
         ({"ignore_performance": "no"}, "ignore_performance='no' is str; give True, False or None"),
         ({"cuda_graph": 2}, "cuda_graph=2 is int; give True or False"),
-        ({"providers": CPU}, f"providers is the text {CPU!r}; give a list, as in [{CPU!r}]"),
+        ({"providers": CPU}, f"providers={CPU!r} is str; give a list or None"),
         (
             {"providers": [None]},
             f"None is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})",
