@@ -20,9 +20,6 @@ from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Sign
 from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW
 
-_Types = tuple[ValueType | None, ...]
-_Alike = tuple[Signature | None, str, bool, _Types, _Types, tuple[DType | None, ...]]
-
 
 class RowTypes(NamedTuple):
     """Types in a row."""
@@ -41,22 +38,6 @@ class PlannedTypes:
     coloring: Coloring | None
     plan: Plan | None
 
-    def row_types(self, op: Op) -> RowTypes:
-        """Return the types in the row of an op. They depend on the types of its values and its paint alone."""
-        types = self.made if op.kind == "Cast" else self.view.types  # a Cast reads whatever its source is made as
-        inputs = tuple([types[v] if v is not None else None for v in op.inputs])
-        outputs = tuple([self.made[v] if v is not None else None for v in op.outputs])
-        painted = tuple([self._painted((op.id, variable.name)) for variable in self.view.variables[op.id]])
-        alike = op.signature, op.kind, bool(op.bodies), inputs, outputs, painted
-        known = self._row_types_of.get(alike)
-        if known is None:
-            known = self._row_types_of[alike] = self._new_row_types(op)
-        return known
-
-    @cached_property
-    def _row_types_of(self) -> dict[_Alike, RowTypes]:
-        return {}
-
     @cached_property
     def made(self) -> Sequence[ValueType | None]:
         """Type of each value at its producer, once the plan is carried out."""
@@ -66,7 +47,8 @@ class PlannedTypes:
                 made[value] = retyped(self.view.types[value], dtype)
         return made
 
-    def _new_row_types(self, op: Op) -> RowTypes:
+    def row_types(self, op: Op) -> RowTypes:
+        """Return the types in the row of an op."""
         inputs = tuple([self.read(op, slot) for slot in range(len(op.inputs))])
         outputs = tuple([self.written(op, slot) for slot in range(len(op.outputs))])
         variables = self._variables(op, inputs, outputs)

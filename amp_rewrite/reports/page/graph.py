@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -68,18 +68,6 @@ def _side_of_type(dtype: str) -> int:
 _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
 
 
-class _Words:
-    """Texts, each held once and named by its number. The first is empty."""
-
-    def __init__(self) -> None:
-        self.known = {"": 0}
-
-    def number(self, text: str) -> int:
-        """Return the number of a text, as it is shown."""
-        at = self.known.get(text)  # most texts are known, and plain
-        return self.known.setdefault(plain(text), len(self.known)) if at is None else at
-
-
 @dataclass(frozen=True)
 class _Graph:
     """The vertices of a graph: rows, then inputs and outputs of the model."""
@@ -88,7 +76,8 @@ class _Graph:
     view: View | None
     changes: Mapping[int, Sequence[Change]]
     added: Collection[int]
-    words: _Words = field(default_factory=_Words)
+    words: dict[str, int] = field(default_factory=lambda: {"": 0})
+    """Texts, each held once and named by its number."""
 
     @cached_property
     def first_input(self) -> int:
@@ -142,7 +131,7 @@ class _Graph:
             "rows": len(self.report.rows),
             "inputs": len(self.report.inputs),
             "outputs": len(self.report.outputs),
-            "ops": self._columns(self.words.number)
+            "ops": self._columns()
             | {
                 "side": [*map(_side_of, self.report.rows), *(_side_of_type(port.dtype) for port in self._all_ports)],
                 "scope": tree.home,
@@ -157,13 +146,16 @@ class _Graph:
             data["flops"] = [round(sizes.flops(self.view, op)) for op in self.view.ops]
         if self.changes:
             data |= {"inventory": self.report.inventory, "changes": self._changed()}
-        return data | {"words": list(self.words.known)}
+        return data | {"words": list(self.words)}
+
+    def _number(self, text: str) -> int:
+        return self.words.setdefault(plain(text), len(self.words))
 
     def _changed(self) -> dict[str, list[int]]:
         changes = [(vertex, change) for vertex, group in sorted(self.changes.items()) for change in group]
         columns = {"vertex": [vertex for vertex, _ in changes]}
         for column, name in (("kind", "kind"), ("of", "variable"), ("before", "before"), ("after", "after")):
-            columns[column] = [self.words.number(getattr(change, name)) for _, change in changes]
+            columns[column] = [self._number(getattr(change, name)) for _, change in changes]
         return columns
 
     def _rules(self) -> dict[str, object]:
@@ -179,32 +171,32 @@ class _Graph:
             return plain(self.report.rows[vertex].path).rpartition("/")[2] or self.report.rows[vertex].op
         return plain(self._all_ports[vertex - self.first_input].name)
 
-    def _columns(self, number: Callable[[str], int]) -> dict[str, list[int | str]]:
+    def _columns(self) -> dict[str, list[int | str]]:
         """Return the columns of the vertices, texts by their number; a name is a prefix and the rest."""
-        cells = [*self._row_cells(number), *self._port_cells(number)]
+        cells = [*self._row_cells(), *self._port_cells()]
         return {name: [vertex[at] for vertex in cells] for at, name in enumerate(_COLUMNS)}
 
-    def _row_cells(self, number: Callable[[str], int]) -> Iterator[tuple[int | str, ...]]:
+    def _row_cells(self) -> Iterator[tuple[int | str, ...]]:
         for row in self.report.rows:
             prefix, slash, rest = plain(row.path).rpartition("/")
             entry = f"{row.color}: {row.source}{': ' + row.reason if row.reason else ''}" if row.color else ""
             stated = [f"{name} {dtype}" for name, dtype in row.variables.items()]
             mixed = len(set(row.variables.values())) > 1
             yield (
-                number(prefix + slash),
+                self._number(prefix + slash),
                 rest,
-                *map(number, (row.op, row.dtype, row.rule or "", row.note)),
+                *map(self._number, (row.op, row.dtype, row.rule or "", row.note)),
                 row.because_row,
-                *map(number, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
-                number(plain(", ".join(stated))) if mixed else 0,
+                *map(self._number, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
+                self._number(plain(", ".join(stated))) if mixed else 0,
             )
 
-    def _port_cells(self, number: Callable[[str], int]) -> Iterator[tuple[int | str, ...]]:
+    def _port_cells(self) -> Iterator[tuple[int | str, ...]]:
         for kind, ports in (("Input", self.report.inputs), ("Output", self.report.outputs)):
             for port in ports:
-                dtype = number(port.dtype)
+                dtype = self._number(port.dtype)
                 ends = (dtype, 0) if kind == "Output" else (0, dtype)
-                yield 0, plain(port.name), number(kind), dtype, 0, 0, NO_ROW, 0, *ends, 0
+                yield 0, plain(port.name), self._number(kind), dtype, 0, 0, NO_ROW, 0, *ends, 0
 
     @property
     def _all_ports(self) -> tuple[PortRow, ...]:
@@ -233,7 +225,7 @@ class _Graph:
                 "from": plain(cast.from_),
                 "to": plain(cast.to),
                 "origin": plain(cast.origin),
-                "why": self.words.number(plain(cast.reason)),
+                "why": self._number(plain(cast.reason)),
                 "readers": cast.readers,
                 "edges": [end for reader in edges for end in (producer, reader)],
                 **({"sign": "+"} if at in self.added else {}),

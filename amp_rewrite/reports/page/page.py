@@ -223,7 +223,7 @@ def _attribute(value: str | float) -> str:
 # -- page -------------------------------------------------------------------------------------------------------
 
 
-_SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_tables", "graph_view", "board")
+_SCRIPT = ("dom", "graph_model", "graph_layout", "graph_details", "graph_view", "board")
 """Parts of the script, each after those that it uses while it is loaded."""
 
 

@@ -99,14 +99,12 @@ def _counts(report: ReportData, shapes: str) -> list[Element]:
 
 
 def _regions(report: ReportData) -> Element:
-    head = ("largest value", "evidence", "remarks", "times", "values", "magnitude", "headroom", "then")
     cells = []
     for row in report.shifts:
-        why = row.why or (f"undone at {count(len(row.ends), 'op')}" if row.ends else "")
+        why = row.why or f"undone at {count(len(row.ends), 'op')}"
         times = f"2^-{row.exponent}" if row.exponent else "1"
-        sizes = (f"{row.absmax:.4g}", f"{row.headroom:.2g}", f"{row.headroom_after:.2g}")
-        cells.append((row.value, row.evidence, why, times, str(row.values), *(sizes if row.absmax else ("", "", ""))))
-    return table(head, cells, right=5)
+        cells.append((row.value, why, times, str(row.values), f"{row.absmax:.4g}" if row.absmax else ""))
+    return table(("largest value", "remarks", "times", "values", "magnitude"), cells, right=3)
 
 
 # -- findings ----------------------------------------------------------------------------------------

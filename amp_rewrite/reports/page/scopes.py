@@ -232,7 +232,6 @@ def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> li
 # -- facts ------------------------------------------------------------------------------------------------------
 
 
-_NAMESPACE = "namespace"
 _LONGEST = 4096
 """Characters of metadata that are read; more are not the modules of an op."""
 _INPUTS = 4
@@ -250,12 +249,7 @@ def input_shapes(view: View) -> str:
 def module_of(node: NodeProto) -> str:
     """Return the module of a node, as PyTorch's exporter notes it: "encoder/layers.0"; "" without a note."""
     stated = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
-    if TORCH_SCOPES in stated:
-        names = torch_scopes(stated[TORCH_SCOPES])
-    elif "/" in stated.get(_NAMESPACE, ""):
-        names = [part.partition(":")[0].strip() for part in stated[_NAMESPACE].split("/")]
-    else:
-        return ""
+    names = torch_scopes(stated.get(TORCH_SCOPES, ""))
     parts: list[str] = []
     before = ""
     for name in filter(None, names[:-1]):  # the last one is the op's own name

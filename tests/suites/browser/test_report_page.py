@@ -77,13 +77,6 @@ def test_the_page_counts_what_the_json_counts(visit: Visiting) -> None:
     assert legend(visited) == counts | {"cast": len(data["graph"]["casts"])}
     in_page = visited.page.evaluate("JSON.parse(document.getElementById('data').textContent)")
     assert in_page == data
-    visited.page.select_option("select", "rule")
-    words, ops = data["graph"]["words"], data["graph"]["ops"]
-    drawn_rows = [v for v in range(data["graph"]["rows"]) if ops["place"][2 * v] >= 0]
-    by_rule = legend(visited)
-    assert sum(by_rule.values()) - by_rule["cast"] == len(drawn_rows)
-    text = visited.page.locator("#graph .legend").inner_text()
-    assert f"allow_root ({sum(words[ops['rule'][v]] == 'allow_root' for v in drawn_rows)})" in text
 
 
 # -- reasons, Casts, search ------------------------------------------------------------------------------
@@ -126,10 +119,6 @@ def test_the_search_finds_names_and_types(visit: Visiting) -> None:
     assert wanted[0] in details(visited)
     visited.page.keyboard.press("Enter")
     assert wanted[1] in details(visited)
-    visited.page.locator("summary", has_text="Ops as a table").click()
-    rows = visited.page.locator(".alternative tbody tr")
-    rows.first.wait_for()
-    assert rows.count() == len(wanted)
 
 
 # -- keyboard, print, no script --------------------------------------------------------------------------
@@ -236,13 +225,11 @@ def hostile() -> Report:
     return Report(header, Totals(ops=len(rows)), rows, casts, (), findings, *ports, {EVIL[0]: 12})
 
 
-@pytest.mark.parametrize("mode", ["type", "rule"])
-def test_hostile_names_run_nothing_and_break_nothing(visit: Visiting, mode: str) -> None:
+def test_hostile_names_run_nothing_and_break_nothing(visit: Visiting) -> None:
     report = hostile()
     visited = visit(report.to_html())
     page = visited.page
     page.get_by_role("button", name="Unfold all scopes").click()
-    page.select_option("select", mode)
     for v in range(len(EVIL)):
         node = page.locator(f"[data-part='{v}']")
         node.focus()

@@ -60,12 +60,6 @@ def test_a_module_is_read_from_the_metadata_of_an_exporter(scopes: str, module: 
     assert module_of(noted(pkg__torch__onnx__name_scopes=scopes)) == module
 
 
-def test_a_module_is_read_from_a_namespace_where_there_are_no_scopes() -> None:
-    text = ": a.Model/encoder: a.Encoder/encoder.layers.0: a.Layer/relu: aten.relu.default"
-    assert module_of(noted(namespace=text)) == "encoder/layers.0"
-    assert module_of(noted(namespace="words")) == ""
-
-
 def test_scopes_come_from_names_and_bodies_and_else_from_the_first_input() -> None:
     rows = (
         Row("copy_of_a_weight", "Identity", "float32"),

@@ -1,4 +1,4 @@
-/** A graph with its toolbar, its details and its tables. */
+/** A graph with its toolbar and its details. */
 class Board {
   static FEW = 48; static CHANGED = 120; static MANY = 2500;
   constructor(host, G) {
@@ -60,7 +60,6 @@ class Board {
       if (like[M.ops.op[v]] || M.nameOf(v).toLowerCase().includes(text)) this.hits.push(v);
     }
     this.found.textContent = text ? plural(this.hits.length, "hit") : "";
-    this.table.refresh();
   }
   searching(event) {
     if (event.key === "Enter") {
@@ -89,23 +88,20 @@ class Board {
     this.found = make("span", { class: "found", "aria-live": "polite" });
     this.search.addEventListener("input", () => { clearTimeout(this.pause); this.pause = setTimeout(() => this.look(), 120); });
     this.search.addEventListener("keydown", (event) => this.searching(event));
-    const choice = make("select", { "aria-label": "Color ops by", onchange: () => { M.color(choice.value); view.draw(); view.show(); } },
-      ...Object.entries(M.modes).map(([name, mode]) => make("option", { value: name }, mode.title)));
     const all = (unfold) => {
       if (!M.openAll(unfold, Board.MANY)) this.said.textContent = "too many ops to unfold all at once: the first scopes are open";
       view.draw();
       view.fit(false);
     };
     const toolbar = make("div", { class: "toolbar", role: "toolbar", "aria-label": "Graph" },
-      this.search, this.found, make("label", {}, "color by ", choice),
+      this.search, this.found,
       this.changed.length ? button("next change", "Go to the next change", () => this.nextChange(1)) : null,
       button("next Cast", "Go to the next Cast", () => this.nextCast(1)),
       button("unfold all", "Unfold all scopes", () => all(true)), button("fold all", "Fold all scopes", () => all(false)),
       button("+", "Zoom in", () => view.zoom(1.25)), button("−", "Zoom out", () => view.zoom(0.8)),
       button("fit", "Fit the graph", () => view.fit(true)));
-    this.table = new OpsTable(view, () => (this.search.value.trim() ? this.hits : null));
     const pane = make("div", { role: "group", "aria-label": "Graph" }, view.keys, make("div", { class: "stage" }, view.frame, view.details.box));
-    this.host.replaceChildren(toolbar, pane, this.said, this.table.box);
+    this.host.replaceChildren(toolbar, pane, this.said);
   }
 }
 

@@ -3,7 +3,6 @@ const CHANGES = [
   ["lowered", "▼", "low"], ["raised", "▲", "high"], ["retyped", "◆", "rule3"], ["attribute", "≠", "rule2"],
   ["added", "+", "only"],
 ];
-const MOST_RULES = 7;
 
 /** A graph's columns, made navigable. Parts are vertices by number, and scopes after them. */
 class GraphModel {
@@ -31,10 +30,9 @@ class GraphModel {
     this.changedIn = scopes.name.map(() => 0);
     for (const v of this.changes.keys()) if (this.drawn(v)) this.changedIn[ops.scope[v]]++;
     for (let s = scopes.name.length - 1; s > 0; s--) this.changedIn[scopes.parent[s]] += this.changedIn[s];
-    this.modes = this.coloring();
     this.open = new Set([0]);
     this.top = new Int32Array(scopes.name.length);
-    this.color(Object.keys(this.modes)[0]);
+    this.color();
   }
   word(column, v) { return this.words[this.ops[column][v]]; }
   nameOf(v) { return this.words[this.ops.prefix[v]] + this.ops.name[v]; }
@@ -79,36 +77,21 @@ class GraphModel {
     const first = this.changes.get(v);
     return first ? CHANGES.findIndex(([kind]) => kind === this.words[this.G.changes.kind[first[0]]]) : CHANGES.length;
   }
-  /** Return the ways to color vertices: a class for each, names of the classes, and their colors. */
+  /** Return how to color vertices, by change or by type: the class of a vertex, names of the classes, and their colors. */
   coloring() {
-    const { G, ops, words } = this, modes = {};
-    if (G.changes) modes.change = {
-      title: "change",
+    const { G, ops, words } = this;
+    if (G.changes) return {
       of: (v) => this.changeOf(v),
       names: [...CHANGES.map(([kind, sign]) => `${sign} ${kind}`), "unchanged"],
       colors: [...CHANGES.map(([, , color]) => color), "muted"],
       ports: true,
     };
-    modes.type = {
-      title: "element type",
-      of: (v) => ops.side[v],
-      names: [[...new Set(ops.dtype)].map((w) => words[w]).filter((w) => LOW_TYPE.test(w)).join(", ") || "low", "float32 and wider", "no floats"],
-      colors: ["low", "high", "muted"],
-    };
-    const numbers = new Map();
-    for (let v = 0; v < G.rows; v++) if (ops.rule[v]) numbers.set(ops.rule[v], (numbers.get(ops.rule[v]) || 0) + 1);
-    const frequent = [...numbers].sort((a, b) => b[1] - a[1]).map(([rule]) => rule), named = [...Array(MOST_RULES).keys()];
-    if (frequent.length) modes.rule = {
-      title: "rule",
-      of: (v) => { const at = ops.rule[v] ? frequent.indexOf(ops.rule[v]) : -1; return at < 0 ? MOST_RULES + 1 : Math.min(at, MOST_RULES); },
-      names: named.map((i) => (frequent[i] ? words[frequent[i]] : null)).concat([frequent.length > MOST_RULES ? "other rules" : null, "no rule"]),
-      colors: named.map((i) => `rule${i}`).concat(["rule7", "muted"]),
-    };
-    return modes;
+    const low = [...new Set(ops.dtype)].map((w) => words[w]).filter((w) => LOW_TYPE.test(w)).join(", ") || "low";
+    return { of: (v) => ops.side[v], names: [low, "float32 and wider", "no floats"], colors: ["low", "high", "muted"] };
   }
-  /** Color by a mode; one that this graph lacks leaves it as it is. */
-  color(name) {
-    const mode = (this.mode = this.modes[name] || this.mode), { ops, scopes, number } = this;
+  /** Count the classes in each scope. */
+  color() {
+    const mode = (this.mode = this.coloring()), { ops, scopes, number } = this;
     this.classes = new Uint8Array(number);
     this.shares = scopes.name.map(() => new Array(mode.names.length).fill(0));
     this.sizes = scopes.name.map(() => 0);

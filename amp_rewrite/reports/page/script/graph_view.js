@@ -96,9 +96,9 @@ class GraphView {
     }
   }
   legend() {
-    const { mode, shares, rules, casts } = this.M, counts = shares[0], alone = casts.filter((c) => c.sign).length;
-    const key = (color, count, words, title) => make("span", { class: "key", "data-class": color, "data-count": count, title }, make("i", { class: `swatch ${color}` }), `${words} (${count}) `);
-    this.keys.replaceChildren(...mode.names.map((name, i) => (name && counts[i] ? key(mode.colors[i], counts[i], name, rules[name] ? rules[name].words : null) : null)).filter(Boolean),
+    const { mode, shares, casts } = this.M, counts = shares[0], alone = casts.filter((c) => c.sign).length;
+    const key = (color, count, words) => make("span", { class: "key", "data-class": color, "data-count": count }, make("i", { class: `swatch ${color}` }), `${words} (${count}) `);
+    this.keys.replaceChildren(...mode.names.map((name, i) => (name && counts[i] ? key(mode.colors[i], counts[i], name) : null)).filter(Boolean),
       key("cast", casts.length, "Casts"), ...(alone ? [key("cast alone", alone, "new Casts")] : []));
   }
 
