@@ -79,14 +79,6 @@ def test_hostile_names_run_nothing_and_break_no_page(visit: Visiting, kind: str)
     assert visited.page.evaluate("document.documentElement.scrollWidth") <= NARROW
 
 
-def test_numbers_unfold_as_a_table(visit: Visiting) -> None:
-    page = visit(results()["ranges"].to_html()).page
-    cell = page.locator("#ranges details.numbers td").first
-    assert not cell.is_visible()
-    page.locator("#ranges details.numbers summary").click()
-    assert cell.is_visible()
-
-
 def test_colors_follow_the_scheme_and_print_keeps_the_marks(visit: Visiting) -> None:
     html = results()["ranges"].to_html()
     fills = []

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
@@ -58,13 +57,6 @@ def test_a_demo_model_is_small_valid_float32_and_does_not_name_its_build_machine
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     text = str(model)
     assert [word for word in ("metadata_props", "doc_string", "site-packages", ".py") if word in text] == []
-
-
-def test_the_held_out_split_is_what_the_demo_says() -> None:
-    with np.load(MODELS / "digits_test.npz") as held_out:
-        x, y = held_out["x"], held_out["y"]
-    assert (x.shape, x.dtype, y.shape, y.dtype) == ((360, 1, 8, 8), np.float32, (360,), np.int64)
-    assert (x.min(), x.max(), set(y.tolist())) == (0.0, 1.0, set(range(10)))
 
 
 def test_the_demo_prints_the_rows_of_the_readme_and_the_accuracy_of_all_versions() -> None:

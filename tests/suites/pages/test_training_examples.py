@@ -94,15 +94,6 @@ def test_mnist_is_read_from_its_four_files_packed_or_not(tmp_path: Path, example
     np.testing.assert_array_equal(found.x_test, images.reshape(5, 784).astype(np.float32) / np.float32(255))
 
 
-def test_a_folder_without_mnist_is_named(tmp_path: Path) -> None:
-    done = run("guide.py", "--mnist", tmp_path)
-    assert (done.returncode, done.stderr.strip()) == (
-        1,
-        f"{tmp_path} has no train-images-idx3-ubyte (or train-images-idx3-ubyte.gz); name the folder with MNIST's"
-        " four files",
-    )
-
-
 def test_runs_are_kept_in_a_log_and_not_made_again(tmp_path: Path) -> None:
     log = tmp_path / "runs.jsonl"
     curves = ("--curves", tmp_path / "curves.svg")
@@ -163,23 +154,3 @@ def test_losses_from_the_same_start_are_those_that_pytorch_had(
     assert len(PYTORCH[name]) == 100
     np.testing.assert_allclose(losses, PYTORCH[name][:STEPS], rtol=0, atol=bound)
     assert PYTORCH[name][-1] < PYTORCH[name][0] - 0.5
-
-
-def test_another_start_has_other_losses(example: Any) -> None:
-    tasks = example("tasks")
-    model = onnx.load(EXAMPLES / "models" / "cnn.onnx")
-    weight = next(t for t in model.graph.initializer if t.name == "classifier.weight")
-    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * 1.01, weight.name))
-    losses, _ = tasks.losses(tasks.TASKS["cnn"], model, "float32", STEPS)
-
-    assert np.abs(np.array(losses) - PYTORCH["cnn"][:STEPS]).max() > 1e-4
-
-
-@pytest.mark.parametrize(("name", "parameters"), [("cnn", 12), ("gpt", 27)])
-def test_a_model_has_its_parameters_by_name_and_does_not_name_its_build_machine(name: str, parameters: int) -> None:
-    model = onnx.load(EXAMPLES / "models" / f"{name}.onnx")
-    named = [t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and "." in t.name]
-
-    assert len(named) == parameters
-    assert [v.name for v in model.graph.input] == [{"cnn": "image", "gpt": "tokens"}[name]]
-    assert [word for word in ("metadata_props", "doc_string", "site-packages", ".py") if word in str(model)] == []

@@ -45,12 +45,8 @@ def noted(**metadata: str) -> onnx.NodeProto:
     [
         ("['', 'encoder', 'encoder.layer.0', 'encoder.layer.0.attention', 'relu']", "encoder/layer.0/attention"),
         ("['', 'relu']", ""),
-        ("[1, 'a', None]", ""),
         ("__import__('os').abort()", ""),
         ("[" * 4000, ""),
-        ("[{[]}, 'a']", ""),
-        ("[{'a': 1, []: 2}, 'a']", ""),
-        ("[1is 1, 'a']", ""),
         (r"['\d', 'a']", r"\d"),
         ("""["it's", 'a',]""", "it's"),
         ("", ""),
