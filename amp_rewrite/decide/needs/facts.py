@@ -126,8 +126,6 @@ class Fact(NamedTuple):
     """It counts in equal steps up to this magnitude."""
     best: Annotated[float, max] = 0.0
     """The magnitude of such a bias at the key where it is largest."""
-    hides: Annotated[bool, any] = False
-    """An input may hide some of these scores."""
     running: bool = False
     """A triangle of ones, or the number 1/n throughout: a sum or a mean, if a product reads it."""
 

@@ -38,7 +38,6 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
     peak = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
     wholes = [f.whole for f in read if f.whole is not None]
-    hides = fact.hides or any(f.raw for f in varying)
     counting = [f for f in read if f.grid and not (f.constant and op.id in _near(facts.view, facts.to))]
     return fact._replace(
         low=low if not math.isnan(low) else -INF,
@@ -55,8 +54,7 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         steps=steps_of(facts, op, read),
         run=run_of(read),
         grid=sum(f.grid for f in counting),
-        best=sum(f.grid if hides else f.best for f in counting),
-        hides=hides,
+        best=sum(f.best for f in counting),
         gated=0,
         small_factor=False,
         negative=fact.negative,
@@ -144,7 +142,6 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         squares=varying[0].squares if len(varying) == 1 else frozenset(),
         negative=fact.negative,
         sources=fact.sources if fact.transform or not after_layer else frozenset(),
-        hides=len(read) > 2 and read[2].raw,
         nudged=fact.nudged,
         averaged=averages(facts, op),
         depth=fact.depth + (not few),

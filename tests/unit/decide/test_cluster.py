@@ -48,19 +48,12 @@ def found(body: str, outputs: str = "float[B,4] y", inputs: str = "float[B,4] x"
     ("body", "ops", "tail"),
     [
         (LAYER_NORM + "g = Mul (n, gain)  y = Add (g, shift)", "m d p v e s n g y", "g y"),
-        (LAYER_NORM + "g = Mul (gain, n)  y = Relu (g)", "m d p v e s n g", "g"),
         (LAYER_NORM + "y = Relu (n)", "m d p v e s n", ""),
         (
             "m = ReduceMean (x, last)  d = Sub (x, m)  p = Mul (d, d)  v = ReduceMean (p, last)  e = Add (eps, v)"
             "  s = Sqrt (e)  r = Reciprocal (s)  n = Mul (d, r)  g = Mul (n, gain)  y = Add (shift, g)",
             "m d p v e s r n g y",
             "g y",
-        ),
-        (
-            "m = ReduceMean (x, last)  d = Sub (x, m)  p = Pow (d, two)  v = ReduceMean (p, last)  e = Add (v, eps)"
-            "  s = Sqrt (e)  m2 = ReduceMean (x, last)  d2 = Sub (x, m2)  y = Div (d2, s)",
-            "m d p v e s m2 d2 y",
-            "",
         ),
     ],
 )
@@ -72,11 +65,6 @@ def test_a_layer_normalization_is_one_cluster_however_it_is_written(body: str, o
     ("body", "ops"),
     [
         ("p = Pow (x, two)  v = ReduceMean (p, last)  e = Add (v, eps)  s = Sqrt (e)  n = Div (x, s)", "p v e s n y"),
-        (
-            "p = Mul (x, x)  v = ReduceMean (p, last)  e = Add (v, eps)  s = Sqrt (e)  r = Reciprocal (s)"
-            "  n = Mul (x, r)",
-            "p v e s r n y",
-        ),
         (
             "p = Mul (x, x)  v = ReduceMean (p, last)  e = Add (v, eps)  s = Sqrt (e)  r = Div (one, s)"
             "  n = Mul (x, r)",
@@ -111,12 +99,10 @@ def test_casts_inside_a_cluster_belong_to_it_and_its_entry_lies_before_them() ->
     ("body", "outputs"),
     [
         (LAYER_NORM + "y = Relu (n)  z = Neg (v)", "float[B,4] y, float[B,1] z"),
-        (LAYER_NORM + "y = Relu (n)", "float[B,4] y, float[B,1] m"),
         (
             "p = Pow (x, three)  v = ReduceMean (p, last)  e = Add (v, eps)  s = Sqrt (e)  y = Div (x, s)",
             "float[B,4] y",
         ),
-        ("p = Mul (x, gain)  v = ReduceMean (p, last)  e = Add (v, eps)  s = Sqrt (e)  y = Div (x, s)", "float[B,4] y"),
         (
             "p = Pow (x, two)  v = ReduceMean (p, last)  e = Add (v, eps)  s = Sqrt (e)  y = Div (gain, s)",
             "float[B,4] y",
@@ -184,7 +170,6 @@ def test_a_tanh_gelu_is_one_cluster_however_it_cubes(cube: str, ops: str) -> Non
 @pytest.mark.parametrize(
     "body",
     [
-        "y = Tanh (x)",
         "b = Tanh (x)  o = Add (b, one)  y = Mul (o, gate)",
         "q = Div (x, root2)  b = Erf (q)  o = Add (b, gate)  g = Mul (x, o)  y = Mul (g, half)",
         "q = Div (gate, root2)  b = Erf (q)  o = Add (b, one)  g = Mul (x, o)  y = Mul (g, half)",

@@ -22,9 +22,7 @@ def notes(body: str) -> list[str]:
     ("body", "terms"),
     [
         ("(float[4,40] x, float[40,3] w) => (float[4,3] y) { y = MatMul (x, w) }", 40),
-        ("(float[4,N] x, float[40,3] w) => (float[4,3] y) { y = MatMul (x, w) }", 40),
         ("(float[4,N] x, float[N,3] w) => (float[4,3] y) { y = MatMul (x, w) }", 128),
-        ("(float[40] x, float[40] w) => (float y) { y = MatMul (x, w) }", 40),
         ("(float[50,4] x, float[50,3] w) => (float[4,3] y) { y = Gemm <transA = 1> (x, w) }", 50),
         ("(float[1,8,9,9] x, float[4,8,3,3] w) => (float[1,4,7,7] y) { y = Conv (x, w) }", 72),
         ("(float[1,64,9] x, float[64,4,2] w) => (float[1,4,10] y) { y = ConvTranspose (x, w) }", 64),

@@ -8,7 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from onnx import NodeProto, TensorProto
-from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
+from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide.needs.backward import Backward
@@ -39,13 +39,6 @@ def needs_of(view: View) -> Needs:
 def test_weights_with_infinities_of_both_signs_are_read_without_a_warning() -> None:
     weights = np.array([[np.inf, 1], [-np.inf, 2]], np.float32).repeat(4, axis=0)
     assert needs_of(view_of([make_node("MatMul", ["x", "w"], ["y"])], "y", "x", w=weights)).pins == ()
-
-
-def test_a_fill_of_another_number_of_elements_than_one_has_no_level() -> None:
-    fill = make_tensor("", TensorProto.FLOAT, [2], [-1e9, 1.0])
-    made = make_node("ConstantOfShape", ["n"], ["f"], value=fill)
-    view = view_of([made, make_node("Add", ["x", "f"], ["y"])], "y", "x", n=np.array([8]))
-    assert {view.value_name(value) for value in needs_of(view).saturate} == {"f"}
 
 
 def copies(count: int) -> list[NodeProto]:

@@ -109,17 +109,6 @@ def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalized(keep: str,
 # -- what the gate says ----------------------------------------------------------------------------------
 
 
-def test_an_op_that_knows_no_float32_is_left_and_the_report_says_why() -> None:
-    body = "c, y = com.microsoft.GemmaRotaryEmbedding (e, x, x, x, x)"
-    model = half(body, f"float[8,8] e, {HALF} x", f"{HALF} y, {HALF} c")
-    result = raised(model, "op=com.microsoft::GemmaRotaryEmbedding")
-    assert written(result.model) == written(model)
-    note = "com.microsoft::GemmaRotaryEmbedding version 1 does not admit float32 for T"
-    assert [(f.kind, f.message.partition("; ")[2]) for f in result.report.findings] == [
-        ("unraised", f"schema_gate: {note}")
-    ]
-
-
 ATTENTION = "y, k1, v1 = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1> (x, x, x, k, k, s, t)"
 ATTENTION_INPUTS = "float16[1,1,8] x, float16[1,1,8,8] k, int32[1] s, int32 t"
 
@@ -159,15 +148,6 @@ def test_a_pin_from_data_raises_and_one_from_a_rule_does_not() -> None:
         "a_float16 = Cast<float16>(a)",
         "y = Tanh(a_float16)",
     ]
-
-
-def test_keep_speaks_before_a_pin_and_lower_against_it() -> None:
-    model = half("y = Exp (x)")
-    pin = Pin(0, "overflow", None, "absmax 1e5", raises=True)  # type: ignore[arg-type]
-    _, kept = coloring(model, pin, keep={0: "op=Exp"})
-    assert [p.note for p in kept.paints.values()] == ["kept by 'op=Exp'"]
-    _, lowered = coloring(model, pin, lower={0: "op=Exp"})
-    assert not lowered.changes
 
 
 # -- the report ------------------------------------------------------------------------------------------
