@@ -160,24 +160,18 @@ class Ranges(Result):
         """Return a summary and a table of `top` rows or all: values with infinity or NaN first, then by absmax."""
         to = DType.parse(self.to)
         seen = sorted(((k, r) for k, r in self.values.items() if r.count), key=_size_of_row, reverse=True)
-        unseen = [(name,) for name, range_ in self.values.items() if not range_.count]
-        shown = seen[:top]
         random = "; random data is not real data" if self.random else ""
         facts = [
             ("data", f"{self.origin}, {count(self.batches, 'batch', 'batches')}{random}"),
-            ("values", f"{len(seen)} seen, {len(unseen)} not seen, {len(self.untapped)} not measured"),
+            ("values", f"{len(seen)} seen, {len(self.values) - len(seen)} not seen, {len(self.untapped)} not measured"),
             ("overflow", f"{count(sum(1 for _, r in seen if r.overflow), 'value')} beyond {to.max:g}"),
             ("nonfinite", f"{count(sum(1 for _, r in seen if r.nonfinite), 'value')} with infinity or NaN"),
         ]
-        rows = (_cells(name, range_, to) for name, range_ in shown)
+        rows = [_cells(name, range_, to) for name, range_ in seen[:top]]
         lines = [f"{plain(self.model)}: ranges for {self.to}", *table(facts), ""]
         lines += table(rows, head=_COLUMNS, right=" >>>>>>>>")
-        if len(shown) < len(seen):
-            lines.append(f"  … {len(seen) - len(shown)} more")
-        if unseen:
-            lines += ["", "not seen: a branch not taken, a loop of no trips, or an empty tensor", *table(unseen)]
-        if self.untapped:
-            lines += ["", "not measured", *table(self.untapped.items())]
+        if len(rows) < len(seen):
+            lines.append(f"  … {len(seen) - len(rows)} more")
         return "\n".join(lines)
 
 

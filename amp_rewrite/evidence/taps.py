@@ -211,15 +211,12 @@ class _TapBuilder:
         for attribute in node.attribute:
             if attribute.name in ("scan_output_axes", "scan_output_directions"):
                 attribute.ints.append(0)
-        if node.op_type == "SequenceMap":
-            some = nodes.op("SequenceInsert", each, self._neutral(rows))  # it may be empty
-            each = nodes.op("ConcatFromSequence", some, axis=0, new_axis=1)
         return merging(nodes, each, len(rows.values))
 
 
 def _carries(op: Op) -> bool:
     old = op.op_type == "Scan" and op.signature is not None and op.signature.since < FIRST_UNBATCHED_SCAN
-    return op.signature is not None and not old and op.kind in ("If", "Loop", "Scan", "SequenceMap")
+    return op.signature is not None and not old and op.kind in ("If", "Loop", "Scan")
 
 
 # -- the row of one tensor -----------------------------------------------------------------------------------

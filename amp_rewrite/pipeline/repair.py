@@ -149,8 +149,10 @@ class Search:
         plain = self._converted(frozenset())
         if self._tried(frozenset(), plain):
             return self._result((), plain)
-        if regions_of(self.draft, plain.coloring, {}):
-            self.regions = self._by_error(plain)
+        self.regions = regions_of(self.draft, plain.coloring, {})
+        if not self.regions or not self._enough(frozenset(range(len(self.regions)))):
+            return self._result(None)
+        self.regions = self._by_error(plain)
         return self._result(minimal_set(len(self.regions), self._enough))
 
     @cached_property

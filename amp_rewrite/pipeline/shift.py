@@ -127,7 +127,7 @@ def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit],
         return ShiftOutcome(plain, plain)
     regions = tuple(region_rows(wide.view, shift, evidence))
     wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
-    findings = tuple(shift_findings(wide.view, shift, seen, regions))
+    findings = [Finding(SHIFTED, row.value, _words(row)) for row in regions]
     return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, shift=shift)
 
 
@@ -205,25 +205,6 @@ def region_rows(view: View, shift: Shift, evidence: str) -> Iterator[ShiftRow]:
             kept,
             tuple(ends),
         )
-
-
-def shift_findings(
-    view: View, shift: Shift, seen: Mapping[ValueId, Fit], rows: Sequence[ShiftRow]
-) -> Iterator[Finding]:
-    """Yield a finding for each region, for shared constants, and for numbers lost in float32."""
-    for row in rows:
-        yield Finding(SHIFTED, row.value, _words(row))
-    for constant in shift.emitted.copied:
-        note = "ops read it shifted in different ways: it is stored once, and a Mul follows where needed"
-        yield Finding(SHIFTED, view.value_name(constant), note)
-    small = [
-        view.value_name(value)
-        for value, exponent in shift.plan.exponents.items()
-        if (fit := seen.get(value)) is not None and fit.absmin and math.ldexp(fit.absmin, -exponent) < DType.FLOAT.tiny
-    ]
-    if small:
-        note = f"{count(len(small), 'value')} with elements below {DType.FLOAT.tiny:g} then, {_some(small)}"
-        yield Finding(SHIFTED, "float32", f"{note}: they may lose digits in float32 as well")
 
 
 def _words(row: ShiftRow) -> str:

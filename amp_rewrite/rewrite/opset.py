@@ -7,7 +7,7 @@ model where it is. Names, weights and whatever else a model carries stay as they
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -41,7 +41,7 @@ from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.rewrite.replacement import Context, Replacement, replaced
 from amp_rewrite.rewrite.restated import RESTATED, Restatement
-from amp_rewrite.settings.choices import AUTO_OPSET, Fuse, Opset, Target
+from amp_rewrite.settings.choices import Fuse, Opset, Target
 
 
 def at_opset(
@@ -158,14 +158,6 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
         return best, (_compared(view, best.opset, judge),)
     note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
     return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
-
-
-def serving(view: View, ops: Collection[OpId], to: DType, target: Target, *, fuse: Fuse = "basic") -> int | None:
-    """Return the opset to which "auto" moves a view, if the target serves some of these ops there; else None."""
-    moved, _ = at_opset(view, AUTO_OPSET, to, target, fuse=fuse)
-    gate, then = Gate(target, to), _relabelled(view, moved.opset)
-    served = moved is not view and any(gate.lowerable_groups(then, then.ops[op]).groups for op in ops)
-    return moved.opset if served else None
 
 
 _OBSTACLE = "; "

@@ -40,8 +40,8 @@ class Feed:
     Attributes:
         origin: their source in a report, and the feedback.
         random: True for random batches.
-        notes: the casts of the first batch, and the arrays that no input takes, one sentence each.
         feedback: the outputs that are inputs of the next run; None without any.
+        notes: the casts of the first batch, and the arrays that no input takes, one sentence each.
 
     Example:
         >>> import amp_rewrite
@@ -175,7 +175,16 @@ class Feed:
 
     @classmethod
     def drawn(cls, model: Model, asked: Drawing, back: Feedback | None = None) -> Feed:
-        """Return random batches. FeedError as `randomly` raises it."""
+        """Return random batches.
+
+        Args:
+            model: the model that gets them.
+            asked: their number, shapes and numbers.
+            back: outputs that are inputs of the next run.
+
+        Raises:
+            FeedError: as `randomly` raises it.
+        """
         ports = input_ports(model)
         origin, source = drawn([port for port in ports if port.required], asked)
         return cls(origin, True, back, (), ports, source, asked.batches)._begun()

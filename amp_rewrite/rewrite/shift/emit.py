@@ -71,7 +71,6 @@ class Shifted:
     origins: dict[str, Origin] = field(default_factory=dict)
     results: dict[OpId, tuple[str, ...]] = field(default_factory=dict)
     muls: dict[OpId, list[Origin]] = field(default_factory=dict)
-    copied: list[ValueId] = field(default_factory=list)
 
 
 def emit(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shifted:
@@ -117,7 +116,7 @@ class _ShiftEmitter:
         self.constants: dict[tuple[ValueId, int], TensorProto] = {}
         self.factors: dict[int, TensorProto] = {}
         self.context = Context(want.to)
-        self.result = Shifted(copied=sorted(shared))
+        self.result = Shifted()
 
     # -- exponents ---------------------------------------------------------------------------------------
 

@@ -56,17 +56,12 @@ def seen(*arrays: NDArray[Any], to: DType = DType.FLOAT16) -> Range:
 
 EDGES: dict[str, Sequence[float]] = {
     "ordinary": [1.0, -2.0, 3.5],
-    "negative zero": [-0.0, 0.0, 1.0],
     "zeros alone": [0.0, -0.0],
     "half the smallest": [HALF, -HALF, 1.0],
-    "above half the smallest": [above(HALF), 1.0],
     "largest subnormal": [below(NORMAL), 1.0],
     "smallest normal": [NORMAL, 1.0],
-    "all small": [1e-7, 2e-6, -3e-8],
     "zeros and small ones": [0.0, 1e-30, 1e-6, 1.0],
     "float32 subnormal": [1e-45, 1.0],
-    "zeros and float32 subnormals": [0.0, 3e-45, -1e-40, 1.0],
-    "zeros and large ones": [0.0, 3.0, -7.0, 60000.0],
     "zeros and what barely survives": [0.0, above(HALF), -HALF, 1.0],
     "zeros and what bfloat16 holds as subnormal": [0.0, 2.0**-130, 1.0],
     "zeros and what bfloat16 barely holds": [0.0, 2.0**-120, above(2.0**-120), 2.0**-134],
@@ -74,10 +69,8 @@ EDGES: dict[str, Sequence[float]] = {
     "smallest that overflows": [-LIMIT, 1.0],
     "overflow and zeros": [0.0, 1e5, 1e-30, 1e-6],
     "infinite": [INF, 1.0, -INF],
-    "infinite alone": [-INF],
     "not a number": [NAN, 1.0, -2.0, 0.0],
     "not a number last": [3.0, 70000.0, 1e-7, NAN],
-    "not a number alone": [NAN],
     "everything": [NAN, INF, 0.0, 1e-45, 1e-7, 1.0, 1e5, -3e38],
     "a sum beyond float32": [3e38, 3e38, 1.0],
 }
@@ -229,21 +222,6 @@ def test_a_scans_slices_and_states_are_merged() -> None:
     assert found["scan/body:s"] == seen(start, t[0], t[1])
     assert found["scan/body:t"] == seen(t)
     assert found["scan/body:f"] == found["y"]
-
-
-def test_the_elements_of_a_sequence_map_are_merged() -> None:
-    view = view_of("""g (float[2] a, float[3] b) => (float[n] y) {
-        two = Constant <value_float = 2.0> ()
-        s = SequenceConstruct (a, b)
-        [map] t = SequenceMap (s) <body = m (float[k] e) => (float[k] f) { f = Mul (e, two) }>
-        y = ConcatFromSequence <axis = 0> (t)
-    }""", 17)  # fmt: skip
-    a, b = np.float32([1, 0]), np.float32([4e4, -1e-6, 3])
-
-    found = measured(view, {"a": a, "b": b})
-
-    assert found["map/body:e"] == seen(a, b)
-    assert found["map/body:f"] == found["y"] == seen(2 * a, 2 * b)
 
 
 # -- the model around them -----------------------------------------------------------------------------------
