@@ -163,7 +163,7 @@ def test_progress_counts_stage_by_stage() -> None:
 
     repaired(needy(), progress=lambda *step: told.append(step))
 
-    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "own errors", "search"]
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "own errors"]
     assert all(0 < done <= total for _, done, total in told)
 
 
