@@ -18,7 +18,7 @@ from onnx import GraphProto, ValueInfoProto
 
 from amp_rewrite.files.protos import all_graphs, clone
 from amp_rewrite.files.tensors import MOST_ELEMENTS
-from amp_rewrite.ir.attributes import ints_attribute
+from amp_rewrite.ir.attributes import int_attribute, ints_attribute
 from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
 from amp_rewrite.ir.schema import normal_domain
@@ -176,8 +176,18 @@ class _ShapeWalk:
         for op in self.view.ops:
             if op.kind in RULES or op.kind in CONTENTS:
                 self.follow(op)
+            elif op.kind == "Split":
+                self.cut(op)
         values = {(self.view.values[v].scope, self.view.value_name(v)): dims for v, dims in self.followed.items()}
         return {key: tuple(renamed(d, self.same) for d in dims) for key, dims in {**self.inferred, **values}.items()}
+
+    def cut(self, op: Op) -> None:
+        """Note the dims of parts that onnx does not know, as where one of them is empty."""
+        whole = self.at(op.inputs[0])
+        for part in op.outputs:
+            if part is not None and whole and self.by_onnx(part) is None:
+                axis = int_attribute(op.node, "axis", 0) % len(whole)
+                self.followed[part] = (*whole[:axis], None, *whole[axis + 1 :])
 
     def at(self, value: ValueId | None) -> Dims | None:
         return self.followed[value] if value in self.followed else self.by_onnx(value)

@@ -23,8 +23,6 @@ FIRST_CLIP_WITH_INPUTS = 11
 FIRST_PAD_WITH_INPUTS = 11
 FIRST_RESIZE_WITH_REGION = 11
 """The opset from which Pad takes its sizes and its fill as inputs; before, they are attributes."""
-FIRST_TRAINING_MODE: Mapping[str, int] = {"BatchNormalization": 14, "Dropout": 12}
-"""The opset from which an operator has an attribute or input for training mode."""
 FIRST_AXES_INPUT = 13
 """The opset from which Squeeze, Unsqueeze, Split and ReduceSum take axes and sizes as inputs."""
 FIRST_REDUCTION_AXES_INPUT = 18

@@ -26,7 +26,7 @@ ELSEWHERE: Mapping[str, str] = {
     "betas": "they are beta_1 and beta_2 here",
     "eps": "it is epsilon here",
     "nb_epoch": "it is epochs here",
-    "class_weight": "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
+    "class_weight": "weigh rows by sample_weight=NAME of the loss, with the weight of its class for each row as data",
     "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
     " and the weights with the data",
     "run_eagerly": "leave it out: a step is one graph that onnxruntime runs",
@@ -167,6 +167,14 @@ def stated(value: object) -> str:
     """Return a value as messages quote it: on one line, and short."""
     text = one_line(repr(value))
     return text if len(text) <= _LONGEST else f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
+
+
+def to_array(value: object, what: str) -> Array:
+    """Return a value as an array. TrainingError for rows of different lengths."""
+    try:
+        return np.asarray(value)
+    except ValueError as cause:
+        raise TrainingError(f"{what} is {stated(value)}, whose rows have different lengths; pad them") from cause
 
 
 def floats(value: object, what: str, dtype: type[np.floating[Any]] = np.float32) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door
+from amp_rewrite.settings.door import door, stated
 
 INITIAL = 2.0**15
 PERIOD = 2000
@@ -341,7 +341,10 @@ def all_finite(grads: object) -> bool:
         grads = list(grads.values())
     if isinstance(grads, (list, tuple)):
         return all(map(all_finite, grads))
-    return grads is None or bool(np.isfinite(np.asarray(grads)).all())
+    array = np.asarray(0.0 if grads is None else grads)
+    if array.dtype.kind in "OSU":
+        raise TrainingError(f"a gradient is {stated(grads)}; pass numbers, as an array")
+    return bool(np.isfinite(array).all())
 
 
 # -- objects as plain dictionaries, in the form of Keras -------------------------------------------------------

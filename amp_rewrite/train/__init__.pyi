@@ -1,15 +1,13 @@
 from amp_rewrite.train.step.assembly import bind as bind
 from amp_rewrite.train.interchange.external_gradients import scale_gradients as scale_gradients
-from amp_rewrite.train.interchange.libraries import from_keras as from_keras
+from amp_rewrite.train.interchange.keras_model import from_keras as from_keras
 from amp_rewrite.train.interchange.torch_module import from_torch as from_torch
-from amp_rewrite.train.interchange.libraries import from_transformers as from_transformers
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer as StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable as Variable
 from amp_rewrite.settings.loss_scale import DynamicLossScale as DynamicLossScale
 from amp_rewrite.settings.loss_scale import FixedLossScale as FixedLossScale
 from amp_rewrite.settings.loss_scale import LossScale as LossScale
-from amp_rewrite.train.keras.metrics import Accuracy as Accuracy
 from amp_rewrite.train.keras.metrics import Metrics as Metrics
 from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
 from amp_rewrite.train.update.optimizers import Adagrad as Adagrad
@@ -33,4 +31,3 @@ from amp_rewrite.train.step.trainer import Trainer as Trainer
 from amp_rewrite.train.update.optimizers import CosineDecay as CosineDecay
 from amp_rewrite.train.update.optimizers import ExponentialDecay as ExponentialDecay
 from amp_rewrite.train.update.optimizer import Schedule as Schedule
-from amp_rewrite.train.update.optimizers import WarmUp as WarmUp

@@ -17,7 +17,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door
+from amp_rewrite.settings.door import door, stated, to_array
 
 TIMEOUT = 300.0
 """Default seconds that a replica waits for the others."""
@@ -160,8 +160,8 @@ def averaged(replicas: Replicas, arrays: Sequence[Array | None], rows: int = 1) 
     ends = np.cumsum([a.size for a in present])
     with np.errstate(over="ignore", invalid="ignore"):  # nonfinite values must reach all replicas
         bucket = np.empty(sum(a.size for a in present) + 1, np.float32)
-        for array, end in zip(present, ends, strict=True):
-            np.multiply(array.ravel(), np.float32(rows), out=bucket[end - array.size : end])
+        for own, end in zip(present, ends, strict=True):
+            np.multiply(own.ravel(), np.float32(rows), out=bucket[end - own.size : end])
         bucket[-1] = rows
         total = replicas.total(bucket)
         mean = total[:-1] / total[-1]
@@ -189,13 +189,17 @@ def shard(batches: Iterable[Mapping[str, Array]], replicas: Replicas) -> Iterato
         ...     [len(batch["x"]) for batch in shard([{"x": np.ones(4)}], replicas)]
         [4]
     """
+    if not isinstance(replicas, Replicas) or not isinstance(batches, Iterable):
+        raise TrainingError(f"shard takes batches and replicas, not {stated(batches)} and {stated(replicas)}")
     for number, batch in enumerate(batches):
-        mine = {n: np.array_split(a, replicas.world)[replicas.rank] if a.ndim else a for n, a in batch.items()}
-        if min((len(a) for a in batch.values() if a.ndim), default=replicas.world) < replicas.world:
+        if not isinstance(batch, Mapping):
+            raise TrainingError(f"batch {number} is {stated(batch)}; pass a mapping from input names to arrays")
+        arrays = {name: to_array(value, f"{name!r} of batch {number}") for name, value in batch.items()}
+        if min((len(a) for a in arrays.values() if a.ndim), default=replicas.world) < replicas.world:
             raise TrainingError(
                 f"batch {number} has fewer rows than there are replicas ({replicas.world}); use larger batches"
             )
-        yield mine
+        yield {n: np.array_split(a, replicas.world)[replicas.rank] if a.ndim else a for n, a in arrays.items()}
 
 
 def strategy_supports_loss_scaling(strategy: object = None) -> bool:

@@ -141,9 +141,11 @@ class Ours:
     """Trainers of one exported model, which begin again with the weights of each module."""
 
     def __init__(self, subject: Subject) -> None:
-        from amp_rewrite.train import Adam, Trainer, from_transformers, training_step
+        from amp_rewrite.train import Adam, Trainer, from_torch, training_step
 
-        model = from_transformers(made(subject, 0))
+        module, (batch,) = made(subject, 0), batches(subject, 0, 1)
+        module.config.use_cache = False
+        model = from_torch(module, {name: array for name, array in batch.items() if name != "labels"})
         loss = f"cross_entropy(logits, labels, axis={subject.axis})"
         rule = Adam(RATE, epsilon=1e-8)
         steps = {policy: training_step(model, loss=loss, optimizer=rule, policy=policy) for policy in POLICIES}

@@ -189,6 +189,10 @@ def as_array(value: object) -> Any:
     return tensor.contiguous().view(torch.int16).numpy().view(DType.BFLOAT16.numpy)  # numpy itself has no bfloat16
 
 
+NOT_FED = "not fed: the model has no other input"
+"""The end of a note of arrays that are left out."""
+
+
 def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]:
     """Return a batch by input name, and a note of arrays left out or "".
 
@@ -210,5 +214,5 @@ def named(batch: object, ports: tuple[Port, ...], where: str) -> tuple[Raw, str]
     left = len(arrays) - len(needed)
     if left and spare:
         raise FeedError(f"{fact}, and input {spare[0]!r} has a default: it or a label may be meant; give {_FORMS}")
-    note = f"{count(left, 'array')} after those for {inputs or 'no input'} not fed: the model has no other input"
+    note = f"{count(left, 'array')} after those for {inputs or 'no input'} {NOT_FED}"
     return dict(zip(needed, arrays, strict=False)), note if left else ""

@@ -20,7 +20,6 @@ from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts, Shape, known_dims
 
-_FIRST = 12
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
 
 
@@ -43,17 +42,8 @@ class Builder(builder.NodeBuilder):
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
-        """A builder for the main graph of a model, which is not changed.
-
-        GradientError for an ai.onnx opset below 12; ModelError as `View.of` raises it.
-        """
+        """A builder for the main graph of a model, which is not changed. ModelError as `View.of` raises it."""
         facts = ModelFacts.of(model)
-        opset = facts.view.opset
-        if opset < _FIRST:
-            raise GradientError(
-                f"the model imports ai.onnx opset {opset}, and gradients are made from opset {_FIRST} on; raise it"
-                " with onnx.version_converter, or export the model again"
-            )
         return cls(facts, MAIN, taken=set(facts.view.names), region=region)
 
     def body(self, scope: ScopeId) -> Builder:
@@ -159,19 +149,6 @@ class Builder(builder.NodeBuilder):
             self.name(source, name)
         self.graph.output.append(declared(name, dtype, shape))
         return name
-
-    def name_outputs_directly(self, region: str) -> None:
-        """Drop each Identity between a node of the region and an output; the node's result takes the output's name."""
-        outputs, renamed = {v.name for v in self.graph.output}, dict[str, str]()
-        made = {name for node in self.nodes if node.name.startswith(f"{region}/") for name in node.output} - outputs
-        for node in self.nodes:
-            if node.op_type == "Identity" and node.output[0] in outputs and node.input[0] in made:
-                renamed.setdefault(node.input[0], node.output[0])
-        self.nodes = [n for n in self.nodes if n.op_type != "Identity" or renamed.get(n.input[0]) != n.output[0]]
-        for node in self.nodes:
-            for names in (node.input, node.output):
-                names[:] = [renamed.get(name, name) for name in names]
-        self._known = {key: tuple(renamed.get(name, name) for name in known) for key, known in self._known.items()}
 
     def reshape_like(self, x: str, like: str) -> str:
         """Reshape to the shape of a value; with one dim at most that is not known, no Shape is computed."""

@@ -12,7 +12,7 @@ from amp_rewrite.ir.nodes import MAIN, Op, Role, ValueId
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.lowering.forms import has_body, in_training, with_bodies
+from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients, has_body, in_training, with_bodies
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Stop, element_type
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
@@ -27,7 +27,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
     the loss applies its row of `rewrite.autodiff.vjp.table`. The forward pass is rewritten as in `differentiable`.
-    Works at the model's opset, 12 or later. O(nodes + uses).
+    A model below opset 16 is moved there. O(nodes + uses).
 
     Args:
         model: as `Model.load` takes it; it is not changed.
@@ -50,7 +50,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
         ['s', 'x_grad']
     """
     wrt = as_names(wrt)
-    source = Model.load(model, folder=folder)
+    source, _ = for_gradients(inlined(Model.load(model, folder=folder)))
     _check_parameters(source, loss, wrt)
     ready = differentiable(source, loss, wrt)
     b = Builder.of(ready)

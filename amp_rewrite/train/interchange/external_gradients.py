@@ -31,14 +31,12 @@ class ScaledGradients:
 
     Attributes:
         model: the graph.
-        seed: the value that is multiplied by the loss scale.
         grads: names of the gradients.
         finite: a bool output, True if all gradients are finite.
         state: `loss_scale` and `good_steps` of a dynamic scale, with their successors; empty with a fixed scale.
     """
 
     model: Model
-    seed: str
     grads: tuple[str, ...]
     finite: str
     state: tuple[StateVariable, ...]
@@ -50,7 +48,7 @@ def scale_gradients(
     *,
     loss: str,
     grads: str | Sequence[str],
-    seed: str | None = None,
+    seed: str,
     loss_scale: object = "dynamic",
     folder: str | Path | None = None,
 ) -> ScaledGradients:
@@ -63,7 +61,7 @@ def scale_gradients(
         model: as `Model.load` takes it; it is not changed.
         loss: the differentiated value.
         grads: the outputs with its gradients.
-        seed: where the backward pass starts; None: the only one-element input that affects all gradients, not the loss.
+        seed: the value where the backward pass starts, the gradient of the loss by itself: an input, or a constant 1.
         loss_scale: "dynamic", a number or a LossScale.
         folder: where the external data of a ModelProto lies.
 
@@ -77,7 +75,8 @@ def scale_gradients(
         >>> import amp_rewrite, onnx
         >>> head = '<ir_version: 10, opset_import: ["" : 20]> g (float[3] x, float seed) => (float s, float[3] d)'
         >>> body = "{ s = ReduceSumSquare <keepdims = 0> (x) double = Add (x, x) d = Mul (double, seed) }"
-        >>> amp_rewrite.train.scale_gradients(onnx.parser.parse_model(head + body), loss="s", grads="d").grads
+        >>> model = onnx.parser.parse_model(head + body)
+        >>> amp_rewrite.train.scale_gradients(model, loss="s", grads="d", seed="seed").grads
         ('d',)
     """
     source = Model.load(model, folder=folder)
@@ -86,7 +85,7 @@ def scale_gradients(
         raise TrainingError("loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale")
     grads = tuple(dict.fromkeys(as_names(grads)))
     view = View.of(source)
-    start = _seed(view, loss, grads, seed)
+    start = _start(view, loss, grads, seed)
     scaled, scale, inner = _scaled(view, start, rule, grads)
     b = Builder.of(scaled)
     good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
@@ -97,46 +96,25 @@ def scale_gradients(
         b.name(exact, grad)
         formal = outputs[inner[grad]]
         formal.name, formal.type.tensor_type.elem_type = grad, DType.FLOAT.code
-    return ScaledGradients(b.model(), view.value_name(start), grads, finite, state)
+    return ScaledGradients(b.model(), grads, finite, state)
 
 
-def _seed(view: View, loss: str, grads: Sequence[str], seed: str | None) -> ValueId:
+def _start(view: View, loss: str, grads: Sequence[str], seed: str) -> ValueId:
     main = {v.name: v.id for v in view.values if v.scope == MAIN}
     outputs = {view.value_name(v) for v in view.scopes[MAIN].outputs}
-    for what, name in (("loss", loss), ("seed", seed)):
-        if name is not None and name not in main:
-            raise TrainingError(
-                f"the {what} {name!r} is not a value of the model's main graph; `amp-rewrite report -v` lists them"
-            )
-    strange = next((g for g in grads if g not in outputs), None)
-    if strange is not None or not grads:
-        what = f"{strange!r} is not an output" if grads else "no gradients are named"
-        raise TrainingError(f"{what}; the outputs are {', '.join(sorted(outputs))}")
-    ends = {main[g] for g in grads}
-    if seed is None:
-        inputs = (v for v in view.scopes[MAIN].inputs if view.dtype(v) is DType.FLOAT and _one_element(view, v))
-        possible = [v for v in inputs if main[loss] not in (reached := _reached(view, v)) and ends <= reached]
-        if len(possible) != 1:
-            what = "more than one input" if possible else "no input"
-            raise TrainingError(f"{what} can be the gradient of the loss {loss!r}; {_NAME_SEED}")
-        return possible[0]
+    unknown = [name for name in (loss, seed) if name not in main] + [name for name in grads if name not in outputs]
+    if unknown or not grads:
+        raise TrainingError(
+            f"{', '.join(map(repr, unknown)) or 'no gradient'} is named; name values of the main graph as loss and seed"
+            f" and outputs as gradients: {', '.join(sorted(outputs))}"
+        )
     reached = _reached(view, main[seed])
-    lost = next((g for g in grads if main[g] not in reached), None)
-    if lost is not None:
-        raise TrainingError(f"the gradient {lost!r} does not depend on {seed!r}; {_NAME_SEED}")
-    if main[loss] in reached:
-        raise TrainingError(f"{seed!r} is not a seed, because the loss {loss!r} depends on it; {_NAME_SEED}")
+    if main[loss] in reached or not {main[name] for name in grads} <= reached:
+        raise TrainingError(
+            f"{seed!r} is not a seed: all gradients depend on a seed, and the loss does not; name the value where the"
+            " backward pass starts"
+        )
     return main[seed]
-
-
-_NAME_SEED = "name the value where the backward pass starts as `seed`"
-
-
-def _one_element(view: View, value: ValueId) -> bool:
-    name = view.value_name(value)
-    formal = next(v for v in view.scopes[MAIN].graph.input if v.name == name)
-    tensor = formal.type.tensor_type
-    return tensor.HasField("shape") and all(d.dim_value == 1 for d in tensor.shape.dim)
 
 
 def _reached(view: View, start: ValueId) -> set[ValueId]:

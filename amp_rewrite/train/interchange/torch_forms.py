@@ -15,47 +15,14 @@ from amp_rewrite.files.protos import refill
 from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
 from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
 
-_CROSS_ENTROPY = (
-    *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
-)
-
-
-def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
-    """Cross entropy with label smoothing or with shares of classes; the mean is one quotient of sums."""
-    x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing", 0)
-    shares, reduction = target.is_floating_point(), given.get("reduction", "mean")
-    if given.get("size_average") is not None or given.get("reduce") is not None or not (shares or smoothing):
-        return None
-    axis = 1 if x.ndim > 1 else 0
-    classes = x.shape[axis]
-    weights = torch.ones_like(x[:1].flatten()[:1]).expand(classes) if weight is None else weight
-    logs = torch.log_softmax(x, axis) * weights.reshape([classes, *[1] * (x.ndim - axis - 1)])
-    if shares:
-        each = -(logs * (target * (1 - smoothing) + smoothing / classes)).sum(axis)
-        count = torch.ones_like(each).sum()
-    else:
-        kept = target != given.get("ignore_index", -100)
-        safe = torch.where(kept, target, 0)
-        own, spread = logs.gather(axis, safe.unsqueeze(axis)).squeeze(axis), logs.sum(axis)
-        each = -torch.where(kept, own * (1 - smoothing) + spread * (smoothing / classes), 0.0)
-        count = (weights[safe] * kept).sum()
-    return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / count
-
-
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
 _ELEMENTS = ("dropout", "dropout_")
 _WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
 """Axes of an input whose first axis is that of the channels."""
 ATTENTION = "scaled_dot_product_attention"
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-RECURRENT_ARGUMENTS = (
-    *("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first"),
-)
 _EXPORTED = 4
 """Axes of attention that PyTorch exports."""
-NUMBER = "rand"
-"""Drawn without a size by layers that are skipped at random, as `torch.rand([]) < layerdrop`."""
 _DOMAIN, _OP = "amp_rewrite", "StopGradient"
 
 
@@ -95,36 +62,10 @@ class Drop(NamedTuple):
         x, p = self.x, self.p
         if not self.on or not p:
             return x
-        axes = 1 if _WITHOUT_BATCH.get(self.name) == x.ndim else 2 if self.name in _CHANNELS else x.ndim
+        axes = 1 if _WITHOUT_BATCH.get(self.name) == x.ndim else 2
         ones = torch.ones_like(x[(*[slice(None)] * axes, *[slice(0, 1)] * (x.ndim - axes))])
         made = x * torch.nn.functional.dropout(ones, p)
         return x.copy_(made) if self.inside else made
-
-
-def recurrent(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of a call of a recurrent network by name; None for other calls, and packed sequences."""
-    given = {**dict(zip(RECURRENT_ARGUMENTS, args, strict=False)), **kwargs}
-    return given if name in RECURRENT and isinstance(given.get("has_biases"), bool) else None
-
-
-def _by_layer(torch: Any, func: Any, given: Mapping[str, Any]) -> Any:
-    """The layers of a recurrent network, each by itself, with dropout between them."""
-    layers, p = given["num_layers"], given["dropout"]
-    if layers == 1 or not given["train"] or not p:
-        return func(**given)
-    states, weights, x, ends = given["hx"], given["params"], given["input"], []
-    for i in range(layers):
-        own = [torch.chunk(state, layers)[i] for state in (states if isinstance(states, (tuple, list)) else (states,))]
-        each = len(weights) // layers
-        layer = {"input": x, "hx": own if len(own) > 1 else own[0], "params": weights[i * each : (i + 1) * each]}
-        x, *last = func(**{**given, **layer, "num_layers": 1, "dropout": 0.0, "train": False})
-        ends.append(last)
-        x = x if i == layers - 1 else torch.nn.functional.dropout(x, p)
-    return (x, *map(torch.cat, zip(*ends, strict=True)))
-
-
-def is_number(name: str, args: Sequence[Any]) -> bool:
-    return name == NUMBER and len(args) == 1 and isinstance(args[0], (list, tuple)) and not args[0]
 
 
 def written_out(torch: Any) -> Any:
@@ -133,20 +74,14 @@ def written_out(torch: Any) -> Any:
     class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, getattr(func, "__name__", "").removesuffix(".default")
-            drop, layers = Drop.of(name, args, kwargs), recurrent(name, args, kwargs)
-            if drop is not None and name not in _ELEMENTS:
+            drop = Drop.of(name, args, kwargs)
+            if drop is not None and name in _CHANNELS:
                 return drop.written_out(torch)
-            if layers is not None:
-                return _by_layer(torch, func, layers)
             if name == ATTENTION:
                 given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
                 if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
                     return _attention(torch, given)
-            if name == "cross_entropy":
-                made = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
-                if made is not None:
-                    return made
-            return 0.0 if is_number(name, args) else func(*args, **kwargs)
+            return func(*args, **kwargs)
 
     return WrittenOut()
 

@@ -30,7 +30,7 @@ from amp_rewrite.train.interchange.torch_forms import (
     written_out,
 )
 from amp_rewrite.train.interchange.torch_forward import MODULE_ERRORS, ForwardFindings
-from amp_rewrite.train.objective.parameters import BUFFER, NO_GRAD, Note, described
+from amp_rewrite.train.objective.parameters import BUFFER, NO_GRAD, described
 from amp_rewrite.train.step.assembly import bind
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ OPSET = 20
 """From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
 _LEAST_OPSET = 18
 """What PyTorch's exporter writes at least."""
-_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 @door()
@@ -58,7 +57,7 @@ def from_torch(
     The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
     the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient, and neither do
     `detach()` and `torch.no_grad()`. Inputs have the names of the arguments of `forward`. The report of a step names
-    modules whose dropout is not in the model, which compute otherwise in training mode, or have gradients of their own.
+    modules whose dropout is not in the model, or which compute otherwise in training mode or in their gradient.
 
     Args:
         module: the module, in float32.
@@ -93,26 +92,28 @@ def from_torch(
         )
     given = _inputs(torch, module, example)
     axes = _axes(given, dynamic)
-    inputs = _doubled(torch, given, axes)
-    state = _ModuleState.of(torch, module)
+    inputs, state = _doubled(torch, given, axes), _ModuleState.of(torch, module)
+
+    def call(tensors: dict[str, Any]) -> dict[str, Any]:
+        return tensors_of(torch, state.called(torch, module, inputs, tensors))
+
     with _quiet():
-        found = ForwardFindings.of(
-            torch, module, lambda tensors: _outputs_of(torch, module, inputs, tensors, state), dropout
-        )
-        with training(module, ()):
-            names = _output_names(torch, module, inputs, outputs)
-        settings = _Settings(names, axes, opset)
+        found = ForwardFindings.of(torch, module, call, dropout)
+        names = tuple(found.outputs) if outputs is None else as_names(outputs)
+        if len(names) != len(found.outputs):
+            count = len(found.outputs)
+            raise TrainingError(f"{len(names)} names for {count} outputs of the module; give one name for each")
         with training(module, found.kept), written_out(torch):
-            program = _exported(torch, module, inputs, state, settings)
+            program = _exported(torch, module, inputs, state, _Settings(names, axes, opset))
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
     if dropout:
         switch_off(model)
     mark_padding(torch, module, model)
     mark_stops(model)
     model.proto.graph.name = type(module).__name__
-    if found.outputs is not None:
+    if not found.random:
         _check_outputs(model, inputs, found.outputs)
-    described(model, state.declared(), (*found.notes, *_fixed(model, settings.axes)))
+    described(model, state.declared(), found.notes)
     return model
 
 
@@ -132,17 +133,14 @@ def _torch() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
+        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)
+            logging.disable(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +184,14 @@ class _ModuleState:
     @property
     def tensors(self) -> tuple[Any, ...]:
         return (*self.parameters.values(), *self.buffers.values())
+
+    def called(self, torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> Any:
+        """Call the module with these tensors by name in place of its own; changed ones are put back into `tensors`."""
+        own = {place: tensors[name] for place, name in self.places.items() if name in tensors}
+        args, kwargs = _arguments(inputs)
+        made = torch.func.functional_call(module, own, args, kwargs, tie_weights=False)
+        tensors.update((name, own[name]) for name in tensors)
+        return made
 
     def by_input(self) -> Iterator[tuple[str, Any]]:
         return zip(self.names, self.tensors, strict=True)
@@ -243,18 +249,14 @@ def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | 
         rows = {tensor.shape[0] for tensor in inputs.values() if tensor.ndim}
         shared = {1} if len(rows) > 1 else set()  # one row for all of a larger batch
         return {n: {0: "batch"} if t.ndim and t.shape[0] not in shared else {} for n, t in inputs.items()}
-    first = next(iter(inputs))
-    if not isinstance(dynamic, Mapping) or not all(isinstance(own, Mapping) for own in dynamic.values()):
+    known = {name: range(tensor.ndim) for name, tensor in inputs.items()}
+    if not isinstance(dynamic, Mapping) or not all(
+        isinstance(own, Mapping) and set(own) <= set(known.get(name, ())) for name, own in dynamic.items()
+    ):
         raise TrainingError(
-            f"dynamic is {stated(dynamic)}; name axes by input, as in dynamic={{{first!r}: {{0: 'batch'}}}}"
+            f"dynamic is {stated(dynamic)}; name axes of the inputs {', '.join(inputs)}, as in"
+            f" dynamic={{{next(iter(inputs))!r}: {{0: 'batch'}}}}"
         )
-    unknown = next((name for name in dynamic if name not in inputs), None)
-    if unknown is not None:
-        raise TrainingError(f"dynamic names the input {unknown!r}, but the example has {', '.join(inputs)}")
-    for name, own in dynamic.items():
-        strange = next((axis for axis in own if not 0 <= axis < inputs[name].ndim), None)
-        if strange is not None:
-            raise TrainingError(f"dynamic names axis {strange} of {name!r}, which has {inputs[name].ndim} axes")
     return {name: dict(dynamic.get(name, {})) for name in inputs}
 
 
@@ -266,39 +268,9 @@ def tensors_of(torch: Any, result: Any) -> dict[str, Any]:
     return {name: value for name, value in items if isinstance(value, torch.Tensor)}
 
 
-def _output_names(
-    torch: Any, module: Any, inputs: Mapping[str, Any], outputs: str | Sequence[str] | None
-) -> tuple[str, ...]:
-    with torch.no_grad():
-        try:
-            own = tuple(tensors_of(torch, _call(module, inputs)))
-        except MODULE_ERRORS as cause:
-            raise TrainingError(f"the module fails on the example: {one_line(cause)}; correct the example") from cause
-    if outputs is None:
-        return own
-    names = as_names(outputs)
-    if len(names) != len(own):
-        raise TrainingError(f"{len(names)} names for {len(own)} outputs of the module; give one name for each")
-    return names
-
-
 def _arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     positional = any(name.startswith("input_") and name[6:].isdigit() for name in inputs)
     return (tuple(inputs.values()), {}) if positional else ((), dict(inputs))
-
-
-def _call(module: Any, inputs: Mapping[str, Any]) -> Any:
-    args, kwargs = _arguments(inputs)
-    return module(*args, **kwargs)
-
-
-def _outputs_of(
-    torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any], state: _ModuleState
-) -> list[Any]:
-    own = {place: tensors[name] for place, name in state.places.items()}
-    made = tensors_of(torch, torch.func.functional_call(module, own, *_arguments(inputs), tie_weights=False))
-    tensors.update((name, own[name]) for name in tensors)
-    return list(made.values())
 
 
 # -- export --------------------------------------------------------------------------------------------
@@ -324,11 +296,9 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _Module
             self.module = module
 
         def forward(self, given: list[Any], held: list[Any]) -> Any:
-            tensors = dict(zip(state.names, held, strict=True))
-            own = {place: tensors[name] for place, name in state.places.items() if name in tensors}
-            args, kwargs = _arguments(dict(zip(names, given, strict=True)))
+            tensors, arguments = dict(zip(state.names, held, strict=True)), dict(zip(names, given, strict=True))
             with stopping(torch):
-                made = torch.func.functional_call(self.module, own, args, kwargs, tie_weights=False)
+                made = state.called(torch, self.module, arguments, tensors)
             return tuple(tensors_of(torch, made).values())
 
     dims: dict[str, Any] = {}
@@ -359,20 +329,7 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _Module
     return program
 
 
-def _fixed(model: Model, axes: Mapping[str, Mapping[int, str]]) -> Iterator[Note]:
-    dims = [v.type.tensor_type.shape.dim for v in model.proto.graph.input]
-    found = [
-        f"axis {axis} of {name!r} at {own[axis].dim_value}"
-        for (name, changing), own in zip(axes.items(), dims, strict=False)
-        for axis in changing
-        if axis < len(own) and own[axis].HasField("dim_value")
-    ]
-    if found:
-        told = f"PyTorch's exporter fixed {', '.join(found)}, as in the example; batches need this size"
-        yield Note(told, True)
-
-
-def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Sequence[Any]) -> None:
+def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise TrainingError if the model computes other outputs on the example than the module."""
     graph = model.proto.graph
     if len(graph.input) != len(inputs) or len(graph.output) != len(expected):
@@ -382,7 +339,7 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Sequence[A
         found = Runner.open(model, SessionOptions(optimized=False, planned=False)).run(example)
     except AmpRewriteError:  # a training step will say why
         return
-    for (name, made), tensor in zip(found.items(), expected, strict=True):
+    for (name, made), tensor in zip(found.items(), expected.values(), strict=True):
         ours, theirs = np.asarray(made), tensor.detach().cpu().numpy()
         if theirs.dtype.kind != "f" or not theirs.size:
             continue

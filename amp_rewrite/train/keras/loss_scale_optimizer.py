@@ -5,7 +5,7 @@ versions differ in three points:
 
 - A step with nonfinite gradients does not advance `iterations` (2.4 and later count it).
 - An inner optimizer that clips gradients is refused (2.4 and later clip after unscaling, as `training_step` does).
-- The configuration is `{optimizer, loss_scale}` (that of 2.4 and later is read as well).
+- The configuration is `{optimizer, loss_scale}`.
 
 Values are numpy arrays. A ValueError of TensorFlow is a `TrainingError` here, a subclass of ValueError.
 """
@@ -112,18 +112,20 @@ class LossScaleOptimizer(StatefulOptimizer):
 
     def checkpoint(self) -> dict[str, Array]:
         """Return the inner optimizer's checkpoint, with a dynamic scale's "loss_scale" and "good_steps"."""
-        return self.inner.checkpoint() | scale_by_path(self.loss_scale)
+        saved, scale = self.inner.checkpoint(), self.loss_scale
+        if isinstance(scale, DynamicLossScale):
+            saved["loss_scale"] = np.array(scale.state.scale, np.float32)
+            saved["good_steps"] = np.array(scale.state.good_steps, np.int64)
+        return saved
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
-        """Restore a checkpoint or a file of `Trainer.save`; a dynamic scale missing there starts anew."""
-        saved = saved_state(saved)
-        scale = self.loss_scale
-        state = _scale_state(saved, scale) if isinstance(scale, DynamicLossScale) else None
+        """Restore a checkpoint or a file of `Trainer.save`; a scale that is not there stays."""
+        saved, scale = saved_state(saved), self.loss_scale
         self.inner.restore(saved)
-        if isinstance(scale, DynamicLossScale) and state is not None:
-            scale.state = state
-            if self._state.home is not None:
-                self._state.home.adopt(scale_by_path(scale))
+        if isinstance(scale, DynamicLossScale):
+            value, good = (saved.get(name) for name in ("loss_scale", "good_steps"))
+            if value is not None and good is not None:
+                scale.state = scales.ScaleState(np.float32(value), int(good))
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`: the inner optimizer's and the scale's."""
@@ -138,11 +140,9 @@ class LossScaleOptimizer(StatefulOptimizer):
         """Return the optimizer of a `get_config` result.
 
         Args:
-            config: the result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later.
+            config: the result, also that of TensorFlow 2.1 to 2.3.
             custom_objects: classes of your own by name: optimizers and loss scales.
         """
-        if "inner_optimizer" in config:
-            return cls(deserialize(config["inner_optimizer"], custom_objects), _scale_of_later_config(config))
         if not {"optimizer", "loss_scale"} <= config.keys():
             raise TrainingError(
                 f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
@@ -226,34 +226,3 @@ def _unscaled(gradient: Gradient, scale: Array) -> Gradient:
         assert isinstance(values, np.ndarray)
         return gradient._replace(values=values)
     return np.asarray(floats(gradient, "a gradient") / scale).astype(np.asarray(gradient).dtype)
-
-
-def scale_by_path(scale: object) -> dict[str, Array]:
-    """Return the state of a dynamic loss scale by its paths in checkpoints; nothing for others."""
-    if not isinstance(scale, DynamicLossScale):
-        return {}
-    state = scale.state
-    return {"loss_scale": np.array(state.scale, np.float32), "good_steps": np.array(state.good_steps, np.int64)}
-
-
-def _scale_state(saved: Mapping[str, Array], scale: DynamicLossScale) -> scales.ScaleState:
-    value, good = saved.get("loss_scale"), saved.get("good_steps")
-    if value is None or good is None:
-        return scale.initial
-    floats, counts = np.asarray(value), np.asarray(good)
-    if floats.shape or counts.shape or counts.dtype.kind not in "iu" or not (np.isfinite(floats) and floats > 0):
-        raise TrainingError(
-            f"the checkpoint is damaged: loss scale {value!r} after {good!r} good steps; load an older checkpoint"
-        )
-    return scales.ScaleState(np.float32(value), int(good))
-
-
-def _scale_of_later_config(config: Mapping[str, Any]) -> LossScale:
-    dynamic, initial, period = (config.get(k) for k in ("dynamic", "initial_scale", "dynamic_growth_steps"))
-    if dynamic:
-        return DynamicLossScale(initial or scales.INITIAL, period or scales.PERIOD)
-    if initial is None or period is not None:
-        raise TrainingError(
-            "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the configuration"
-        )
-    return scales.FixedLossScale(initial)

@@ -18,7 +18,7 @@ from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.settings.door import Named, Namespace, door, floats, stated
+from amp_rewrite.settings.door import Named, Namespace, door, floats, stated, to_array
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
@@ -145,7 +145,7 @@ class Network(WithWeights):
                 raise TrainingError(
                     f"the model has the inputs {', '.join(self.inputs)}; pass a mapping with all of them"
                 )
-            inputs = {self.inputs[0]: floats(inputs, "the input") if inputs is None else np.asarray(inputs)}
+            inputs = {self.inputs[0]: floats(inputs, "the input") if inputs is None else to_array(inputs, "the input")}
         own = self._weights
         batch, held = dict(inputs_of(self._subject.source, self.inputs, inputs)), own.held()
         computed = cache(lambda: own.predictor(batch, held))
@@ -282,7 +282,7 @@ class LossObject:
             raise TrainingError(f"{type(y_pred).__name__} is not a result of a Network; call with (y, network(inputs))")
         target, weight = _free("y_true", source.network.inputs), _free("sample_weight", source.network.inputs)
         loss = source.network.loss(self.text(y_pred.output, target, None if sample_weight is None else weight))
-        batch = {**source.inputs, target: np.asarray(y_true)}
+        batch = {**source.inputs, target: to_array(y_true, "y_true")}
         if sample_weight is not None:
             batch[weight] = floats(sample_weight, "sample_weight").reshape(len(batch[target]))
         return loss.on(batch, source.held)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,53 +29,17 @@ from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
 from amp_rewrite.train.update.optimizers import deserialize
 
 
-class Training(Protocol):
-    """A training with an optimizer in its step: it has the newest step count and slots."""
-
-    @property
-    def steps(self) -> int: ...
-
-    def saved(self) -> Mapping[str, Array]:
-        """Return the state by path in checkpoints."""
-
-    def adopt(self, saved: Mapping[str, Array]) -> None:
-        """Continue from these parts of a state, by path in checkpoints."""
-
-
 @dataclass(slots=True, eq=False)
 class OptimizerState:
     """The mutable part of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
 
-    `variables`: by name, to tell two of one name apart. `added`: names of slots of `add_slot`. `home`: a training whose
-    step this optimizer is; step count and slots are read there, and set there.
+    `slots`: by variable and slot. `added`: names of slots of `add_slot`.
     """
 
     rule: Optimizer
     count: int = 0
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
-    variables: dict[str, Variable] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
-    home: Training | None = None
-
-    @property
-    def iterations(self) -> int:
-        return self.count if self.home is None else self.home.steps
-
-    def newest(self) -> dict[str, dict[str, Array]]:
-        """Return the slots by variable; do not modify them."""
-        if self.home is not None:
-            for name, own in slots_of(self.home.saved()).items():
-                self.slots.setdefault(name, {}).update(own)
-        return self.slots
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy, with variables of its own and outside of any training."""
-        own = {"count": self.iterations, "slots": self.newest(), "variables": {}, "home": None}
-        return {part.name: getattr(self, part.name) for part in fields(self)} | own
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
 
 
 @door()
@@ -83,8 +47,8 @@ class StatefulOptimizer:
     """An optimizer with its slots and step count, as in Keras.
 
     Variables are identified by name. Hyperparameters are settable attributes (`lr` is `learning_rate`). An optimizer
-    given to `training_step` brings its step count and slots, and shows those of the `Trainer` afterwards; a learning
-    rate that is set holds from the next step on.
+    given to `training_step` brings its step count and slots to each `fit`, and has those of the `Trainer` afterwards; a
+    learning rate that is set holds from the next step on.
 
     Args:
         rule: the optimizer's arithmetic and hyperparameters.
@@ -105,25 +69,15 @@ class StatefulOptimizer:
     @property
     def iterations(self) -> int:
         """Number of steps."""
-        return self._state.iterations
+        return self._state.count
 
     def slots(self) -> dict[str, dict[str, Array]]:
         """Return the slots by variable; do not modify them."""
-        return self._state.newest()
+        return self._state.slots
 
     def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
-        """Set step count and slots, also of the training with this optimizer."""
-        state = self._state
-        state.count, state.slots = int(iterations), slots
-        if state.home is not None:
-            state.home.adopt(by_path(state.count, slots))
-
-    def trained_by(self, training: Training) -> None:
-        """Let a training hold step count and slots from now on; the first one continues from those here."""
-        state = self._state
-        if state.home is None:
-            training.adopt(self.checkpoint())
-        state.home = training
+        """Set step count and slots."""
+        self._state.count, self._state.slots = int(iterations), slots
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "_state" not in vars(self):
@@ -221,10 +175,10 @@ class StatefulOptimizer:
             checked(global_step).assign_add(1)
 
     def _with_slots(self, variables: Sequence[Variable]) -> dict[str, dict[str, Array]]:
-        slots = self.slots()
-        for variable in variables:
-            if self._state.variables.setdefault(variable.name, variable) is not variable:
-                raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
+        slots, names = self.slots(), [variable.name for variable in variables]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise TrainingError(f"two variables are named {twice!r}; give each a unique name")
         for name, fresh in initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
             known = slots.get(name, {})
             own = {slot: array for slot, array in known.items() if slot in fresh}

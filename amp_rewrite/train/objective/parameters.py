@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,13 +76,7 @@ class ModuleParameters:
     def of(cls, model: Model) -> ModuleParameters:
         """Return the facts about the module in the model's metadata."""
         entry = next((p.value for p in model.proto.metadata_props if p.key == KEY), None)
-        try:
-            declared = None if entry is None else json.loads(entry)
-        except ValueError:
-            declared = None
-        if isinstance(declared, dict) and all(isinstance(why, str) for why in declared.values()):
-            return cls(declared, complete=True)
-        return cls()
+        return cls() if entry is None else cls(json.loads(entry), complete=True)
 
 
 class Note(NamedTuple):
@@ -133,9 +127,9 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Se
     """Return the trained float32 initializers, and why each is or is not.
 
     By default it is every initializer that the loss depends on through gradients, except running statistics, initial
-    states of recurrent layers, buffers by name, sinusoid tables and inverse frequencies, masks, and single numbers (an
-    epsilon, a scale) that are not a weight of a product, convolution or normalization. What a name in `parameters`
-    names is trained anyway; a glob selects among those that the rules leave, unless they leave none of its matches.
+    states of recurrent layers, buffers by name, masks, and single numbers (an epsilon, a scale) that are not a weight
+    of a product, convolution or normalization. What a name in `parameters` names is trained anyway; a glob selects
+    among those that the rules leave.
 
     TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
     `least`, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.
@@ -143,37 +137,50 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Se
     """
     initializers = [v for v in view.values if v.scope == MAIN and v.role is Role.INITIALIZER]
     names = {v.name: v for v in initializers}
-    excluded = set(_matched(names, choice.freeze))
+    frozen, exact = set(_matched(names, choice.freeze)), set(as_names(choice.parameters or ()))
     floats = [v for v in initializers if view.dtype(v.id) is DType.FLOAT]
     if choice.parameters is None:
-        half = [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in excluded]
+        half = [v for v in initializers if view.dtype(v.id) in _HALF and v.name not in frozen]
         _check_not_half(view, loss, half)
-        asked = {v.name: False for v in floats}
+        asked = set(names)
     else:
-        asked = dict.fromkeys(_matched(names, choice.parameters), False)
-        other = next((names[n] for n in asked if view.dtype(names[n].id) is not DType.FLOAT), None)
+        asked = set(_matched(names, choice.parameters))
+        other = next((v for v in initializers if v.name in asked and view.dtype(v.id) is not DType.FLOAT), None)
         if other is not None:
             kind = type_name(view.dtype(other.id))
             raise TrainingError(f"parameter {other.name!r} is {kind}, but trained weights must be float32; cast it")
-    routes = _routes(view, loss, floats)
-    reasons = {v.name: _reason(view, v, routes, choice.module) for v in floats}
-    if choice.parameters is not None:
-        asked = _insisted(names, choice.parameters, reasons)
-    left = [n for n in names if n in asked and n not in excluded and (asked[n] or reasons.get(n) is None)]
+    routes, rows = _routes(view, loss, floats), []
+    for value in floats:
+        assert value.tensor is not None
+        name, role, why = value.name, FROZEN, _reason(view, value, routes, choice.module)
+        if name in frozen:
+            why = "named in freeze"
+        elif why is None and name not in asked:
+            why = "not named in parameters"
+        elif why is None or name in exact:
+            if name not in exact:
+                _check_unmerged(view, value, choice.module)
+            role, why = TRAINED, _about(view, value, why)
+        elif why == _UNREACHED and name not in choice.module.declared:
+            continue
+        rows.append(ParameterRow(name, role, tuple(map(int, value.tensor.dims)), why))
+    left = tuple(row.name for row in rows if row.role == TRAINED)
     if len(left) < least:
-        _check_some(loss, left, [n for n in asked if asked[n] or reasons.get(n) is None])
-    _check_unmerged(view, [names[n] for n in left if not asked[n]], choice.module)
-    named = {v.name for v in floats} - asked.keys() | {n for n, why in choice.module.declared.items() if not why}
-    rows = [*_rows(view, floats, left, reasons, (named, excluded)), *_constants(view)]
-    return Selection(tuple(left), tuple(rows))
+        raise TrainingError(
+            f"the loss {loss!r} does not depend on a trainable float32 initializer, or all are frozen; export the model"
+            " with its weights as initializers, or name them in `parameters`"
+        )
+    return Selection(left, tuple(rows))
 
 
-def _constants(view: View) -> Iterator[ParameterRow]:
-    for value, tensor in view.constants.items():
-        of_node = view.producer(value) is not None and view.dtype(value) is DType.FLOAT and math.prod(tensor.dims) > 1
-        if of_node and any(view.ops[use.op].kind in WEIGHTED for use in view.uses[value]):
-            why = "a Constant node; write it as an initializer to train it"
-            yield ParameterRow(view.value_name(value), FROZEN, tuple(map(int, tensor.dims)), why)
+def _about(view: View, value: Value, reason: str | None) -> str:
+    readers = len({use.op for use in view.uses[value.id]})
+    about = [f"read by {readers} ops"] if readers > 1 else []
+    lookups = (padding_index(view.ops[use.op].node) for use in view.uses[value.id])
+    about += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
+    if reason is not None:
+        about.append(f"named in parameters, although it is {reason}")
+    return ", ".join(about)
 
 
 def _matched(names: Mapping[str, Value], globs: str | Sequence[str]) -> list[str]:
@@ -191,32 +198,10 @@ def _matches(names: Iterable[str], glob: str) -> list[str]:
     return [name for name in names if name == glob or fnmatch.fnmatchcase(name, glob)]
 
 
-def _insisted(
-    names: Mapping[str, Value], globs: str | Sequence[str], reasons: Mapping[str, str | None]
-) -> dict[str, bool]:
-    asked: dict[str, bool] = {}
-    for glob in as_names(globs):
-        matched = _matches(names, glob)
-        alone = all(reasons.get(name) is not None for name in matched)
-        for name in matched:
-            asked[name] = asked.get(name, False) or name == glob or alone
-    return asked
-
-
 def _some(names: Sequence[str]) -> str:
     if not names:
         return "none at all"
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _check_some(loss: str, left: Sequence[str], before: Sequence[str]) -> None:
-    if before and not left:
-        raise TrainingError("every parameter is frozen, so there is nothing to train; freeze fewer")
-    if not left:
-        raise TrainingError(
-            f"the loss {loss!r} does not depend on a trainable float32 initializer; export the model with its weights"
-            " as initializers, or name them in `parameters`"
-        )
 
 
 def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
@@ -230,17 +215,16 @@ def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
         )
 
 
-def _check_unmerged(view: View, left: Sequence[Value], module: ModuleParameters) -> None:
-    for value in left:
-        if module.declared or not fixed_values.merged(view, value):
-            continue
-        readers = len({use.op for use in view.uses[value.id]})
-        who = f"{readers} ops read it and all its numbers are equal, so an exporter merged weights that were equal"
-        raise TrainingError(
-            f"the initializer {value.name!r} stands for several weights: {who}. Trained, they would stay one. Export"
-            " with amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters`"
-            " to train them as one, or in `freeze` to leave them"
-        )
+def _check_unmerged(view: View, value: Value, module: ModuleParameters) -> None:
+    if module.declared or not fixed_values.merged(view, value):
+        return
+    readers = len({use.op for use in view.uses[value.id]})
+    raise TrainingError(
+        f"the initializer {value.name!r} stands for several weights: {readers} ops read it and all its numbers are"
+        " equal, so an exporter merged weights that were equal. Trained, they would stay one. Export with"
+        " amp_rewrite.train.from_torch(module, example), which keeps them apart; or name it in `parameters` to train"
+        " them as one, or in `freeze` to leave them"
+    )
 
 
 def _routes(view: View, loss: str, candidates: Sequence[Value]) -> Paths:
@@ -272,31 +256,3 @@ def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
     if op.scope == MAIN:
         return use.slot in routes.slots.get(op.id, ())
     return any(value.id in captured for captured in routes.captured.values())
-
-
-def _rows(
-    view: View,
-    floats: Sequence[Value],
-    left: Sequence[str],
-    reasons: Mapping[str, str | None],
-    choices: tuple[set[str], set[str]],
-) -> Iterator[ParameterRow]:
-    named, excluded = choices
-    for value in floats:
-        assert value.tensor is not None
-        name, shape = value.name, tuple(int(dim) for dim in value.tensor.dims)
-        if name in left:
-            readers = len({use.op for use in view.uses[value.id]})
-            why = [f"read by {readers} ops"] if readers > 1 else []
-            lookups = (padding_index(view.ops[use.op].node) for use in view.uses[value.id])
-            why += [f"look-ups of row {row} are padding" for row in {*lookups} - {None}]
-            if reasons[name] is not None:
-                why.append(f"named in parameters, although it is {reasons[name]}")
-            yield ParameterRow(name, TRAINED, shape, ", ".join(why))
-        elif name in excluded:
-            yield ParameterRow(name, FROZEN, shape, "named in freeze")
-        elif reasons[name] is not None:
-            if reasons[name] != _UNREACHED or name in named:
-                yield ParameterRow(name, FROZEN, shape, str(reasons[name]))
-        else:
-            yield ParameterRow(name, FROZEN, shape, "not named in parameters")

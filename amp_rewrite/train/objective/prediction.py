@@ -6,14 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import casts_floats, origin
-from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
@@ -40,12 +36,7 @@ def activation(view: View, value: ValueId, shapes: Mapping[ValueId, Shape]) -> A
     if op.kind == "Sigmoid":
         return Activation(op.kind, op.inputs[0])
     rank = len(shapes.get(value, ()))
-    if not rank:
-        return None
-    of_rows = view.opset >= FIRST_ROW_SOFTMAX
-    axis = int_attribute(op.node, "axis", -1 if of_rows else 1) % rank
-    # before opset 13 a softmax runs over all axes from this one on
-    return Activation(op.kind, op.inputs[0], axis) if of_rows or axis == rank - 1 else None
+    return Activation(op.kind, op.inputs[0], int_attribute(op.node, "axis", -1) % rank) if rank else None
 
 
 DEFAULT_TARGET = "targets"
@@ -61,7 +52,7 @@ class TargetInput:
     """The input with the targets of a loss.
 
     `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
-    targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
+    targets are. `axis`: that of the classes in the prediction.
     """
 
     name: str
@@ -69,14 +60,6 @@ class TargetInput:
     ignored: int | None = None
     kind: str = NUMBERS
     axis: int | None = None
-    class_weights: tuple[float, ...] | None = None
-
-    def counts(self, classes: Array) -> tuple[float, float]:
-        """Return the divisor of the loss, the weights of the counted classes, and their number."""
-        kept = classes[classes != self.ignored]
-        if self.class_weights is None:
-            return float(kept.size), float(kept.size)
-        return float(np.array(self.class_weights, np.float32)[kept].sum(dtype=np.float64)), float(kept.size)
 
 
 class AppendedLoss(NamedTuple):
@@ -146,12 +129,6 @@ class Prediction:
                 " binary_cross_entropy, or say from_logits=False to take it for probabilities"
             )
         self.logits = found is None if wanted is None else bool(wanted)
-        if not self.logits:
-            self.notes.append(f"{loss} takes {self.name!r} for probabilities: it reads their logarithm")
-        elif found is not None:
-            self.notes.append(
-                f"{loss} takes {self.name!r} for logits, as from_logits=True says, although a {found.kind} computes it"
-            )
 
     def logarithms(self, axis: int) -> str:
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
@@ -205,10 +182,6 @@ class Prediction:
     def classes_second(self, x: str) -> str:
         return x if self.moved == sorted(self.moved) else self.b.op("Transpose", x, perm=self.moved)
 
-    def along_classes(self, weights: str) -> str:
-        """Weights of classes, shaped to multiply a prediction with classes at axis 1."""
-        return self.b.reshape(weights, [1, -1, *[1] * (len(self.shape()) - 2)])
-
     def mean(self, each: str, rank: int | None = None) -> str:
         """The mean of numbers, by default of the prediction's rank, each times the weight of its row."""
         weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
@@ -259,7 +232,12 @@ class Prediction:
 
     def kept(self, labels: str, ignored: int | None) -> str:
         """1 for counted rows and 0 for ignored ones, of the shape of the labels."""
-        return share_of(self.b, labels, None, ignored)
+        b = self.b
+        if ignored is None:
+            kept = b.op("Equal", labels, labels)
+        else:
+            kept = b.op("Not", b.op("Equal", labels, b.scalar(ignored, b.dtype(labels) or DType.INT64)))
+        return b.op("Cast", kept, to=DType.FLOAT.code)
 
     # -- options ---------------------------------------------------------------------------------------
 
@@ -270,20 +248,6 @@ class Prediction:
         if value is not default and not legal(value):
             raise self._wrong(name, value, words)
         return value
-
-    def numbers(self, name: str, count: int | None) -> tuple[float, ...] | None:
-        """A list of one number per class; None without the option."""
-        value = self.option(name)
-        if value is None:
-            return None
-        if count is not None and len(value) != count:
-            raise self._wrong(name, value, f"a list of {count} numbers, one per class")
-        return tuple(map(float, value))
-
-    def weights(self, name: str, count: int | None) -> str | None:
-        """A list of one number per class, as a constant; None without the option."""
-        numbers = self.numbers(name, count)
-        return None if numbers is None else self.b.constant(np.array(numbers, np.float32))
 
     def known_classes(self, count: int | None) -> int:
         """The number of classes. TrainingError if it is not declared."""
@@ -306,19 +270,12 @@ def _finite(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= DType.FLOAT.max
 
 
-_FINITE = (lambda v: _finite(v) and v > 0, "a finite number above 0", 1.0)
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
     "from_logits": (lambda v: isinstance(v, bool), "True or False", None),
     "ignore_index": (_whole, "a whole number", None),
     "label_smoothing": (lambda v: _finite(v) and v < 1, "a number from 0 to less than 1", 0.0),
-    "pos_weight": _FINITE,
-    "delta": _FINITE,
+    "delta": (lambda v: _finite(v) and v > 0, "a finite number above 0", 1.0),
     "sample_weight": (lambda v: isinstance(v, str), "the name of an input", None),
-    "class_weights": (
-        lambda v: isinstance(v, (list, tuple)) and all(map(_finite, v)) and any(v),
-        "a list of numbers ≥ 0, not all 0",
-        None,
-    ),
 }
 """Options of losses: a test of their values, the legal ones in words, and the default."""
 
@@ -326,18 +283,3 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
 def _agree(shape: Shape, other: Shape) -> bool:
     pairs = zip(shape, other, strict=False)
     return len(shape) == len(other) and all(a == c or isinstance(a, str) or isinstance(c, str) for a, c in pairs)
-
-
-def share_of(b: Builder, labels: str, weights: str | None, ignored: int | None) -> str:
-    """Append how much each class of `labels` counts in a mean: the weight of its class, and 0 if it is ignored."""
-    dropped, dtype = None, b.dtype(labels) or DType.INT64
-    if ignored is not None:
-        dropped = b.op("Equal", labels, b.scalar(ignored, dtype))
-    kept = b.op("Equal", labels, labels) if dropped is None else b.op("Not", dropped)
-    share = b.op("Cast", kept, to=DType.FLOAT.code)
-    if weights is None:
-        return share
-    safe = labels
-    if dropped is not None:  # it may be out of the range of classes
-        safe = b.op("Where", dropped, b.scalar(0, dtype), labels)
-    return b.op("Mul", b.op("Gather", weights, safe), share)

@@ -21,7 +21,6 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, needed, refill
 from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.names import claimed
-from amp_rewrite.ir.versions import FIRST_TRAINING_MODE
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import finish
 from amp_rewrite.pipeline.draft import Draft
@@ -98,8 +97,10 @@ class Subject:
         policy = policy_of(options.get("policy"), default)
         source = Model.load(model, folder=options.get("folder"))
         choice = ParameterGlobs(options.get("parameters"), options.get("freeze", ()), ModuleParameters.of(source))
-        seed = whole_number("seed", options.get("seed", 0), 0)
-        return cls(source, policy, choice, options.get("training_mode", False), seed, painting)
+        seed, training_mode = whole_number("seed", options.get("seed", 0), 0), options.get("training_mode", False)
+        if not isinstance(training_mode, bool):
+            raise TrainingError(f"training_mode is {stated(training_mode)}; use True or False")
+        return cls(source, policy, choice, training_mode, seed, painting)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,31 +214,22 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     """Return the model with each BatchNormalization and Dropout of its main graph in training mode.
 
     A BatchNormalization then also outputs its new running statistics; one whose statistics are `frozen`, by name, stays
-    as it is. TrainingError for an opset whose operators have no training mode.
+    as it is.
     """
     proto = clone(model.proto)
-    view = View.of(model)
-    taken = set(view.names)
-    for node in proto.graph.node:
-        held = node.op_type == "BatchNormalization" and any(frozen(node.input[slot]) for slot in _STATISTICS.values())
-        if node.domain in ("", "ai.onnx") and node.op_type in FIRST_TRAINING_MODE and not held:
-            opset = view.opsets[""]
-            if opset < FIRST_TRAINING_MODE[node.op_type]:
-                raise TrainingError(
-                    f"the model imports ai.onnx opset {opset}, where {node.op_type} has no training mode; raise it to"
-                    f" {FIRST_TRAINING_MODE[node.op_type]} or later with onnx.version_converter"
-                )
-            if node.op_type == "Dropout":
-                _dropout(node, proto.graph, taken)
-            else:
-                _batch_normalization(node, taken)
+    taken = set(View.of(model).names)
+    for node in (node for node in proto.graph.node if node.domain in ("", "ai.onnx")):
+        if node.op_type == "Dropout":
+            _dropout(node, proto.graph, taken)
+        elif node.op_type == "BatchNormalization" and not any(frozen(node.input[i]) for i in _STATISTICS.values()):
+            _batch_normalization(node, taken)
     return replace(model, proto=proto)
 
 
 def _batch_normalization(node: NodeProto, taken: set[str]) -> None:
     kept = [a for a in node.attribute if a.name != "training_mode"]
     refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
-    del node.output[3:]  # opsets before 14 have more outputs, unused at inference
+
     for slot, source in _STATISTICS.items():
         if slot == len(node.output):
             node.output.append(claimed(f"{node.input[source]}/next", taken))

@@ -11,11 +11,11 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.data.sources import is_array
+from amp_rewrite.evidence.data.sources import NOT_FED, is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.settings.door import whole_number
+from amp_rewrite.settings.door import to_array, whole_number
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 
 _RANGES = {
@@ -47,7 +47,13 @@ def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
     axes = {}
     if target is not None and target.kind == CLASSES and target.axis is not None:
         axes = {target.name: target.axis}
-    return Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
+    feed = Feed.of(data, declared, allow_nonfinite=True, allow_change=True, extra_axes=axes)
+    left = next((note for note in feed.notes if note.endswith(NOT_FED)), None)
+    if left is not None:
+        raise FeedError(
+            f"{left.removesuffix(NOT_FED)}have no input; give weights of rows by sample_weight=NAME of the loss"
+        )
+    return feed
 
 
 def fitted_targets(target: TargetInput, values: Array) -> Array:
@@ -131,13 +137,13 @@ def with_targets(x: object, y: object, names: Sequence[str]) -> object:
     if y is None:
         return x
     targets = tuple(y) if isinstance(y, (tuple, list)) and all(map(is_array, y)) else (y,)
-    if not isinstance(y, Mapping) and not all(map(is_array, targets)) and not np.ndim(y):  # type: ignore[arg-type]
+    if not isinstance(y, Mapping) and not all(map(is_array, targets)) and not to_array(y, "the target").ndim:
         raise TrainingError(f"the targets are {y!r}, not an array; pass fit(x, y, epochs=…), or fit((x, y), epochs=…)")
-    targets = tuple(map(np.asarray, targets))
+    targets = tuple(to_array(one, "a target") for one in targets)
     if isinstance(x, Mapping):
         missing = [name for name in names if name not in x]
         return {**x, **(y if isinstance(y, Mapping) else dict(zip(missing, targets, strict=False)))}
-    inputs = tuple(x) if isinstance(x, (tuple, list)) and all(map(is_array, x)) else (np.asarray(x),)
+    inputs = tuple(x) if isinstance(x, (tuple, list)) and all(map(is_array, x)) else (to_array(x, "the input"),)
     if isinstance(y, Mapping):
         return {**dict(zip([name for name in names if name not in y], inputs, strict=False)), **y}
     return (*inputs, *targets)
@@ -192,7 +198,7 @@ class Rows:
                 )
             data = dict(zip(names, arrays, strict=True))
         if isinstance(data, Mapping):
-            arrays = {str(name): np.asarray(value) for name, value in data.items()}
+            arrays = {str(name): to_array(value, f"the input {str(name)!r}") for name, value in data.items()}
             if target is not None and target.name in arrays:
                 arrays[target.name] = fitted_targets(target, arrays[target.name])
             return cls(arrays, BATCH_SIZE if batch_size is None else batch_size, shuffle is not False, seed)
@@ -233,44 +239,36 @@ class Rows:
 class BatchMeans:
     """Sums of a loss and of metrics over batches.
 
-    A batch weighs the classes that count in it, for the loss times their weights, if the target of the loss are
-    classes; else its rows.
+    A batch weighs the classes that count in it, if the target of the loss are classes; else its rows.
     """
 
     def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None) -> None:
         self.rows = 0
-        self._loss, self._target = loss, target
+        self._target, self._weight = target, 0.0
         self._sums = dict.fromkeys((loss, *metrics), 0.0)
-        self._weights = self._sums.copy()
 
     def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
         """Add the results of a batch. A batch without counted rows is ignored."""
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
+        weight, target = float(rows), self._target
+        if target is not None and target.kind == CLASSES:
+            weight = float(np.count_nonzero(batch[target.name] != target.ignored))
         self.rows += rows
-        weight = counted = float(rows)
-        if self._target is not None and self._target.kind == CLASSES:
-            weight, counted = self._target.counts(batch[self._target.name])
-        for name in self._sums:
-            here = weight if name == self._loss else counted
-            if here:
-                self._sums[name] += results[name].item() * here
-                self._weights[name] += here
+        self._weight += weight
+        for name in self._sums if weight else ():
+            self._sums[name] += results[name].item() * weight
 
     def means(self) -> dict[str, float]:
         """Return the means by name; NaN without counted rows."""
-        return {
-            name: value / weight if (weight := self._weights[name]) else float("nan")
-            for name, value in self._sums.items()
-        }
+        return {name: total / self._weight if self._weight else float("nan") for name, total in self._sums.items()}
 
 
 @dataclass(frozen=True)
 class Scores:
     """Means over data, those of all rows together.
 
-    A batch weighs its targets that are not ignored, times the weights of their classes in the loss, as in torch's mean.
-    A batch that is ignored as a whole has the weight 0. Batches of other losses weigh their rows. As a sequence it is
-    [loss, *metrics], as in Keras.
+    A batch weighs its targets that are not ignored, that of another loss its rows. As in Keras, it is the sequence
+    [loss, *metrics], too.
 
     Attributes:
         loss: the loss.

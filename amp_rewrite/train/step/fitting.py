@@ -138,18 +138,16 @@ class History(Named):
     """Record of a call of `fit`.
 
     An epoch has the means of loss and metrics, weighted as in `Scores`, the same with "val_" before them if there are
-    validation data, learning_rate, skipped (steps), loss_scale if there is one, seconds and seconds_per_row.
+    validation data, learning_rate, skipped (steps), loss_scale if there is one, and seconds.
 
     Attributes:
         losses: the loss of each run.
-        metrics: the metrics of each run.
         skipped: steps not applied because a gradient was nonfinite.
         nonfinite: all steps with nonfinite gradients, including those applied under a fixed loss scale or none.
         epochs: numbers of each epoch by name.
     """
 
     losses: tuple[float, ...]
-    metrics: Mapping[str, tuple[float, ...]]
     skipped: int
     nonfinite: int
     epochs: tuple[Mapping[str, float], ...] = field(default=(), compare=False)
@@ -235,7 +233,6 @@ class Fitting:
     callbacks: Sequence[Callback]
     steps: int | None = None
     losses: list[float] = field(default_factory=list)
-    metrics: dict[str, list[float]] = field(default_factory=dict)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
 
     @classmethod
@@ -260,10 +257,9 @@ class Fitting:
             validation = trainer.feed(validation)  # a generator gives its batches once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
         callbacks = callbacks_of(options.get("callbacks", ()))
-        metrics: dict[str, list[float]] = {name: [] for name in trainer.step.metrics}
         steps = options.get("steps_per_epoch")
         steps = None if steps is None else whole_number("steps_per_epoch", steps, 1)
-        return cls(trainer, rows, feed, validation, callbacks, steps, metrics=metrics)
+        return cls(trainer, rows, feed, validation, callbacks, steps)
 
     def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
         trainer = self.trainer
@@ -281,10 +277,9 @@ class Fitting:
                 self.epochs.append(log)
                 if stops(self.callbacks, trainer, epoch, log):
                     break
-        metrics = {name: tuple(values) for name, values in self.metrics.items()}
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
         health.warn(skipped)
-        return History(tuple(self.losses), metrics, skipped, nonfinite, tuple(self.epochs))
+        return History(tuple(self.losses), skipped, nonfinite, tuple(self.epochs))
 
     def _batches(self, epoch: int) -> Any:
         rows = self.rows
@@ -305,15 +300,12 @@ class Fitting:
             health.see(batch)
             sums.add(batch, results)
             self.losses.append(results[step.loss].item())
-            for name, values in self.metrics.items():
-                values.append(results[name].item())
             done(len(self.losses))
         log = dict(zip(("loss", *step.metrics), sums.means().values(), strict=True))
         seconds = time.perf_counter() - start
         if self.validation is not None:
             scores = trainer.evaluate(self.validation)
             log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
-        times = {"seconds": seconds, "seconds_per_row": seconds / max(sums.rows, 1)}
         scale = {} if trainer.loss_scale is None else {"loss_scale": trainer.loss_scale}
         counts = {"learning_rate": trainer.last_rate, "skipped": float(trainer.skipped - skipped)}
-        return {**log, **counts, **scale, **times}
+        return {**log, **counts, **scale, "seconds": seconds}

@@ -20,7 +20,7 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PR
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.settings.door import Named, door
+from amp_rewrite.settings.door import Named, door, to_array
 from amp_rewrite.settings.loss_scale import Gradient
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer, by_path
 from amp_rewrite.train.keras.variables import Loss, Variable
@@ -224,7 +224,7 @@ class ModelLoss(WithWeights, Loss):
         """
         target, given = self._graph.target, dict(batch)
         if target is not None and target.name in given:
-            given[target.name] = fitted_targets(target, np.asarray(given[target.name]))
+            given[target.name] = fitted_targets(target, to_array(given[target.name], f"the target {target.name!r}"))
         return replace(self, _batch=given, _held=held, results={})
 
     def __call__(self) -> Array:

@@ -20,7 +20,9 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
 from amp_rewrite.files.store import Progress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
+from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
+from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings import loss_scale as scales
 from amp_rewrite.settings.door import door, stated, whole_number
 from amp_rewrite.settings.loss_scale import LossScale, serialize
@@ -38,7 +40,6 @@ from amp_rewrite.train.step.assembly import (
     with_state,
     with_values,
 )
-from amp_rewrite.train.step.checkpoint import brought
 from amp_rewrite.train.step.training_report import TrainingReport, model_name, size_hints
 from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
@@ -126,7 +127,7 @@ class TrainingStep:
         """
         if not self.training_mode:
             return self.model, self.loss, self.metrics
-        aim = losses.objective(self.forward, self.objective)
+        aim = losses.objective(for_gradients(inlined(self.forward))[0], self.objective)
         return with_outputs(with_state(aim.model, self._changed), outputs_of(aim), ()), aim.loss, aim.metrics
 
     @property
@@ -210,8 +211,7 @@ def step_of(
     passes = ForwardPass(micro_batches, ready.buffers, draws)
     update = append_update(b, ready.initial, gradients, rule, scaling, passes)
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
-    if owner is not None:
-        update = replace(update, state=brought(owner, scale, update.state))
+
     whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
     result, report = lowered(whole, policy, subject.painting)
     notes = (*ready.notes, *size_hints(result, policy.lowers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +20,9 @@ from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.door import Named, door, floats, whole_number
-from amp_rewrite.settings.loss_scale import DynamicLossScale, ScaleState
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
 from amp_rewrite.train.step.batches import batches as batches_of
-from amp_rewrite.train.step.checkpoint import check_unchanged
 from amp_rewrite.train.step.execution import (
     Evaluation,
     Execution,
@@ -101,11 +99,8 @@ class Trainer(Named, HoldsSession):
         outputs = (*step.scalars, step.finite, step.applied)
         self._stepper = runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
         self.last_rate = 0.0
-        self._now = _Position(steps=next(int(v.initial) for v in step.state if v.name == "step"))
-        owner = step.owner
-        if owner is not None:  # it may have been restored after the step was made
-            owner.trained_by(self)
-        self._show()
+        self._now = _Position()
+        self._take_from_owner()
 
     @property
     def where(self) -> str:
@@ -195,7 +190,12 @@ class Trainer(Named, HoldsSession):
         """
         data = with_targets(x, y, self.step.batch)
         epochs = whole_number("epochs", epochs, 0)
-        return Fitting.of(self, data, batch_size, options).run(range_of(epochs, options), learning_rate, progress)
+        fitting = Fitting.of(self, data, batch_size, options)
+        self._take_from_owner()
+        try:
+            return fitting.run(range_of(epochs, options), learning_rate, progress)
+        finally:
+            self._give_to_owner()
 
     def take(self, batch: Batch, number: int, learning_rate: Rate | None) -> dict[str, Array]:
         """Run one step, or one micro-batch of a step; a nonfinite step is counted in its last run. Return its results.
@@ -206,9 +206,6 @@ class Trainer(Named, HoldsSession):
             learning_rate: as `fit` takes it.
         """
         check_batch(self._declared, self.step.target, batch, number)
-        owner = self.step.owner
-        if owner is not None:
-            check_unchanged(owner, self.step.optimizer)
         now = self._now
         rate = self.rate(learning_rate)
         self.last_rate = float(rate)
@@ -223,29 +220,39 @@ class Trainer(Named, HoldsSession):
             skipped=now.skipped + (nonfinite and not applied),
             nonfinite=now.nonfinite + nonfinite,
         )
-        self._show()
         return results
 
-    def _show(self) -> None:
-        """Show the loss scale in the optimizer object; it reads all else when asked."""
-        if self._shares_scale:
-            views = self.saved()
-            scale = self.step.loss_scale
-            assert isinstance(scale, DynamicLossScale)
-            scale.state = ScaleState(np.float32(views["loss_scale"]), int(views["good_steps"]))
+    def _take_from_owner(self) -> None:
+        """Continue from step count, slots and loss scale of the optimizer object."""
+        owner = self.step.owner
+        if owner is None:
+            return
+        saved = self._of_owner(owner.checkpoint())
+        own = {v.input: (v, saved[v.name]) for v in self.step.state if v.name in saved}
+        for variable, array in own.values():
+            if array.shape != variable.initial.shape:
+                raise TrainingError(
+                    f"the optimizer's {variable.name!r} has shape {list(array.shape)}, but the step needs"
+                    f" {list(variable.initial.shape)}; pass an optimizer that trained this model, or a new one"
+                )
+        for part in fields(self.step.optimizer):
+            now, then = getattr(owner.rule, part.name), getattr(self.step.optimizer, part.name)
+            if now != then and part.name != "learning_rate":
+                raise TrainingError(
+                    f"{part.name} of the optimizer was set to {now!r} after the step was made with {then!r}, which is a"
+                    " constant of the step; make the step again"
+                )
+        self._stepper.buffer.put(self._now.side, {name: array for name, (_, array) in own.items()})
+        self._now = replace(self._now, steps=int(saved["step"]))
 
-    @property
-    def _shares_scale(self) -> bool:
-        """True if step and optimizer object share a dynamic loss scale."""
-        scale = self.step.loss_scale
-        return isinstance(scale, DynamicLossScale) and scale is vars(self.step.owner or self).get("loss_scale")
+    def _give_to_owner(self) -> None:
+        if self.step.owner is not None:
+            self.step.owner.restore(self._of_owner(self.saved()))
 
-    def adopt(self, saved: Mapping[str, Array]) -> None:
-        """Continue from these parts of a state, by path in checkpoints; others are left out."""
-        left_out = () if self._shares_scale else ("loss_scale", "good_steps")
-        taken = {v.input: saved[v.name] for v in self.step.state if v.name in saved and v.name not in left_out}
-        self._stepper.buffer.put(self._now.side, taken)
-        self._now = replace(self._now, steps=int(saved.get("step", self.steps)))
+    def _of_owner(self, saved: Mapping[str, Array]) -> dict[str, Array]:
+        """Parts of a state that step and optimizer object share: all, but for a loss scale of the step alone."""
+        shared = vars(self.step.owner or self).get("loss_scale") is self.step.loss_scale
+        return {name: a for name, a in saved.items() if shared or name not in ("loss_scale", "good_steps")}
 
     def rate(self, learning_rate: Rate | None = None) -> Array:
         """Return the learning rate of the next step, a float32 scalar.
@@ -317,7 +324,7 @@ class Trainer(Named, HoldsSession):
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
         counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
         self._now = _Position(other, *(int(saved.get(name, 0)) for name in counts))
-        self._show()
+        self._give_to_owner()
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Continue from a state."""
@@ -329,7 +336,7 @@ class Trainer(Named, HoldsSession):
         steps = next(int(state[v.input]) for v in self.step.state if v.name == "step")
         micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
         self._now = replace(self._now, side=other, steps=steps, micro_batch=micro_batch)
-        self._show()
+        self._give_to_owner()
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of parameters and running statistics by name."""
@@ -347,7 +354,7 @@ class Trainer(Named, HoldsSession):
             if name not in own or np.shape(array) != own[name].shape:
                 has = f"has shape {own[name].shape}, not {np.shape(array)}" if name in own else "is not trained"
                 raise TrainingError(f"weight {name!r} of the step {has}; pass what get_weights gives")
-        self.set_state({**self.state, **{name: floats(a, f"weight {name!r}") for name, a in weights.items()}})
+        self._stepper.buffer.put(self._now.side, {name: floats(a, f"weight {name!r}") for name, a in weights.items()})
 
     def predict(self, x: object, batch_size: int | None = None, verbose: object = None) -> Predictions:
         """Return the outputs of the model for all rows, in float32: an array of the first, and [NAME] gives another.

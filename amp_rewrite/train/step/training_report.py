@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from amp_rewrite.deploy.checkup import ALIGNED, better_size, misaligned
@@ -17,7 +15,6 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import Row
 from amp_rewrite.train.objective.parameters import FROZEN, TRAINED, ParameterRow
 
-_NUMBER = re.compile(r"\d+")
 _WIDTH = 60
 """Most characters of a name before its shape."""
 
@@ -71,14 +68,15 @@ class TrainingReport(Result):
         return f"{self.model}: trains {parameters} of {count(numbers, 'number')} by {self.loss}"
 
     def table(self) -> str:
-        """Return the table of parameters and the notes as text. Names with other numbers alone share a line."""
+        """Return the table of parameters and the notes as text."""
         lines = []
         for role, words in _WORDS.items():
             own = [row for row in self.parameters if row.role == role]
             if own:
                 numbers = sum(row.size for row in own)
                 lines.append(f"  {words}: {len(own)} of {count(numbers, 'number')}")
-                lines += [f"    {line}" for line in _lines(own)]
+                width = min(max(len(row.name) for row in own), _WIDTH)
+                lines += [f"    {row.name:<{width}}  {list(row.shape)!s:<14} {row.why}".rstrip() for row in own]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
@@ -108,18 +106,6 @@ _WORDS = {
     TRAINED: "trained",
     FROZEN: "not trained",
 }
-
-
-def _lines(rows: Sequence[ParameterRow]) -> Iterator[str]:
-    groups: dict[tuple[object, ...], list[ParameterRow]] = {}
-    for row in rows:
-        groups.setdefault((_NUMBER.sub("#", row.name), row.shape, row.why), []).append(row)
-    lines = []
-    for first, *others in groups.values():
-        name = f"{first.name} … {others[-1].name} ({1 + len(others)})" if others else first.name
-        lines.append((name, f"{list(first.shape)!s:<14} {first.why}"))
-    width = min(max(len(name) for name, _ in lines), _WIDTH)
-    return (f"{name:<{width}}  {rest}".rstrip() for name, rest in lines)
 
 
 def size_hints(model: Model, low: DType | None) -> tuple[str, ...]:

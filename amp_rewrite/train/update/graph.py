@@ -197,8 +197,7 @@ def append_update(
             slots = {
                 slot: Operand(b, b.input(f"{name}/{slot}", DType.FLOAT, s.shape)) for slot, s in starts[name].items()
             }
-            own = optimizer.for_parameter(name, initial.shape)
-            new, after = own.updated(Operand(b, name), gradient, slots, Operand(b, rate), number)
+            new, after = optimizer.updated(Operand(b, name), gradient, slots, Operand(b, rate), number)
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
@@ -212,7 +211,7 @@ def append_update(
             update.public("finite", DType.BOOL, (), "Identity", finite),
             update.public("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True))),
         )
-        b.name_outputs_directly(REGION)
+
         return Update(tuple(update.state), rate, *flags, {name: gradient.name for name, gradient in exact.items()})
 
 

@@ -7,9 +7,8 @@ the rate that it would have had.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,15 +54,10 @@ class Schedule:
         0.125
     """
 
-    STEPS: ClassVar[tuple[str, ...]] = ("decay_steps", "warmup_steps")
-
     def __post_init__(self) -> None:
         settle(self)
         for part in fields(self):
-            value = getattr(self, part.name)
-            if isinstance(value, (bool, Schedule)):
-                continue
-            least = 1 if part.name in self.STEPS else 0
+            value, least = getattr(self, part.name), int(part.name == "decay_steps")
             if not isinstance(value, (int, float)) or not least <= value < math.inf:
                 raise TrainingError(
                     f"{part.name} of {type(self).__name__} must be a finite number of at least {least}, not {value!r}"
@@ -75,26 +69,21 @@ class Schedule:
 
     def get_config(self) -> dict[str, Any]:
         """Return the settings as arguments for `from_config`."""
-        return {part.name: serialized_rate(getattr(self, part.name)) for part in fields(self)}
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Schedule:
+    def from_config(cls, config: Mapping[str, Any]) -> Schedule:
         """Return the schedule of a `get_config` result.
 
         Raises:
             TrainingError: a setting is unknown or missing.
         """
-        rates = {name: rate_of_config(value, custom_objects) for name, value in config.items()}
-        made: Schedule = configured(cls, rates, config)
+        made: Schedule = configured(cls, config, config)
         return made
 
 
 SCHEDULES: dict[str, type[Schedule]] = {}
 """Schedule classes of the package by name."""
-
-
-def rate_after(rate: Schedule | float, step: int = 0) -> float:
-    return rate(step) if isinstance(rate, Schedule) else rate
 
 
 def serialized_rate(rate: Any) -> Any:
@@ -110,16 +99,16 @@ def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None)
     if not isinstance(config, Mapping):
         return config
     schedule_class, inner = class_of(config, "schedule", SCHEDULES, custom_objects)
-    return schedule_class.from_config(inner, custom_objects)
+    return schedule_class.from_config(inner)
 
 
 _RATE = "learning_rate"
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-_FLAGS = ("nesterov", "rate_in_momentum", "epsilon_in_root", "decay_biases_and_norms")
+_FLAGS = ("nesterov", "epsilon_in_root")
 _OFF_IN_KERAS: Mapping[str, tuple[object, ...]] = {"decay": (0,), "amsgrad": (False,), "centered": (False,)}
 """Hyperparameters of Keras that are not here, with the values that change nothing."""
 _OF_OBJECTS = ("minimize", "apply_gradients", "get_gradients", "compute_gradients", "iterations", "get_weights")
-_BIAS = re.compile(r"(^|[./_])bias(:0)?$")
+
 _RANGES = {
     **dict.fromkeys(("beta_1", "beta_2", "rho"), (0.0, 1.0, "at least 0 and less than 1")),
     "momentum": (0.0, math.nextafter(1.0, 2.0), "at least 0 and at most 1"),  # as in Keras
@@ -139,7 +128,7 @@ class Optimizer:
         clipvalue: each element is clipped to ± this.
         global_clipnorm: the largest norm of all gradients together.
         weight_decay: factor of the variable in its gradient.
-        decay_biases_and_norms: False keeps weight decay from vectors and from names that end in "bias".
+
         learning_rate: a number or a `Schedule`.
 
     Raises:
@@ -150,7 +139,7 @@ class Optimizer:
     clipvalue: float | None = None
     global_clipnorm: float | None = None
     weight_decay: float = 0.0
-    decay_biases_and_norms: bool = True
+
     learning_rate: float | Schedule
     SLOTS: ClassVar[Mapping[str, float]] = {}
     DECOUPLED: ClassVar[bool] = False
@@ -185,14 +174,9 @@ class Optimizer:
             range_ = "more than 0" if name in _CLIPS else range_
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
-    def for_parameter(self, name: str, shape: Sequence[int]) -> Optimizer:
-        """Return the optimizer with the weight decay of one parameter."""
-        spared = not self.decay_biases_and_norms and is_bias_or_norm(name, shape)
-        return replace(self, weight_decay=0.0) if spared else self
-
     def rate_at(self, step: int) -> float:
         """Return the learning rate after so many steps."""
-        return rate_after(self.learning_rate, step)
+        return self.learning_rate(step) if isinstance(self.learning_rate, Schedule) else self.learning_rate
 
     def slots(self) -> Mapping[str, float]:
         """Return the slot names of each variable, with their initial fill values."""
@@ -265,16 +249,6 @@ def _shrunk(gradient: Any, norm: Any, bound: float) -> Any:
     return gradient * (number(bound) / np.maximum(norm, number(bound)))
 
 
-def is_bias_or_norm(name: str, shape: Sequence[int]) -> bool:
-    """Return True for biases, scales and other vectors, by shape, or by a name ending in "bias".
-
-    A vector has at most one dimension, or trailing dimensions of 1 for the axes of an image, as exporters write
-    normalizations. A matrix stays one, also if it has a single row or column.
-    """
-    vector = len(shape) <= 1 or (len(shape) == 3 and all(size == 1 for size in shape[1:]))
-    return vector or _BIAS.search(name) is not None
-
-
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
     return {name: _slots(optimizer, array) for name, array in variables.items()}
 
@@ -310,9 +284,8 @@ def applied(
     new_slots = {name: {slot: np.array(a) for slot, a in slots.get(name, {}).items()} for name in variables}
     with np.errstate(all="ignore"):  # a fixed loss scale lets nonfinite gradients through on purpose
         for name, gradient in zip(names, optimizer.clipped(dense), strict=True):
-            variable, count = variables[name], np.array(step, np.int64)
-            own = optimizer.for_parameter(name, variable.shape)
-            new_variables[name], after = own.updated(variable, gradient, slots[name], rate, count)
+            count = np.array(step, np.int64)
+            new_variables[name], after = optimizer.updated(variables[name], gradient, slots[name], rate, count)
             new_slots[name] = {slot: np.asarray(array) for slot, array in after.items()}
     return new_variables, new_slots
 

@@ -19,7 +19,6 @@ from amp_rewrite.train.update.optimizer import (
     Schedule,
     Values,
     number,
-    rate_after,
     rate_of_config,
 )
 
@@ -29,19 +28,16 @@ from amp_rewrite.train.update.optimizer import (
 class SGD(Optimizer):
     """Gradient descent, with Keras's momentum: velocity = momentum * velocity - rate * gradient.
 
-    PyTorch's is velocity = momentum * velocity + gradient, which each step multiplies by its own rate. The two differ
-    if the rate changes.
+    PyTorch's velocity lacks the rate, which multiplies each step. The two differ if the rate changes.
 
     Args:
         momentum: factor of the velocity; 0 for none.
         nesterov: change by momentum * velocity - rate * gradient (Sutskever et al., 2013).
-        rate_in_momentum: False for the momentum of PyTorch.
     """
 
     learning_rate: float | Schedule = 0.01
     momentum: float = 0.0
     nesterov: bool = False
-    rate_in_momentum: bool = True
 
     def slots(self) -> Mapping[str, float]:
         return {"momentum": 0.0} if self.momentum else {}
@@ -50,10 +46,6 @@ class SGD(Optimizer):
         if not self.momentum:
             return variable - rate * gradient, {}
         factor = number(self.momentum)
-        if not self.rate_in_momentum:
-            velocity = factor * slots["momentum"] + gradient
-            move = factor * velocity + gradient if self.nesterov else velocity
-            return variable - rate * move, {"momentum": velocity}
         velocity = factor * slots["momentum"] - rate * gradient
         move = factor * velocity - rate * gradient if self.nesterov else velocity
         return variable + move, {"momentum": velocity}
@@ -71,7 +63,6 @@ class RMSprop(Optimizer):
         rho: decay of the mean square.
         momentum: factor of the velocity; 0 for none.
         epsilon: added to the root.
-        rate_in_momentum: as in `SGD`.
         epsilon_in_root: True for the formula of Keras 3.
     """
 
@@ -79,7 +70,6 @@ class RMSprop(Optimizer):
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7
-    rate_in_momentum: bool = True
     epsilon_in_root: bool = False
 
     def slots(self) -> Mapping[str, float]:
@@ -91,11 +81,7 @@ class RMSprop(Optimizer):
         change = gradient / (by.sqrt(rms + epsilon) if self.epsilon_in_root else by.sqrt(rms) + epsilon)
         if not self.momentum:
             return variable - rate * change, {"rms": rms}
-        before = number(self.momentum) * slots["momentum"]
-        if not self.rate_in_momentum:
-            velocity = before + change
-            return variable - rate * velocity, {"rms": rms, "momentum": velocity}
-        velocity = before + rate * change
+        velocity = number(self.momentum) * slots["momentum"] + rate * change
         return variable - velocity, {"rms": rms, "momentum": velocity}
 
 
@@ -218,35 +204,7 @@ class ExponentialDecay(Schedule):
         return float(self.initial_learning_rate * self.decay_rate**periods)
 
 
-@door()
-@dataclass(frozen=True)
-class WarmUp(Schedule):
-    """Rise on a line from `initial_learning_rate` to the first rate of another schedule, then follow it.
-
-    Args:
-        after: a schedule, whose first step is the one after the warm-up, or a rate.
-        warmup_steps: steps of the warm-up.
-        initial_learning_rate: the rate of the first step.
-
-    Example:
-        >>> from amp_rewrite.train import CosineDecay, WarmUp
-        >>> schedule = WarmUp(CosineDecay(0.1, 100), 4)
-        >>> [round(schedule(step), 4) for step in (0, 2, 4, 54, 104)]
-        [0.0, 0.05, 0.1, 0.05, 0.0]
-    """
-
-    after: Schedule | float
-    warmup_steps: int
-    initial_learning_rate: float = 0.0
-
-    def __call__(self, step: int) -> float:
-        if step >= self.warmup_steps:
-            return rate_after(self.after, step - self.warmup_steps)
-        low = self.initial_learning_rate
-        return low + (rate_after(self.after) - low) * step / self.warmup_steps
-
-
-SCHEDULES.update({c.__name__: c for c in (CosineDecay, ExponentialDecay, WarmUp)})
+SCHEDULES.update({c.__name__: c for c in (CosineDecay, ExponentialDecay)})
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {c.__name__.lower(): c for c in (SGD, RMSprop, Adam, AdamW, Adagrad)}

@@ -21,11 +21,11 @@ NAMES = {
         explain export global_policy gradients locate policy_scope progress_bar repair report_of set_policy
         train verify""",
     "amp_rewrite.train": """
-        Accuracy Adagrad Adam AdamW CosineDecay DynamicLossScale
+        Adagrad Adam AdamW CosineDecay DynamicLossScale
         EarlyStopping ExponentialDecay FixedLossScale GradientTape LossScale LossScaleOptimizer
         Losses Metrics ModelLoss Network Optimizer RMSprop SGD Schedule
-        StatefulOptimizer Trainer TrainingStep Variable WarmUp averaged bind
-        from_keras from_torch from_transformers join_replicas save_step
+        StatefulOptimizer Trainer TrainingStep Variable averaged bind
+        from_keras from_torch join_replicas save_step
         scale_gradients shard strategy_supports_loss_scaling training_step""",
 }
 """By package. A name that leaves is missed by users; a name that comes is a promise."""

@@ -171,10 +171,11 @@ def test_an_initializer_becomes_an_input() -> None:
     assert str(caught.value) == "'a' is not an initializer of the main graph, so it cannot become an input"
 
 
-def test_opset_12_is_the_first() -> None:
+def test_an_older_model_is_moved_to_opset_16() -> None:
     model = build(f"h=Gemm(x,w,b);r=Relu(h);y=Squeeze[axes=0](r);{TOTAL}", ["loss"],
                   shapes={"x": (1, 3), "w": (3, 2), "b": (2,), **LOSS}, opset=12)  # fmt: skip
     made = gradients(model, "loss", ["w", "b"]).to_proto()
+    assert made.opset_import[0].version == 16
     feed = {"x": np.ones((1, 3), "f"), "w": np.ones((3, 2), "f"), "b": np.ones(2, "f")}
     found = run_float32(made, feed, ["w_grad", "b_grad"])
     assert [f.tolist() for f in found] == [[[1, 1]] * 3, [1, 1]]
@@ -189,7 +190,7 @@ def refusal(model: ModelProto, loss: str = "loss", wrt: list[str] | None = None)
     return str(caught.value)
 
 
-PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → Exp 'h' → Det 'd' → Neg 'y' → ReduceSum 'loss'"
+PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → … → Det 'd' → … → loss"
 
 
 @pytest.mark.parametrize(
@@ -227,32 +228,19 @@ PATH = "node 'd' (Det) has no gradient rule, and it lies on the path a → Exp '
             "h=Exp(a);d=Det(h);y=Neg(d)",
             {"a": (2, 2)},
             {},
-            f"{PATH} → loss; replace the op, or do not",
+            f"{PATH}; replace the op, or do not",
         ),
         (
             "h,m,y=LayerNormalization(a,s)",
             {"a": (2, 3), "s": (3,)},
             {},
-            "node 'h' (LayerNormalization): no gradient through output 2, 'y', which lies on the path a → "
-            "LayerNormalization 'h' → ReduceSum 'loss' → loss; compute it with other ops",
+            "node 'h' (LayerNormalization): no gradient through output 2, 'y', which lies on the path a → … → "
+            "LayerNormalization 'h' → … → loss; compute it with other ops",
         ),
     ],
 )
 def test_what_it_refuses_is_named(body: str, shapes: Any, asked: Any, said: str) -> None:
     assert refusal(graph(body, **{"a": (2,), **shapes}), **asked).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("body", "opset", "said"),
-    [
-        ("y=Neg(a)", 11, "the model imports ai.onnx opset 11, and gradients are made from opset 12 on; raise it with"),
-        ("y=Gather(a,i)", 13, "the gradient of Gather, which adds at repeated positions, needs ai.onnx opset 16, and"),
-    ],
-)
-def test_an_opset_too_low_is_named(body: str, opset: int, said: str) -> None:
-    held = {"i": [0, 0]} if "i" in body.split("(")[1] else {}
-    model = build(f"{body};{TOTAL}", ["loss"], shapes={"a": (2,), **LOSS}, constants=held, opset=opset)
-    assert refusal(model).startswith(said)
 
 
 def test_what_needs_a_shape_says_which() -> None:
@@ -283,8 +271,8 @@ def test_an_op_without_a_gradient_in_a_branch() -> None:
       >
     }""")
     assert refusal(model) == (
-        "node 'If_0/then_branch/Det_0' (Det): no gradient rule, and it lies on the path a → Det"
-        " 'If_0/then_branch/Det_0' → d; replace the op"
+        "node 'If_0/then_branch/Det_0' (Det): no gradient rule, and it lies on the path a → … → Det"
+        " 'If_0/then_branch/Det_0' → … → d; replace the op"
     )
 
 

@@ -96,7 +96,7 @@ TRANSPOSED = (
 )  # fmt: skip
 POOLS = (
     Case("MaxPool", "y=MaxPool[kernel_shape=2 2,strides=2 2](x)", {"x": (2, 3, 4, 6)},
-         opsets=(13, 20), torch=lambda t, x: t.nn.functional.max_pool2d(x, 2)),
+         opsets=(16, 20), torch=lambda t, x: t.nn.functional.max_pool2d(x, 2)),
     Case("MaxPool with overlap and pads", "y=MaxPool[kernel_shape=3 3,strides=2 1,pads=1 1 1 1](x)",
          {"x": (2, 3, 5, 4)}, torch=lambda t, x: t.nn.functional.max_pool2d(x, 3, (2, 1), 1)),
     Case("MaxPool with dilations, rounded up", "y=MaxPool[kernel_shape=2,strides=2,dilations=2,ceil_mode=1](x)",

@@ -44,7 +44,7 @@ def case(
         known=("r",),
         low=-1,
         high=1,
-        opsets=(14, 20) if name == "plain" else (20,),
+        opsets=(16, 20) if name == "plain" else (20,),
         torch=torch,
         **values,  # type: ignore[arg-type]
     )

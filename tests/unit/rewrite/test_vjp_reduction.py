@@ -44,14 +44,14 @@ CASES = (
             f"y={op}[keepdims={keep},axes=-1 0](x)",
             {"x": SHAPE},
             low=0.5 if op == "ReduceLogSum" else -2.0,
-            opsets=(13, 17),
+            opsets=(16, 17),
         )
         for op in OPS
         if op != "ReduceSum"
         for keep in (0, 1)
     ),
     *(
-        Case(f"{op} of all, keepdims {keep}", f"y={op}[keepdims={keep}](x)", {"x": (2, 3)}, low=0.5, opsets=(13, 20))
+        Case(f"{op} of all, keepdims {keep}", f"y={op}[keepdims={keep}](x)", {"x": (2, 3)}, low=0.5, opsets=(16, 20))
         for op in OPS
         for keep in (0, 1)
     ),

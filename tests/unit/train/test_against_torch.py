@@ -16,7 +16,7 @@ from support.paths import ROOT
 from support.train.nets import F32, PLACE
 
 EXAMPLES = ROOT / "examples" / "training"
-STEPS, RATE, MOMENTUM = 100, 0.01, 0.9
+STEPS, RATE, MOMENTUM = 60, 0.01, 0.9
 
 
 def batches() -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def batches() -> list[dict[str, Any]]:
 
 
 @pytest.mark.torch
-def test_losses_of_a_cnn_with_relu_are_those_of_torch_for_100_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_a_cnn_with_relu_are_those_of_torch_for_60_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -63,7 +63,7 @@ def test_losses_of_a_cnn_with_relu_are_those_of_torch_for_100_steps(monkeypatch:
         optimizer.step()
         theirs.append(loss.item())
 
-    assert theirs[-1] < 0.2 * theirs[0]
+    assert theirs[-1] < 0.5 * theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 

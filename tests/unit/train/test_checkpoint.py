@@ -96,101 +96,47 @@ def test_an_older_checkpoint_is_replaced_and_a_failed_write_leaves_it(tmp_path: 
     assert (tmp_path / "a.npz").read_bytes() != old
 
 
-def test_who_reads_a_checkpoint_while_it_is_replaced_reads_the_older_one_whole(tmp_path: Path) -> None:
-    made = trainer()
-    made.save(tmp_path / "a.npz")
-    before = (tmp_path / "a.npz").read_bytes()
-    made.fit(DATA[:1])
-    with (tmp_path / "a.npz").open("rb") as reader:
-        made.save(tmp_path / "a.npz")
-        assert reader.read() == before
-    assert (tmp_path / "a.npz").read_bytes() != before
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    trainer().save(tmp_path / "a.npz")
-    other = mlp()
-    other.graph.node[2].op_type = "Tanh"
-    made = Trainer(training_step(other, loss=CROSS_ENTROPY, optimizer="adam"))
-    with pytest.raises(TrainingError) as error:
-        made.load(tmp_path / "a.npz")
-    assert str(error.value) == (
-        f"{tmp_path / 'a.npz'} is a checkpoint of another model: its ops or its weights' shapes"
-        f" differ; make the step from that model"
-    )
+def _rewritten(path: Path, **changes: Array) -> None:
+    np.savez(path, **{**np.load(path), **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("options", "fact"),
+    ("options", "changes", "fact"),
     [
-        (
-            {"optimizer": "sgd"},
-            "has 'slot/w1/m', but this step does not; it was saved with another optimizer: make the"
-            " step with that optimizer",
-        ),
-        (
-            {"optimizer": "rmsprop"},
-            "has 'slot/w1/m', but this step does not; it was saved with another optimizer: make the"
-            " step with that optimizer",
-        ),
+        ({"optimizer": "sgd"}, {}, "and this step differ in 'slot/w1/m': it was saved with another optimizer, or with"),
+        ({"optimizer": "rmsprop"}, {}, "and this step differ in 'slot/w1/m': it was saved with another optimizer"),
         (
             {"freeze": ["w1"]},
-            "has 'parameter/w1', but this step does not; it was saved with other trained parameters:"
-            " make the step with the same ones",
+            {},
+            "and this step differ in 'parameter/w1': it was saved with another optimizer, or with",
         ),
+        ({"optimizer": "adam,clipnorm=1"}, {"parameter/w1": np.zeros((8, 15), np.float32)}, "differ in 'parameter/w1'"),
+        ({"loss_scale": "dynamic"}, {"loss_scale": np.zeros(2)}, "differ in 'loss_scale'"),
+        ({}, {"amp_rewrite/version": np.array(2)}, "is a checkpoint of version 2, but this package reads version 1"),
+        ({}, {"amp_rewrite/version": np.array("x")}, "is a checkpoint of version x, but this package reads version 1"),
+        ({}, {"amp_rewrite/model": np.array("x")}, "is a checkpoint of another model: its ops or its weights' shapes"),
     ],
 )
-def test_a_checkpoint_of_another_step_is_refused(options: dict[str, Any], fact: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_step_is_refused(
+    options: dict[str, Any], changes: dict[str, Array], fact: str, tmp_path: Path
+) -> None:
     trainer().save(tmp_path / "a.npz")
-    made = trainer(**options)
-    before = made.state
-    with pytest.raises(TrainingError) as error:
-        made.load(tmp_path / "a.npz")
-    assert str(error.value) == f"{tmp_path / 'a.npz'} {fact}"
-    assert same(made.state, before)
+    _rewritten(tmp_path / "a.npz", **changes)
+    assert fact in refused(trainer(**options), tmp_path / "a.npz")
 
 
-def test_a_checkpoint_that_lacks_something_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_or_without_slots_is_refused(tmp_path: Path) -> None:
     trainer(optimizer="sgd").save(tmp_path / "a.npz")
-    with pytest.raises(TrainingError) as error:
-        trainer().load(tmp_path / "a.npz")
-    assert str(error.value) == (
-        f"{tmp_path / 'a.npz'} lacks 'slot/w1/m'; it was saved with another optimizer: make the"
-        f" step with that optimizer"
-    )
-
-
-def _rewritten(path: Path, **changes: Array) -> None:
-    arrays = dict(np.load(path))
-    np.savez(path, **{**arrays, **changes})  # type: ignore[arg-type]
-
-
-def test_a_checkpoint_of_another_version_or_shape_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    trainer().save(path)
-    _rewritten(path, **{"parameter/w1": np.zeros((8, 15), np.float32)})
-    with pytest.raises(TrainingError) as error:
-        trainer().load(path)
-    assert str(error.value) == (
-        f"{path}: 'parameter/w1' is float32 [8, 15], but the step has float32 [8, 16]; it was"
-        f" saved with other trained parameters: make the step with the same ones"
-    )
-
-    _rewritten(path, **{"amp_rewrite/version": np.array(2)})
-    with pytest.raises(TrainingError) as error:
-        trainer().load(path)
-    assert str(error.value) == (
-        f"{path} is a checkpoint of version 2, but this package reads version 1; use the package that wrote it"
-    )
+    assert "differ in 'slot/w1/m'" in refused(trainer(), tmp_path / "a.npz")
+    other = mlp()
+    other.graph.node[2].op_type = "Tanh"
+    made = Trainer(training_step(other, loss=CROSS_ENTROPY, optimizer="sgd"))
+    assert "is a checkpoint of another model" in refused(made, tmp_path / "a.npz")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
-    with pytest.raises(TrainingError) as error:
-        trainer().load(tmp_path / "a.npz")
-    assert str(error.value) == (
-        f"{tmp_path / 'a.npz'} is not a checkpoint of a training step; use a file written by Trainer.save"
-    )
+    assert "is not a checkpoint of a training step; use a file written" in refused(trainer(), tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("step.npy", b"cos\nsystem\n")
     with pytest.raises(TrainingError):
@@ -201,13 +147,12 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError) as error:
-        trainer().save(tmp_path / "a.bin")
-    assert str(error.value) == f"cannot write a checkpoint to {tmp_path / 'a.bin'}: use a file name that ends in .npz"
-    with pytest.raises(TrainingError) as error:
-        trainer().save(tmp_path / "none" / "a.npz")
-    where = tmp_path / "none" / "a.npz"
-    assert str(error.value) == f"cannot write a checkpoint to {where}: No such file or directory"
+    for path, fact in (
+        (tmp_path / "a.bin", "use a file name that ends in .npz"),
+        (tmp_path / "no" / "a.npz", "No such"),
+    ):
+        with pytest.raises(TrainingError, match=f"cannot write a checkpoint to .*: {fact}"):
+            trainer().save(path)
 
 
 def refused(made: Trainer, path: Path) -> str:
@@ -219,15 +164,15 @@ def refused(made: Trainer, path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("count", "here"), [(2, "2 runs make a step"), (1, "each run is a step")])
-def test_gradients_of_a_step_that_was_begun_are_not_dropped(count: int, here: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 1])
+def test_gradients_of_a_step_that_was_begun_are_not_dropped(count: int, tmp_path: Path) -> None:
     begun = trainer(micro_batches=4)
     begun.fit(DATA[:3])
     begun.save(tmp_path / "a.npz")
 
     assert refused(trainer(micro_batches=count), tmp_path / "a.npz") == (
-        f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here"
-        f" {here}; make the step with the same number of micro-batches"
+        f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here a step has {count}; make"
+        " it with the same number"
     )
 
 
@@ -240,47 +185,3 @@ def test_after_a_whole_step_the_micro_batches_may_be_others(tmp_path: Path) -> N
     made.fit(DATA[:4])
 
     assert (whole.steps, made.steps) == (1, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "fact"),
-    [
-        ("loss_scale", np.array(np.nan, np.float32), "'loss_scale' is nan, but must be a number above 0"),
-        ("loss_scale", np.array(-0.25, np.float32), "'loss_scale' is -0.25, but must be a number above 0"),
-        ("loss_scale", np.array("much"), "'loss_scale' is much, but must be a number above 0"),
-        ("good_steps", np.array(-5), "'good_steps' is -5, but must be a number ≥ 0"),
-        ("step", np.array(-5), "'step' is -5, but must be a number ≥ 0"),
-        ("count/skipped", np.zeros(2, int), "'count/skipped' is [0 0], but must be a number ≥ 0"),
-        ("count/nonfinite", np.array(np.nan), "'count/nonfinite' is nan, but must be a number ≥ 0"),
-        ("micro_batch", np.array(-1), "'micro_batch' is -1, but must be a number ≥ 0"),
-    ],
-)
-def test_numbers_that_no_step_leaves_behind_are_refused(name: str, value: Array, fact: str, tmp_path: Path) -> None:
-    made = trainer()
-    made.save(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", **{**np.load(tmp_path / "a.npz"), name: value})  # type: ignore[arg-type]
-
-    assert refused(made, tmp_path / "b.npz") == f"{tmp_path / 'b.npz'} is damaged: {fact}; load an older checkpoint"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "fact"),
-    [
-        (
-            "amp_rewrite/version",
-            np.array("x"),
-            "is a checkpoint of version x, but this package reads version 1; use the package that wrote it",
-        ),
-        (
-            "amp_rewrite/model",
-            np.array("x"),
-            "is a checkpoint of another model: its ops or its weights' shapes differ; make the step from that model",
-        ),
-    ],
-)
-def test_a_head_of_another_type_is_refused(name: str, value: Array, fact: str, tmp_path: Path) -> None:
-    made = trainer()
-    made.save(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", **{**np.load(tmp_path / "a.npz"), name: value})  # type: ignore[arg-type]
-
-    assert refused(made, tmp_path / "b.npz") == f"{tmp_path / 'b.npz'} {fact}"

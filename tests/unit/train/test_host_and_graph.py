@@ -30,7 +30,7 @@ from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
 from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 from support.train.nets import F32, parsed
 
-STEPS = 2_000
+STEPS = 1_000
 
 # Numbers of three and of one: a norm over so few is added up in one order only, whoever adds.
 ONE: Mapping[str, Array] = {"a": np.array([0.5, -2, 3], F32)}
@@ -40,7 +40,7 @@ RULES: Rules = {
     "sgd": (SGD(0.1), ONE),
     "momentum": (SGD(0.1, momentum=0.9), ONE),
     "nesterov, decay": (SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01), ONE),
-    "rmsprop": (RMSprop(), ONE),
+    "rmsprop": (RMSprop(epsilon_in_root=True), ONE),
     "rmsprop, momentum": (RMSprop(momentum=0.5, weight_decay=0.01), ONE),
     "adam": (Adam(), ONE),
     "adamw": (AdamW(), ONE),
@@ -49,12 +49,7 @@ RULES: Rules = {
     "by norm": (SGD(0.1, clipnorm=0.5), TWO),
     "by global norm": (SGD(0.1, global_clipnorm=0.5), TWO),
 }
-LATER: Rules = {
-    "sgd": (SGD(0.1), ONE),
-    "nesterov of torch": (SGD(0.1, 0.9, nesterov=True, rate_in_momentum=False), ONE),
-    "rmsprop of torch": (RMSprop(momentum=0.5, rate_in_momentum=False), ONE),
-    "no decay on vectors": (AdamW(decay_biases_and_norms=False, weight_decay=0.1), ONE),
-}
+
 SCALES: Mapping[str, LossScale | None] = {
     "dynamic": DynamicLossScale(2.0**15, 20, 3.0),
     "fixed": FixedLossScale(3.0),  # no power of two, so that dividing by it rounds
@@ -174,18 +169,9 @@ def test_every_optimizer_goes_through_the_same_states_with_every_loss_scale(scal
     assert (0.9 * STEPS < steps < STEPS) if state is not None else steps == STEPS
 
 
-def test_the_momentum_of_torch_and_spared_vectors_go_through_the_same_states() -> None:
-    steps, _ = side_by_side(SCALES["dynamic"], 1_000, 0.05, LATER)
-
-    assert 900 < steps < 1_000
-
-
 @pytest.mark.parametrize("scale", ["fixed", "none"])
 def test_what_is_not_finite_is_applied_alike_without_a_dynamic_scale(scale: str) -> None:
-    steps, _ = side_by_side(SCALES[scale], 30, spoiled=0.3)
-    later, _ = side_by_side(SCALES[scale], 30, 0.3, LATER)
-
-    assert steps == later == 30
+    assert side_by_side(SCALES[scale], 30, spoiled=0.3)[0] == 30
 
 
 @pytest.mark.parametrize(
@@ -197,9 +183,9 @@ def test_a_dynamic_scale_goes_through_the_same_states(
     period: int, multiplier: float, backoff: float | None, spoiled: float
 ) -> None:
     scale = DynamicLossScale(2.0**15, period, multiplier, backoff)
-    steps, state = side_by_side(scale, STEPS, spoiled, {"sgd": (SGD(0.1), TWO)})
+    steps, state = side_by_side(scale, 2 * STEPS, spoiled, {"sgd": (SGD(0.1), TWO)})
 
-    assert state is not None and (state.scale > 2.0**100) == (spoiled < 0.1) and 0.5 * STEPS < steps < STEPS
+    assert state is not None and (state.scale > 2.0**100) == (spoiled < 0.1) and STEPS < steps < 2 * STEPS
 
 
 def test_the_comparison_sees_one_bit() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.train.interchange.libraries import from_keras
+from amp_rewrite.train.interchange.keras_model import from_keras
 from amp_rewrite.train.keras.network import Network
 from amp_rewrite.train.update.optimizers import SGD
 

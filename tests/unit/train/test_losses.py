@@ -16,7 +16,6 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.objective.losses import Objective, objective
-from amp_rewrite.train.objective.losses import parsed as parsed_loss
 from amp_rewrite.train.objective.prediction import activation
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -30,7 +29,6 @@ SOFT = RNG.dirichlet(np.ones(CLASSES), ROWS).astype(F32)
 HARD = np.eye(CLASSES, dtype=F32)[LABELS]
 NUMBERS = RNG.normal(size=(ROWS, CLASSES)).astype(F32)
 BITS = (NUMBERS > 0).astype(F32)
-WEIGHTS = [1, 2, 0.5, 0.25, 3]
 LOGITS, SOFTMAX, SIGMOID = "y = Identity (x)", "y = Softmax <axis = 1> (x)", "y = Sigmoid (x)"
 FUNCTION = "y = own.Head (x)"
 HEAD = '<domain: "own", opset_import: ["": 20]> Head (a) => (b) { b = Softmax (a) }'
@@ -69,31 +67,19 @@ def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | Non
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("body", [LOGITS, SOFTMAX, FUNCTION, "a = Softmax <axis = 1> (x) y = Identity (a)"])
+@pytest.mark.parametrize("body", [LOGITS, FUNCTION])
 @pytest.mark.parametrize(
     ("loss", "ours", "target"),
     [
         ("cross_entropy(y, t)", lambda f, x, t: f.cross_entropy(x, t), LABELS),
         (
-            f"cross_entropy(y, t, class_weights={WEIGHTS})",
-            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS)),
-            LABELS,
-        ),
-        ("cross_entropy(y, t, ignore_index=-100)", lambda f, x, t: f.cross_entropy(x, t), IGNORED),
-        (
-            "cross_entropy(y, t, label_smoothing=0.1)",
+            "cross_entropy(y, t, ignore_index=-100, label_smoothing=0.1)",
             lambda f, x, t: f.cross_entropy(x, t, label_smoothing=0.1),
-            LABELS,
-        ),
-        (
-            f"cross_entropy(y, t, class_weights={WEIGHTS}, ignore_index=-100, label_smoothing=0.1)",
-            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.1),
             IGNORED,
         ),
-        ("categorical_cross_entropy(y, t)", lambda f, x, t: f.cross_entropy(x, t), SOFT),
         (
-            f"categorical_cross_entropy(y, t, class_weights={WEIGHTS}, label_smoothing=0.2)",
-            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.2),
+            "categorical_cross_entropy(y, t, label_smoothing=0.2)",
+            lambda f, x, t: f.cross_entropy(x, t, label_smoothing=0.2),
             SOFT,
         ),
         ("kl_divergence(y, t)", lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean"), SOFT),
@@ -107,26 +93,9 @@ def test_losses_of_classes_equal_torch_for_logits_and_for_probabilities(
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("loss", ["cross_entropy", "kl_divergence"])
-def test_logarithms_of_a_softmax_are_logits_with_its_loss(loss: str) -> None:
-    target = LABELS if loss == "cross_entropy" else SOFT
-
-    def ours(f: Any, x: Any, t: Any) -> Any:
-        return f.cross_entropy(x, t) if target is LABELS else f.kl_div(x.log_softmax(1), t, reduction="batchmean")
-
-    _check(f"{loss}(y, t)", "y = LogSoftmax <axis = 1> (x)", ours, target)
-
-
-@pytest.mark.torch
 def test_a_probability_of_0_keeps_its_loss_where_a_softmax_computes_it() -> None:
     far = RNG.normal(size=(ROWS, CLASSES)).astype(F32) * 100
     _check("cross_entropy(y, t)", SOFTMAX, lambda f, x, t: f.cross_entropy(x, t), LABELS, far)
-
-
-@pytest.mark.torch
-def test_from_logits_says_that_probabilities_are_computed_otherwise() -> None:
-    body = "a = Softmax <axis = 1> (x) b = Add (a, a) h = Constant <value_float = 0.5> () y = Mul (b, h)"
-    _check("cross_entropy(y, t, from_logits=False)", body, lambda f, x, t: f.cross_entropy(x, t), LABELS)
 
 
 @pytest.mark.torch
@@ -135,10 +104,6 @@ def test_from_logits_says_that_probabilities_are_computed_otherwise() -> None:
     ("loss", "ours"),
     [
         ("binary_cross_entropy(y, t)", lambda f, x, t: f.binary_cross_entropy_with_logits(x, t)),
-        (
-            "binary_cross_entropy(y, t, pos_weight=3)",
-            lambda f, x, t: f.binary_cross_entropy_with_logits(x, t, pos_weight=x.new_tensor(3.0)),
-        ),
         (
             "binary_cross_entropy(y, t, label_smoothing=0.2)",
             lambda f, x, t: f.binary_cross_entropy_with_logits(x, 0.8 * t + 0.1),
@@ -217,12 +182,8 @@ OF_ROWS = np.array([0.5, 0, 1, 2, 0.25, 3], F32)
     [
         ("cross_entropy(y, t, {})", lambda f, x, t, w: f.cross_entropy(x, t, reduction="none") * w / ROWS, LABELS),
         (
-            f"cross_entropy(y, t, class_weights={WEIGHTS}, ignore_index=-100, label_smoothing=0.1, {{}})",
-            lambda f, x, t, w: (
-                f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.1, reduction="none")
-                * w
-                / sum(WEIGHTS[c] for c in IGNORED if c >= 0)
-            ),
+            "cross_entropy(y, t, ignore_index=-100, label_smoothing=0.1, {})",
+            lambda f, x, t, w: f.cross_entropy(x, t, label_smoothing=0.1, reduction="none") * w / 5,
             IGNORED,
         ),
         (
@@ -268,47 +229,12 @@ def test_a_probability_of_0_has_a_finite_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "body", "note"),
-    [
-        (
-            "cross_entropy(y, t)",
-            SOFTMAX,
-            "cross_entropy reads the logits 'x' in place of 'y', which a Softmax computes",
-        ),
-        (
-            "binary_cross_entropy(y, t)",
-            SIGMOID,
-            "binary_cross_entropy reads the logits 'x' in place of 'y', which a Sigmoid computes",
-        ),
-        (
-            "cross_entropy(y, t, from_logits=False)",
-            LOGITS,
-            "cross_entropy takes 'y' for probabilities: it reads their logarithm",
-        ),
-        (
-            "cross_entropy(y, t, from_logits=False)",
-            SOFTMAX,
-            "cross_entropy reads the logits 'x' in place of 'y', which a Softmax computes",
-        ),
-        (
-            "binary_cross_entropy(y, t)",
-            SOFTMAX,
-            "binary_cross_entropy takes 'y' for probabilities: it reads their logarithm",
-        ),
-        (
-            "cross_entropy(y, t, from_logits=True)",
-            SOFTMAX,
-            "cross_entropy takes 'y' for logits, as from_logits=True says, although a Softmax computes it",
-        ),
-    ],
+    ("loss", "body", "kind"), [("cross_entropy", SOFTMAX, "Softmax"), ("binary_cross_entropy", SIGMOID, "Sigmoid")]
 )
-def test_the_report_tells_how_the_loss_reads_its_prediction(loss: str, body: str, note: str) -> None:
-    assert _aim(loss, body).notes == (note,)
-
-
-@pytest.mark.parametrize("body", [LOGITS, "a = Softmax (x) b = Mul (a, a) y = Sqrt (b)"])
-def test_of_logits_and_of_what_is_taken_for_them_nothing_is_told(body: str) -> None:
-    assert _aim("cross_entropy(y, t)", body).notes == ()
+def test_the_report_tells_how_the_loss_reads_its_prediction(loss: str, body: str, kind: str) -> None:
+    note = f"{loss} reads the logits 'x' in place of 'y', which a {kind} computes"
+    assert _aim(f"{loss}(y, t)", body).notes == _aim(f"{loss}(y, t, from_logits=False)", body).notes == (note,)
+    assert _aim(f"{loss}(y, t, from_logits=True)", body).notes == _aim(f"{loss}(y, t)", LOGITS).notes == ()
 
 
 def test_an_ignored_class_is_no_wrong_target_and_other_ones_are() -> None:
@@ -335,12 +261,6 @@ def test_targets_outside_their_range_are_refused(loss: str, number: float, messa
     assert f"input 't' of batch 0 {message}" in str(error.value)
 
 
-def test_targets_may_be_rounded_past_their_range() -> None:
-    trainer = Trainer(training_step(mlp(), loss="binary_cross_entropy(y, t)", policy="float32"), **PLACE)
-    targets = np.full((2, 4), 1 + 1e-7, F32)
-    assert np.isfinite(trainer.evaluate([{"x": np.ones((2, 8), F32), "t": targets}]).loss)
-
-
 def test_training_by_probabilities_equals_training_by_logits() -> None:
     model = mlp()
     model.graph.node.append(onnx.helper.make_node("Softmax", ["y"], ["p"], axis=1))
@@ -355,26 +275,10 @@ def test_training_by_probabilities_equals_training_by_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "own"),
-    [
-        ("sparse_categorical_crossentropy", "cross_entropy"),
-        ("categorical_crossentropy", "categorical_cross_entropy"),
-        ("CrossEntropyLoss", "cross_entropy"),
-        ("mse_loss", "mean_squared_error"),
-        ("MAE", "mean_absolute_error"),
-    ],
-)
-def test_names_of_losses_in_keras_and_pytorch_lead_to_those_here(name: str, own: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        parsed_loss(f"{name}(y, t)", {"y"}.__contains__, {"cross_entropy": ()})
-    assert str(error.value) == f"unknown loss {name!r}; it is {own} here"
-
-
-@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ("y = Softmax <axis = 1> (x)", ("Softmax", "x", 1)),
-        ("y = Softmax <axis = 0> (x)", None),
+        ("y = Softmax <axis = 0> (x)", ("Softmax", "x", 0)),
         ("y = Softmax (x)", ("Softmax", "x", 1)),
         ("p = Sigmoid (x) q = Cast <to = 10> (p) r = Cast <to = 1> (q) y = Identity (r)", ("Sigmoid", "x", None)),
         ("y = Relu (x)", None),
@@ -382,20 +286,8 @@ def test_names_of_losses_in_keras_and_pytorch_lead_to_those_here(name: str, own:
     ],
 )
 def test_logits_are_found_behind_activations(body: str, expected: tuple[object, ...] | None) -> None:
-    text = f'<ir_version: 8, opset_import: ["": 11]> net (float[3,4] x) => (float[3,4] y) {{ {body} }}'
+    text = f'<ir_version: 8, opset_import: ["": 16]> net (float[3,4] x) => (float[3,4] y) {{ {body} }}'
     view = View.of(Model.load(onnx.parser.parse_model(text)))
     (y,) = (value.id for value in view.values if value.name == "y")
     found = activation(view, y, {value.id: (3, 4) for value in view.values})
     assert (found and (found.kind, view.value_name(found.logits), found.axis)) == expected
-
-
-@pytest.mark.parametrize(("axis", "expected"), [("", 2), ("<axis = 0>", 0), ("<axis = -2>", 1)])
-def test_a_softmax_runs_over_one_axis_from_opset_13_on(axis: str, expected: int) -> None:
-    text = (
-        f'<ir_version: 8, opset_import: ["": 13]> net (float[3,4,5] x) => (float[3,4,5] y) {{ y = Softmax {axis} (x) }}'
-    )
-    view = View.of(Model.load(onnx.parser.parse_model(text)))
-    (y,) = (value.id for value in view.values if value.name == "y")
-    found = activation(view, y, {y: (3, 4, 5)})
-    assert found is not None and found.axis == expected
-    assert activation(view, y, {}) is None

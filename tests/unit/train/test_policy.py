@@ -109,9 +109,7 @@ def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, lo
     "words",
     [
         "convert net.onnx --dry-run",
-        "explain net.onnx first",
-        "calibrate net.onnx --random --shape x=4,8 -o ranges.json --overwrite",
-        "doctor net.onnx",
+        "explain",
     ],
 )
 def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Learning rate schedules: the rates of PyTorch and transformers, in steps and objects, resumed and serialized."""
+"""Learning rate schedules: the rates of PyTorch, in steps and objects, resumed and serialized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import Schedule, rate_of_config, serialized_rate
-from amp_rewrite.train.update.optimizers import SGD, Adam, CosineDecay, ExponentialDecay, WarmUp, deserialize
+from amp_rewrite.train.update.optimizers import SGD, Adam, CosineDecay, ExponentialDecay, deserialize
 from support.train.nets import F32, parsed
 
 NET = "net (float[N, 2] x) => (float[N, 3] logits) <float[2, 3] w = {1, -1, 2, 0.5, 1, -2}> { logits = MatMul (x, w) }"
@@ -25,7 +25,6 @@ BATCH = {"x": np.array([[1, 2], [-1, 1]], F32), "label": np.array([0, 2])}
 EACH = [
     CosineDecay(0.1, 10, 0.25),
     ExponentialDecay(0.1, 4, 0.5, staircase=True),
-    WarmUp(WarmUp(CosineDecay(0.1, 10), 2, 0.05), 3),
 ]
 
 
@@ -63,22 +62,10 @@ def in_torch(make: Any, rate: float, steps: int) -> list[float]:
         (CosineDecay(0.1, 49, 0.1), lambda lr, o: lr.CosineAnnealingLR(o, 49, 0.01)),
         (ExponentialDecay(0.1, 1, 0.9), lambda lr, o: lr.ExponentialLR(o, 0.9)),
         (ExponentialDecay(0.1, 7, 0.5, staircase=True), lambda lr, o: lr.StepLR(o, 7, 0.5)),
-        (WarmUp(0.1, 10, 0.02), lambda lr, o: lr.LinearLR(o, 0.2, 1.0, 10)),
     ],
 )
 def test_a_schedule_has_the_rates_of_pytorch(schedule: Schedule, make: Any) -> None:
     assert [schedule(step) for step in range(50)] == pytest.approx(in_torch(make, 0.1, 50), rel=1e-9, abs=1e-12)
-
-
-def test_cosine_after_warm_up_has_the_rates_of_transformers() -> None:
-    # the formula of get_cosine_schedule_with_warmup for 5 of 25 steps: it holds the factor of step 0, 5, 15 and 25
-    schedule = WarmUp(CosineDecay(2.0, 20), 5)
-
-    assert [schedule(step) for step in (0, 1, 5, 15, 25)] == pytest.approx([0, 0.4, 2, 1, 0])
-
-
-def test_a_rate_stays_after_the_end_of_its_schedule() -> None:
-    assert CosineDecay(0.1, 10, 0.25)(1000) == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("schedule", EACH, ids=lambda s: type(s).__name__)
@@ -127,7 +114,6 @@ def test_a_schedule_survives_its_configuration(schedule: Schedule) -> None:
         (lambda: CosineDecay(0.1, 0), "decay_steps of CosineDecay must be a finite number of at least 1, not 0"),
         (lambda: CosineDecay(-0.1, 5), "initial_learning_rate of CosineDecay must be a finite number of at least 0"),
         (lambda: CosineDecay("fast", 5), "must be a finite number of at least 0, not 'fast'"),
-        (lambda: WarmUp(None, 5), "after of WarmUp must be a finite number"),
         (lambda: CosineDecay.from_config({"steps": 3}), "it has initial_learning_rate, decay_steps, alpha"),
         (lambda: SGD({"class_name": "Nothing", "config": {}}), r"use the result of serialize\(\) of CosineDecay, Exp"),
         (lambda: trainer_of(SGD(Halving(-1.0))), "start of Halving must be"),

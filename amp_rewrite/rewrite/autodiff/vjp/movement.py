@@ -10,13 +10,11 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
-from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.rewrite.autodiff.facts import known_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Family, Stop, positive, row
 
 PADDING = "amp_rewrite.padding_idx"
 """Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""
-_EXTREMES = ("max", "min")
 
 
 def padding_index(node: NodeProto) -> int | None:
@@ -38,8 +36,7 @@ def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> s
 
     The sum for a low type is in float32: it has many terms, and no CPU kernel adds in a low type.
     """
-    if repeats:
-        v.b.requires(FIRST_SCATTER_ADD, f"the gradient of {v.op.op_type}, which adds at repeated positions,")
+
     own = v.dtype(0)
     dtype = DType.FLOAT if own.low and repeats else own
     wide, reduction = v.b.cast(g, dtype, of=own), "add" if repeats else None
@@ -98,11 +95,10 @@ def _gather_nd(v: Call, slot: int) -> str:
 
 
 def _overwritten(v: Call, slot: int) -> str:
-    """Gradient of the data: zero where overwritten, all with reduction add, a share with reduction max or min."""
-    if _reduction(v) == "add":
+    """Gradient of the data: zero where overwritten, all with reduction add."""
+    _check_reduction(v)
+    if v.attr("reduction", "none") == "add":
         return v.g
-    if _reduction(v) in _EXTREMES:
-        return v.do("Mul", _shares(v), _hits(v)[0])
     return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_scatter_axis(v))
 
 
@@ -110,35 +106,15 @@ def _scatter_axis(v: Call) -> int | None:
     return v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
 
 
-def _updates(v: Call, slot: int) -> str:
-    if _reduction(v) in _EXTREMES:
-        return v.do("Mul", _picked(v, _shares(v)), _hits(v)[1])
-    return _picked(v, v.g)
-
-
-def _picked(v: Call, x: str) -> str:
-    return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_scatter_axis(v))
-
-
-def _hits(v: Call) -> tuple[str, str]:
-    """Masks of data and of updates: 1 for the extreme value of a position, else 0."""
-    masks = (v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y())))
-    return v.typed(masks[0]), v.typed(masks[1])
-
-
-def _shares(v: Call) -> str:
-    """Gradient divided by the number of extreme values of each position (as torch.scatter_reduce)."""
-    data, updates = _hits(v)
-    to = Positions(v.op.op_type, v.x(1), _scatter_axis(v))
-    others = scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True)
-    return v.do("Div", v.g, v.do("Add", data, others))
-
-
-def _reduction(v: Call) -> str:
+def _check_reduction(v: Call) -> None:
     reduction = v.attr("reduction", "none")
-    if reduction not in ("none", "add", *_EXTREMES):
-        raise v.error(f"no gradient with reduction {reduction!r}, only with none, add, max and min; replace the op")
-    return str(reduction)
+    if reduction not in ("none", "add"):
+        raise v.error(f"no gradient with reduction {reduction!r}, only with none and add; replace the op")
+
+
+def _updates(v: Call, slot: int) -> str:
+    _check_reduction(v)
+    return v.do(v.op.op_type.replace("Scatter", "Gather"), v.g, v.x(1), axis=_scatter_axis(v))
 
 
 def _slice(v: Call, slot: int) -> str:
@@ -187,14 +163,6 @@ def _cropped(v: Call) -> str:
     if min(pads, default=0) < 0:
         inner = v.do("Pad", inner, v.b.ints([max(-p, 0) for p in pads]), *(("", *axes) if axes else ()))
     return inner
-
-
-def _filling(v: Call, slot: int) -> str:
-    """Gradient of the fill value: the sum over the padding."""
-    if v.attr("mode", "constant") != "constant":
-        return v.zeros(slot)
-    totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _cropped(v))]
-    return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 
 # -- shapes ----------------------------------------------------------------------------------------
@@ -257,7 +225,8 @@ ROWS: Family = {
     "ScatterElements": row(_overwritten, _WHERE, _updates),
     "ScatterND": row(_overwritten, _WHERE, _updates),
     "Slice": row(_slice, _WHERE),
-    "Pad": row(_pad, _WHERE, _filling, _WHERE),
+    "Pad": row(_pad, _WHERE, Stop("the fill value is a setting"), _WHERE),
+    "OneHot": row(_WHERE, _WHERE, Stop("its two values are settings")),
     "Compress": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),

@@ -11,28 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, row
-
-
-def _softmax_axis(v: Call) -> int:
-    rows = v.b.opset >= FIRST_ROW_SOFTMAX
-    axis = v.axis(-1 if rows else 1)
-    if axis != v.rank() - 1:
-        v.b.requires(FIRST_ROW_SOFTMAX, f"the gradient of {v.op.op_type} along an axis before the last")
-    return axis
 
 
 def _softmax(v: Call, slot: int) -> str:
     """y·(g − Σ g·y)."""
     weighted = v.do("Mul", v.g, v.y())
-    total = v.b.reduce("ReduceSum", weighted, [_softmax_axis(v)], keepdims=True)
+    total = v.b.reduce("ReduceSum", weighted, [v.axis(-1)], keepdims=True)
     return v.do("Sub", weighted, v.do("Mul", v.y(), total))
 
 
 def _log_softmax(v: Call, slot: int) -> str:
     """g − exp(y)·Σ g."""
-    total = v.b.reduce("ReduceSum", v.g, [_softmax_axis(v)], keepdims=True)
+    total = v.b.reduce("ReduceSum", v.g, [v.axis(-1)], keepdims=True)
     return v.do("Sub", v.g, v.do("Mul", v.do("Exp", v.y()), total))
 
 

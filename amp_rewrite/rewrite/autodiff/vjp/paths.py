@@ -11,7 +11,6 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import Rows, Stop
 
 STOP = "amp_rewrite.stop_gradient"
 """Metadata of a node that passes no gradient, as `detach` of PyTorch."""
-_SHOWN = 4  # ops of a path that a message names on each side
 
 
 @dataclass(frozen=True)
@@ -35,31 +34,25 @@ class Paths:
         return tuple(self.view.ops[op] for op in sorted(self.slots))
 
     def through(self, op: Op) -> str:
-        """Text of one path from a parameter to the loss through the op."""
-        before = list(self._walk(op, self.received, self.reached))[::-1]
-        after = list(self._walk(op, lambda op: op.outputs, self.readers))
-        if len(before) > _SHOWN:
-            before = [before[0], "…", *before[-_SHOWN + 1 :]]
-        if len(after) > _SHOWN:
-            after = [*after[: _SHOWN - 1], "…", after[-1]]
-        return " → ".join([*before, f"{op.kind} {op.name!r}", *after])
+        """Text of a path from a parameter to the loss through the op."""
+        start = self._end(op, self.received, self.reached)
+        end = self._end(op, lambda op: op.outputs, self.readers)
+        return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
 
     def received(self, op: Op) -> list[ValueId | None]:
         """Values that receive a gradient from the op."""
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
-    def _walk(
+    def _end(
         self, op: Op, ways: Callable[[Op], Iterable[ValueId | None]], next_op: Mapping[ValueId, OpId | None]
-    ) -> Iterator[str]:
-        """Walk to a parameter or to the loss, nearest op first."""
+    ) -> str:
+        """Name of a parameter or of the loss at the end of a walk."""
         while True:
             value = next(v for v in ways(op) if v is not None and v in next_op)
             op_id = next_op[value]
             if op_id is None:
-                yield self.view.value_name(value)
-                return
+                return str(self.view.value_name(value))
             op = self.view.ops[op_id]
-            yield f"{op.kind} {op.name!r}"
 
 
 def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
