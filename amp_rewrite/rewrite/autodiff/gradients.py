@@ -182,18 +182,12 @@ def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:
 
 def _check_parameters(model: Model, loss: str, wrt: Sequence[str]) -> None:
     """Raise GradientError unless `wrt` names floating inputs or initializers."""
-    if not wrt:
-        raise GradientError(f"no variables to differentiate {loss!r} with respect to; name inputs or initializers")
     view = View.of(model)
-    values = {v.name: v for v in view.values if v.scope == MAIN}
-    for name in wrt:
-        value = values.get(name)
-        if value is None or value.role is Role.RESULT:
-            problem = "is not a value of the main graph" if value is None else "is computed by a node"
-            raise GradientError(f"{name!r} {problem}; name an input or an initializer")
-        dtype = view.dtype(value.id)
-        if dtype is None or not dtype.floating:
-            kind = dtype.spelling if dtype else "of unknown type"
-            raise GradientError(
-                f"{name!r} is {kind}; only floating inputs and initializers have gradients, leave it out"
-            )
+    given = [v for v in view.values if v.scope == MAIN and v.role is not Role.RESULT]
+    known = {v.name for v in given if (dtype := view.dtype(v.id)) is not None and dtype.floating}
+    strange = [name for name in wrt if name not in known]
+    if strange or not wrt:
+        raise GradientError(
+            f"cannot differentiate {loss!r} with respect to {', '.join(map(repr, strange)) or 'nothing'}; name floating"
+            " inputs or initializers of the main graph"
+        )
