@@ -152,7 +152,7 @@ def test_a_diagonal_is_refused() -> None:
     [
         (
             by_sizes("mode=linear,keep_aspect_ratio_policy=not_larger", 5, 6),
-            "(Resize): no gradient with tf_crop_and_resize or keep_aspect_ratio_policy; compute the region, the sizes",
+            "(Resize): no gradient with tf_crop_and_resize or keep_aspect_ratio_policy; compute the region and the sizes",
         ),
     ],
 )

@@ -30,7 +30,7 @@ def case(
     state = (BATCH, ways, HIDDEN) if first else (ways, BATCH, HIDDEN)
     sizes = {"x": (BATCH, STEPS, FEATURES) if first else (STEPS, BATCH, FEATURES), "w": (ways, gates, FEATURES)}
     sizes |= {"r": (ways, gates, HIDDEN), "b": (ways, 2 * gates), "h0": state, "c0": state}
-    sizes |= {"n": (BATCH,), "p": (ways, 3 * HIDDEN)}
+    sizes |= {"p": (ways, 3 * HIDDEN)}
     names = ["x", "w", "r", *extra]
     graph = f"{','.join(outputs)}={op}[hidden_size={HIDDEN}{words and ','}{words}]({','.join(names)})"
     return Case(
@@ -99,12 +99,12 @@ TestRules = judged(CASES)
 
 def test_what_has_no_rule_is_refused() -> None:
     activations = "activation 'Affine'; use Sigmoid, Tanh, Relu, Softsign, Softplus, HardSigmoid, Elu"
-    for words, extra, fact in (
-        ("activations=Affine Tanh", (), activations),
-        ("activation_alpha=0.5 0.5", (), "activation_alpha; use a layer without it"),
-        ("clip=0.25", (), "clip; use a layer without it"),
-        ("", ("b", "n"), "sequence_lens; use a layer without it"),
+    for op, words, extra, fact in (
+        ("GRU", "activations=Affine Tanh", (), activations),
+        ("GRU", "activation_alpha=0.5 0.5", (), "activation_alpha; use a layer without it"),
+        ("GRU", "clip=0.25", (), "clip; use a layer without it"),
+        ("LSTM", "", ("b", "", "", "", "p"), "peepholes; use a layer without it"),
     ):
         with pytest.raises(GradientError) as caught:
-            gradients(case("", "GRU", words, extra).model(20), "loss", ["w"])
-        assert str(caught.value) == f"node 'y' (GRU): no gradient with {fact}"
+            gradients(case("", op, words, extra).model(20), "loss", ["w"])
+        assert str(caught.value) == f"node 'y' ({op}): no gradient with {fact}"
