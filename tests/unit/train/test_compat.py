@@ -283,14 +283,6 @@ def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first()
     assert isinstance(error.value, ValueError)
 
 
-def test_open_sessions_are_warned_of_before_the_optimizer_is_looked_at() -> None:
-    process.state.plain_sessions += 1
-    process.state.plain_sessions += 1
-    message = "^2 sessions were opened before the mixed precision graph rewrite was enabled; what is open stays as it"
-    with pytest.warns(UserWarning, match=message), pytest.raises(TrainingError):
-        enable_mixed_precision_graph_rewrite(object)  # type: ignore[arg-type]
-
-
 def test_disabling_what_is_not_enabled_warns() -> None:
     with pytest.warns(UserWarning, match=": the graph rewrite is not enabled$"):
         disable_mixed_precision_graph_rewrite()

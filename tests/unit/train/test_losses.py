@@ -12,11 +12,9 @@ from onnx.helper import make_tensor_value_info
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.gradients import gradients
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.objective.losses import Objective, objective
-from amp_rewrite.train.objective.prediction import activation
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import F32, PLACE, mlp, parsed
@@ -29,7 +27,7 @@ SOFT = RNG.dirichlet(np.ones(CLASSES), ROWS).astype(F32)
 HARD = np.eye(CLASSES, dtype=F32)[LABELS]
 NUMBERS = RNG.normal(size=(ROWS, CLASSES)).astype(F32)
 BITS = (NUMBERS > 0).astype(F32)
-LOGITS, SOFTMAX, SIGMOID = "y = Identity (x)", "y = Softmax <axis = 1> (x)", "y = Sigmoid (x)"
+LOGITS, SOFTMAX, SIGMOID = "y = Identity (x)", "y = Softmax <axis = 1> (x)", "p = Sigmoid (x) y = Identity (p)"
 FUNCTION = "y = own.Head (x)"
 HEAD = '<domain: "own", opset_import: ["": 20]> Head (a) => (b) { b = Softmax (a) }'
 
@@ -272,22 +270,3 @@ def test_training_by_probabilities_equals_training_by_logits() -> None:
         for name in ("p", "y")
     ]
     assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("y = Softmax <axis = 1> (x)", ("Softmax", "x", 1)),
-        ("y = Softmax <axis = 0> (x)", ("Softmax", "x", 0)),
-        ("y = Softmax (x)", ("Softmax", "x", 1)),
-        ("p = Sigmoid (x) q = Cast <to = 10> (p) r = Cast <to = 1> (q) y = Identity (r)", ("Sigmoid", "x", None)),
-        ("y = Relu (x)", None),
-        ("y = Identity (x)", None),
-    ],
-)
-def test_logits_are_found_behind_activations(body: str, expected: tuple[object, ...] | None) -> None:
-    text = f'<ir_version: 8, opset_import: ["": 16]> net (float[3,4] x) => (float[3,4] y) {{ {body} }}'
-    view = View.of(Model.load(onnx.parser.parse_model(text)))
-    (y,) = (value.id for value in view.values if value.name == "y")
-    found = activation(view, y, {value.id: (3, 4) for value in view.values})
-    assert (found and (found.kind, view.value_name(found.logits), found.axis)) == expected

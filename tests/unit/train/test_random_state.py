@@ -153,20 +153,3 @@ def test_a_ratio_that_is_computed_and_one_of_1() -> None:
 
     whole = _DROPOUT.format(dims="3,4").replace("0.3", "1")
     assert (_drawn(whole, {"x": np.ones((3, 4), F32)}, initial_random_state(0))[0] == 0).all()
-
-
-def test_a_model_with_noise_trains_and_resumes(tmp_path: Path) -> None:
-    model = parsed(
-        """net (float[N,4] x) => (float loss) <float[4,4] w = {1,2,0,0, 0,1,3,0, 0,0,1,0, 4,0,0,1}> {
-          h = MatMul (x, w)  e = RandomNormalLike (h)  n = Mul (h, e)  s = Mul (n, n)
-          loss = ReduceMean <keepdims = 0> (s) }"""
-    )
-    step = training_step(model, loss="loss", policy="float32", optimizer="sgd,lr=0.001")
-    data = [{"x": np.ones((2, 4), F32)}] * 6
-    straight, first, second = (Trainer(step, **PLACE) for _ in range(3))
-    straight.fit(data)
-    first.fit(data[:2])
-    first.save(tmp_path / "a.npz")
-    second.load(tmp_path / "a.npz")
-    second.fit(data[2:])
-    assert same(straight.state, second.state)

@@ -66,11 +66,6 @@ def test_a_prediction_of_any_name_can_be_compared(name: str) -> None:
     assert made.fit([BATCH]).losses == trainer().fit([BATCH]).losses
 
 
-def test_one_glob_needs_no_list() -> None:
-    assert training_step(mlp(), loss=CROSS_ENTROPY, parameters="w*").parameters == ("w1", "w2")
-    assert training_step(mlp(), loss=CROSS_ENTROPY, freeze="?1").parameters == ("w2", "b2")
-
-
 def test_one_gradient_named_twice_is_one_output() -> None:
     model = parsed(
         "net (float[3] x, float seed, float[3] w) => (float loss, float[3] g)"
