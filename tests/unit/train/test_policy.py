@@ -97,13 +97,7 @@ def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, lo
     assert low_type(to) is low
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "convert net.onnx --dry-run",
-        "explain",
-    ],
-)
+@pytest.mark.parametrize("words", ["convert net.onnx --dry-run", "explain net.onnx first"])
 def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(), "net.onnx")
