@@ -83,13 +83,6 @@ def test_equal_nodes_are_appended_once() -> None:
     assert len(kinds) == len(set(kinds))
 
 
-def test_tied_weights_get_the_sum_of_both_uses() -> None:
-    text = f"h=MatMul(x,w);y=MatMul(h,w);{TOTAL}"
-    model = build(text, ["loss"], shapes={"x": (1, 2), **LOSS}, constants={"w": np.eye(2)}, opset=20)
-    found = run_float32(gradients(model, "loss", ["w"]).to_proto(), {"x": np.array([[1, 2]], "f")}, ["w_grad"])
-    assert found[0].tolist() == [[2, 2], [4, 4]]
-
-
 def test_several_seeds_and_values_inside_the_graph() -> None:
     model = build("h=Exp(x);y=Mul(h,h);z=Neg(h)", ["y", "z"], shapes=dict.fromkeys("xyz", (2,)), opset=20)
     b = Builder.of(Model(model))

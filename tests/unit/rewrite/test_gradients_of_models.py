@@ -97,7 +97,7 @@ def promoted(model: ModelProto) -> ModelProto:
     return out
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["bert_dynamo20", "cnn_dynamo18", "if_ts13", "loop_ts16", "moe_ts17", "t5_dynamo18"])
 def test_along_a_random_direction(name: str) -> None:
     model = widened(with_loss(name))
     feed, weights = widened_feed(feed_of(name, model)), parameters(model)

@@ -11,14 +11,13 @@ import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
-from support.train.nets import CROSS_ENTROPY, batches, mlp, same, trainer
+from support.train.nets import batches, same, trainer
 
 DATA = list(batches(12))
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 5}, {"policy": "float32"}, {"loss_scale": 8}])
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 5}])
 def test_a_run_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
     straight = trainer(**options)
     straight.fit(DATA)
@@ -104,16 +103,13 @@ def _rewritten(path: Path, **changes: Array) -> None:
     ("options", "changes", "fact"),
     [
         ({"optimizer": "sgd"}, {}, "and this step differ in 'slot/w1/m': it was saved with another optimizer, or with"),
-        ({"optimizer": "rmsprop"}, {}, "and this step differ in 'slot/w1/m': it was saved with another optimizer"),
         (
             {"freeze": ["w1"]},
             {},
             "and this step differ in 'parameter/w1': it was saved with another optimizer, or with",
         ),
         ({"optimizer": "adam,clipnorm=1"}, {"parameter/w1": np.zeros((8, 15), np.float32)}, "differ in 'parameter/w1'"),
-        ({"loss_scale": "dynamic"}, {"loss_scale": np.zeros(2)}, "differ in 'loss_scale'"),
         ({}, {"amp_rewrite/version": np.array(2)}, "is a checkpoint of version 2, but this package reads version 1"),
-        ({}, {"amp_rewrite/version": np.array("x")}, "is a checkpoint of version x, but this package reads version 1"),
         ({}, {"amp_rewrite/model": np.array("x")}, "is a checkpoint of another model: its ops or its weights' shapes"),
     ],
 )
@@ -123,15 +119,6 @@ def test_a_checkpoint_of_another_step_is_refused(
     trainer().save(tmp_path / "a.npz")
     _rewritten(tmp_path / "a.npz", **changes)
     assert fact in refused(trainer(**options), tmp_path / "a.npz")
-
-
-def test_a_checkpoint_of_another_model_or_without_slots_is_refused(tmp_path: Path) -> None:
-    trainer(optimizer="sgd").save(tmp_path / "a.npz")
-    assert "differ in 'slot/w1/m'" in refused(trainer(), tmp_path / "a.npz")
-    other = mlp()
-    other.graph.node[2].op_type = "Tanh"
-    made = Trainer(training_step(other, loss=CROSS_ENTROPY, optimizer="sgd"))
-    assert "is a checkpoint of another model" in refused(made, tmp_path / "a.npz")
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -164,14 +151,13 @@ def refused(made: Trainer, path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("count", [2, 1])
-def test_gradients_of_a_step_that_was_begun_are_not_dropped(count: int, tmp_path: Path) -> None:
+def test_gradients_of_a_step_that_was_begun_are_not_dropped(tmp_path: Path) -> None:
     begun = trainer(micro_batches=4)
     begun.fit(DATA[:3])
     begun.save(tmp_path / "a.npz")
 
-    assert refused(trainer(micro_batches=count), tmp_path / "a.npz") == (
-        f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here a step has {count}; make"
+    assert refused(trainer(micro_batches=2), tmp_path / "a.npz") == (
+        f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here a step has 2; make"
         " it with the same number"
     )
 

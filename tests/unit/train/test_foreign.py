@@ -10,11 +10,9 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-import amp_rewrite
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.interchange.external_gradients import ScaledGradients, scale_gradients
@@ -94,35 +92,6 @@ def test_an_overflow_takes_the_scale_down() -> None:
     found = run(made.model, {**bad, **state(made)})
     assert (bool(found["finite"]), found["new/loss_scale"]) == (False, 4.0)
     assert run(made.model, {**FEED, **state(made)})["new/loss_scale"] == 16.0
-
-
-def test_our_own_gradients_are_scaled_at_their_constant_seed() -> None:
-    forward = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 20]> net (float[2,3] x) => (float loss) <float[3,1] w = {1, 0.5, 0.25}>'
-        " { y = MatMul (x, w) square = Mul (y, y) loss = ReduceSum <keepdims = 0> (square) }"
-    )
-    plain = amp_rewrite.gradients(forward, "loss", ["w"])
-    (seed,) = [node.output[0] for node in plain.proto.graph.node if node.op_type == "Constant"][:1]
-    made = scale_gradients(plain, loss="loss", grads=["w_grad"], seed=seed)
-    found = run(made.model, {"x": FEED["x"], **state(made)})
-
-    assert found["w_grad"].tolist() == run(plain, {"x": FEED["x"]})["w_grad"].tolist()
-
-
-def test_lowered_a_gradient_that_would_vanish_survives() -> None:
-    small = {**FEED, "loss_grad": np.array(2.0**-30, np.float32)}
-    exact = run(Model.load(graph()), small)["w_grad"]
-
-    def found(model: Model, more: dict[str, Array], **options: Any) -> Array:
-        lowered = amp_rewrite.convert(model, lower=["op=MatMul"], **options).result
-        array: Array = run(emulate(lowered), {**small, **more})["w_grad"]
-        return array
-
-    made = scaled(loss_scale=2.0**15)
-    lossless = found(made.model, {}, keep=["amp.update/*"])
-    assert np.abs(exact).min() > 0
-    assert not found(Model.load(graph()), {}).any()
-    np.testing.assert_allclose(lossless, exact, rtol=2.0**-8)
 
 
 def test_half_gradients_come_out_in_float32() -> None:

@@ -75,15 +75,6 @@ def test_it_converts_like_any_model_backward_pass_included(to: str, bound: float
     assert 1e-5 < off(run(emulate(converted.result)), expected()) < bound
 
 
-def test_a_loss_scale_is_added_and_changes_no_gradient() -> None:
-    made = scale_gradients(graph(), loss="loss", grads=GRADS, seed="loss_grad")
-    state = {v.input: v.initial for v in made.state}
-    found = run(made.model, **state)
-
-    assert off(found, run(Model(graph()))) < 1e-6
-    assert (bool(found["finite"]), found["new/good_steps"].tolist()) == (True, 1)
-
-
 def test_small_gradients_vanish_in_float16_without_the_scale_and_survive_with_it() -> None:
     small = 2.0**-24
     exact = {g: array * np.float32(small) for g, array in expected().items()}

@@ -66,11 +66,6 @@ def test_none_counts_for_nothing_and_of_sparse_gradients_the_values_count() -> N
     assert scales.all_finite(IndexedSlices(np.array([1.0]), np.array([7]), (9,)))
 
 
-def test_a_single_array_is_a_nest_too() -> None:
-    assert scales.all_finite(np.array(1.0))
-    assert DynamicLossScale(8, 1).update(np.array(np.nan)) == (None, False)
-
-
 def test_a_scale_is_read_as_a_copy() -> None:
     scale = DynamicLossScale(4)
     read = scale()
@@ -119,9 +114,7 @@ def test_a_broken_configuration_is_named() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "settings", [(1024.0, 2.0, 0.5, 3), (512.0, 1.5, 0.25, 2), (2.0**16, 3.0, 0.7, 1), (12345.0, 1.1, 0.7, 1)]
-)
+@pytest.mark.parametrize("settings", [(1024.0, 2.0, 0.5, 3), (12345.0, 1.1, 0.7, 1)])
 def test_growth_and_backoff_go_through_the_scales_of_pytorch(settings: tuple[float, float, float, int]) -> None:
     torch = pytest.importorskip("torch")
     theirs = torch.amp.GradScaler("cpu", *settings)

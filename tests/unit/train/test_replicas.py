@@ -64,12 +64,11 @@ def together(world: int, work: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_on_one_replica_skips_the_step_on_all(bad: float, fixed: bool) -> None:
+def test_what_is_not_finite_on_one_replica_skips_the_step_on_all(fixed: bool) -> None:
     def work(replicas: Any) -> tuple[Array, Array]:
         variable = Variable([1.0], "v")
         optimizer = LossScaleOptimizer(SGD(1.0), 2 if fixed else DynamicLossScale(2, 1))
-        gradient = np.array([bad if replicas.rank else 4], np.float32)
+        gradient = np.array([np.nan if replicas.rank else 4], np.float32)
         optimizer.apply_gradients([(averaged(replicas, [gradient])[0], variable)])
         return variable.numpy(), optimizer.loss_scale()
 

@@ -92,8 +92,7 @@ def test_a_step_is_made_at_the_opset_of_the_model_or_16(opset: int, made: int) -
 # -- skipped steps -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(("policy", "bad"), [("float32", np.inf), ("mixed_float16", np.nan)])
 def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(policy: str, bad: float) -> None:
     run = Run(training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adam", policy=policy, loss_scale="dynamic")).all(3)
     before = dict(run.state)

@@ -15,7 +15,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, TrainingError
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.runtime.runner import Runner, cuda_opens
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -44,12 +44,6 @@ def test_on_the_cpu_a_low_step_is_emulated_and_says_so() -> None:
     assert trainer(policy="float32").where == "CPUExecutionProvider"
     as_it_is = Trainer(step(), **PLACE, emulated=False)
     assert as_it_is.where == "CPUExecutionProvider, float16 as the provider computes it"
-
-
-@pytest.mark.skipif(cuda_opens(), reason="CUDA opens here")
-def test_where_cuda_does_not_open_the_cpu_emulates_as_well() -> None:
-    made = Trainer(step(), providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
-    assert made.where == "CPUExecutionProvider, float16 emulated: float32 kernels, rounded"
 
 
 def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
