@@ -37,7 +37,7 @@ LOWER ?=
 # and training.
 VERSIONS ?= $(addprefix tests/unit/,files ir runtime pipeline compat) $(wildcard $(addprefix tests/unit/,\
 	rewrite/test_fuse*.py rewrite/test_emulate.py rewrite/test_opset.py $(addprefix evidence/test_,taps.py verify.py calibrate.py))) \
-	--ignore=tests/unit/rewrite/test_fusions_refused.py --ignore=tests/unit/pipeline/test_shifted_models.py \
+	--ignore=tests/unit/pipeline/batch --ignore=tests/unit/rewrite/test_fusions_refused.py --ignore=tests/unit/pipeline/test_shifted_models.py \
 	--ignore=tests/unit/pipeline/test_without_runtime.py \
 	--deselect=tests/unit/evidence/test_calibrate.py::test_no_more_values_are_alive_than_without_taps \
 	--deselect=tests/unit/rewrite/test_fuse_cuda.py::test_biases_of_an_attention_move_on_every_target \
