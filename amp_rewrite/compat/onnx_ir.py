@@ -11,6 +11,7 @@ from onnx_ir.passes import FunctionalPass, PassResult
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.external_data import map_tensors
 from amp_rewrite.files.model import IrModel, Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.pipeline.convert import convert
@@ -120,19 +121,7 @@ def to_ir(model: Model) -> IrModel:
     def replaced(tensor: Any) -> Any:
         return _lazy(model, stubs[tensor.location], tensor) if isinstance(tensor, onnx_ir.ExternalTensor) else tensor
 
-    functions = ir_model.functions.values()
-    for graph in (*ir_model.graphs(), *(graph for function in functions for graph in function.subgraphs())):
-        for value in graph.initializers.values():
-            value.const_value = replaced(value.const_value)
-    for holder in (ir_model.graph, *functions):
-        for owner in (holder, *holder.all_nodes()):
-            for attribute in [*getattr(owner, "attributes", {}).values()]:
-                if attribute.type.name in ("TENSOR", "TENSORS") and attribute.value is not None:
-                    many = attribute.type.name == "TENSORS"
-                    held = [*map(replaced, attribute.value)] if many else replaced(attribute.value)
-                    owner.attributes[attribute.name] = onnx_ir.Attr(
-                        attribute.name, attribute.type, held, doc_string=attribute.doc_string
-                    )
+    map_tensors(ir_model, replaced)
     return ir_model  # type: ignore[no-any-return]
 
 

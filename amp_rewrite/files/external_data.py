@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -100,7 +101,7 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
     Its tensors have no values yet, but locations, and a source for each. `folder`: that of external data, which is not
     resolved then; by default each tensor knows its own.
     """
-    model = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
+    model: Any = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
     if model is None:
         raise ModelError(
             f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
@@ -110,7 +111,9 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
 
     shelf = _TensorStore(folder)
     try:
-        proto = onnx_ir.serde.serialize_model(shelf.model(model))
+        model = model.clone()  # the program itself must not be changed
+        map_tensors(model, shelf.replaced)
+        proto = onnx_ir.serde.serialize_model(model)
     except onnx_ir.serde.SerdeError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -125,6 +128,30 @@ def _of_onnx_ir(model: object) -> bool:
     return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
 
 
+def map_tensors(model: Any, new: Callable[[Any], Any]) -> None:
+    """Replace each tensor of an onnx_ir model, in place: initializers and attributes, in bodies and functions, too."""
+    import onnx_ir
+
+    def replace(attributes: Any) -> None:
+        for name, a in list(attributes.items()):
+            kind = onnx_ir.AttributeType.UNDEFINED if a.is_ref() else a.type
+            if kind == onnx_ir.AttributeType.TENSOR:
+                attributes[name] = onnx_ir.AttrTensor(name, new(a.value), doc_string=a.doc_string)
+            elif kind == onnx_ir.AttributeType.TENSORS:
+                attributes[name] = onnx_ir.AttrTensors(name, list(map(new, a.value)), doc_string=a.doc_string)
+
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for function in model.functions.values():
+        replace(function.attributes)
+        graphs += [function, *function.subgraphs()]
+    for graph in graphs:
+        for value in getattr(graph, "initializers", {}).values():
+            if value.const_value is not None:
+                value.const_value = new(value.const_value)
+        for node in graph:
+            replace(node.attributes)
+
+
 class _TensorStore:
     """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
 
@@ -135,32 +162,7 @@ class _TensorStore:
         self._folders: dict[str, Folder] = {}
         self._known: dict[int, tuple[object, str]] = {}  # the tensor too: its id is its own while it lives
 
-    def model(self, model: Any) -> Any:
-        """Return a copy of a program with its tensors replaced; the program must not be changed."""
-        copy = model.clone()
-        graphs = [copy.graph, *copy.graph.subgraphs()]
-        for function in copy.functions.values():
-            self._replace(function.attributes)
-            graphs += [function, *function.subgraphs()]
-        for graph in graphs:
-            for value in getattr(graph, "initializers", {}).values():
-                if value.const_value is not None:
-                    value.const_value = self._tensor(value.const_value)
-            for node in graph:
-                self._replace(node.attributes)
-        return copy
-
-    def _replace(self, attributes: Any) -> None:
-        import onnx_ir
-
-        for name, a in list(attributes.items()):
-            kind = onnx_ir.AttributeType.UNDEFINED if a.is_ref() else a.type
-            if kind == onnx_ir.AttributeType.TENSOR:
-                attributes[name] = onnx_ir.AttrTensor(name, self._tensor(a.value), doc_string=a.doc_string)
-            elif kind == onnx_ir.AttributeType.TENSORS:
-                attributes[name] = onnx_ir.AttrTensors(name, list(map(self._tensor, a.value)), doc_string=a.doc_string)
-
-    def _tensor(self, tensor: Any) -> Any:
+    def replaced(self, tensor: Any) -> Any:
         """Return a tensor with the facts of the given one and values elsewhere, or a copy of a small one."""
         import onnx_ir
 
