@@ -50,7 +50,9 @@ def test_an_executor_that_breaks_or_fails_loses_jobs_with_the_reason() -> None:
     assert [str(result).partition(":")[0] for result in results] == ["0", "1"]
     assert all("BrokenProcessPool: " in str(result) for result in results)
     with ThreadPoolExecutor(1) as threads:
-        assert [*through(iter(["x"]), {}.__getitem__, threads, 1, lambda _, reason: reason)] == ["KeyError: 'x'"]
+        assert [*through(iter([0]), lambda _: str([][0]), threads, 1, lambda _, reason: reason)] == [
+            "IndexError: list index out of range"
+        ]
 
 
 def test_results_never_pile_up_and_what_has_not_begun_is_cancelled() -> None:
