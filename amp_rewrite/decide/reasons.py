@@ -131,53 +131,40 @@ def words(rule: str) -> str:
     return reason.words if reason is not None else rule
 
 
-KINDS = {
-    "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
+_FACTS = {
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
-    "mostly_float32": "less than a quarter of the operations of products and convolutions is low",
-    "float64": "products and convolutions in float64, which stays",
-    "flushed": "small weights become 0 in the low type",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
-    "mended": "a defect of the model that runtimes overlook",
     "narrowed": "ops of float64 that became float32 first",
     "needs_release": "operators that onnxruntime alone has, and the oldest release that runs them right",
     "not_fused": "ops that compute a known operator and are not replaced by it",
-    "kernel_table": "the release of the target has no kernel table of its own",
-    "not_shifted": "a value beyond the type that no shift brings into it",
     "opset": "a change of the opset, or the obstacle to it",
-    "plugin": "an operator that onnx does not know, taken for a plugin of the target",
     "parted": "Transposes between two Reshapes, which keep them from a fusion that fails",
     "repaired": "ops pinned until the outputs are within tolerance",
+    "selected": "a mask that was added, and is now applied by Where",
+    "shifted": "values beyond the type, computed times a power of two",
+}
+"""Kinds of findings that are facts."""
+_WARNINGS = {
+    "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
+    "mostly_float32": "less than a quarter of the operations of products and convolutions is low",
+    "float64": "products and convolutions in float64, which stays",
+    "flushed": "small weights become 0 in the low type",
+    "mended": "a defect of the model that runtimes overlook",
+    "kernel_table": "the release of the target has no kernel table of its own",
+    "not_shifted": "a value beyond the type that no shift brings into it",
+    "plugin": "an operator that onnx does not know, taken for a plugin of the target",
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
     "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
     "saturated": "numbers beyond the type become its largest finite number",
-    "selected": "a mask that was added, and is now applied by Where",
-    "shifted": "values beyond the type, computed times a power of two",
     "target_limits": "an opset or IR version that the target does not open",
     "unchecked": "a check of the result that was not possible",
     "widened": "ops of another low type that became float32 first",
 }
+"""Other kinds."""
+KINDS = {**_FACTS, **_WARNINGS}
 """Kinds of findings by id. The kind of a finding about an op that keeps its type is the id of the reason."""
-
-FACTS = frozenset(
-    {
-        "calibrated",
-        "channels_last",
-        "fused",
-        "inlined",
-        "narrowed",
-        "needs_release",
-        "not_fused",
-        "opset",
-        "parted",
-        "repaired",
-        "selected",
-        "shifted",
-    }
-)
-"""Kinds of findings that are facts, not warnings."""
 
 HARMLESS = "harmless"
 """The word behind the " · " of a message about something that is a warning elsewhere."""
@@ -185,7 +172,7 @@ HARMLESS = "harmless"
 
 def is_fact(kind: str, message: str) -> bool:
     """True for a finding that is a fact, not a warning."""
-    return kind in FACTS or f" · {HARMLESS}" in message
+    return kind in _FACTS or f" · {HARMLESS}" in message
 
 
 _REMARKS = {
