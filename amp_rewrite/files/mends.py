@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx.defs
-from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from amp_rewrite.errors import Finding
-from amp_rewrite.files.protos import all_nodes, clone, refill
+from amp_rewrite.errors import Finding, ModelError
+from amp_rewrite.files import tensors
+from amp_rewrite.files.protos import all_nodes, bodies, clone, refill
+from amp_rewrite.files.tensors import Sources
 
 OPSETS = 1 << 31
 """The bound of opset versions: onnx stores them in an int."""
@@ -26,9 +28,12 @@ class _Mending:
     ours: bool
     findings: list[Finding] = field(default_factory=list)
 
+    def note(self, subject: str, message: str) -> None:
+        self.findings.append(Finding("mended", subject, message))
+
     def mend(self, subject: str, message: str) -> ModelProto:
         """Note a defect; return the model to edit."""
-        self.findings.append(Finding("mended", subject, message))
+        self.note(subject, message)
         if not self.ours:
             self.proto, self.ours = clone(self.proto), True
         return self.proto
@@ -37,7 +42,8 @@ class _Mending:
 def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
     """Return a model without its defects of one meaning, and findings about them. O(nodes + tensors).
 
-    `ours`: the model may be changed; without that, one with defects is copied.
+    `ours`: the model may be changed; without that, one with defects is copied. ModelError for tensors of one name with
+    different values.
     """
     model = _Mending(proto, ours)
     for rule in _RULES:
@@ -45,9 +51,16 @@ def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding,
     return model.proto, tuple(model.findings)
 
 
-def _name(model: _Mending) -> None:
-    if not model.proto.graph.name:
+def _names(model: _Mending) -> None:
+    name, initializers = model.proto.graph.name, model.proto.graph.initializer
+    if not name:
         model.mend("graph", f"it has no name; {UNNAMED!r} is its name now").graph.name = UNNAMED
+    elif isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
+        text = name.decode(errors="backslashreplace")
+        model.mend("graph", f"its name is not UTF-8; it is {text!r} now").graph.name = text
+    if any(not tensor.name for tensor in initializers):
+        graph = model.mend("initializer", "an initializer has no name, so nothing can read it; it is left out").graph
+        refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name])
 
 
 def _old_ir(model: _Mending) -> None:
@@ -64,6 +77,43 @@ def _old_ir(model: _Mending) -> None:
         proto = model.mend("IR", f"{note} {proto.ir_version}; it has that one now")
         proto.ir_version = _FREE_INITIALIZERS
         refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in named])
+
+
+def _initializers(model: _Mending) -> None:
+    first: dict[str, TensorProto] = {}
+    for tensor in model.proto.graph.initializer:
+        known = first.setdefault(tensor.name, tensor)
+        if known is not tensor:
+            if not _equal(known, tensor):
+                raise ModelError(f"initializer {tensor.name!r} is there twice, with different values; keep one")
+            model.mend(tensor.name, "the initializer is there twice, with the same values; one is left")
+    if len(first) < len(model.proto.graph.initializer):
+        refill(model.proto.graph, "initializer", first.values())
+    # As onnx-graphsurgeon writes bodies.
+    if next(_repeats(model.proto.graph, {}), None) is not None:
+        proto = model.mend("model", "bodies repeat initializers of the graph around them; the result has each once")
+        for body, tensor in list(_repeats(proto.graph, {})):
+            body.initializer.remove(tensor)
+
+
+def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tuple[GraphProto, TensorProto]]:
+    own = {formal.name for formal in graph.input} | {name for node in graph.node for name in node.output}
+    known = {name: t for name, t in outer.items() if name not in own} | {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        for _, body in bodies(node):
+            ends = {formal.name for formal in (*body.input, *body.output)}
+            repeats = [t for t in body.initializer if t.name in known and t.name not in ends]
+            yield from ((body, t) for t in repeats if _equal(known[t.name], t))
+            yield from _repeats(body, known)
+
+
+def _equal(a: TensorProto, b: TensorProto) -> bool:
+    if (a.data_type, a.dims[:]) != (b.data_type, b.dims[:]):
+        return False
+    if a == b or a.data_type == TensorProto.STRING:
+        return bool(a == b)
+    with Sources() as sources:
+        return tensors.array(a, sources).tobytes() == tensors.array(b, sources).tobytes()
 
 
 def _metadata(model: _Mending) -> None:
@@ -91,11 +141,17 @@ def _imports(model: _Mending) -> None:
         for node in _nodes(holder):
             if isinstance(node.domain, str) and isinstance(node.op_type, str):  # bytes are not UTF-8
                 used.setdefault(node.domain, set()).add(node.op_type)
-        for domain in sorted(used.keys() - {imported.domain for imported in holder.opset_import} - local - {""}):
-            if (version := _only_version(domain, used[domain])) is not None:
-                note = f"nodes are of {domain}, which is not imported; opset {version} of it is now"
-                subject = f"function {holder.name}" if isinstance(holder, FunctionProto) else "model"
-                _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=version)
+        subject = f"function {holder.name}" if isinstance(holder, FunctionProto) else "model"
+        versions = {imported.domain: imported.version for imported in holder.opset_import}
+        for domain, version in versions.items():
+            if not 0 < version < OPSETS and domain not in (*used, ""):
+                note = f"it imports {domain} opset {version}, which no node uses; it is left out"
+                own = _holders(model.mend(subject, note))[number]
+                refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
+        for domain in sorted(used.keys() - versions - local - {""}):
+            if (known := _only_version(domain, used[domain])) is not None:
+                note = f"nodes are of {domain}, which is not imported; opset {known} of it is now"
+                _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=known)
 
 
 def _holders(proto: ModelProto) -> Sequence[ModelProto | FunctionProto]:
@@ -119,12 +175,21 @@ def _only_version(domain: str, op_types: set[str]) -> int | None:
 
 
 def _declarations(model: _Mending) -> None:
+    """Remove declarations in conflict with those of inputs; note ends without a type or a shape."""
     stated = {formal.name: formal.type for formal in model.proto.graph.input}
     wrong = {v.name for v in model.proto.graph.value_info if v.type != stated.get(v.name, v.type)}
     if wrong:
         note = "value_info declares the input otherwise than the graph; the graph's declaration is left"
         graph = model.mend(min(wrong), note).graph
         refill(graph, "value_info", [v for v in graph.value_info if v.name not in wrong])
+    for kind, formals in (("input", model.proto.graph.input), ("output", model.proto.graph.output)):
+        for formal in formals:
+            typed = bool(formal.type.tensor_type.elem_type)
+            if bare(formal) and (typed or kind == "output"):
+                lack = "shape" if typed else "type"
+                model.note(
+                    formal.name, f"the {kind} states no {lack}; it stays so, and onnx checks the model without that"
+                )
 
 
 def bare(formal: ValueInfoProto) -> bool:
@@ -134,8 +199,9 @@ def bare(formal: ValueInfoProto) -> bool:
 
 
 _RULES: Sequence[Callable[[_Mending], None]] = (
-    _name,
+    _names,
     _old_ir,
+    _initializers,
     _metadata,
     _spelled_out,
     _imports,

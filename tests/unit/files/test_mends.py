@@ -81,9 +81,21 @@ def uncalled(made: ModelProto) -> None:
 
 MENDED: Mapping[str, tuple[ModelProto, str]] = {
     "a graph without a name": (model(lambda m: m.graph.ClearField("name")), "'graph' is its name now"),
+    "a graph name that is not UTF-8": (
+        model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff")),
+        r"its name is not UTF-8; it is '\\xff' now",
+    ),
+    "an output without a shape": (model(lambda m: formal(m.graph.output[0])), "the output states no shape"),
+    "an output without a type": (model(lambda m: formal(m.graph.output[0], shape=False)), "the output states no type"),
+    "an input without a shape": (model(lambda m: formal(m.graph.input[0])), "the input states no shape"),
     "initializers of IR 3 that are no inputs": (model(old, opset=9), "needs IR version 4, not 3"),
+    "some of them inputs": (model(lambda m: old(m, listed=True), opset=9), "needs IR version 4, not 3"),
     "the IR version 0": (model(lambda m: setattr(m, "ir_version", 0)), "needs IR version 4, not 0"),
     "nodes of ai.onnx": (model(lambda m: spelled(m.graph.node)), "it is '' now"),
+    "nodes and an import of ai.onnx": (
+        model(lambda m: (spelled(m.graph.node), setattr(m.opset_import[0], "domain", "ai.onnx"))),
+        "it is '' now",
+    ),
     "com.microsoft not imported": (
         model(lambda m: m.graph.node[1].MergeFrom(onnx.NodeProto(op_type="Gelu", domain="com.microsoft"))),
         "com.microsoft, which is not imported; opset 1 of it is now",
@@ -109,6 +121,18 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
         ),
         "ai.onnx.ml, which is not imported; opset 1 of it is now",
     ),
+    "an initializer twice": (
+        model(lambda m: m.graph.initializer.append(tensor("w", WEIGHT))),
+        "there twice, with the same values",
+    ),
+    "an initializer twice, in two fields": (
+        model(
+            lambda m: m.graph.initializer.append(
+                TensorProto(name="w", data_type=1, dims=[16, 16], float_data=WEIGHT.ravel().tolist())
+            )
+        ),
+        "there twice, with the same values",
+    ),
     "another declaration of an input": (
         model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("x", 1, [5, 16]))),
         "value_info declares the input otherwise",
@@ -117,9 +141,21 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
         model(lambda m: m.graph.node.sort(key=lambda node: node.output[0], reverse=True)),
         "not in the order in which they run",
     ),
+    "an initializer again in a branch": (
+        model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),  # type: ignore[attr-defined]
+        "bodies repeat initializers",
+    ),
     "a metadata key twice": (
         model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"]),
         "the last entry is left",
+    ),
+    "an import of opset 0 that no node uses": (
+        model(lambda m: m.opset_import.add(domain="foo", version=0)),
+        "foo opset 0, which no node uses",
+    ),
+    "an initializer without a name": (
+        model(lambda m: m.graph.initializer.append(tensor("", [1]))),
+        "an initializer has no name",
     ),
 }
 UNCHECKED: Mapping[str, ModelProto] = {
@@ -129,6 +165,10 @@ UNCHECKED: Mapping[str, ModelProto] = {
     "an output of another shape": model(
         lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [4, 17]))
     ),
+    "an initializer of another shape in value_info": model(
+        lambda m: m.graph.value_info.append(helper.make_tensor_value_info("w", 1, [2, 2]))
+    ),
+    "a dim of 0": model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("h", 1, [0, 16]))),
     "a branch output of another shape": model(
         lambda m: branch(m).output[0].CopyFrom(helper.make_tensor_value_info("a", 1, [4, 17])),  # type: ignore[attr-defined]
         BRANCHES,
@@ -147,43 +187,54 @@ UNCHECKED: Mapping[str, ModelProto] = {
     ),
 }
 OVERLOOKED: Mapping[str, ModelProto] = {
-    "a graph name that is not UTF-8": model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff")),
-    "an output without a shape": model(lambda m: formal(m.graph.output[0])),
-    "an output without a type": model(lambda m: formal(m.graph.output[0], shape=False)),
-    "an input without a shape": model(lambda m: formal(m.graph.input[0])),
     "an import of ai.onnx": model(lambda m: setattr(m.opset_import[0], "domain", "ai.onnx")),
+    "an opset imported twice": model(lambda m: m.opset_import.add(domain="", version=17)),
+    "value_info twice": model(
+        lambda m: m.graph.value_info.extend([helper.make_tensor_value_info("h", 1, [4, 16])] * 2)
+    ),
+    "value_info without a type": model(lambda m: m.graph.value_info.add(name="h")),
     "an output twice": model(lambda m: m.graph.output.append(m.graph.output[0])),
+    "two fields of values": model(lambda m: m.graph.initializer[0].float_data.append(1.0)),
+    "docs that are not UTF-8": model(
+        lambda m: (setattr(m.graph, "doc_string", "QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
+    ),
+    "a branch output without a type": model(
+        lambda m: branch(m).output[0].ClearField("type"),  # type: ignore[attr-defined]
+        BRANCHES,
+    ),
     "a function of another opset": model(
         lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION
     ),
+    "an uncalled function of an unknown op": model(uncalled, CALL, function=FUNCTION),
+    "an annotation of a scale that is not there": model(
+        lambda m: m.graph.quantization_annotation.add(tensor_name="h").quant_parameter_tensor_names.add(
+            key="SCALE_TENSOR", value="nothing"
+        )
+    ),
+    "a value name with NUL": model(lambda m: renamed(m, "a\0b")),
     "an output that is an initializer": model(
         lambda m: m.graph.output.append(helper.make_tensor_value_info("w", 1, [16, 16]))
     ),
     "an output that is an input": model(lambda m: m.graph.output.append(m.graph.input[0])),
     "a field that onnx does not know": model(lambda m: m.MergeFromString(b"\xfa\x7f\x03abc")),
+    "text that is not UTF-8, unread": model(
+        lambda m: m.graph.initializer.add(name="u", data_type=8, dims=[1], string_data=[b"\xff"])
+    ),
     "an omitted output": model(lambda m: m.graph.node[1].output.append(""), PLAIN.replace("Relu", "Dropout")),
 }
 REFUSED: Mapping[str, tuple[ModelProto, str]] = {
-    "an initializer twice": (
-        model(lambda m: m.graph.initializer.append(tensor("w", WEIGHT))),
-        "initializer name is not unique",
-    ),
-    "an initializer again in a branch": (
-        model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),  # type: ignore[attr-defined]
-        "runtimes disagree",
-    ),
-    "an import of opset 0 that no node uses": (
-        model(lambda m: m.opset_import.add(domain="foo", version=0)),
-        "which does not exist; correct it",
-    ),
-    "an initializer without a name": (
-        model(lambda m: m.graph.initializer.append(tensor("", [1]))),
-        "'name' of 'init' is required",
-    ),
     "two opsets": (model(lambda m: m.opset_import.add(domain="", version=13)), "imports ai.onnx opsets 17 and 13"),
     "ai.onnx not imported": (
         model(lambda m: m.opset_import[0].MergeFrom(onnx.OperatorSetIdProto(domain="com.microsoft"))),
         "imports no ai.onnx opset",
+    ),
+    "an initializer twice, with other values": (
+        model(lambda m: m.graph.initializer.append(tensor("w", np.eye(16)))),
+        "'w' is there twice, with different values",
+    ),
+    "an initializer in a branch with other values": (
+        model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES),  # type: ignore[attr-defined]
+        "runtimes disagree",
     ),
     "an initializer of a Constant's name": (
         model(lambda m: m.graph.initializer.append(tensor("h", 0.0)), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1)),
@@ -243,6 +294,17 @@ def test_a_defect_with_two_meanings_is_refused(name: str) -> None:
         amp_rewrite.convert(source)
 
 
+def test_heavy_initializers_of_one_name_are_compared_in_their_file(tmp_path) -> None:
+    heavy = np.ones((128, 128), np.float32)
+    source = model(lambda m: m.graph.initializer.extend([tensor("k", heavy), tensor("k", heavy)]))
+    (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
+    assert [t.name for t in Model.load(tmp_path / "m.onnx").proto.graph.initializer] == ["w", "k"]
+    source.graph.initializer[-1].CopyFrom(tensor("k", 2 * heavy))
+    (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
+    with pytest.raises(ModelError, match="'k' is there twice, with different values"):
+        Model.load(tmp_path / "m.onnx")
+
+
 def test_a_sound_model_is_neither_copied_nor_changed() -> None:
     sound = model(lambda m: None)
     assert mended(sound, ours=False) == (sound, ()) and Model.load(sound).proto is sound
@@ -271,3 +333,32 @@ def test_a_type_that_readers_alone_tell_is_no_fault_of_the_conversion() -> None:
         " { a = MatMul (x, x) k = e.Thing (a) b = MatMul (k, k) y = MatMul (b, x) }"
     )
     assert not [f for f in amp_rewrite.convert(source).report.findings if f.kind == "mended"]
+
+
+HIDING = (
+    "n = Constant <value_int = 2> () c = Constant <value = bool {1}> ()"
+    " y = Loop (n, c, x) <body = b (int64 i, bool on, float[4,16] w) => (bool on, float[4,16] v)"
+    " { v = If (on) <then_branch = t () => (float[16,16] a) { a = Neg (w) },"
+    " else_branch = e () => (float[16,16] z) { z = Abs (w) }> }>"
+)
+RETURNED = (
+    "o = Constant <value = bool {1}> () k = If (o) <then_branch = t () => (float[16,16] w) { q = Neg (x) },"
+    " else_branch = e () => (float[16,16] z) { z = Abs (w) }> y = MatMul (x, k)"
+)
+
+
+def inner(made: ModelProto) -> object:
+    return made.graph.node[2].attribute[0].g.node[0].attribute[0].g
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        model(lambda m: inner(m).initializer.append(tensor("w", WEIGHT)), HIDING),  # type: ignore[attr-defined]
+        model(lambda m: m.graph.node[1].attribute[0].g.initializer.append(tensor("w", WEIGHT)), RETURNED),
+    ],
+    ids=["a name in between hides it", "the branch returns it"],
+)
+def test_an_initializer_that_a_body_needs_itself_stays(source: ModelProto) -> None:
+    before = source.SerializeToString()
+    assert mended(source, ours=False)[0].SerializeToString() == before
