@@ -292,8 +292,7 @@ def _every_cast(report: ReportData) -> _Part:
 
 def needs_action(finding: Finding) -> bool:
     """True if a finding asks for something: not a fact, not harmless, and not in the table of ops already."""
-    stated = finding.kind in _STATED or reasons.is_fact(finding.kind, finding.message)
-    return not stated and reasons.meaning(finding.kind)[1] != "nothing"
+    return finding.kind not in _STATED and not reasons.is_fact(finding.kind, finding.message)
 
 
 _STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
