@@ -132,6 +132,7 @@ def words(rule: str) -> str:
 
 
 _FACTS = {
+    "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
     "fused": "ops replaced by one operator, or computed in advance",
@@ -147,7 +148,6 @@ _FACTS = {
 }
 """Kinds of findings that are facts."""
 _WARNINGS = {
-    "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
     "mostly_float32": "less than a quarter of the operations of products and convolutions is low",
     "float64": "products and convolutions in float64, which stays",
     "flushed": "small weights become 0 in the low type",
