@@ -52,7 +52,7 @@ class Plan:
         bakes: constants to store in another type.
         rewire: inputs that read another value.
         attributes: ops whose attribute of the result type changes, with the new type.
-        widened: ops whose attributes of an inner type become float32.
+        raised: ops whose attributes of an inner type become float32.
         drop: folded Casts.
         identities: Casts that became copies but make a public value.
         parted: Transposes to write between two Reshapes, which part them from what reads them.
@@ -67,7 +67,7 @@ class Plan:
     bakes: tuple[Bake, ...] = ()
     rewire: Mapping[Use, str] = field(default_factory=dict)
     attributes: Mapping[OpId, DType] = field(default_factory=dict)
-    widened: frozenset[OpId] = frozenset()
+    raised: frozenset[OpId] = frozenset()
     drop: frozenset[OpId] = frozenset()
     identities: frozenset[OpId] = frozenset()
     parted: frozenset[OpId] = frozenset()
@@ -151,7 +151,7 @@ class _Planner:
             bakes=tuple(self.bakes),
             rewire=dict(self._rewired(typed)),
             attributes=dict(self._attributes(homes)),
-            widened=frozenset(self._widened()),
+            raised=frozenset(self._raised()),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,
@@ -304,7 +304,7 @@ class _Planner:
             return DType.FLOAT
         return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or self.view.dtype(op.inputs[slot])
 
-    def _widened(self) -> Iterator[OpId]:
+    def _raised(self) -> Iterator[OpId]:
         for (op, _), paint in self.coloring.paints.items():
             if paint.rule == reasons.RAISED:
                 stated = self.view.ops[op].node.attribute

@@ -158,7 +158,7 @@ class _ReportBuilder:
             reads.pop()
         stated = () if self.plan and op.id in self.plan.identities else op.node.attribute
         attributes = counting(op.domain, op.signature, stated) if stated else NONE
-        if attributes and self.plan and op.id in self.plan.widened:
+        if attributes and self.plan and op.id in self.plan.raised:
             attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
         return tuple(reads), attributes, f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
 

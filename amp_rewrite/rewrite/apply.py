@@ -145,7 +145,7 @@ class _Writer:
             del node.attribute[:]
         elif op.id in self.plan.attributes:
             self._state_dtype(op, node, self.plan.attributes[op.id])
-        if op.id in self.plan.widened:
+        if op.id in self.plan.raised:
             _widen_inside(node)
         bake = self.bakes.get(op.outputs[0]) if op.kind == "Constant" and op.outputs[0] is not None else None
         if bake is not None and not bake.keeps_original:

@@ -34,7 +34,7 @@ from amp_rewrite.settings.op_lists import OpLists
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
     """Inline the local functions of float32 values, to paint their ops, too.
 
-    `low`: those that handle a low type as well, so that their ops can be upcast.
+    `low`: those that handle a low type as well, so that their ops can be raised.
     """
     functions = sorted(_float_functions(view, (DType.FLOAT, *(LOW_TYPES if low else ()))))
     if not functions:
