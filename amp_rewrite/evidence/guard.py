@@ -201,12 +201,12 @@ def _sum_fault(view: View, value: ValueId, size: float, to: DType) -> RangeFault
 
 def _magnified(view: View) -> Collection[ValueId]:
     """Return values with small elements that matter: a root, logarithm or quotient reads them, perhaps after a move."""
-    starts = {
-        value: None
+    starts = (
+        value
         for op in view.ops
         for slot in MAGNIFIES.get(op.kind, ())
         if slot < len(op.inputs) and (value := op.inputs[slot]) is not None
-    }
+    )
     return Flow.of(view, COPIES).back(starts)
 
 

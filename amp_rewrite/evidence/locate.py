@@ -192,7 +192,7 @@ def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> boo
         producer = view.producer(value)
         return reads(view, producer) if producer is not None and value not in accumulated else iter(())
 
-    operands = (v for v in reach(dict.fromkeys(reads(view, view.ops[op])), above) if v in accumulated)
+    operands = (v for v in reach(reads(view, view.ops[op]), above) if v in accumulated)
     before = max((accumulated[v].error(pairing.low.tiny) for v in operands), default=0.0)
     return error > JUMP * max(before, pairing.low.eps)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
 
 import networkx as nx
 import onnx
@@ -35,27 +35,23 @@ from amp_rewrite.ir.nodes import (
 from amp_rewrite.ir.schema import PLAIN_CONSTANTS, TENSOR, Signature, ValueType, normal_domain, signature, type_of_proto
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZE_WITH_REGION
 
-_SCALES: Mapping[str, Callable[[int], int]] = {
-    "Resize": lambda since: 1 if since < FIRST_RESIZE_WITH_REGION else 2,
-    "Upsample": lambda _: 1,
-}
-"""The input that holds scales, by the version of the op: a region may stand before it."""
+_SCALED = ("Resize", "Upsample")
 _LARGEST_SCALE = 2.0**31
 
 
-@dataclass(frozen=True)
+@dataclass
 class Index:
-    """The parts of a model. Ids of ops, values and scopes are positions in these tuples."""
+    """The parts of a model. Ids of ops, values and scopes are positions in these lists."""
 
     opsets: Mapping[str, int]
-    ops: tuple[Op, ...]
-    values: tuple[Value, ...]
-    scopes: tuple[Scope, ...]
-    types: tuple[ValueType | None, ...]
-    uses: tuple[tuple[Use, ...], ...]
-    carried: tuple[tuple[ValueId, ValueId], ...]
+    ops: list[Op]
+    values: list[Value]
+    scopes: list[Scope]
+    types: list[ValueType | None]
+    uses: list[list[Use]]
+    carried: list[tuple[ValueId, ValueId]]
     """Pairs (body output, body input) that carry the state of a Loop or Scan to its next iteration."""
-    names: frozenset[str] = field(repr=False)
+    names: set[str] = field(repr=False)
     """All names of values and nodes, in all scopes and functions. New names must differ from them."""
 
 
@@ -68,13 +64,12 @@ def build(proto: ModelProto) -> Index:
 
     O(nodes + uses).
     """
-    walk = _Build(proto)
-    walk.graph(proto.graph, None, "", "", ChainMap(), [])
+    index = Index({normal_domain(o.domain): o.version for o in proto.opset_import}, [], [], [], [], [], [], set())
+    _Build(proto, index).graph(proto.graph, None, "", ChainMap(), [])
     for function in proto.functions:
-        walk.names.update(name for n in all_nodes(function.node) for name in (n.name, *n.input, *n.output))
-    _refuse_bytes(walk.names, "a name in the model")
-    parts = tuple(walk.ops), tuple(walk.values), tuple(walk.scopes), tuple(walk.types)
-    return Index(walk.opsets, *parts, tuple(map(tuple, walk.uses)), tuple(walk.carried), frozenset(walk.names))
+        index.names.update(name for n in all_nodes(function.node) for name in (n.name, *n.input, *n.output))
+    _refuse_bytes(index.names, "a name in the model")
+    return index
 
 
 def in_order(proto: ModelProto) -> ModelProto | None:
@@ -83,27 +78,19 @@ def in_order(proto: ModelProto) -> ModelProto | None:
     Nodes keep their order as far as possible. O(nodes · log nodes).
     """
     ordered = clone(proto)
-    holders = [*all_graphs(ordered.graph), *ordered.functions]
-    holders += [body for f in ordered.functions for node in f.node for _, g in bodies(node) for body in all_graphs(g)]
-    for holder in reversed(holders):  # a node with bodies depends on what those read
-        nodes = _sorted(holder.node)
-        if nodes is None:
+    bodies_of_functions = (body for f in ordered.functions for node in f.node for _, body in bodies(node))
+    for holder in chain(ordered.functions, *map(all_graphs, (ordered.graph, *bodies_of_functions))):
+        makers = {name: at for at, node in enumerate(holder.node) for name in node.output if name}
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from(range(len(holder.node)))
+        for at, node in enumerate(holder.node):
+            graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
+        try:
+            nodes = [holder.node[at] for at in nx.lexicographical_topological_sort(graph)]
+        except nx.NetworkXUnfeasible:
             return None
         refill(holder, "node", nodes)
     return ordered
-
-
-def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto] | None:
-    """Return nodes in topological order, the first of several possible ones first; None for a cycle."""
-    makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(range(len(nodes)))
-    for at, node in enumerate(nodes):
-        graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
-    try:
-        return [nodes[at] for at in nx.lexicographical_topological_sort(graph)]
-    except nx.NetworkXUnfeasible:
-        return None
 
 
 def _names_needed(node: NodeProto) -> set[str]:
@@ -136,10 +123,9 @@ def check_imports(proto: ModelProto) -> None:
 def _refuse_untyped(formal: ValueInfoProto) -> None:
     """Raise ModelError for a model input without a known type: onnx's checker accepts it, its inference does not."""
     kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
-    if kind == "tensor_type" and code and DType.of(code) is None:
-        raise ModelError(f"input {formal.name!r} has the unknown element type {code}; a newer amp-rewrite may know it")
-    if kind is None or (kind == "tensor_type" and not code):
-        raise ModelError(f"input {formal.name!r} states no element type; declare one, or export the model again")
+    if kind is None or (kind == "tensor_type" and DType.of(code) is None):
+        known = f"states the unknown element type {code}" if code else "states no element type"
+        raise ModelError(f"input {formal.name!r} {known}; declare a known one, or export the model again")
 
 
 def _refuse_bytes(texts: Iterable[str], what: str) -> None:
@@ -173,20 +159,13 @@ _Kind = tuple[str, str, str, Signature | None]
 @dataclass
 class _Build:
     proto: ModelProto
-    ops: list[Op] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
-    scopes: list[Scope] = field(default_factory=list)
-    types: list[ValueType | None] = field(default_factory=list)
-    uses: list[list[Use]] = field(default_factory=list)
-    carried: list[tuple[ValueId, ValueId]] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    index: Index
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
-    sound: set[tuple[Signature, int, int]] = field(default_factory=set)
+    sound: set[object] = field(default_factory=set)
     """Schemas, with the numbers of inputs and outputs that nodes without attributes may have."""
 
     def __post_init__(self) -> None:
         check_imports(self.proto)
-        self.opsets = {normal_domain(o.domain): o.version for o in self.proto.opset_import}
         self.functions = {(normal_domain(f.domain), f.name) for f in self.proto.functions}
 
     # -- graphs --------------------------------------------------------------------------------------
@@ -195,27 +174,25 @@ class _Build:
         self,
         graph: GraphProto,
         parent: ScopeId | None,
-        attribute: str,
         path: str,
         visible: ChainMap[str, ValueId],
         outer: Sequence[ValueType | None],
     ) -> ScopeId:
         """Index a graph. `outer`: the types of its formal inputs by its owner."""
-        scope = Scope(ScopeId(len(self.scopes)), parent, None, attribute, path, graph, (), (), ())
-        self.scopes.append(scope)
+        scope = Scope(ScopeId(len(self.index.scopes)), parent, path, graph)
+        self.index.scopes.append(scope)
         formals = (*graph.value_info, *graph.output)
-        self.names.update(v.name for v in formals)
+        self.index.names.update(v.name for v in formals)
         declared = {v.name: stated for v in formals if (stated := type_of_proto(v.type)) is not None}
         public = frozenset(o.name for o in graph.output) if parent is None else frozenset()
         own: dict[str, ValueId] = {}
         frame = _Frame(scope.id, path, parent is None, visible.new_child(own), own, declared, public)
-        inputs = self._inputs(graph, frame, outer)
-        ops = tuple(self._op(node, i, frame) for i, node in enumerate(graph.node))
+        scope.inputs = self._inputs(graph, frame, outer)
+        scope.ops = tuple([self._op(node, i, frame) for i, node in enumerate(graph.node)])
         for out in graph.output:
             if out.name not in frame.visible:
                 raise ModelError(f"{frame.where}: output {out.name!r} has no producer; fix the model's graph")
-        outputs = tuple(frame.visible[out.name] for out in graph.output)
-        self.scopes[scope.id] = replace(scope, inputs=inputs, outputs=outputs, ops=ops)
+        scope.outputs = tuple(frame.visible[out.name] for out in graph.output)
         return scope.id
 
     def _inputs(self, graph: GraphProto, frame: _Frame, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
@@ -231,16 +208,14 @@ class _Build:
                 if frame.main:
                     _refuse_untyped(formal)
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
-                fed = Value(self._next, frame.scope, formal.name, Role.INPUT, None, frame.main, False, None)
-                value = self._define(frame, fed, vtype)
+                value = self._define(frame, formal.name, vtype, Role.INPUT, public=frame.main)
             if tensor is None or may_override:
                 inputs.append(value)
         for tensor in constants.values():
             self._initializer(frame, tensor, public=tensor.name in frame.outputs, overridable=False)
         for sparse in graph.sparse_initializer:
             name, vtype = sparse.values.name, ValueType(TENSOR, DType.of(sparse.values.data_type))
-            held = Value(self._next, frame.scope, name, Role.INITIALIZER, None, name in frame.outputs, False, None)
-            self._define(frame, held, vtype)
+            self._define(frame, name, vtype, Role.INITIALIZER, public=name in frame.outputs)
         return tuple(inputs)
 
     def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
@@ -253,22 +228,28 @@ class _Build:
             )
         elements(tensor)  # raises for dims that no tensor has
         vtype = ValueType(TENSOR, dtype(tensor))
-        held = Value(self._next, frame.scope, tensor.name, Role.INITIALIZER, None, public, overridable, tensor)
-        return self._define(frame, held, vtype)
+        return self._define(frame, tensor.name, vtype, Role.INITIALIZER, tensor, public=public, overridable=overridable)
 
-    @property
-    def _next(self) -> ValueId:
-        return ValueId(len(self.values))
-
-    def _define(self, frame: _Frame, value: Value, vtype: ValueType | None) -> ValueId:
-        if value.name in frame.own:
-            raise ModelError(f"{frame.where}: value {value.name!r} is defined twice; rename one of the two")
-        frame.own[value.name] = value.id
-        self.values.append(value)
-        self.types.append(vtype)
-        self.uses.append([])
-        self.names.add(value.name)
-        return value.id
+    def _define(
+        self,
+        frame: _Frame,
+        name: str,
+        vtype: ValueType | None,
+        role: Role,
+        tensor: TensorProto | None = None,
+        producer: OpId | None = None,
+        *,
+        public: bool,
+        overridable: bool = False,
+    ) -> ValueId:
+        if name in frame.own:
+            raise ModelError(f"{frame.where}: value {name!r} is defined twice; rename one of the two")
+        value = frame.own[name] = ValueId(len(self.index.values))
+        self.index.values.append(Value(value, frame.scope, name, role, producer, public, overridable, tensor))
+        self.index.types.append(vtype)
+        self.index.uses.append([])
+        self.index.names.add(name)
+        return value
 
     # -- nodes ---------------------------------------------------------------------------------------
 
@@ -280,54 +261,51 @@ class _Build:
         if stated:
             _refuse_bytes([a.name for a in stated], f"node {position}: a part of it")
         name = named or f"{frame.path}{op_type}_{position}"
-        self.names.add(name)
+        self.index.names.add(name)
         own = frame.own
         inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
-        fault = self._violation(schema, node, read, written, stated) if schema is not None else unreadable(stated)
-        if schema is not None and kind in _SCALES and fault is None:
-            fault = self._scale_fault(inputs[_SCALES[kind](schema.since) :][:1])
-        if fault:
-            raise ModelError(f"node {name!r} ({op_type}) {fault}")
+        plain = not (stated or "" in read or "" in written or op_type in _SCALED)
+        alike = (schema, len(read), len(written)) if plain else None
+        if alike is None or alike not in self.sound:  # most nodes are like many others, and are checked once
+            self._check(node, name, schema, inputs, stated)
+            self.sound.add(alike)
         graphs = list(graphs_in(stated)) if stated else ()
         scopes = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
-        ids = count(len(self.values))  # the ids of the values that `_result` defines below
+        ids = count(len(self.index.values))  # the ids of the values that `_result` defines below
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
-        op_id = OpId(len(self.ops))
+        op_id = OpId(len(self.index.ops))
         op = Op(op_id, frame.scope, domain, op_type, name, node, inputs, outputs, scopes, schema, kind)
-        for read_here, vtype in types_read(op, self.types):
-            self.types[read_here] = vtype
+        for read_here, vtype in types_read(op, self.index.types):
+            self.index.types[read_here] = vtype
         for slot, out in enumerate(written):
             if out:
                 self._result(op, slot, out, frame, stated)
-        self.ops.append(op)
+        self.index.ops.append(op)
         for slot, value in enumerate(inputs):
             if value is not None:
-                self.uses[value].append(Use(op_id, slot))
+                self.index.uses[value].append(Use(op_id, slot))
         for body in scopes:
-            self.scopes[body] = replace(self.scopes[body], owner=op_id)
+            self.index.scopes[body].owner = op_id
         return op_id
 
-    def _violation(
+    def _check(
         self,
-        schema: Signature,
         node: NodeProto,
-        read: Sequence[str],
-        written: Sequence[str],
+        name: str,
+        schema: Signature | None,
+        inputs: Sequence[ValueId | None],
         stated: Sequence[AttributeProto],
-    ) -> str | None:
-        """Return how a node breaks its schema, else None. Most nodes are like many others, and are checked once."""
-        plain = not (stated or "" in read or "" in written)
-        alike = schema, len(read), len(written)
-        if plain and alike in self.sound:
-            return None
-        fault = violation(schema, node, stated)
-        if plain and fault is None:
-            self.sound.add(alike)
-        return fault
+    ) -> None:
+        fault = unreadable(stated) or (violation(schema, node, stated) if schema is not None else None)
+        if schema is not None and schema.kind in _SCALED:
+            at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # a region stands before the scales
+            fault = fault or self._scale_fault(inputs[at : at + 1])
+        if fault:
+            raise ModelError(f"node {name!r} ({node.op_type}) {fault}")
 
     def _scale_fault(self, read: Sequence[ValueId | None]) -> str | None:
         """Return the fault of a constant scale: onnx infers a size below 0 from it, and may crash."""
-        tensors = [self.values[value].tensor for value in read if value is not None]
+        tensors = [self.index.values[value].tensor for value in read if value is not None]
         held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in in_memory(t).ravel()]
         wrong = next((scale for scale in held if not 0 < scale <= _LARGEST_SCALE), None)
         return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
@@ -362,8 +340,8 @@ class _Build:
         graphs: Iterable[tuple[str, GraphProto]],
     ) -> tuple[ScopeId, ...]:
         scopes: list[ScopeId] = []
-        types = [self.types[v] if v is not None else None for v in inputs]
-        outer = body_input_types(node, domain, types, self.opsets.get("", 1))
+        types = [self.index.types[v] if v is not None else None for v in inputs]
+        outer = body_input_types(node, domain, types, self.index.opsets.get("", 1))
         for attribute, graph in graphs:
             least = len(node.output) + (domain == "" and node.op_type == "Loop")  # a Loop's condition comes first
             if domain == "" and len(graph.output) < least:
@@ -372,23 +350,23 @@ class _Build:
                     f" {len(graph.output)}; export it again"
                 )
             path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a generated name contains the path
-            body = self.graph(graph, frame.scope, attribute, path, frame.visible, outer)
-            self.carried.extend(state_pairs(node, domain, self.scopes[body]))
+            body = self.graph(graph, frame.scope, path, frame.visible, outer)
+            self.index.carried.extend(state_pairs(node, domain, self.index.scopes[body]))
             scopes.append(body)
         return tuple(scopes)
 
     def _result(self, op: Op, slot: int, name: str, frame: _Frame, stated: Sequence[AttributeProto]) -> None:
-        vtype = result_type(op, slot, self.types, self.scopes)
+        vtype = result_type(op, slot, self.index.types, self.index.scopes)
         if vtype is None or vtype.dtype is None:
             vtype = frame.declared.get(name, vtype)  # only the declaration tells
         tensor = _constant_tensor(stated) if op.op_type == "Constant" and not op.domain else None
         public = name in frame.outputs
-        self._define(frame, Value(self._next, frame.scope, name, Role.RESULT, op.id, public, False, tensor), vtype)
+        self._define(frame, name, vtype, Role.RESULT, tensor, op.id, public=public)
 
     def _signature(self, domain: str, op_type: str) -> Signature | None:
         if (domain, op_type) in self.functions:
             return None
-        opset = self.opsets.get(domain)
+        opset = self.index.opsets.get(domain)
         if opset is None and domain == "" and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
             raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
         return signature(domain, op_type, opset or 1)

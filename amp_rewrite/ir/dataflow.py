@@ -9,7 +9,6 @@ cells, and ops that return an index or a truth value (ArgMax, comparisons, Shape
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +22,6 @@ from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, EXACT, SCALINGS, 
 from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
-Cause = TypeVar("Cause")
 Node = TypeVar("Node")
 _Edges = Mapping[ValueId, tuple[ValueId, ...]]
 Step = Callable[[Op], ValueId | None]
@@ -162,10 +160,7 @@ def trail(view: View, value: ValueId | None, step: Step, most: int | None = None
 
 def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
     """Return the last input from `behind`; the value itself without one."""
-    source = value
-    for _, read in behind(view, value, step, most):
-        source = read
-    return source
+    return [value, *(read for _, read in behind(view, value, step, most))][-1]
 
 
 def first_input_of(kinds: Container[str]) -> Step:
@@ -265,16 +260,12 @@ class Flow:
                 yield from op.results
         yield from self._fates.get(value, ())
 
-    def back(
-        self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
-    ) -> dict[ValueId, Cause]:
-        """Return the starts and all their sources, each with the cause of the nearest start."""
+    def back(self, starts: Iterable[ValueId], enter: Callable[[ValueId], bool] = lambda _: True) -> set[ValueId]:
+        """Return the starts and all their sources."""
         return reach(starts, self.sources, enter)
 
-    def forth(
-        self, starts: Mapping[ValueId, Cause], enter: Callable[[ValueId], bool] = lambda _: True
-    ) -> dict[ValueId, Cause]:
-        """Return the starts and all values computed from them, each with the cause of the nearest start."""
+    def forth(self, starts: Iterable[ValueId], enter: Callable[[ValueId], bool] = lambda _: True) -> set[ValueId]:
+        """Return the starts and all values computed from them."""
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
@@ -282,19 +273,9 @@ class Flow:
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]
 
 
-def float32(view: View) -> Callable[[ValueId], bool]:
-    """Return a test for float32 values, in any container."""
-    return lambda value: view.dtype(value) is DType.FLOAT
-
-
-def computes_float32(view: View, op: Op) -> bool:
-    """True if an op has a float32 type variable: a pin on it has an effect."""
-    return DType.FLOAT in [v.type.dtype for v in view.variables[op.id] if v.type is not None]
-
-
 def float32_ops(view: View, kinds: Container[str]) -> Iterator[Op]:
     """Yield the float32 ops of some kinds, in order."""
-    return (op for op in view.of_kinds(kinds) if computes_float32(view, op))
+    return (op for op in view.of_kinds(kinds) if computes(view, op, (DType.FLOAT,)))
 
 
 def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
@@ -302,31 +283,19 @@ def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
     return any(v.type is not None and v.type.dtype in dtypes for v in view.variables[op.id])
 
 
-def makers(view: View, marked: Mapping[ValueId, Cause]) -> dict[OpId, Cause]:
-    """Return the producers of marked values, in order, each with the cause of its first marked result."""
-    producers: dict[OpId, Cause] = {}
-    for value, cause in marked.items():
-        made_by = view.values[value].producer
-        if made_by is not None:
-            producers.setdefault(made_by, cause)
-    return dict(sorted(producers.items()))
-
-
 def reach(
-    starts: Mapping[Node, Cause], near: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool] = lambda _: True
-) -> dict[Node, Cause]:
-    """Return all nodes in reach of the starts by steps to `near`, breadth first, each with the cause of its start.
+    starts: Iterable[Node], near: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool] = lambda _: True
+) -> set[Node]:
+    """Return all nodes in reach of the starts by steps to `near`.
 
     `enter`: True for a node, of the starts too, that the walk may enter.
     """
-    seen = {node: cause for node, cause in starts.items() if enter(node)}
-    queue = deque(seen)
-    while queue:
-        node = queue.popleft()
-        for other in near(node):
-            if other not in seen and enter(other):
-                seen[other] = seen[node]
-                queue.append(other)
+    seen = set(filter(enter, starts))
+    pending = list(seen)
+    while pending:
+        fresh = {node for node in near(pending.pop()) if node not in seen and enter(node)}
+        seen |= fresh
+        pending.extend(fresh)
     return seen
 
 

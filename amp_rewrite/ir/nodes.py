@@ -95,19 +95,18 @@ class Value(NamedTuple):
     tensor: TensorProto | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scope:
     """A graph: the main one, or a body. `owner` is the op with the body."""
 
     id: ScopeId
     parent: ScopeId | None
-    owner: OpId | None
-    attribute: str
     path: str
     graph: GraphProto
-    inputs: tuple[ValueId, ...]
-    outputs: tuple[ValueId, ...]
-    ops: tuple[OpId, ...]
+    owner: OpId | None = None
+    inputs: tuple[ValueId, ...] = ()
+    outputs: tuple[ValueId, ...] = ()
+    ops: tuple[OpId, ...] = ()
 
 
 class TypeVariable(NamedTuple):
@@ -135,10 +134,10 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
     by_inputs = _bound_result(op.signature, slot, inputs)
     if by_inputs is not None:
         return by_inputs
+    bound(op, types)  # for its errors
     formal = op.signature.output(slot)
     if formal is None:
-        raise ModelError(f"node {op.name!r} ({op.kind}) has more outputs than its schema; remove output {slot}")
-    bound(op, types)  # for its errors
+        return None
     dtype = stated_dtype(op.node, inputs)
     if dtype is None:
         legal = {parse_type(t).dtype for t in op.signature.types[formal.type]}
@@ -204,9 +203,7 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
     first: dict[str, int] = {}
     for slot, actual in enumerate(inputs):
         formal = signature.input(slot)
-        if formal is None:
-            return f" has more inputs than its schema; remove input {slot}"
-        if actual is None or actual.dtype is None or formal.type not in signature.types:
+        if formal is None or actual is None or actual.dtype is None or formal.type not in signature.types:
             continue
         if actual.onnx_spelling not in signature.types[formal.type]:
             versioned = f"version {signature.since} of {signature.kind}"

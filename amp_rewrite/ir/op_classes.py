@@ -30,13 +30,8 @@ REDUCTIONS = _walked(Way.REDUCE)
 """Small reductions, and the running sum."""
 CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}
 """All ops that a walk along numbers passes."""
-CLAMPS = _ops(Trait.CLAMPS)
-"""Selections that bound a value by others."""
 KEEP_SCALE: Slots = {**COPIES, **SELECTIONS, "MaxPool": (0,), "Relu": (0,)}
 """Ops whose results are numbers of these inputs, or 0: integers with a scale keep it."""
-SHAPE_SLOTS: Slots = {op: row.shapes for op, row in OPS.items() if row.shapes}
-"""The inputs that state a shape, an axis, a size, a scale, a count or a position. Resize has its scales in slot 1 at
-opset 10, and behind the region of interest from 11 on; sizes follow."""
 
 # -- copies of numbers -------------------------------------------------------------------------------
 
@@ -44,16 +39,12 @@ RELABELS = _ops(Trait.RELABELS)
 """Ops that keep all elements in order and change at most the shape: no memory moves."""
 MOVES = _ops(Trait.MOVES)
 """Ops that give all elements of their first input, moved or repeated, and no others."""
-PICKS = _ops(Trait.PICKS)
-"""Ops that read a part of their first input, stated by the other inputs."""
-FILLS = _ops(Trait.FILLS)
-"""Ops that copy their first input and put input 2 in some places."""
 SCATTERS = _ops(Trait.SCATTERS)
-"""Fills whose places are an input."""
+"""Ops that copy their first input and put input 2 in some places, which are an input."""
+FILLS = SCATTERS | {"Pad"}
+"""Ops that copy their first input and put input 2 in some places."""
 CASTS = _ops(Trait.CASTS)
 """Ops that only change the element type."""
-SEEN_THROUGH = _ops(Trait.SEE_THROUGH)
-"""Ops that onnxruntime looks through when it fuses a normalization."""
 ELEMENTLESS = _ops(Trait.ELEMENTLESS)
 """Ops that read the shape of a value and none of its elements."""
 
@@ -61,7 +52,7 @@ ELEMENTLESS = _ops(Trait.ELEMENTLESS)
 
 RANDOM = _ops(Trait.RANDOM)
 """Ops that draw random numbers."""
-UNREPEATABLE = _ops(Trait.UNREPEATABLE)
+UNREPEATABLE = RANDOM | {"Dropout"}
 """Ops whose results may differ from run to run."""
 GENERATORS = _ops(Trait.GENERATES)
 """Generators of constants. No provider has a half-precision kernel for them."""
@@ -79,11 +70,11 @@ INTEGER = _ops(Trait.INTEGER)
 
 SUMS = _ops(Trait.SUMS)
 """Elementwise sums and differences."""
-PAIR_SUMS = _ops(Trait.PAIRS)
+PAIR_SUMS = SUMS - {"Sum"}
 """Sums of exactly two operands."""
 SCALINGS = _ops(Trait.SCALES)
 """Elementwise products and quotients."""
-AFFINE = _ops(Trait.AFFINE)
+AFFINE = SUMS | SCALINGS | {"Neg"}
 """Elementwise ops that are affine in one operand if all others are constant."""
 COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
 """Ops whose operands may stand in any order."""
@@ -91,10 +82,6 @@ MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops(Trait.MAGNIFIES), (0,))}
 """Ops in which small elements of these inputs count as much as large ones."""
 COMPARISONS = _ops(Trait.COMPARES)
 """Comparisons of two values, element by element."""
-PERIODIC = _ops(Trait.PERIODIC)
-"""Ops that read an angle."""
-CORRECTLY_ROUNDED = _ops(Trait.IEEE)
-"""Arithmetic with the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
 EXACT = _ops(Trait.EXACT)
 """Ops that turn values of a low type into values of that type, with any attributes: copies, selections, and roundings
 to integers. The float32 kernel keeps to the low type for all inputs, infinities included; MaxPool starts from the
@@ -106,8 +93,6 @@ BOUNDED = frozenset(
     op for op, row in OPS.items() if row.way in (Way.FUNCTION, Way.NORM) and row.low >= -1 and row.high <= 1
 )
 """Ops whose results lie between -1 and 1."""
-SMALL = _ops(Trait.SMALL)
-"""Ops whose results are finite and small for all inputs: normalizations, and the last ops of layers."""
 SOFTMAXES = _ops(Trait.SOFTMAX)
 """Softmax, its logarithm, and onnxruntime's softmax of a sum."""
 

@@ -61,12 +61,8 @@ class Trait(Flag):
     BROADCASTS = auto()
     RELABELS = auto()
     MOVES = auto()
-    PICKS = auto()
-    FILLS = auto()
     SCATTERS = auto()
     CASTS = auto()
-    SEE_THROUGH = auto()
-    UNREPEATABLE = auto()
     ELEMENTLESS = auto()
     RANDOM = auto()
     GENERATES = auto()
@@ -75,17 +71,11 @@ class Trait(Flag):
     DEQUANTIZES = auto()
     INTEGER = auto()
     SUMS = auto()
-    PAIRS = auto()
-    AFFINE = auto()
-    CLAMPS = auto()
     SCALES = auto()
     LONG_SUM = auto()
     GROWS = auto()
     MAGNIFIES = auto()
     COMPARES = auto()
-    PERIODIC = auto()
-    IEEE = auto()
-    SMALL = auto()
     SOFTMAX = auto()
     MULTIPLIES = auto()
     LOW_ONLY = auto()
@@ -164,27 +154,25 @@ _MAPPED = T.CARRIES | T.SAME_SHAPE
 _LEVELS = ("low", "high", "whole", "levels")
 OPS: Mapping[str, OpRow] = {
     **_rows("Concat SequenceConstruct", Way.COPY, _COPIED, slots=ALL),
-    **_rows("CastLike", Way.COPY, _MAPPED | T.CASTS),
-    **_rows("Cast", Way.COPY, _MAPPED | T.CASTS | T.SEE_THROUGH),
-    **_rows("Compress ConcatFromSequence DepthToSpace SpaceToDepth", Way.COPY, _COPIED),
+    **_rows("Cast CastLike", Way.COPY, _MAPPED | T.CASTS),
+    **_rows("Compress ConcatFromSequence DepthToSpace Gather GatherElements GatherND SpaceToDepth", Way.COPY, _COPIED),
     **_rows("Transpose", Way.COPY, _COPIED | T.MOVES),
     **_rows("Flatten", Way.COPY, _COPIED | T.RELABELS | T.MOVES),
-    **_rows("Identity", Way.COPY, _COPIED | T.SAME_SHAPE | T.RELABELS | T.MOVES | T.SEE_THROUGH),
-    **_rows("Gather GatherElements GatherND", Way.COPY, _COPIED | T.PICKS),
+    **_rows("Identity", Way.COPY, _COPIED | T.SAME_SHAPE | T.RELABELS | T.MOVES),
     **_contrib("GatherND RemovePadding RestorePadding TorchEmbedding UnfoldTensor", Way.COPY, _COPIED),
     **_contrib("BitmaskDropout", Way.COPY, T.SAME_SHAPE),
-    **_rows("Dropout", Way.COPY, _MAPPED | T.SEE_THROUGH | T.UNREPEATABLE),
+    **_rows("Dropout", Way.COPY, _MAPPED),
     **_rows(
         "CenterCropPad SequenceAt SequenceErase Split SplitToSequence ReverseSequence", Way.COPY, _COPIED, shapes=(1,)
     ),
     **_rows("Expand Tile", Way.COPY, _COPIED | T.MOVES, shapes=(1,)),
     **_rows("Reshape Squeeze Unsqueeze", Way.COPY, _COPIED | T.RELABELS | T.MOVES, shapes=(1,)),
     **_rows("Trilu com.microsoft::Trilu", Way.COPY, _COPIED | T.SAME_SHAPE, shapes=(1,)),
-    **_rows("Slice", Way.COPY, _COPIED | T.PICKS, shapes=(1, 2, 3, 4)),
+    **_rows("Slice", Way.COPY, _COPIED, shapes=(1, 2, 3, 4)),
     **_rows("SequenceInsert", Way.COPY, _COPIED, slots=(0, 1), shapes=(2,)),
-    **_rows("Scatter", Way.COPY, T.CARRIES | T.FILLS | T.SCATTERS, slots=(0, 2)),
-    **_rows("ScatterElements ScatterND", Way.COPY, _MAPPED | T.FILLS | T.SCATTERS, slots=(0, 2)),
-    **_rows("Pad", Way.COPY, T.CARRIES | T.FILLS, slots=(0, 2), shapes=(1, 3)),
+    **_rows("Scatter", Way.COPY, T.CARRIES | T.SCATTERS, slots=(0, 2)),
+    **_rows("ScatterElements ScatterND", Way.COPY, _MAPPED | T.SCATTERS, slots=(0, 2)),
+    **_rows("Pad", Way.COPY, T.CARRIES, slots=(0, 2), shapes=(1, 3)),
     **_contrib("Pad", Way.COPY, T.CARRIES, slots=(0, 2), shapes=(1,)),
     **_rows("If Scan SequenceMap", Way.COPY, T.EXACT, slots=()),
     **_rows("Loop", Way.COPY, T.EXACT, slots=(), shapes=(0,)),
@@ -192,27 +180,23 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Hardmax Unique com.microsoft::ExpandDims", Way.PICK, T.EXACT),
     **_rows("GlobalMaxPool MaxPool", Way.PICK, bends=True),
     **_rows("AffineGrid Upsample", Way.PICK, shapes=(1,)),
-    **_contrib("RelativePositionBias", Way.PICK, shapes=(1, 2)),
     **_rows("TopK", Way.PICK, T.EXACT, shapes=(1,), needs=((0, Need.ORDER),)),
-    **_rows("Col2Im", Way.PICK, shapes=(1, 2)),
+    **_rows("Col2Im com.microsoft::RelativePositionBias", Way.PICK, shapes=(1, 2)),
     **_rows("Resize", Way.PICK, shapes=(1, 2, 3)),
     **_rows("MaxUnpool", Way.PICK, shapes=(2,)),
     **_rows("TensorScatter", Way.PICK, T.EXACT, shapes=(2,)),
     **_contrib("CropAndResize", Way.PICK, shapes=(3,), needs=((1, Need.PLACE),)),
-    **_rows("Max Min", Way.SELECT, _COPIED | T.BROADCASTS | T.CLAMPS, slots=ALL),
+    **_rows("Max Min", Way.SELECT, _COPIED | T.BROADCASTS, slots=ALL),
     **_rows("Relu", Way.SELECT, _COPIED | T.SAME_SHAPE, low=0.0),
     **_rows("ThresholdedRelu", Way.SELECT, T.EXACT | T.SAME_SHAPE),
-    **_rows("Clip", Way.SELECT, _MAPPED | T.CLAMPS, slots=(0, 1, 2)),
+    **_rows("Clip", Way.SELECT, _MAPPED, slots=(0, 1, 2)),
     **_rows("Where", Way.SELECT, _COPIED | T.BROADCASTS, slots=(1, 2)),
-    **_rows("Add Sub", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS | T.PAIRS | T.AFFINE | T.IEEE, slots=ALL),
-    **_rows("Sum", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS | T.AFFINE, slots=ALL),
+    **_rows("Add Sub Sum", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS, slots=ALL),
     **_rows("Mean", Way.SUM, T.CARRIES, slots=ALL),
     **_contrib("BiasAdd BiasDropout BitmaskBiasDropout", Way.SUM, T.SAME_SHAPE, slots=(0, 1, 2)),
-    **_rows("Neg", Way.SUM, _COPIED | T.SAME_SHAPE | T.AFFINE | T.IEEE),
-    **_rows(
-        "Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.AFFINE | T.IEEE, slots=ALL, needs=((1, Need.TINY),)
-    ),
-    **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES | T.AFFINE | T.IEEE, slots=ALL),
+    **_rows("Neg", Way.SUM, _COPIED | T.SAME_SHAPE),
+    **_rows("Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL, needs=((1, Need.TINY),)),
+    **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, T.DEQUANTIZES, slots=(0, 1)),
     **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=(*_LEVELS, "states")),
     **_rows("Pow", Way.FUNCTION, T.CARRIES | T.BROADCASTS | T.GROWS, slots=ALL, passes=_MAGNITUDE, keeps=("near_one",)),
@@ -223,28 +207,13 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Sinh", Way.FUNCTION, T.SAME_SHAPE | T.GROWS, passes=_ROOT, keeps=("small",)),
     **_rows("Tan", Way.FUNCTION, T.SAME_SHAPE | T.GROWS, needs=((0, Need.PLACE),), passes=frozenset()),
     **_rows("Shrink", Way.FUNCTION, T.SAME_SHAPE, passes=_MAGNITUDE, keeps=("small",)),
-    **_rows("Sigmoid", Way.FUNCTION, _MAPPED | T.SMALL, low=0.0, high=1.0, small=True, near_one=True),
-    **_rows("Tanh", Way.FUNCTION, _MAPPED | T.SMALL, low=-1.0, high=1.0, near_one=True),
-    **_rows(
-        "Cos Sin",
-        Way.FUNCTION,
-        T.SAME_SHAPE | T.PERIODIC,
-        needs=((0, Need.PLACE),),
-        passes=frozenset(),
-        low=-1.0,
-        high=1.0,
-    ),
+    **_rows("Sigmoid", Way.FUNCTION, _MAPPED, low=0.0, high=1.0, small=True, near_one=True),
+    **_rows("Tanh", Way.FUNCTION, _MAPPED, low=-1.0, high=1.0, near_one=True),
+    **_rows("Cos Sin", Way.FUNCTION, T.SAME_SHAPE, needs=((0, Need.PLACE),), passes=frozenset(), low=-1.0, high=1.0),
     **_rows("Erf Softsign", Way.FUNCTION, T.SAME_SHAPE, low=-1.0, high=1.0),
     **_rows("HardSigmoid", Way.FUNCTION, T.SAME_SHAPE, passes=frozenset(), low=0.0, high=1.0),
     **_rows("PRelu", Way.FUNCTION, T.BROADCASTS),
-    **_rows(
-        "Abs",
-        Way.FUNCTION,
-        _COPIED | T.SAME_SHAPE | T.IEEE,
-        passes=_MAGNITUDE,
-        low=0.0,
-        keeps=("small", "whole", "terms"),
-    ),
+    **_rows("Abs", Way.FUNCTION, _COPIED | T.SAME_SHAPE, passes=_MAGNITUDE, low=0.0, keeps=("small", "whole", "terms")),
     **_rows(
         "Ceil Floor Round", Way.FUNCTION, _COPIED | T.SAME_SHAPE, needs=((0, Need.PLACE),), whole=True, keeps=_LEVELS
     ),
@@ -252,17 +221,12 @@ OPS: Mapping[str, OpRow] = {
         "Sign", Way.FUNCTION, _COPIED | T.SAME_SHAPE, passes=frozenset(), low=-1.0, high=1.0, whole=True, keeps=_LEVELS
     ),
     **_rows(
-        "Reciprocal",
-        Way.FUNCTION,
-        _MAPPED | T.MAGNIFIES | T.IEEE,
-        needs=((0, Need.TINY),),
-        passes=_ROOT,
-        keeps=("near_one",),
+        "Reciprocal", Way.FUNCTION, _MAPPED | T.MAGNIFIES, needs=((0, Need.TINY),), passes=_ROOT, keeps=("near_one",)
     ),
     **_rows(
         "Sqrt",
         Way.FUNCTION,
-        _MAPPED | T.MAGNIFIES | T.IEEE,
+        _MAPPED | T.MAGNIFIES,
         needs=((0, Need.TINY),),
         passes=_ROOT,
         keeps=("small", "squares", "near_one"),
@@ -316,17 +280,13 @@ OPS: Mapping[str, OpRow] = {
     **_rows("ReduceSum", Way.REDUCE, T.CARRIES | T.LONG_SUM | T.GROWS, shapes=(1,)),
     **_rows("CumSum", Way.REDUCE, _MAPPED | T.LONG_SUM | T.GROWS, shapes=(1,)),
     **_rows("LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization", Way.NORM),
-    **_contrib(
-        "BranchwiseRMSNorm EngramGate GatedRMSNorm GroupNorm",
-        Way.NORM,
-    ),
+    **_contrib("BranchwiseRMSNorm EngramGate GatedRMSNorm GroupNorm", Way.NORM),
     **_contrib("SkipGroupNorm", Way.NORM, states=((0, 1), (3, 1))),
     **_contrib("SkipLayerNormalization SkipSimplifiedLayerNormalization", Way.NORM, states=((0, 3), (1, 3))),
     **_contrib("EmbedLayerNormalization", Way.NORM, slots=()),
-    **_rows("Softmax", Way.NORM, T.SAME_SHAPE | T.SMALL | T.SOFTMAX, low=0.0, high=1.0, small=True),
+    **_rows("Softmax", Way.NORM, T.SAME_SHAPE | T.SOFTMAX, low=0.0, high=1.0, small=True),
     **_rows("BatchNormalization", Way.NORM, T.SAME_SHAPE, slots=(0, 1, 2, 3, 4)),
-    **_rows("GroupNormalization InstanceNormalization", Way.NORM, T.SAME_SHAPE),
-    **_rows("LayerNormalization RMSNormalization", Way.NORM, T.SAME_SHAPE | T.SMALL),
+    **_rows("GroupNormalization InstanceNormalization LayerNormalization RMSNormalization", Way.NORM, T.SAME_SHAPE),
     **_rows("LogSoftmax", Way.NORM, T.SAME_SHAPE | T.SOFTMAX, high=0.0),
     **_contrib("BiasSoftmax", Way.NORM, T.SOFTMAX),
     **_rows("LinearAttention com.microsoft::LinearAttention", Way.PRODUCT, slots=(0, 1, 2), states=((3, 1),)),
@@ -387,7 +347,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows(
         "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
         Way.SOURCE,
-        T.RANDOM | T.UNREPEATABLE,
+        T.RANDOM,
         slots=(),
     ),
     **_rows("ConstantOfShape", Way.SOURCE, T.EXACT, slots=(), shapes=(0,)),

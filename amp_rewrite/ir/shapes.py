@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import TypeVar
 
 import onnx.checker
@@ -18,7 +18,7 @@ from onnx import GraphProto, ValueInfoProto
 
 from amp_rewrite.files.protos import all_graphs, clone
 from amp_rewrite.files.tensors import MOST_ELEMENTS
-from amp_rewrite.ir.attributes import int_attribute, ints_attribute
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
 from amp_rewrite.ir.schema import normal_domain
@@ -37,7 +37,6 @@ from amp_rewrite.ir.sizes import (
     minus,
     names_in,
     over,
-    plus,
     product,
     renamed,
 )
@@ -98,11 +97,6 @@ def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId
     return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
-def dims_of(view: View) -> AllDims:
-    """Return shapes with names of free dimensions, also through Shape, Gather and Concat."""
-    return stated_dims(view, _inferred(view, True))
-
-
 def _long_range(view: View, op: Op) -> bool:
     """True for a constant Range too long for onnx's inference of values."""
     start, limit, delta = (number(view, value) for value in (*op.inputs, None, None, None)[:3])
@@ -122,16 +116,14 @@ def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str]
 
 def _inferred(view: View, through_values: bool) -> GraphProto:
     skeleton = view.model.skeleton()
-    attempts, deep = [skeleton], through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
-    opsets = {o.version for o in skeleton.opset_import if normal_domain(o.domain) == ""}
-    if deep and opsets == {FIRST_ALLOWZERO - 1}:
+    deep = through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
+    if deep and view.opset == FIRST_ALLOWZERO - 1:
         # The next opset infers through Reshape, and gives all else the same shapes.
-        attempts.insert(0, clone(skeleton))
-        for imported in attempts[0].opset_import:
-            imported.version = FIRST_ALLOWZERO if normal_domain(imported.domain) == "" else imported.version
-    for attempt in attempts:
-        with suppress(*_FAULTS):
-            return onnx.shape_inference.infer_shapes(attempt, data_prop=deep).graph
+        skeleton = clone(skeleton)
+        for imported in skeleton.opset_import:
+            imported.version += normal_domain(imported.domain) == ""
+    with suppress(*_FAULTS):
+        return onnx.shape_inference.infer_shapes(skeleton, data_prop=deep).graph
     return skeleton.graph
 
 
@@ -159,7 +151,7 @@ def _possible(dims: StatedDims) -> bool:
 
 def known_dims(view: View) -> AllDims:
     """Return the dimensions of each value of known rank, by scope and name. O(nodes)."""
-    return _ShapeWalk(view, dims_of(view)).dims()
+    return _ShapeWalk(view, stated_dims(view, _inferred(view, True))).dims()
 
 
 @dataclass(slots=True)
@@ -250,11 +242,6 @@ def _product(reading: Reading) -> Dims | None:
     return None if outer is None or len(a) < 2 or len(b) < 2 else (*outer, a[-2], b[-1])
 
 
-def _transposed(reading: Reading) -> Dims | None:
-    x, perm = reading.shape(0), ints_attribute(reading.op.node, "perm")
-    return tuple(x[axis] for axis in perm) if len(perm) == len(x) else None if perm else x[::-1]
-
-
 def _reshaped(reading: Reading) -> Dims | None:
     if reading.contents[1] is None:
         (rank,) = reading.shape(1)
@@ -269,19 +256,11 @@ def _reshaped(reading: Reading) -> Dims | None:
     return tuple(dims)
 
 
-def _unsqueezed(reading: Reading) -> Dims:
-    dims, axes = list(reading.shape(0)), reading.axes()
-    rank = len(dims) + len(axes)
-    for axis in sorted(axis % rank for axis in axes):
-        dims.insert(axis, 1)
-    return tuple(dims)
-
-
 def _concatenated(reading: Reading) -> Dims:
     shapes = [reading.shape(slot) for slot in range(len(reading.dims))]
     dims: list[Dim] = [next((d for d in column if d is not None), None) for column in zip(*shapes, strict=True)]
     axis = reading.stated("axis", 0) % len(dims)
-    dims[axis] = reduce(plus, (x[axis] for x in shapes))
+    dims[axis] = reading.invented.total([x[axis] for x in shapes])
     return tuple(dims)
 
 
@@ -316,12 +295,6 @@ def _cut(reading: Reading, whole: Dim, start: Dim, end: Dim) -> Dim:
     return reading.invented.name(f"{whole}[{start}:{end}]", *bounds)
 
 
-def _gathered(reading: Reading) -> Dims:
-    x, chosen = reading.shape(0), reading.shape(1)
-    axis = reading.stated("axis", 0) % len(x)
-    return (*x[:axis], *chosen, *x[axis + 1 :])
-
-
 def _counted(reading: Reading) -> Dims | None:
     (start,), (limit,), (step,) = (x if x is not None else (None,) for x in reading.contents)
     length = minus(limit, start)
@@ -333,12 +306,9 @@ RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
     **dict.fromkeys(BROADCASTS, lambda reading: reading.broadcast(reading.dims)),
     "Concat": _concatenated,
     "Expand": lambda reading: reading.broadcast((reading.dims[0], reading.contents[1])),
-    "Gather": _gathered,
     "MatMul": _product,
     "Range": _counted,
     "Reshape": _reshaped,
     "Slice": _sliced,
-    "Transpose": _transposed,
-    "Unsqueeze": _unsqueezed,
 }
-"""Rules for the first result of an op, whether its axes are attributes or inputs."""
+"""Rules for the first result of an op."""

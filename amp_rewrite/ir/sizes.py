@@ -1,4 +1,4 @@
-"""Sizes: sums of products of names and numbers, and the inputs of an op as shape rules see them."""
+"""Sizes: products of names and numbers, and the inputs of an op as shape rules see them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 from onnx.numpy_helper import to_array
@@ -17,18 +18,18 @@ from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.view import Op, ValueId, View
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A sum of products: sorted names, with a factor. A single integer or name is a plain int or str instead."""
+class Size(NamedTuple):
+    """A product of a number and sorted names. A single integer or name is a plain int or str instead."""
 
-    terms: tuple[tuple[tuple[str, ...], int], ...]
+    factor: int
+    names: tuple[str, ...]
 
     def __str__(self) -> str:
-        return " + ".join("*".join((*(() if times == 1 else (str(times),)), *names)) for names, times in self.terms)
+        return "*".join((str(self.factor), *self.names))
 
 
 Dim = int | str | Size | None
-"""The length of an axis: a number, a name that is one size wherever it stands, a sum of such, or None if unknown."""
+"""The length of an axis: a number, a name that is one size wherever it stands, a product of such, None if unknown."""
 Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
 MADE_UP = "unk__"
@@ -37,32 +38,24 @@ MOST_AXES: int = getattr(np, "MAXDIMS", 64)
 """Axes of an array: numpy has 64, and had 32 before version 2."""
 
 
-_MOST_TERMS = 8
-"""The terms of a size that is kept. No exporter's shapes have more, and products of long sums would grow endlessly."""
-
-
 def plus(a: Dim, b: Dim) -> Dim:
-    """Return a + b; None if either is unknown."""
-    if a is None or b is None:
-        return None
-    total = Counter(_terms(a))
-    total.update(_terms(b))
-    return _dim(total)
+    """Return a + b; None if either is unknown, and for products of different names."""
+    if a is None or b is None or a == 0 or b == 0:
+        return b if a == 0 else a if b == 0 else None
+    (n, left), (m, right) = _parts(a), _parts(b)
+    return _dim(n + m, left) if left == right else None
 
 
 def times(a: Dim, b: Dim) -> Dim:
     """Return a · b; None if either is unknown."""
     if a is None or b is None:
         return None
-    total: Counter[tuple[str, ...]] = Counter()
-    for left, n in _terms(a).items():
-        for right, m in _terms(b).items():
-            total[tuple(sorted((*left, *right)))] += n * m
-    return _dim(total)
+    (n, left), (m, right) = _parts(a), _parts(b)
+    return _dim(n * m, (*left, *right))
 
 
 def minus(a: Dim, b: Dim) -> Dim:
-    """Return a − b, perhaps less than 0; None if either is unknown."""
+    """Return a − b, perhaps less than 0; None as for a sum."""
     return plus(a, times(b, -1))
 
 
@@ -76,52 +69,38 @@ def over(a: Dim, b: Dim) -> Dim:
     """Return a / b if it is an integer for all values of the names; else None."""
     if a is None or b is None or b == 0:
         return None
-    ((names, divisor), *more) = _terms(b).items()
-    if more:
-        return None
-    total = {}
-    for whole, n in _terms(a).items():
-        rest = Counter(whole)
-        rest.subtract(names)
-        if n % divisor or min(rest.values(), default=0) < 0:
-            return None
-        total[tuple(sorted(rest.elements()))] = n // divisor
-    return _dim(total)
+    (n, whole), (divisor, names) = _parts(a), _parts(b)
+    rest = Counter(whole)
+    rest.subtract(names)
+    return None if n % divisor or min(rest.values(), default=0) < 0 else _dim(n // divisor, tuple(rest.elements()))
 
 
 def countable(dim: Dim) -> bool:
     """True if a size is at least 0 for all values of its names."""
-    return dim is not None and all(n >= 0 for n in _terms(dim).values())
+    return dim is not None and _parts(dim).factor >= 0
 
 
-def names_in(dim: Dim) -> frozenset[str]:
+def names_in(dim: Dim) -> tuple[str, ...]:
     """Return the names in a size."""
-    return frozenset() if dim is None else frozenset(name for names in _terms(dim) for name in names)
+    return () if dim is None else _parts(dim).names
 
 
 def renamed(dim: Dim, known: Mapping[str, Dim]) -> Dim:
     """Replace the names in a size by known sizes."""
-    if isinstance(dim, str):
-        return known.get(dim, dim)
-    if not isinstance(dim, Size) or not any(name in known for name in names_in(dim)):
+    if dim is None or known.keys().isdisjoint(names_in(dim)):
         return dim
-    return reduce(plus, (times(n, product(known.get(name, name) for name in names)) for names, n in dim.terms))
+    factor, names = _parts(dim)
+    return product((factor, *(known.get(name, name) for name in names)))
 
 
-def _terms(dim: int | str | Size) -> dict[tuple[str, ...], int]:
-    if isinstance(dim, Size):
-        return dict(dim.terms)
-    return {(dim,): 1} if isinstance(dim, str) else {(): dim} if dim else {}
+def _parts(dim: int | str | Size) -> Size:
+    return dim if isinstance(dim, Size) else Size(1, (dim,)) if isinstance(dim, str) else Size(dim, ())
 
 
-def _dim(terms: Mapping[tuple[str, ...], int]) -> Dim:
-    kept = {names: n for names, n in terms.items() if n}
-    if len(kept) > _MOST_TERMS:
-        return None
-    ((names, n), *more) = kept.items() or [((), 0)]
-    if not more and not names:
-        return n
-    return names[0] if not more and n == 1 and len(names) == 1 else Size(tuple(sorted(kept.items())))
+def _dim(factor: int, names: tuple[str, ...]) -> int | str | Size:
+    if not names or not factor:
+        return factor
+    return names[0] if factor == 1 and len(names) == 1 else Size(factor, tuple(sorted(names)))
 
 
 Contents = tuple[Dim, ...]
@@ -139,6 +118,12 @@ class InventedNames:
         name = self.names.setdefault(words, f"{MADE_UP}~{len(self.names)}")
         self.bounds.setdefault(name, set()).update(b for b in bounds if b is not None)
         return name
+
+    def total(self, dims: Sequence[Dim]) -> Dim:
+        """Return the sum of sizes: a new name for one of different names. None if one is unknown."""
+        one: Dim = 0
+        known = reduce(plus, dims, one)
+        return known if known is not None or None in dims else self.name(" + ".join(sorted(map(str, dims))))
 
     def fits(self, small: Dim, large: Dim) -> bool:
         """True if the first is known not to exceed the second."""
@@ -177,11 +162,6 @@ class Reading:
         if len(numbers) < len(contents):
             raise Unknown
         return numbers
-
-    def axes(self) -> tuple[int, ...]:
-        """Return the axes in an attribute or an input; raise Unknown if they are not known."""
-        stated = attribute(self.op.node, "axes")
-        return tuple(stated.ints) if stated is not None else self.integers(1)
 
     def widest(self, a: Dim, b: Dim) -> Dim:
         """Return the broadcast size of two: they are equal, or one is 1."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, update_wrapper
+from functools import cached_property, lru_cache, update_wrapper
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -46,7 +46,7 @@ def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[Vi
     return known
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False, eq=False)
 class View(Index):
     """A model and its index. Build it with `View.of`; O(nodes + uses).
 
@@ -210,21 +210,12 @@ class View(Index):
     @cached_property
     def variables(self) -> tuple[tuple[TypeVariable, ...], ...]:
         """The type variables of each op, in order of first port. Ops with bodies and unknown ops have none."""
-        known: dict[tuple[Signature, _Present, _Present], _Ports] = {}  # most ops of a model equal many others
-        return tuple([self._variables_of(op, known) for op in self.ops])
+        return tuple([self._variables_of(op) for op in self.ops])
 
-    def _variables_of(
-        self, op: Op, known: dict[tuple[Signature, _Present, _Present], _Ports]
-    ) -> tuple[TypeVariable, ...]:
+    def _variables_of(self, op: Op) -> tuple[TypeVariable, ...]:
         if op.signature is None or op.bodies:
             return ()
-        if None in op.inputs or None in op.outputs:
-            present = op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
-        else:
-            present = op.signature, (False,) * len(op.inputs), (False,) * len(op.outputs)
-        ports = known.get(present)
-        if ports is None:
-            ports = known[present] = _ports(*present)
+        ports = _ports(op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs]))
         return tuple([TypeVariable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
@@ -260,13 +251,11 @@ class View(Index):
         return graph
 
     def _edges(self) -> Iterator[tuple[OpId, OpId, Hashable, dict[str, bool]]]:
-        for value in self.values:
-            for use in self.uses[value.id] if value.producer is not None else ():
-                yield cast(OpId, value.producer), use.op, (value.id, use.slot), {}
-        for scope in self.scopes:
-            for out in scope.outputs if scope.owner is not None else ():
-                if (made_by := self.values[out].producer) is not None:
-                    yield made_by, cast(OpId, scope.owner), (out, None), {}
+        for op in self.ops:
+            read = [*enumerate(op.inputs), *((None, out) for body in op.bodies for out in self.scopes[body].outputs)]
+            for slot, value in read:
+                if value is not None and (made_by := self.values[value].producer) is not None:
+                    yield made_by, op.id, (value, slot), {}
         for out, into in self.carried:
             made_by = self.values[out].producer
             for use in self.uses[into] if made_by is not None else ():
@@ -289,12 +278,11 @@ class View(Index):
         return set(chain.from_iterable(nx.bfs_layers(self.flow.reverse(copy=False), list(ends))))
 
 
-_Present = tuple[bool, ...]
-"""True for each omitted port of a side."""
-_Ports = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
-
-
-def _ports(schema: Signature, no_input: _Present, no_output: _Present) -> _Ports:
+@lru_cache(maxsize=1 << 12)  # most ops of a model equal many others
+def _ports(
+    schema: Signature, no_input: tuple[bool, ...], no_output: tuple[bool, ...]
+) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
+    """Return the type variables of an op with their inputs and outputs. True stands for an omitted port."""
     variables: dict[str, tuple[list[int], list[int]]] = {}
     for side, (missing, named) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
         for slot, absent in enumerate(missing):

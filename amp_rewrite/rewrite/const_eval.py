@@ -17,7 +17,6 @@ from amp_rewrite.ir.op_classes import (
     BROADCASTS,
     CARRIERS,
     CASTS,
-    CORRECTLY_ROUNDED,
     ELEMENTLESS,
     MOVES,
     SAME_SHAPE,
@@ -110,7 +109,9 @@ def _one_batch(view: View, value: ValueId) -> Array | None:
 LARGEST = 1 << 12
 """Largest number of elements of a folded result, and of its operands."""
 
-EXACT = MOVES | CASTS | CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
+_CORRECTLY_ROUNDED = frozenset(("Abs", "Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"))
+"""Arithmetic with the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
+EXACT = MOVES | CASTS | _CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
@@ -133,7 +134,7 @@ def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
         yield Replacement("constant", (op.id,), op.id, node)
 
 
-_MAKING = CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
+_MAKING = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
 def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
@@ -143,7 +144,7 @@ def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
         read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)
         return (made_by.id for v in read if (made_by := view.producer(v)) is not None)
 
-    return any(view.ops[step].kind in _MAKING for step in reach({op.id: None}, before))
+    return any(view.ops[step].kind in _MAKING for step in reach((op.id,), before))
 
 
 def _computed(view: View) -> Mapping[ValueId, Array]:

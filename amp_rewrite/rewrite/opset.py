@@ -207,7 +207,7 @@ def _relabelled(view: View, opset: int) -> View:
     def schema(op_type: str) -> Signature | None:
         return signature("", op_type, opset) or signature("", _SUCCESSORS.get(op_type, op_type), opset)
 
-    ops = tuple(op if op.domain else op._replace(signature=schema(op.op_type)) for op in view.ops)
+    ops = [op if op.domain else op._replace(signature=schema(op.op_type)) for op in view.ops]
     return replace(view, opsets={**view.opsets, "": opset}, ops=ops)
 
 

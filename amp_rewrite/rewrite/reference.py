@@ -24,7 +24,8 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SHAPE_SLOTS, SOFTMAXES
+from amp_rewrite.ir.op_classes import BROADCASTS, RELABELS, SAME_SHAPE, SOFTMAXES
+from amp_rewrite.ir.ops import row_of
 from amp_rewrite.ir.schema import normal_domain, onnx_schema
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
@@ -115,7 +116,7 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
     if schema is None:
         raise ValueError(f"the size of the result of {kind} is not known in advance")
     named = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
-    read = {node.input[slot] for slot in SHAPE_SLOTS.get(kind, ()) if slot < len(operands)}
+    read = {node.input[slot] for slot in row_of(kind).shapes if slot < len(operands)}
     inferred = onnx.shape_inference.infer_node_outputs(
         schema,
         node,

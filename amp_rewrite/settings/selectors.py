@@ -28,7 +28,7 @@ from functools import partial
 from typing import NamedTuple
 
 from amp_rewrite.errors import PatternError, advice
-from amp_rewrite.ir.dataflow import Flow, makers
+from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES, Slots
 from amp_rewrite.ir.ops import ALL
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -168,12 +168,13 @@ def _by_position(view: View, expression: re.Pattern[str]) -> Selected:
 
 
 def _by_reader(view: View, expression: re.Pattern[str]) -> Selected:
-    read = {v: True for op in _by_type(view, expression) for v in view.ops[op].inputs if v is not None}
-    return frozenset(makers(view, Flow.of(view, _CONDUITS).back(read)))
+    read = (v for op in _by_type(view, expression) for v in view.ops[op].operands)
+    makers = map(view.producer, Flow.of(view, _CONDUITS).back(read))
+    return frozenset(op.id for op in makers if op is not None)
 
 
 def _by_source(view: View, expression: re.Pattern[str]) -> Selected:
-    made = {v: True for op in _by_type(view, expression) for v in view.ops[op].results}
+    made = (v for op in _by_type(view, expression) for v in view.ops[op].results)
     return frozenset(use.op for value in Flow.of(view, _CONDUITS).forth(made) for use in view.uses[value])
 
 

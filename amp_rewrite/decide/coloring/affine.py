@@ -12,12 +12,13 @@ from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
-from amp_rewrite.ir.op_classes import SEEN_THROUGH
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import OpId, Use, ValueId, View
 
 AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
+_SEEN_THROUGH = frozenset(("Cast", "Dropout", "Identity"))
+"""Ops that onnxruntime looks through when it fuses a normalization."""
 Made = Callable[[ValueId], DType | None]
 """The type in which a value is made."""
 Read = Callable[[ValueId, Use], DType | None]
@@ -53,7 +54,7 @@ def _seen_type(view: View, value: ValueId, readers: Collection[OpId], made: Made
     ):
         return needed
     op = view.producer(value)
-    if op is None or op.kind not in SEEN_THROUGH or op.inputs[0] is None or others or edge:
+    if op is None or op.kind not in _SEEN_THROUGH or op.inputs[0] is None or others or edge:
         return dtype
     return _seen_type(view, op.inputs[0], (op.id,), made, read)
 
@@ -81,7 +82,7 @@ def scales_follow(problem: Problem, low: dict[int, Paint], must: Collection[int]
             for v in tail:
                 low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], AFFINE_NOTE))
         else:  # the input, and the copies before it, have to be float32
-            passed, source = trail(p.view, cluster.entry, first_input_of(SEEN_THROUGH))
+            passed, source = trail(p.view, cluster.entry, first_input_of(_SEEN_THROUGH))
             maker = p.view.producer(source)
             for v in p.of_ops([*(op.id for op in passed), *([maker.id] if maker is not None else [])]):
                 low.pop(v, None)

@@ -15,7 +15,7 @@ from amp_rewrite.decide.needs.sums import number_of_terms
 from amp_rewrite.decide.reasons import Cause, described
 from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
-from amp_rewrite.ir.patterns.clusters import snakes
+from amp_rewrite.ir.patterns.clusters import is_snake
 from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -81,12 +81,12 @@ class Backward:
                     self._ask_outside(value, need_of, why)
                 else:
                     self._hand_on(op, row, value, need_of, why)
-        if op.id not in snakes(self.view):
-            for read, need, note, reason in self._readers.of(op, row):
-                words = note or f"{described(self.view, op.id)} reads {need.value}"
-                why = Cause(reason or _REASONS[need], op.id, words)
-                if self._ask(read, need, why) and self._reads_low(op, read):
-                    self.pinned.setdefault(op.id, why)
+        snake = op.kind == "Sin" and is_snake(self.view, op)
+        for read, need, note, reason in self._readers.of(op, row) if not snake else ():
+            words = note or f"{described(self.view, op.id)} reads {need.value}"
+            why = Cause(reason or _REASONS[need], op.id, words)
+            if self._ask(read, need, why) and self._reads_low(op, read):
+                self.pinned.setdefault(op.id, why)
         if (why_not := cause_of(self.facts, op, row)) is not None:
             self.pinned.setdefault(op.id, why_not)
 

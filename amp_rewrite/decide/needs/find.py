@@ -14,10 +14,10 @@ from amp_rewrite.decide.reasons import Cause, Pin, described
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import Flow, axes_of, computes_float32, float32_ops
+from amp_rewrite.ir.dataflow import Flow, axes_of, computes, float32_ops
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS, SUMS
 from amp_rewrite.ir.ops import Need
-from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, snakes
+from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, is_snake
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
 from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -66,22 +66,22 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     pins = [
         Pin(op, why.rule, why.because if why.because != op else None, why.note)
         for op, why in sorted(causes.items())
-        if computes_float32(view, view.ops[op])
+        if computes(view, view.ops[op], (DType.FLOAT,))
     ]
     saturate, findings = _saturated(view, to, causes)
     return Needs(tuple(pins), findings, saturate, dict(unneeded(facts)), guarded=True)
 
 
 def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Cause]]:
-    for op, because, note in held_fills(view, to):
+    for op, because, level in held_fills(view, to):
+        note = f"{described(view, because) if because is not None else 'an output'} needs the fill {level:g} itself"
         adds = because is not None and view.ops[because].kind in SUMS
         yield op, Cause(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note)
 
 
 def _on_integers(view: View) -> Iterator[tuple[OpId, Cause]]:
-    for op, cause in integer_ops(view).items():
-        passed = f"on the way of {described(view, cause)}, which runs on integers" if cause != op else ""
-        yield op, Cause(reasons.QUANTIZED, cause, passed)
+    for op in integer_ops(view):
+        yield op, Cause(reasons.QUANTIZED, None, "")
 
 
 def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Cause]]:
@@ -138,15 +138,15 @@ _POOLED_FOR = LAYERS - {"ConvTranspose"}
 def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
     """Yield ops with needs of no reader. O(nodes), plus the copies after squares and means."""
     view, copies = facts.view, Flow.of(facts.view, COPIES)
-    for sine in snakes(view):
-        why = "of a snake activation: off by no more than the sum behind it rounds"
-        yield sine, Unneeded(_PLACE, why)
+    for op in float32_ops(view, ("Sin",)):
+        if is_snake(view, op):
+            yield op.id, Unneeded(_PLACE, "of a snake activation: off by no more than the sum behind it rounds")
     for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
         if op.kind == "Pow":
             why = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
             yield op.id, Unneeded(_ACCURACY, why)
     for op in float32_ops(view, ("Pow", "ReduceMean", "ReduceSum")):
-        readers = copies.readers(copies.forth(dict.fromkeys(op.results[:1]), view.holds_floats))
+        readers = copies.readers(copies.forth(op.results[:1], view.holds_floats))
         if op.kind == "Pow":
             if facts[op.inputs[1]].number == 2 and not any(map(_sums_or_divides, readers)):
                 yield op.id, Unneeded(_ACCURACY, "a square that no sum, mean, root or divisor reads, as of Mul")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import Flow, computes, exposed, float32_ops, makers
+from amp_rewrite.ir.dataflow import Flow, computes, exposed
 from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS, QUANTIZERS, QUANTIZES
 from amp_rewrite.ir.patterns.match import (
     ENTRY,
@@ -104,36 +104,28 @@ GELU_TANH = _gated(op("Tanh", made_of("Add|Mul|Pow")))
 QUICK_GELU = op("Mul", X, op("Sigmoid", either(X, op("Mul|Div", X, anything(test=constant), name="scaled"))))
 
 
-def _squares(view: View, value: ValueId) -> bool:
-    array = view.array(behind_casts(view, value)[0])
-    return array is not None and bool((array == 2).all())
-
-
 _SINE = op("Sin", op("Mul", X, anything("slope", constant)))
-_SINE_SQUARE = either(op("Mul", _SINE, _SINE, name="square"), op("Pow", _SINE, anything(test=_squares), name="square"))
-SNAKE = op("Add", X, op("Mul", _SINE_SQUARE, anything("factor", constant)))
-
-_MOST = 16.0
-"""Largest a: for x up to 4094 the argument a·x fits float16."""
-_MOST_GAIN = 4.0
-"""Largest product of a and the factor behind the square: 1 in a snake, but the beta form learns both."""
+SNAKE = op(
+    "Add", X, op("Mul", either(op("Mul", _SINE, _SINE), op("Pow", _SINE, anything("power"))), anything("factor"))
+)
+_MOST_SLOPE, _MOST_GAIN = 16.0, 4.0
+"""Largest a: for x up to 4094 the argument a·x fits float16. Largest product of a and the factor behind the square."""
 
 
-@once
-def snakes(view: View) -> frozenset[OpId]:
-    """Return the sines of snakes with a constant and moderate a and factor.
+def is_snake(view: View, sine: Op) -> bool:
+    """True for the sine of a snake x + sin²(a·x)/a with constants: it is not that of a position.
 
-    Such a sine is not that of a position. The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by
-    x·ε, which is the rounding error of the sum with x. With a large a, a·x would overflow before x does.
+    The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by x·ε, which is the rounding error of the
+    sum with x. With a large a, a·x would overflow before x does.
     """
-    matches = ((sine.id, direct_match(view, sine, SNAKE)) for sine in float32_ops(view, ("Sin",)))
-    return frozenset(sine for sine, match in matches if match is not None and _moderate(view, match))
-
-
-def _moderate(view: View, match: Match) -> bool:
-    arrays = (view.array(behind_casts(view, match.values[name])[0]) for name in ("slope", "factor"))
-    a, b = (abs(array) for array in arrays if array is not None)
-    return bool(a.max() <= _MOST and a.size == b.size and (a.ravel() * b.ravel()).max() <= _MOST_GAIN)
+    match = direct_match(view, sine, SNAKE)
+    if match is None:
+        return False
+    a, b, power = (view.array(match.values.get(name)) for name in ("slope", "factor", "power"))
+    if a is None or b is None or ("power" in match.values and (power is None or (power != 2).any())):
+        return False
+    moderate = abs(a).max() <= _MOST_SLOPE and a.size == b.size and (abs(a.ravel() * b.ravel())).max() <= _MOST_GAIN
+    return bool(moderate)
 
 
 # -- clusters -------------------------------------------------------------------------------------
@@ -226,14 +218,11 @@ _WEIGHTED = LAYERS | PRODUCTS
 """Ops with integer kernels that give floats, too: they may end an integer region."""
 
 
-def integer_ops(view: View) -> Mapping[OpId, OpId]:
-    """Return the ops on integers, and the copies between them and their quantizers.
-
-    Each has the op that it serves: itself, or the op at the end of the copies.
-    """
+def integer_ops(view: View) -> frozenset[OpId]:
+    """Return the ops on integers, and the copies between them and their quantizers."""
     decoded = {v for op in view.of_kinds(DEQUANTIZES) if (v := op.outputs[0]) is not None}
     if not decoded:
-        return {}
+        return frozenset()
     for copy in view.of_kinds(KEEP_SCALE):
         if copy.outputs[0] is not None and _decoded(view, copy, decoded):
             decoded.add(copy.outputs[0])
@@ -242,11 +231,11 @@ def integer_ops(view: View) -> Mapping[OpId, OpId]:
         encoded.update(value for value in maker.results if _encoded(view, value, encoded))
     own = [op for op in view.ops if _on_integers(view, op, decoded, encoded)]
     flow = Flow.of(view, KEEP_SCALE)
-    before = flow.back({v: op.id for op in own for v in op.operands if v in decoded}, decoded.__contains__)
-    behind = flow.forth({v: op.id for op in own for v in op.results if v in encoded}, encoded.__contains__)
-    passed = {reader.id: cause for v, cause in behind.items() for reader in view.readers(v)} | makers(view, before)
-    copies = {op_id: cause for op_id, cause in passed.items() if flow.through(view.ops[op_id])}
-    return dict(sorted({**copies, **{op.id: op.id for op in own}}.items()))
+    before = flow.back((v for op in own for v in op.operands), decoded.__contains__)
+    behind = flow.forth((v for op in own for v in op.results), encoded.__contains__)
+    near = [op for value in behind for op in view.readers(value)]
+    near += [op for value in before if (op := view.producer(value)) is not None]
+    return frozenset(op.id for op in (*own, *(copy for copy in near if flow.through(copy))))
 
 
 def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:

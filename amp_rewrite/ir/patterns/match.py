@@ -210,7 +210,7 @@ def with_entry_casts(view: View, match: Match) -> Match:
         if cast.inputs[:1] == (entry,) and is_transparent(view, cast) and not _encloses(view, ops, cast):
             ops.discard(op_id)
             entry = cast.outputs[0] or entry
-    return Match(frozenset(ops), {**match.values, ENTRY: entry}, match.direct)
+    return Match(frozenset(ops), {**match.values, ENTRY: entry})
 
 
 def is_closed(view: View, match: Match, last: Op) -> bool:

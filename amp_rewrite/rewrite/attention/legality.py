@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import number
-from amp_rewrite.ir.op_classes import PAIR_SUMS, PICKS, SMALL
+from amp_rewrite.ir.op_classes import PAIR_SUMS
 from amp_rewrite.ir.shapes import AllDims
 from amp_rewrite.ir.sizes import Dims, times
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
@@ -234,7 +234,7 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
 def _within_bounds(op: Op) -> bool:
     fill = attribute(op.node, "value") if op.kind == "ConstantOfShape" else None
     held = to_array(fill.t) if fill is not None else np.zeros(1)
-    return op.kind in SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
+    return op.kind in _SMALL or (op.kind == "ConstantOfShape" and bool(np.isfinite(held).all()))
 
 
 def _bounded(view: View, op: Op) -> bool:
@@ -244,4 +244,7 @@ def _bounded(view: View, op: Op) -> bool:
 
 
 _MOST_VALUES = 64
-_BOUNDED = frozenset((*TRACED_MOVES, *PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))
+_PICKS = ("Gather", "GatherElements", "GatherND", "Slice")
+_BOUNDED = frozenset((*TRACED_MOVES, *_PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))
+_SMALL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))
+"""Ops whose results are finite and small for all inputs."""

@@ -7,7 +7,7 @@ to −inf, and a row that is masked throughout becomes NaN; a selection keeps ev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -72,9 +72,9 @@ def _scored(view: View) -> list[Op]:
 
 def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
     flow = Flow.of(view, _CARRY)
-    origins = flow.back({value: value for op in sums for value in op.operands})
+    origins = flow.back(value for op in sums for value in op.operands)
     levels = fills_among(view, DType.FLOAT16, origins).items()
-    return frozenset(flow.forth({value: value for value, fill in levels if fill.absmax >= -LOST}))
+    return frozenset(flow.forth(value for value, fill in levels if fill.absmax >= -LOST))
 
 
 def _in_each_row(view: View, op: Op, value: ValueId) -> bool:
@@ -168,7 +168,7 @@ def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
         yield Replacement("saturated", (op_id,), op_id, node, findings=(finding,), **around.parts())
 
 
-def _harmless(view: View, to: DType, uses: tuple[Use, ...], level: float) -> bool:
+def _harmless(view: View, to: DType, uses: Collection[Use], level: float) -> bool:
     """True if a fill leaves the type on its way from these uses, and its number matters at none."""
     reach = reach_of(view, to, uses, level)
     fits = bounded(level, to) * reach.most <= to.max < reach.farthest

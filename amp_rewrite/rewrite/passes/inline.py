@@ -98,7 +98,7 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
     called = {(f.domain, f.name): {(n.domain, n.op_type) for n in all_nodes(f.node)} for f in local}
     handled = {None, *dtypes}
     calls = (op for op in view.ops if op.signature is None and any(view.dtype(v) in handled for v in op.ports))
-    return set(reach({(op.node.domain, op.op_type): None for op in calls}, called.__getitem__, called.__contains__))
+    return reach(((op.node.domain, op.op_type) for op in calls), called.__getitem__, called.__contains__)
 
 
 def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:

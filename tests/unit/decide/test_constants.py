@@ -27,8 +27,7 @@ TYPES = {"seen": "bool", "ids": "int"}
 
 
 def model_of(text: str, opset: int = 18, **constants: Any) -> ModelProto:
-    domains = {"ai.onnx.ml": 4} if "ai.onnx.ml" in text else None
-    return cases.build(text, ["y"], shapes=SHAPES, types=TYPES, constants=constants, opset=opset, domains=domains)
+    return cases.build(text, ["y"], shapes=SHAPES, types=TYPES, constants=constants, opset=opset)
 
 
 def view_of(text: str, opset: int = 18, **constants: Any) -> View:

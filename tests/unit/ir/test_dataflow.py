@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import (
     behind,
+    exact,
     first_input_of,
     multiples,
     number,
@@ -93,3 +95,27 @@ def test_what_a_value_is_a_multiple_of(op: str, plain: str, signed: str) -> None
     graph = Graph(f"a=Exp(x);v={op}")
     found = [origin(graph.view, graph.value("v"), multiples(graph.view, signs=signs)) for signs in (False, True)]
     assert [graph.name(value) for value in found] == [plain, signed]
+
+
+NUMBER = "n = Constant <value_float = 1.0> ()"
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "expected"),
+    [
+        ("y = Relu (x)", 18, True),
+        ("y = Add (x, x)", 18, False),
+        ('y = ScatterElements <reduction = "none"> (x, i, x)', 18, True),
+        ('y = ScatterElements <reduction = "max"> (x, i, x)', 18, True),
+        ('y = ScatterElements <reduction = "add"> (x, i, x)', 18, False),
+        (f"{NUMBER} y = Clip (x, n, n)", 18, True),
+        (f"{NUMBER} y = Clip (x, n)", 18, False),
+        ("y = Clip <min = 0.1> (x)", 10, False),
+        (f"p = Constant <value_ints = [0, 0, 0, 0]> () {NUMBER} y = Pad (x, p, n)", 18, True),
+        ("y = Pad <pads = [0, 0, 0, 0], value = 0.1> (x)", 10, False),
+    ],
+)
+def test_an_op_is_exact_where_no_number_is_new(body: str, opset: int, expected: bool) -> None:
+    text = f"g (float[2,3] x, int64[2,3] i) => (float[2,3] y) {{ {body} }}"
+    view = View.of(Model(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')))
+    assert exact(view.ops[-1]) is expected

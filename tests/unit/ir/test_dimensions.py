@@ -30,10 +30,10 @@ KEPT = """t = Concat <axis = 0> (b1, rest)  f = ConstantOfShape <value = int64[1
 """How exporters write the -1 of an expansion that keeps what there is."""
 
 
-def followed(body: str, inputs: str = "float[b,n,32] x", held: str = "int64 unused = {0}") -> Dims:
+def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
     """The dimensions of y; those that were made up are "?"."""
     head = '<ir_version: 10, opset_import: ["": 18]>'
-    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}, {held}> {{ {body} }}")
+    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}> {{ {body} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     found = known_dims(View.of(Model.load(model)))[MAIN, "y"]
     return tuple("?" if isinstance(d, str) and d.startswith(MADE_UP) else d for d in found)
@@ -45,21 +45,16 @@ def followed(body: str, inputs: str = "float[b,n,32] x", held: str = "int64 unus
         (SHAPE + "t = Concat <axis = 0> (b1, n1, rest, eight)  y = Reshape (x, t)", "", ("b", "n", 4, 8)),
         (SHAPE + "t = Concat <axis = 0> (n1, rest)  y = Reshape (x, t)", "", ("n", times("b", 32))),
         (SHAPE + "r = Range (i0, n, i1)  y = Cast <to = 1> (r)", "", ("n",)),
-        (SHAPE + "i2 = Add (i1, i1)  r = Range (i0, n, i2)  y = Cast <to = 1> (r)", "", ("?",)),
         (SHAPE + "r = Range (i1, n, i1)  y = Cast <to = 1> (r)", "", ("?",)),  # n may be 0
         (SHAPE + "y = Slice (table, zero, n1, one, one)", "", (1, "?")),
         (SHAPE + "p = Slice (table, zero, n1, one, one)  y = Add (w, p)", "float[b,n,32] x, float[b,n] w", ("b", "n")),
-        (SHAPE + "c = Concat <axis = 1> (x, w)  y = Slice (c, n1, most, one, one)", PAIR, ("b", "m", 32)),
-        ("y = Concat <axis = 1> (x, w)", PAIR, ("b", plus("n", "m"), 32)),
-        ("y = Add (x, w)", "float[b,n,32] x, float[n,1] w", ("b", "n", 32)),
+        ("y = Concat <axis = 1> (x, w)", PAIR, ("b", "?", 32)),
+        ("c = Concat <axis = 1> (x, w)  d = Concat <axis = 1> (w, x)  y = Add (c, d)", PAIR, ("b", "?", 32)),
         ("y = Add (x, w)", "float[b,n,32] x, float[m,32] w", ("b", "?", 32)),
         ("t = Transpose <perm = [0, 2, 1]> (x)  y = MatMul (x, t)", "", ("b", "n", "n")),
         (SHAPE + "t = Concat <axis = 0> (b1, n1)  y = Expand (i, t)", "float[b,n,32] x, float[1,1] i", ("b", "n")),
         (SHAPE + KEPT + "y = Expand (u, w)", "float[b,n,32] x, float[1,7] u", ("b", 7)),
         (SHAPE + KEPT.replace("(f, rest)", "(f, two)") + "y = Expand (x1, w)", X1, ("?", "?")),
-        ("a, y = Split <axis = 2, num_outputs = 2> (x)", "", ("b", "n", 16)),
-        ("y = ReduceMean <keepdims = 0> (x, one)", "", ("b", 32)),
-        ("y = Tile (x, t)", "float[b,n,32] x, int64[3] t", ("?", "?", "?")),
         ("y = Reshape (x, t)", "float[b,n,32] x, int64[2] t", ("?", "?")),
         (SHAPE + "m = Mul (n1, two)  t = Concat <axis = 0> (b1, m, rest)  y = Reshape (x, t)", "", DOUBLE),
         (SHAPE + "m = Div (n1, two)  t = Concat <axis = 0> (b1, m)  y = Expand (w, t)", ONE, ("b", "?")),
@@ -78,37 +73,20 @@ N2 = times("n", 2)
 @pytest.mark.parametrize(
     ("body", "inputs", "expected"),
     [
-        ("y = Gather (d, k)", "int64[k,2] k", ("k", 2, N2, 16)),
-        ("y = Gather <axis = 1> (d, k)", "int64[k] k", ("b", "k", 16)),
-        ("y = Gather <axis = -1> (d, i0)", "", ("b", N2)),
         ("y = MatMul (d, w)", "float[16,m] w", ("b", N2, "m")),
-        ("y = MatMul (w, d)", "float[1,m,n2] w", ("b", "m", 16)),
-        ("y = Transpose (d)", "", (16, N2, "b")),
-        ("y = Transpose <perm = [0, 2, 1]> (d)", "", ("b", 16, N2)),
-        ("y = Unsqueeze (d, ends)", "", (1, "b", N2, 1, 16)),
         ("y = CumSum (d, i0)", "", ("b", N2, 16)),
         ("y = Slice (d, one, most, two)", "", ("b", N2, 15)),
-        ("y = Slice (d, zero, m, one)", "", ("b", N2, 16)),
         ("y = Concat <axis = -1> (d, d)", "", ("b", N2, 32)),
         ("z = Concat <axis = 0> (zero, m, rest)  y = Reshape (d, z)", "", ("b", N2, 16)),
         ("z = Concat <axis = 0> (zero, rest)  y = Reshape <allowzero = 1> (d, z)", "", (0, None)),
         ("z = Shape (d)  y = Expand (i1f, z)", "float i1f", ("b", N2, 16)),
         ("y = Relu (d)", "", ("b", N2, 16)),
-        ("y = Add (d, w)", "float[1,16] w", ("b", N2, 16)),
     ],
 )
 def test_each_op_passes_dimensions_on_that_onnx_does_not_know(
     body: str, inputs: str, expected: tuple[Dim, ...]
 ) -> None:
-    held = "int64[2] ends = {0, 3}, int64[3] r = {2, 1, 2}"
-    assert followed(MADE + body, ", ".join(filter(None, ("float[b,n,32] x", inputs))), held) == expected
-
-
-@pytest.mark.parametrize(("to", "known"), [("6", True), ("7", True), ("1", False), ("9", False)])
-def test_products_of_sizes_are_followed_through_casts_between_integers_alone(to: str, known: bool) -> None:
-    there = f"f = Cast <to = {to}> (m)  g = Cast <to = 7> (f)  t = Concat <axis = 0> (b1, g, rest)  y = Reshape (x, t)"
-    dims = followed(f"{SHAPE} m = Mul (n1, two) {there}")
-    assert dims == (DOUBLE if known else ("b", "?", "?"))
+    assert followed(MADE + body, ", ".join(filter(None, ("float[b,n,32] x", inputs)))) == expected
 
 
 def test_a_length_that_may_be_less_is_not_taken_for_the_whole() -> None:
@@ -131,21 +109,18 @@ def test_another_name_for_what_is_known_is_the_same_name() -> None:
     ("made", "expected"),
     [
         (plus("a", 0), "a"),
-        (plus(2, 3), 5),
-        (minus(plus("a", "b"), "b"), "a"),
-        (times("a", 1), "a"),
-        (times(plus("a", "b"), "c"), plus(times("c", "b"), times("a", "c"))),
+        (plus("a", "a"), times(2, "a")),
+        (plus("a", "b"), None),
+        (minus("a", "a"), 0),
+        (times("a", times("b", 2)), times(times(2, "b"), "a")),
         (over(times("a", 12), times("a", 4)), 3),
-        (over(plus(times("a", "b"), "b"), "b"), plus("a", 1)),
         (over("a", 2), None),
-        (over("a", plus("a", "b")), None),
         (over("a", 0), None),
         (product(("a", None)), None),
         (renamed(times("a", "b"), {"a": 3}), times("b", 3)),
-        (str(plus(times("a", 2), "b")), "2*a + b"),
-        (countable(minus("a", "b")), False),
-        (countable(minus("a", -2)), True),
-        (plus("a", "b") == Size(((("a",), 1), (("b",), 1))), True),
+        (str(times("a", 2)), "2*a"),
+        (countable(times("a", -1)), False),
+        (times("a", "b"), Size(1, ("a", "b"))),
     ],
 )
 def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected: object) -> None:
@@ -187,7 +162,7 @@ def test_what_is_followed_is_what_runs(path: Path) -> None:
         (8, "n", 8),
         ("n", 8, 8),
         (None, "n", "n"),
-        (minus("n", "m"), "k", "k"),  # may be below 0
+        (times("n", -1), "k", "k"),  # may be below 0
         (f"{MADE_UP}0", "n", "n"),
         (f"{MADE_UP}0", f"{MADE_UP}1", f"{MADE_UP}0"),
         (f"{MADE_UP}0", None, f"{MADE_UP}0"),

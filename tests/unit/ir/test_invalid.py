@@ -131,9 +131,9 @@ REFUSED = [
         "the model imports my opset 0, which does not exist; correct it",
     ),
     (importing(("", 21), ("ai.onnx", 20)), "the model imports ai.onnx opsets 21 and 20; keep one"),
-    (fed(None), "input 'x' states no element type; declare one, or export the model again"),
-    (fed(0), "input 'x' states no element type; declare one, or export the model again"),
-    (fed(99), "input 'x' has the unknown element type 99; a newer amp-rewrite may know it"),
+    (fed(None), "input 'x' states no element type; declare a known one, or export the model again"),
+    (fed(0), "input 'x' states no element type; declare a known one"),
+    (fed(99), "input 'x' states the unknown element type 99; declare a known one, or export the model again"),
 ]
 
 

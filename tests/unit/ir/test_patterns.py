@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx.parser
 import pytest
 
@@ -9,6 +10,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns import clusters as patterns
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.patterns.match import Match, Pattern, X, constant, is_closed, matches, op, weight, with_entry_casts
+from amp_rewrite.ir.patterns.scores import even
 from amp_rewrite.ir.view import View
 
 CONSTANTS = """<float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
@@ -99,7 +101,6 @@ ERF = "q = Div (x, root2)  b = Erf (q)  o = Add (b, one)  g = Mul (x, o)  y = Mu
 TANH = """h = Mul (half, x)  p = Pow (x, three)  a = Mul (p, k)  i = Add (x, a)  q = Mul (i, c)  b = Tanh (q)
     o = Add (b, one)  y = Mul (h, o)"""
 SNAKE = "a = Mul (x, two)  s = Sin (a)  p = Pow (s, two)  f = Mul (p, half)  y = Add (x, f)"
-CUBIC = "p = Pow (x, three)  a = Mul (p, k)  y = Add (x, a)"
 QUICK = "a = Mul (x, c)  s = Sigmoid (a)  y = Mul (x, s)"
 
 ROWS: dict[str, tuple[Pattern, str, dict[str, str]]] = {
@@ -143,12 +144,7 @@ ROWS: dict[str, tuple[Pattern, str, dict[str, str]]] = {
         "Tanh",
         {"Mul (half, x)": "Neg (x)", "Add (b, one)": "Sub (b, one)", "Mul (i, c)": "Div (i, c)"},
     ),
-    SNAKE: (
-        patterns.SNAKE,
-        "Sin",
-        {"Sin": "Cos", "(s, two)": "(s, three)", "Add (x, f)": "Add (a, f)", "Mul (p, half)": "Neg (p)"},
-    ),
-    CUBIC: (patterns.CUBIC, "Pow", {"Add (x, a)": "Sub (x, a)", "y = Add (x, a)": "y = Add (k, a)"}),
+    SNAKE: (patterns.SNAKE, "Sin", {"Sin": "Cos", "Add (x, f)": "Add (a, f)", "Mul (p, half)": "Neg (p)"}),
     QUICK: (
         patterns.QUICK_GELU,
         "Sigmoid",
@@ -183,3 +179,20 @@ def test_scale_and_bias_of_a_cluster_are_captured(step: str) -> None:
 def test_a_bound_below_the_root_is_not_an_epsilon(bound: str) -> None:
     (cluster,) = clusters(view_of(LAYER.replace("e = Add", f"e = {bound}")))
     assert "guard" not in cluster.values
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "expected"),
+    [
+        ([0, 1, 2, 3], 4, True),
+        ([3, 1, 2, 0, 3], 4, True),  # in any order, any number of times
+        ([0, 1, 5], 3, True),  # half of 0 to 5
+        ([0, 1, 6], 3, False),
+        ([0, 0.1, 0.2, 0.35], 3, False),
+        ([0, np.inf, 1], 3, True),  # three values, of which no step is known
+        ([5], 1, True),
+        ([5, 6], 1, True),
+    ],
+)
+def test_equal_steps_fill_half_of_a_row_or_more(values: list[float], least: int, expected: bool) -> None:
+    assert even(np.array(values, np.float32), least=least) is expected

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import onnx.defs
 import pytest
 
-from amp_rewrite.ir.schema import signature
+from amp_rewrite.ir.schema import _LINKED, signature
 
 
 @pytest.mark.parametrize(
     ("kind", "inputs", "outputs"),
     [
         ("Add", ["T", "T", None], ["T", None]),
-        ("Cast", ["T1", None], ["T2", None]),
         ("Slice", ["T", "Tind", "Tind", "Tind", "Tind", None], ["T", None]),
         ("Concat", ["T", "T", "T"], ["T", None]),
         ("Split", ["T", "tensor(int64)", None], ["T", "T", "T"]),
@@ -26,3 +26,15 @@ def test_each_slot_has_the_variable_of_its_formal_one(
     assert known is not None
     assert [known.input_variable(slot) for slot in range(len(inputs))] == inputs
     assert [known.output_variable(slot) for slot in range(len(outputs))] == outputs
+
+
+def test_variables_are_linked_where_the_schema_has_a_container_of_each_type() -> None:
+    linked: dict[tuple[str, str], dict[str, str]] = {}
+    for schema in (schema for schema in onnx.defs.get_all_schemas() if not schema.domain):
+        allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+        for outer, held in allowed.items():
+            for inner, bare in allowed.items():
+                for box in ("seq(", "optional("):
+                    if {name for name in held if name.startswith(box)} == {f"{box}{name})" for name in bare}:
+                        linked["", schema.name] = {outer: inner}
+    assert linked == _LINKED

@@ -11,12 +11,6 @@ import onnx.parser
 
 HEAD = '<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.ml": 4]>'
 MODELS = {
-    "EyeLike with a type": """g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
-        a = com.microsoft.FastGelu (x)
-        e = EyeLike <dtype = 1> (a)
-        s = Add (a, e)
-        y = MatMul (s, w)
-    }""",
     "EyeLike in a branch": """g (float[8,8] x, float[8,8] w, bool c) => (float[8,8] y) {
         a = com.microsoft.FastGelu (x)
         s = If (c) <
@@ -35,12 +29,6 @@ MODELS = {
         l = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_floats = [1.0, 2.0], default_float = 0.0> (t)
         p = MatMul (x, w)
         y = Mul (p, l)
-    }""",
-    "LabelEncoder of tensors": """g (string[8] s, float[8,8] x, float[8,8] w) => (int64[8] l, float[8,8] y) {
-        t = com.microsoft.StringLower (s)
-        l = ai.onnx.ml.LabelEncoder
-            <keys_strings = ["a"], values_tensor = int64[1] {3}, default_tensor = int64[1] {0}> (t)
-        y = MatMul (x, w)
     }""",
 }
 

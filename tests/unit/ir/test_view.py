@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View, once
@@ -38,13 +37,3 @@ def test_an_analysis_runs_once_for_each_view_and_its_arguments() -> None:
     first.forget()
     assert analysis(first, 1) == 1
     assert asked[5:] == [(id(first), 1)]
-
-
-def test_a_changed_view_is_analysed_anew() -> None:
-    @once
-    def opset(of: View) -> int:
-        return of.opsets[""]
-
-    before = view()
-    known = opset(before)
-    assert opset(replace(before, opsets={"": known + 1})) == known + 1
