@@ -61,7 +61,7 @@ class Refusal:
 Outcome = Replacement | Refusal
 
 
-def judged(kind: str, last: OpId, found: Replacement | str) -> Outcome:
+def judged(kind: str, last: OpId, found: Outcome | str) -> Outcome:
     """Return a replacement, or the refusal of the ops up to `last` for the reason in its place."""
     return Refusal(kind, last, found) if isinstance(found, str) else found
 

@@ -94,9 +94,6 @@ class _AttentionWriter(SeenRows):
         super().__init__(site)
         self.shown: str | None = None
 
-    def constant(self, stem: str, values: Array) -> str:
-        return super().constant(stem, np.ascontiguousarray(values))
-
     def written(self) -> WrittenAttention:
         site, last = self.site, self.site.form.last
         result = last.node.output[0]
@@ -234,10 +231,10 @@ def _trials(
         masks, shown = _masks(site, rng, (*q.shape[:3], k.shape[2]))
         after = {**constants, **read, **masks, **({written.shown: shown} if written.shown is not None else {})}
         magnitude = np.abs(v).max() * max(1.0, np.abs(q @ turned).max() * form.scale)
-        yield Trial({**_named(site, q, turned, whole), **masks}, after, float(magnitude))
+        yield Trial({**_operands_of(site, q, turned, whole), **masks}, after, float(magnitude))
 
 
-def _named(site: FusibleAttention, *operands: Array) -> dict[str, Array]:
+def _operands_of(site: FusibleAttention, *operands: Array) -> dict[str, Array]:
     values = site.form.queries, site.form.keys, site.form.values
     return {site.view.value_name(value): array for value, array in zip(values, operands, strict=True)}
 
@@ -249,7 +246,7 @@ def drawn_operands(
     length = KEYS if site.causal else QUERIES
     shapes = (length, _WIDTH), (_WIDTH, KEYS), (KEYS, _VALUES)
     masks, _ = _masks(site, rng, (_BATCH, _HEADS, length, KEYS))
-    drawn = _named(site, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
+    drawn = _operands_of(site, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
     return {**drawn, **masks}, (1, _HEADS, _WIDTH, 1), (1, _HEADS, 1, _VALUES)
 
 

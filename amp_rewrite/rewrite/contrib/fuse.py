@@ -155,9 +155,8 @@ def _skip_norm(site: _Site, norm: Operator) -> Outcome | None:
     add = view.producer(total, "Add")
     if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
         return None
-    outcome = _added_norm(site, norm, add, copies)
     kind, _ = _SKIP_NORMS[norm.node.op_type]
-    return Refusal(kind, norm.last.id, outcome) if isinstance(outcome, str) else outcome
+    return judged(kind, norm.last.id, _added_norm(site, norm, add, copies))
 
 
 def _added_norm(site: _Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:

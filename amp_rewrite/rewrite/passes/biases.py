@@ -40,7 +40,7 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(LAYERS):
         if len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
             continue
-        most = _borne(view, op.outputs[0])
+        most = _largest_bias(view, op.outputs[0])
         if most is not None and outweighs(view, op.inputs[2], op.inputs[1], context.to, by=most):
             yield _split(view, op)
 
@@ -49,7 +49,7 @@ def _needs_bias(op: Op) -> bool:
     return op.signature is None or len(op.inputs) - 1 in op.signature.needed
 
 
-def _borne(view: View, value: ValueId) -> float | None:
+def _largest_bias(view: View, value: ValueId) -> float | None:
     """Return how many times a bias may be larger than the weights before a norm, or an output; None before other ops.
 
     The value may be copied in between. An InstanceNormalization subtracts all of the bias.

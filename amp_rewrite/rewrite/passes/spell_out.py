@@ -216,11 +216,11 @@ def spell_attentions(view: View, context: Context, among: Collection[OpId] | Non
         typed = int_attribute(op.node, "softmax_precision", TensorProto.FLOAT) != TensorProto.FLOAT
         if alone and not capped and not typed and only_float32(view, (op.id,)) and (among is None or op.id in among):
             shapes = [context.shape(view, value) or () for value in op.inputs[:4]]
-            if _known(op, shapes):
+            if _sizes_known(op, shapes):
                 yield _spelled_attention(view, op, shapes)
 
 
-def _known(op: Op, shapes: Sequence[Shape]) -> bool:
+def _sizes_known(op: Op, shapes: Sequence[Shape]) -> bool:
     queries, keys, values, *mask = shapes
     if {len(queries), len(keys), len(values)} != {4} or (mask and op.inputs[3] is not None and len(mask[0]) < 2):
         return False
