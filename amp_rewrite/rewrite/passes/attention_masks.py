@@ -78,9 +78,9 @@ def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
 
 
 def _in_each_row(view: View, op: Op, value: ValueId) -> bool:
-    """True if a mask is constant and shows something in each row of every softmax that reads the sum."""
+    """True if a mask is constant, hides something, and shows something in each row of every softmax behind the sum."""
     held, result = numbers(view, value), op.outputs[0]
-    if held is None or result is None or view.opset < FIRST_ROW_SOFTMAX or held.size > MOST:
+    if held is None or result is None or view.opset < FIRST_ROW_SOFTMAX or held.size > MOST or not held.any():
         return False
     rows = all(r.kind == "Softmax" and int_attribute(r.node, "axis", -1) == -1 for r in view.readers(result))
     return rows and not exposed(view, result) and bool((held == 0).any(axis=-1).all())

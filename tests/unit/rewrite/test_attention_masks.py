@@ -154,9 +154,10 @@ def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condi
     assert stored["mask_bounded"] == np.where(np.tri(3) > 0, 0.0, -16376.0).tolist()
 
 
-def test_a_constant_condition_that_masks_a_row_throughout_selects() -> None:
+@pytest.mark.parametrize("rows", [SHOWN, np.ones((3, 3), bool)])
+def test_a_constant_condition_that_masks_a_row_throughout_or_nothing_selects(rows: NDArray[np.bool_]) -> None:
     proto = model("mask = Where (rows, zero, least)")
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(SHOWN, "rows"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(rows, "rows"))
     assert kinds(selected(proto)) == "MatMul Where Softmax"
 
 
