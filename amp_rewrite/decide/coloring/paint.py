@@ -9,7 +9,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.affine import scales_follow
 from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.placement import placed
+from amp_rewrite.decide.coloring.placement import placed, unplaced
 from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
 from amp_rewrite.decide.coloring.raising import Raised
 from amp_rewrite.decide.coloring.spread import Spread
@@ -51,7 +51,7 @@ def paint(
     raised = Raised.of(problem, gate)
     problem = replace(problem, raised=raised.paints)
     spread = Spread.of(problem)
-    low, high = placed(problem, spread) if options.place else (dict(spread.low), {})
+    low, high = (placed if options.place else unplaced)(problem, spread)
     idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
     low = scales_follow(problem, _follow_casts(problem, low), idle)
     paints: dict[tuple[OpId, str], Paint] = dict(raised.paints)

@@ -66,6 +66,17 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
     return {v: spread.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, idle | high
 
 
+def unplaced(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
+    """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
+    labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
+    for v in sorted(labelling.raw & low.keys(), reverse=True):
+        read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
+        if any(end != LOW and end not in low for end in read):
+            del low[v]
+            high[v] = labelling.high(v)
+    return low, high
+
+
 _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
 
 

@@ -6,6 +6,7 @@ activation, and the scale and bias that the runtime fuses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
@@ -42,15 +43,21 @@ class Raised:
     def of(cls, problem: Problem, gate: Gate) -> Raised:
         """Raise the low variables of the named ops, and of ops tied to their type."""
         raised = cls(problem, gate)
-        for op_id, paint in sorted(_wishes(problem).items()):
-            raised._raise(op_id, paint)
+        wishes = _wishes(problem)
+        for op_id in sorted(wishes):
+            raised._raise(op_id, wishes[op_id])
         groups = clusters(problem.view, LOW_TYPES) if raised.paints else ()
         for cluster in groups:
             raised._whole(cluster)
         for cluster in groups:
             raised._affine(cluster)
-        for op in problem.view.ops if raised.paints else ():
-            raised._follow(op)
+        for op in reversed(problem.view.ops) if wishes else ():
+            raised._cast(op, wishes)
+        for op in problem.view.of_kinds(ELEMENTLESS):  # they read no element
+            source = op.inputs[0]
+            if source is not None and made_variable(problem.view, source) in raised.paints:
+                made_by = problem.view.values[source].producer
+                raised.paints[op.id, "T"] = Paint.float32(reasons.SHAPE_FOLLOWS, made_by)
         return raised
 
     def _raise(self, op_id: OpId, paint: Paint) -> None:
@@ -103,17 +110,20 @@ class Raised:
             return self._made(value)
         return DType.FLOAT if read_variable(op, use.slot) in self.paints else self.view.dtype(value)
 
-    def _follow(self, op: Op) -> None:
-        """Raise a Cast to a low type with its readers, and Shape and Size with what they read."""
-        source, result = op.inputs[:1], op.outputs[:1]
-        if op.kind in ELEMENTLESS and source[0] is not None and made_variable(self.view, source[0]) in self.paints:
-            self.paints[op.id, "T"] = Paint.float32(reasons.SHAPE_FOLLOWS, self.view.values[source[0]].producer)
-        if op.kind != "Cast" or result[0] is None or self.view.dtype(result[0]) not in LOW_TYPES:
+    def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
+        """Raise a Cast to a low type with its readers."""
+        result = op.outputs[0] if op.kind == "Cast" else None
+        if result is None or self.view.dtype(result) not in LOW_TYPES or op.id in self.problem.options.lower:
             return
-        uses = self.view.uses[result[0]]
-        raised = uses and all(read_variable(self.view.ops[use.op], use.slot) in self.paints for use in uses)
-        if raised and not exposed(self.view, result[0]) and op.id not in self.problem.options.lower:
-            self.paints[op.id, "T2"] = Paint.float32(reasons.EXISTING_CAST, uses[0].op)
+        uses = self.view.uses[result]
+        raised = [use for use in uses if read_variable(self.view.ops[use.op], use.slot) in self.paints]
+        free = [use for use in uses if self.view.ops[use.op].kind in _ANY_TYPE]
+        through = op.id in wishes and any(self.view.ops[use.op].kind == "Cast" for use in uses)
+        if exposed(self.view, result) or len(raised) + len(free) < len(uses):
+            return
+        if (raised or through) and (op.id in wishes or len(raised) == len(uses)):
+            paint = Paint.float32(reasons.EXISTING_CAST, raised[0].op if raised else None)
+            self.paints[op.id, "T2"] = wishes.get(op.id, paint)
 
 
 def _wishes(problem: Problem) -> dict[OpId, Paint]:
