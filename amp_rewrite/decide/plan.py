@@ -216,21 +216,24 @@ class _Planner:
         """Bypass superfluous Casts of the model.
 
         A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
-        source is a value of that type, widened to float32.
+        source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
         """
         ends = ((op, op.inputs[0], op.outputs[0]) for op in self.view.of_kinds(("Cast",)))
         casts = [(op, source, result) for op, source, result in ends if source is not None and result is not None]
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
+        alike: dict[tuple[ValueId, DType], list[tuple[Op, ValueId]]] = {}
         for op, source, result in casts:
             dtype = homes.get(result) or self.view.dtype(result)
             root = roots.get(source, source)
             if dtype is not None and (homes.get(source) or self.view.dtype(source)) is dtype:
                 self.folds[op.id], roots[result] = source, root
                 typed.setdefault(result, {dtype: list(self.view.uses[result])})
-            elif dtype is not None and dtype.low and self._home(root) is DType.FLOAT and not self._outlives(op):
-                before = self._cast_from(root, dtype)
+            elif dtype in _TYPES and not self._outlives(op):
+                before = self._cast_from(root, dtype) if dtype.low and self._home(root) is DType.FLOAT else None
                 if before is not None:
                     self.folds[op.id], roots[result] = before, root
+                else:
+                    alike.setdefault((source, dtype), []).append((op, result))
         for op, source, result in reversed(casts):  # drop a Cast whose readers all read past it
             readers = [self.folds.get(use.op, result) for use in self.view.uses[result]]
             past = op.id not in self.folds and result in typed and readers and result not in readers
@@ -243,6 +246,24 @@ class _Planner:
                 origin = self.origins[result] = self.origins.get(source, source)
                 for dtype, uses in typed[result].items() if origin in typed else ():
                     typed[origin].setdefault(dtype, []).extend(uses)
+        for (source, dtype), equal in alike.items():
+            changed = [op for op, result in equal if homes[result] is not self.view.dtype(result)]
+            if source in homes and (len(changed) > 1 or dtype in typed[source]):
+                self._join(source, dtype, homes[source], equal, typed)
+
+    def _join(
+        self, source: ValueId, dtype: DType, home: DType, equal: list[tuple[Op, ValueId]], typed: _TypedUses
+    ) -> None:
+        """Let one Cast stand for equal ones of the model."""
+        uses = dict.fromkeys(Use(op.id, 0) for op, _ in equal)
+        kept = [use for use in typed[source].pop(home, ()) if use not in uses]
+        typed[source].update({home: kept} if kept else {})
+        typed[source].setdefault(dtype, []).extend(uses)
+        for op, result in equal:
+            self.folds[op.id], self.origins[result] = source, self.origins.get(source, source)
+            for read, readers in typed[result].items():
+                if read is not dtype:
+                    typed[source].setdefault(read, []).extend(readers)
 
     def _outlives(self, op: Op) -> bool:
         result = op.outputs[0]
