@@ -20,7 +20,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
-from amp_rewrite.ir.view import Op, ValueId
+from amp_rewrite.ir.view import Op, OpId, ValueId
 
 TERM = 32
 """The size that a term of a sum may have."""
@@ -54,6 +54,7 @@ class Readers:
     shared: set[ValueId] = field(default_factory=set)
     _balances: dict[tuple[ValueId, int], bool] = field(default_factory=dict)
     """Weights that sum to zero along the axis that a product sums, by axis."""
+    _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op of its inputs, for any reader of its result."""
@@ -166,13 +167,22 @@ class Readers:
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
     def _counts(self, op: Op) -> bool:
-        """True if a quotient is by a number of elements: computed from a shape, or the only number of an input."""
+        """True if a quotient is by a number of elements: computed from a shape, or the only number of an input.
+
+        A number that multiplies the dividend before, as a loss scale does, does not count.
+        """
         value = op.inputs[1]
         if value is None or self.facts[value].constant:
             return False
         if self.facts[value].whole is not None:
             return True
-        return is_single_input(self.facts, self.facts.origin(value))
+        source = self.facts.origin(value)
+        return is_single_input(self.facts, source) and not self._depends(self.facts.view.producer(op.inputs[0]), source)
+
+    def _depends(self, op: Op | None, source: ValueId) -> bool:
+        if source not in self._after:
+            self._after[source] = self.facts.view.after(reader.id for reader in self.facts.view.readers(source))
+        return op is not None and op.id in self._after[source]
 
     def _share(self, values: Iterable[ValueId]) -> None:
         left = list(values)
