@@ -30,7 +30,7 @@ import onnx
 
 from benchmarks.gpu import gpu_models, skeleton, skeleton_files
 from benchmarks.gpu.gpu_ways import WAYS, by_amp, by_peer, made_with, ways_of
-from benchmarks.gpu.gpu_work import work_of
+from benchmarks.gpu.gpu_work import flops_of
 from benchmarks.shared import measure
 
 KEPT = measure.ROOT / "benchmarks" / "gpu" / "skeletons"
@@ -184,7 +184,7 @@ class Making:
         said = self.about["ways"][key]
         said |= {"nodes": len(model.graph.node), "left": found.left}
         if key == "float32":
-            self.about["flops"] = sum(kernel.flops * kernel.times for kernel in work_of(model, self.about["inputs"]))
+            self.about["flops"] = flops_of(model, self.about["inputs"])
         print(
             f"  {key}: {said['seconds']:.0f} s, {said['nodes']} nodes, {len(found.recipes)} tensors drawn,"
             f" {found.left / 1e6:.2f} MB stay",

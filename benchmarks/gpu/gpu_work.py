@@ -1,56 +1,25 @@
-"""Work of a model on a GPU: for each kernel its operations and bytes, as the cost model of the package counts them."""
+"""Floating-point operations of a model, as the package counts them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx
 
-from amp_rewrite import DType, Model, View
+from amp_rewrite import Model, View
 from amp_rewrite.decide import sizes
-from amp_rewrite.ir.op_classes import ELEMENTLESS, PICKS, RELABELS
 from amp_rewrite.ir.view import Op
 
-VIEWS = RELABELS | ELEMENTLESS | {"Constant"}
-"""Ops that rename or relabel memory: a kernel moves nothing."""
 
-FLOATS = (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16, DType.DOUBLE)
+def flops_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> float:
+    """Return the operations of a model on inputs of these shapes; its weights may be gone.
 
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """Ops that are as large as each other: operations and bytes of one, the type that it computes in, how many."""
-
-    flops: float
-    nbytes: float
-    low: bool
-    times: int
-
-    def __str__(self) -> str:
-        return f"{self.flops:.0f}:{self.nbytes:.0f}:{self.low:d}:{self.times}"
-
-
-def kernels(text: str) -> list[Kernel]:
-    """Return kernels from their text: operations, bytes, whether they are low, and times, with spaces between."""
-    words = (word.split(":") for word in text.split())
-    return [Kernel(float(flops), float(nbytes), low == "1", int(times)) for flops, nbytes, low, times in words]
-
-
-def work_of(stripped: onnx.ModelProto, inputs: Mapping[str, Sequence[int]]) -> list[Kernel]:
-    """Return the kernels of a model whose weights may be gone, on inputs of these shapes, the largest first.
-
-    What constants alone make is folded before the model runs, and views move nothing.
+    What constants alone make is folded before the model runs.
     """
     view = View.of(Model.load(_shaped(_fixed(_with_weights_as_inputs(stripped), inputs))))
     weights = {tensor.name for tensor in stripped.graph.initializer}
-    found: Counter[tuple[float, float, bool]] = Counter()
-    for op in _live(view, weights):
-        if op.kind not in VIEWS and not op.bodies:
-            found[sizes.flops(view, op), _bytes(view, op), _is_low(view, op)] += 1
-    return sorted((Kernel(*key, times) for key, times in found.items()), key=lambda k: (-k.flops, -k.nbytes))
+    return sum(sizes.flops(view, op) for op in _live(view, weights) if not op.bodies)
 
 
 def _live(view: View, weights: set[str]) -> Iterator[Op]:
@@ -62,24 +31,6 @@ def _live(view: View, weights: set[str]) -> Iterator[Op]:
             fixed.update(v for v in op.outputs if v is not None)
         else:
             yield op
-
-
-def _bytes(view: View, op: Op) -> float:
-    """Return the bytes that an op reads and writes; of a tensor that it picks from, as much as it takes."""
-    moved = [v for v in op.inputs if v is not None and not (op.kind in PICKS and v == op.inputs[0])]
-    moved += [v for v in op.outputs if v is not None] + (list(op.results[:1]) if op.kind in PICKS else [])
-    total = 0.0
-    for value in moved:
-        dtype, count = view.dtype(value), sizes.size(view, value)
-        total += dtype.nbytes(count) if dtype is not None else 4 * count
-    return total
-
-
-def _is_low(view: View, op: Op) -> bool:
-    """True if the first float that an op reads is of a low type."""
-    types = (view.dtype(v) for v in op.inputs if v is not None)
-    first = next((t for t in types if t in FLOATS), None)
-    return first is not None and first.low
 
 
 def _with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
