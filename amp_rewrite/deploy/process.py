@@ -65,7 +65,7 @@ def set_policy(policy: str | Policy | None) -> None:
 
 def _set(policy: str | Policy | None, blamed: int) -> None:
     chosen = None if policy is None else Policy.of(policy)
-    if chosen is not None and not chosen.compute.floating:
+    if chosen is not None and not (chosen.compute and chosen.compute.floating):
         raise PolicyError(
             f"a policy for a whole process must compute in a floating type, but {chosen.name!r} does not; use"
             " mixed_float16, mixed_bfloat16 or float32"

@@ -17,7 +17,7 @@ from amp_rewrite.deploy.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.policy import Policy, deserialize, low_type, serialize
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
@@ -43,9 +43,10 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("mixed_bfloat16", (F32, BF16), None),
         ("float32", (F32, F32), None),
         ("f16", (F16, F16), None),
+        ("_infer", (None, None), None),
     ],
 )
-def test_a_policy_says_two_types_and_a_loss_scale(name: str, types: tuple[DType, ...], scale: str) -> None:
+def test_a_policy_says_two_types_and_a_loss_scale(name: str, types: tuple[DType | None, ...], scale: str) -> None:
     policy = Policy(name)
     assert ((policy.param, policy.compute), policy.loss_scale) == (types, scale)
 
@@ -58,6 +59,10 @@ def test_equal_policies_are_equal_however_they_are_spelled() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        (
+            "float16_float32_vars",
+            "policies no longer end in '_float32_vars'; use 'mixed_float16' instead of 'float16_float32_vars'",
+        ),
         ("mixed", "unknown policy 'mixed'; use mixed_float16, mixed_bfloat16 or an element type such as float32"),
         ("mixed_float", "unknown policy 'mixed_float'; did you mean 'mixed_float16'?"),
     ],
@@ -142,18 +147,28 @@ def test_a_policy_prints_as_in_keras() -> None:
 @pytest.mark.parametrize(
     ("policy", "plain"),
     [
-        (Policy("float64"), {"name": "float64"}),
-        (Policy("mixed_float16"), {"name": "mixed_float16"}),
-        (Policy("mixed_float16", loss_scale=None), {"name": "mixed_float16", "loss_scale": None}),
-        (Policy("float16", loss_scale=8), {"name": "float16", "loss_scale": 8.0}),
+        (Policy("float64"), "float64"),
+        (Policy("_infer"), None),
+        (Policy("mixed_float16"), {"class_name": "Policy", "config": {"name": "mixed_float16"}}),
+        (
+            Policy("mixed_float16", loss_scale=None),
+            {"class_name": "Policy", "config": {"name": "mixed_float16", "loss_scale": None}},
+        ),
+        (
+            Policy("float16", loss_scale=8),
+            {"class_name": "Policy", "config": {"name": "float16", "loss_scale": 8.0}},
+        ),
     ],
 )
-def test_a_policy_has_a_configuration_that_leads_back(policy: Policy, plain: dict[str, Any]) -> None:
-    assert policy.get_config() == plain
-    assert Policy.from_config(plain) == policy
+def test_a_policy_has_a_plain_form_that_leads_back(policy: Policy, plain: Any) -> None:
+    assert serialize(policy) == plain
+    assert deserialize(plain) == Policy.from_config(policy.get_config()) == policy
 
 
 def test_the_configuration_of_something_else_is_refused() -> None:
+    with pytest.raises(PolicyError) as error:
+        deserialize({"class_name": "Policy"})
+    assert str(error.value) == "not a serialized policy: {'class_name': 'Policy'}; use what serialize gave"
     with pytest.raises(PolicyError) as error:
         Policy.from_config({"name": "float32", "dtype": "float16"})
     assert str(error.value) == (
@@ -180,11 +195,12 @@ def test_a_scope_ends_with_what_was_there_before_even_after_an_error() -> None:
     assert global_policy() == Policy("float64")
 
 
-def test_a_process_does_not_compute_in_what_is_not_floating() -> None:
+@pytest.mark.parametrize("name", ["int32", "_infer"])
+def test_a_process_does_not_compute_in_what_is_not_floating(name: str) -> None:
     with pytest.raises(PolicyError) as error:
-        set_policy("int32")
+        set_policy(name)
     assert str(error.value) == (
-        "a policy for a whole process must compute in a floating type, but 'int32' does not;"
+        f"a policy for a whole process must compute in a floating type, but {name!r} does not;"
         " use mixed_float16, mixed_bfloat16 or float32"
     )
     assert process.state.policy is None
