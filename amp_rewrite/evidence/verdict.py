@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
+from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference, OutputRow
 from amp_rewrite.reports.render import count, table
 from amp_rewrite.reports.result import Result, line_by_line
 
@@ -20,6 +20,8 @@ SCHEMA = 1
 
 _STEPS = 100
 """Steps to start with."""
+_ROUNDED = 0.16
+"""Largest error of an output that roundings of bfloat16 explain: twice the tolerance to start with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,25 @@ class Verdict(Result):
         return (min(scores) if self.criterion.higher else max(scores)) if scores else None
 
     @property
+    def reached(self) -> str:
+        """Tolerance of a failed candidate to pass with, if errors alone fail; "" for other criteria."""
+        failed = [row.difference.score for row in self.rows if not row.difference.ok]
+        largest = self.largest or math.inf
+        if not failed or None in failed or largest > _ROUNDED or self.criterion.name not in (ALLCLOSE, "scaled"):
+            return ""
+        step = 10.0 ** math.floor(math.log10(largest))
+        passing = f"{math.ceil(largest / step) * step:g}"
+        return f"the largest error is {largest:.2g}, so it passes with a tolerance of {passing}"
+
+    @property
     def _remarks(self) -> tuple[str, ...]:
-        further = () if self.ok or self.refusals else ("`amp-rewrite locate` names the op that the error comes from",)
-        return (*self.notes, *further)
+        if self.ok or self.refusals:
+            return self.notes
+        return (
+            *self.notes,
+            *filter(None, [self.reached]),
+            "`amp-rewrite locate` names the op that the error comes from",
+        )
 
     @property
     def _objections(self) -> tuple[str, ...]:

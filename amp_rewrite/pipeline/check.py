@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, FeedError, ModelError
+from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.random_batches import Drawing
 from amp_rewrite.evidence.guard import guard
@@ -28,7 +28,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.repair import Search, reference_of, with_evidence
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.runtime.installation import require
+from amp_rewrite.runtime.installation import NO_KERNEL, require
 from amp_rewrite.runtime.runner import CPU, Given, Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
@@ -60,7 +60,7 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
     """
     draft, converted = convert(request)
     if converted.plan.empty:
-        return converted
+        return _copied(draft.source, converted)
     try:
         request.tell("check in float32")
         reference = _Reference.of(draft, batch)
@@ -81,6 +81,20 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
             draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
             rows, level = reference.rows(converted.result), REPAIRED
     return reference.judged(converted, rows, FAILED if any(map(_is_wrong, rows)) else level, found)
+
+
+def _copied(source: Model, unchanged: Converted) -> Converted:
+    """Return a conversion without changes, with the objection if onnxruntime does not open the model."""
+    try:
+        require("the check of a conversion")
+        if source.nbytes <= MOST_WEIGHTS:
+            Runner.open(source, _LIGHT)
+    except ModelError as why:
+        if NO_KERNEL not in str(why):  # a GPU may have one
+            return with_evidence(unchanged, Evidence(NONE, objection=str(why)))
+    except MachineError:
+        pass
+    return unchanged
 
 
 def _pattern(op: Op) -> str:

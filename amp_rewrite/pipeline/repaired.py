@@ -192,22 +192,24 @@ class Repaired(Result):
         if rest := len(self.regions) - len(shown):
             lines.append(f"  … and {rest} more (-v shows all)")
         if not self.solved:
-            lines = [f"  {_SPENT if len(self.trail) >= self.budget else _UNREACHED}"]
+            lines = [f"  {_SPENT}" if len(self.trail) >= self.budget else f"  {self.ranges.to} {_UNREACHED}"]
         heading = f"repair: {search_summary(len(self.regions), self.candidates, len(self.trail), self.minimal)}"
         if verbose:
             return "\n".join([heading, *lines, "", self.verdict.text()])
-        failure = [] if self.verdict.ok else [self.verdict.brief]
+        failure = [] if self.verdict.ok else [self.verdict.brief, *filter(None, [self.verdict.reached])]
         return "\n".join([heading, *lines, *failure, *notes]) + "\n"
 
 
 _SPENT = "the budget of trials ended before a set met the tolerance; allow more"
 _UNREACHED = (
-    "no choice of ops meets the tolerance: with all of them in float32 the error is still larger, from low inputs and"
-    " outputs or from float32 itself"
+    "cannot hold this: with all ops in float32 the error is still larger, from low inputs and outputs or from float32"
+    " itself"
 )
 
 
 def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
     """Return the outcome of a search in words: regions pinned of those to choose of, and trials."""
+    if not pinned:
+        return f"no region pinned to float32; {count(trials, 'trial')}"
     needed = "each is needed" if minimal else "perhaps not all are needed"
     return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"

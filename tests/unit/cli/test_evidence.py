@@ -111,9 +111,6 @@ def test_the_report_holds_the_evidence_and_reads_it_back(model: str) -> None:
     assert "evidence" not in json.loads(plain.to_json())  # left out, as every default: old reports load
 
 
-# -- tolerances ---------------------------------------------------------------------------------------------
-
-
 # -- smoke tests --------------------------------------------------------------------------------------------
 
 

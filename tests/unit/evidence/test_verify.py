@@ -246,6 +246,17 @@ def test_without_a_criterion_nothing_is_run() -> None:
 # -- text and JSON -------------------------------------------------------------------------------------------
 
 
+def test_a_failed_verdict_names_the_tolerance_that_the_candidate_passes_with() -> None:
+    candidate = model("z = Relu (x) y = Mul (z, c)", constants="float c = {1.037}")
+    failed = verify(RELU, candidate, X, rtol=1e-3)
+    note = "the largest error is 0.037, so it passes with a tolerance of 0.04"
+    assert (failed.reached, f"note: {note}\n" in failed.text()) == (note, True)
+    assert verify(RELU, candidate, X, tolerance=0.04).ok
+    wrong, lost = (model("z = Relu (x) y = Mul (z, c)", constants=f"float c = {{{c}}}") for c in ("2", "1e38"))
+    assert [verify(RELU, other, X, rtol=1e-3).reached for other in (wrong, lost)] == ["", ""]
+    assert verify(RELU, candidate, X, metric="snr=90").reached == ""
+
+
 def test_the_text_shows_who_ran_how_what_decides_and_the_worst() -> None:
     candidate = model("z = Relu (x) y = Mul (z, c)", constants="float c = {1.25}")
     assert verify(RELU, candidate, X, rtol=0.5).text() == (

@@ -88,8 +88,9 @@ def test_what_is_not_checked_says_why_and_is_the_plain_conversion(model: onnx.Mo
 BLIND = "what overflows on your inputs cannot be seen in a graph"
 
 
-def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path) -> None:
-    model = parsed(f"{PRODUCT} y = vendor.Magic (h)")
+@pytest.mark.parametrize("made", [PRODUCT, "h = Relu (x)"], ids=["lowered", "copied"])
+def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, made: str) -> None:
+    model = parsed(f"{made} y = vendor.Magic (h)")
     model.opset_import.add(domain="vendor", version=1)
     onnx.save(model, "odd.onnx")
     done = run("odd.onnx")

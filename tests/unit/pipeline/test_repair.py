@@ -92,7 +92,7 @@ def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
 
     assert (found.solved, found.minimal, found.regions, len(found.trail)) == (True, True, (), 1)
     assert found.text() == ""  # the evidence says it
-    assert found.text(verbose=True).startswith("repair: 0 of 0 regions pinned to float32, each is needed; 1 trial\n")
+    assert found.text(verbose=True).startswith("repair: no region pinned to float32; 1 trial\n")
     assert found.converted.report.rows == amp_rewrite.convert(model, target="onnx").report.rows
 
 
@@ -116,6 +116,9 @@ def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
 
     assert not found.solved
     assert found.candidates == 0
+    told = found.text()
+    assert "float16 cannot hold this: with all ops in float32 " in told
+    assert "so it passes with a tolerance of 0." in told
 
 
 def test_a_half_model_is_repaired_against_its_widened_twin() -> None:
