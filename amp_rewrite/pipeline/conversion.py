@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, count, spelled
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.pipeline.draft import Draft, is_shifted
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.findings import (
     channels_last,
     in_float64,
@@ -34,7 +34,7 @@ from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.rewrite.contrib.multi_head_attention import ROTARY_KIND
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS, NO_SHIFT
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
@@ -149,16 +149,18 @@ def model_name(draft: Draft) -> str:
 
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, shifted on request, and the pins and findings of ranges; none without ranges."""
+    """Return the draft, shifted unless that is off, and the pins and findings of ranges; none without ranges."""
+    shift = draft.request.shift
+    if ranges is None:
+        if isinstance(shift, int):
+            raise PolicyError(f"{spelled('shift', shift)} shifts what goes beyond float16 by data; give data or ranges")
+        return draft, Guarded()
+    from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
 
-    def guarded(draft: Draft, ranges: Ranges | None) -> Guarded:
-        if ranges is None:
-            return Guarded()
-        from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
-
+    def guarded(draft: Draft, ranges: Ranges) -> Guarded:
         return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.needs.saturate)
 
-    if not is_shifted(draft.request, ranges):
+    if shift == NO_SHIFT or draft.request.to is not DType.FLOAT16:
         return draft, guarded(draft, ranges)
     from amp_rewrite.pipeline.shift import chosen  # late: few shift
 

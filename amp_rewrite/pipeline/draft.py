@@ -24,7 +24,7 @@ from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import refuse_unknown
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
-from amp_rewrite.settings.choices import KEEP_OPSET, NO_SHIFT
+from amp_rewrite.settings.choices import KEEP_OPSET
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
@@ -161,12 +161,6 @@ class Draft:
         request = self.request
         coloring = paint(self.view, request.op_lists, request.to, self.paint_options(pins), self.needs)
         return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
-
-
-def is_shifted(request: Request, ranges: object) -> bool:
-    """True if a request asks for a range shift: with ranges unless it is off, without them by an exponent."""
-    asked = isinstance(request.shift, int) if ranges is None else request.shift != NO_SHIFT
-    return request.to is DType.FLOAT16 and asked
 
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Needs, Mapping[ValueId, DType]]:

@@ -12,38 +12,35 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import is_low, overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.files.casting import Fit
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.reports.evidence import Guarded
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
-from amp_rewrite.rewrite.shift.emit import Shift, refusal, shift_view, shifted_by
+from amp_rewrite.rewrite.shift.emit import Shift, refusal, shifted_by
 from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import SKIP_NORMS, ShiftRequest, residual_plan
+from amp_rewrite.rewrite.shift.plan import ShiftRequest, plan_shift
 from amp_rewrite.settings.choices import AUTO_SHIFT, Target, check_headroom
 from amp_rewrite.settings.list_entry import Color
 
 
 @dataclass(frozen=True)
 class ShiftOutcome:
-    """A shifted draft, or an unshifted one with notes about why.
+    """A shifted draft, with the ranges of its values, or the unshifted one twice.
 
-    `plain`: the draft without the shift, with the notes. `ranges`: those of the shifted values, where there are ranges.
-    `shift`: None if nothing is shifted.
+    `plain`: the draft without the shift. Notes of both say what is left alone.
     """
 
     draft: Draft
     plain: Draft
-    ranges: Ranges | None = None
-    shift: Shift | None = None
+    ranges: Ranges
 
 
-Guard = Callable[[Draft, Ranges | None], Guarded]
+Guard = Callable[[Draft, Ranges], Guarded]
 """What ranges imply for a draft."""
 
 
-def chosen(draft: Draft, ranges: Ranges | None, headroom: float, guarded: Guard) -> tuple[Draft, Guarded]:
+def chosen(draft: Draft, ranges: Ranges, headroom: float, guarded: Guard) -> tuple[Draft, Guarded]:
     """Return the draft, shifted by the requested exponent, with its guard.
 
     `auto` shifts it only if that lowers more products, or as many, and no other fused norms, with fewer ops and Casts.
@@ -51,7 +48,7 @@ def chosen(draft: Draft, ranges: Ranges | None, headroom: float, guarded: Guard)
     tried = shift_draft(draft, ranges, headroom)
     moved, plain = tried.draft, tried.plain
     pinned = guarded(moved, tried.ranges)
-    if tried.shift is None or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
+    if moved is plain or moved.request.shift != AUTO_SHIFT or draft.view.low_types:
         return moved, pinned
     unmoved = guarded(plain, ranges)
     colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
@@ -60,9 +57,7 @@ def chosen(draft: Draft, ranges: Ranges | None, headroom: float, guarded: Guard)
     if gained > 0 or (gained == norms == 0 and _nodes(moved, colorings[0]) < _nodes(plain, colorings[1])):
         return moved, pinned
     why = "a shift would neither lower more products nor save ops and Casts"
-    rows = tuple(
-        _unshifted(row.value, row.absmax, row.evidence, row.values, why) for row in moved.shifts if row.exponent
-    )
+    rows = [_unshifted(row.value, row.absmax, row.values, why) for row in moved.shifts if row.exponent]
     return _noted(plain, rows), unmoved
 
 
@@ -72,68 +67,47 @@ def _compute_lowered(coloring: Coloring) -> int:
 
 def _fused_norms(view: View, coloring: Coloring) -> int:
     """Return the number of low norms with a sum first: a mean magnifies the rounding of large values."""
-    return sum(view.ops[op].kind in SKIP_NORMS for op in {op for op, _ in coloring.low})
+    return sum(view.ops[op].op_type.startswith("Skip") for op in {op for op, _ in coloring.low})
 
 
 def _nodes(draft: Draft, coloring: Coloring) -> int:
     return len(draft.view.ops) + len(plan_casts(draft.view, coloring, draft.io, draft.needs.saturate).casts)
 
 
-def shift_draft(draft: Draft, ranges: Ranges | None, headroom: float) -> ShiftOutcome:
-    """Return the draft with overflowing regions shifted, and ranges of its values.
-
-    Without ranges, residual streams are shifted, and only by a requested exponent. Raise what `guard` raises.
-    """
-    want, why = _want(draft, headroom), refusal(draft.view)
-    if ranges is None:
-        if why is not None:
-            return ShiftOutcome(draft, draft)
-        equations = Equations.of(draft.view)
-        return _tried(draft, draft, shifted_by(equations, residual_plan(equations, want), {}, want), {}, ASKED)
+def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
+    """Return the draft with overflowing regions shifted, and ranges of its values. Raise what `guard` raises."""
     check_headroom(headroom)
-    if ranges.to != draft.request.to.spelling:
-        return ShiftOutcome(draft, draft, ranges)  # the guard objects
-    wide, beyond = draft, _beyond(draft, ranges, want)
-    if not beyond:
+    request = draft.request
+    asked = request.shift if isinstance(request.shift, int) else None
+    want = ShiftRequest(request.to, headroom, asked, flush=request.target == Target.ONNX)
+    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):  # the guard objects to other ranges
         return ShiftOutcome(draft, draft, ranges)
+    why = refusal(draft.view)
     if why is not None:
         finding = Finding(UNSHIFTED, "model", f"{why}, so what overflows stays float32")
         plain = replace(draft, notes=(*draft.notes, finding))
         return ShiftOutcome(plain, plain, ranges)
-    if draft.view.low_types:
-        wide = Draft.of(draft.source, draft.request, widen=True)
-        beyond = _beyond(wide, ranges, want)
-    seen, coloring = seen_ranges(wide.view, ranges), wide.paint()
+    wide = Draft.of(draft.source, request, widen=True) if draft.view.low_types else draft
+    seen, coloring, equations = seen_ranges(wide.view, ranges), wide.paint(), Equations.of(wide.view)
     low = {value: known for value, known in seen.items() if is_low(wide.view, coloring, value)}
-    shift = shift_view(wide.view, beyond, low, want)
-    tried = _tried(draft, wide, shift, seen, DATA)
-    return replace(tried, ranges=ranges if tried.shift is None else _ranges(wide.view, shift, ranges, seen))
+    shift = shifted_by(equations, plan_shift(equations, _beyond(wide, ranges, want), low, want), low, want)
+    refused = [_unshifted(wide.view.value_name(r.value), r.absmax, 1, r.why) for r in shift.plan.refused]
+    plain = _noted(draft, refused)
+    if shift.view is wide.view:
+        return ShiftOutcome(plain, plain, ranges)
+    regions = tuple(region_rows(wide.view, shift))
+    wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
+    findings = [Finding(SHIFTED, row.value, _words(row)) for row in regions]
+    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, _ranges(wide.view, shift, ranges, seen))
 
 
 def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:
     return overflowing(draft.view, draft.paint(), ranges, want.to, want.headroom, draft.needs.saturate)
 
 
-def _want(draft: Draft, headroom: float) -> ShiftRequest:
-    request = draft.request
-    asked = request.shift if isinstance(request.shift, int) else None
-    return ShiftRequest(request.to, headroom, asked, flush=request.target == Target.ONNX)
-
-
-def _tried(draft: Draft, wide: Draft, shift: Shift, seen: Mapping[ValueId, Fit], evidence: str) -> ShiftOutcome:
-    refused = [_unshifted(wide.view.value_name(r.value), r.absmax, evidence, 1, r.why) for r in shift.plan.refused]
-    plain = _noted(draft, refused)
-    if shift.view is wide.view:
-        return ShiftOutcome(plain, plain)
-    regions = tuple(region_rows(wide.view, shift, evidence))
-    wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
-    findings = [Finding(SHIFTED, row.value, _words(row)) for row in regions]
-    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, shift=shift)
-
-
-def _unshifted(value: str, absmax: float, evidence: str, values: int, why: str) -> ShiftRow:
-    room = DType.FLOAT16.max / absmax if absmax else 0.0
-    return ShiftRow(value, 0, evidence, values, absmax, room, room, why=why)
+def _unshifted(value: str, absmax: float, values: int, why: str) -> ShiftRow:
+    room = DType.FLOAT16.max / absmax
+    return ShiftRow(value, 0, values, absmax, room, room, why=why)
 
 
 def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
@@ -177,27 +151,23 @@ def _scaled(known: Range, exponent: int) -> Range:
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
 """Kinds of findings: a region that is shifted, and a value beyond the type that is not."""
-DATA, ASKED = "data", "option"
-"""Evidence for a shift: measured ranges, or a requested exponent."""
-_EVIDENCE = {DATA: "by data", ASKED: "as asked for"}
 _SHOWN = 3
 
 
-def region_rows(view: View, shift: Shift, evidence: str) -> Iterator[ShiftRow]:
+def region_rows(view: View, shift: Shift) -> Iterator[ShiftRow]:
     """Yield the row of each region. `view`: as it was before the shift."""
     for region in shift.plan.regions:
         own = set(region.values)
         kept = tuple(view.value_name(v) for v in region.values if v not in shift.plan.exponents)
         ends = (
             view.ops[op].name
-            for op, muls in shift.emitted.muls.items()
+            for op, muls in shift.muls.items()
             if any(mul.value in own and not mul.exponent for mul in muls)
         )
-        before = DType.FLOAT16.max / region.absmax if region.absmax else 0.0
+        before = DType.FLOAT16.max / region.absmax
         yield ShiftRow(
             view.value_name(region.largest),
             region.exponent,
-            evidence,
             len(own) - len(kept),
             region.absmax,
             before,
@@ -208,11 +178,12 @@ def region_rows(view: View, shift: Shift, evidence: str) -> Iterator[ShiftRow]:
 
 
 def _words(row: ShiftRow) -> str:
-    words = [f"{count(row.values, 'value')} times 2^-{row.exponent}, {_EVIDENCE[row.evidence]}"]
-    if row.absmax:
-        after = math.ldexp(row.absmax, -row.exponent)
-        rooms = f"headroom {row.headroom:.2g}, then {row.headroom_after:.2g}"
-        words.append(f"the largest goes from {row.absmax:g} to {after:g} ({rooms})")
+    after = math.ldexp(row.absmax, -row.exponent)
+    rooms = f"headroom {row.headroom:.2g}, then {row.headroom_after:.2g}"
+    words = [
+        f"{count(row.values, 'value')} times 2^-{row.exponent}, by data",
+        f"the largest goes from {row.absmax:g} to {after:g} ({rooms})",
+    ]
     if row.kept:
         words.append(f"{count(len(row.kept), 'value')} too small for it, {_some(row.kept)}")
     words.append(f"ends at {_some(row.ends)}" if row.ends else "no op needs it undone")

@@ -147,15 +147,13 @@ class ShiftRow:
     """A region of values times 2⁻ᵏ, or a value beyond the low type without a shift.
 
     `value` is the largest of the region, `exponent` its k: 0 for one that is not shifted, and `why` says why.
-    `evidence` is "data" or "option" (an exponent asked for without data). `values` counts the shifted values, `kept`
-    names those of the region that stay as they are since they are too small. `absmax` is the largest magnitude before
-    the shift, `headroom` the factor to the largest number of the type, before and after; both are 0 where no magnitude
-    is known. `ends` names the ops before or after which a Mul undoes the shift.
+    `values` counts the shifted values, `kept` names those of the region that stay as they are since they are too small.
+    `absmax` is the largest magnitude before the shift, `headroom` the factor to the largest number of the type, before
+    and after. `ends` names the ops before or after which a Mul undoes the shift.
     """
 
     value: Name
     exponent: int = 0
-    evidence: str = "data"
     values: int = 1
     absmax: float = 0.0
     headroom: float = 0.0

@@ -181,8 +181,8 @@ class Request:
     shift: Shift = option(
         "auto",
         "regions of values that go beyond float16 by `data` or `ranges` are computed times 2⁻ᵏ, which changes no"
-        ' digit: "auto" takes the smallest k with headroom, a number that k, also without data for residual streams;'
-        ' "none" keeps them float32; see [range shifting](../concepts/shift.md)',
+        ' digit: "auto" takes the smallest k with headroom, a number that k; "none" keeps them float32; see [range'
+        " shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
         stated=UNUSUAL,

@@ -1,9 +1,9 @@
-"""Replacements that carry a plan of exponents out: scaled constants and attributes, and Muls where ports disagree."""
+"""Nodes that carry a plan of exponents out: scaled constants and attributes, and Muls where ports disagree."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,12 +21,7 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.rewrite.replacement import (
-    Context,
-    Outcome,
-    Replacement,
-    run_round,
-)
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, run_round
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
 from amp_rewrite.rewrite.shift.plan import (
@@ -35,8 +30,6 @@ from amp_rewrite.rewrite.shift.plan import (
     ShiftRequest,
     constant_keeps,
     is_exact,
-    plan_shift,
-    sampled,
     solve_ports,
     value_keeps,
 )
@@ -63,76 +56,82 @@ class Origin:
     exponent: int
 
 
-@dataclass
-class Shifted:
-    """Replacements, the new values, the results of each replaced op, and the Muls: those before or after an op."""
+@dataclass(frozen=True)
+class Shift:
+    """A shifted view and how it came about.
 
-    replacements: list[Replacement] = field(default_factory=list)
-    origins: dict[str, Origin] = field(default_factory=dict)
-    results: dict[OpId, tuple[str, ...]] = field(default_factory=dict)
-    muls: dict[OpId, list[Origin]] = field(default_factory=dict)
+    `origins`: what each new value is; `results`: the names of what the replaced ops make now; `muls`: what the Muls
+    before or after an op make.
+    """
 
-
-def emit(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shifted:
-    """Return the replacements for the values of a plan. O(nodes + weights read)."""
-    powers: dict[ValueId, set[int]] = {}
-    first = _ShiftEmitter(equations, plan, fits, want)
-    known: set[OpId] = set()
-    for op, ports in first.solved():
-        known.add(op.id)
-        for port, exponent in ports.items():
-            value = value_at(op, port)
-            if value is not None and equations.view.constant(value) is not None:
-                powers.setdefault(value, set()).add(exponent)
-    view = equations.view
-    for value, several in powers.items():
-        several.update(0 for use in view.uses[value] if use.op not in known)
-    shared = {v for v, several in powers.items() if len(several) > 1 and _elements(view, v) > SMALL}
-    last = _ShiftEmitter(equations, plan, fits, want, shared, first.keeps)
-    return last.emitted()
+    view: View
+    plan: ShiftPlan
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    results: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)
+    muls: Mapping[OpId, list[Origin]] = field(default_factory=dict)
 
 
-def _elements(view: View, value: ValueId) -> int:
-    tensor = view.constant(value)
-    return math.prod(tensor.dims) if tensor is not None else 0
+def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shift:
+    """Return the view shifted by a plan. O(nodes + weights read).
+
+    `fits`: how known values round to the low type.
+    """
+    emitter = _ShiftEmitter(equations, plan, fits, want)
+
+    def carried(_: View, __: Context) -> Iterable[Outcome]:
+        return emitter.replacements()
+
+    after, _ = run_round(equations.view, (carried,), emitter.context)
+    return Shift(after, plan, emitter.origins, emitter.results, emitter.muls)
+
+
+def refusal(view: View) -> str | None:
+    """Return why no part of a model may be shifted; None if one may."""
+    proto = view.model.proto
+    if proto.training_info:
+        return "the model carries its training"
+    if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
+        return "its weights are inputs (IR version 3)"
+    for op in view.ops:
+        if op.kind == "BatchNormalization" and (int_attribute(op.node, "training_mode", 0) or len(op.results) > 1):
+            return f"{op.name} is in training mode"
+        if op.kind == "Dropout" and len(op.inputs) > 2 and op.inputs[2] is not None:
+            mode = view.array(op.inputs[2])
+            if mode is None or mode.any():
+                return f"{op.name} may be in training mode"
+    return None
 
 
 class _ShiftEmitter:
-    def __init__(
-        self,
-        equations: Equations,
-        plan: ShiftPlan,
-        fits: Mapping[ValueId, Fit],
-        want: ShiftRequest,
-        shared: Collection[ValueId] = (),
-        keeps: dict[tuple[ValueId, int, bool], bool] | None = None,
-    ) -> None:
+    """One walk over the ops. `natural`: the exponents at which values are made."""
+
+    def __init__(self, equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> None:
         self.equations, self.view, self.plan, self.fits, self.want = equations, equations.view, plan, fits, want
-        self.shared = shared
-        self.keeps = {} if keeps is None else keeps
         self.natural: dict[ValueId, int] = {}
         self.taken = set(self.view.names)
         self.names: dict[tuple[ValueId, int, ScopeId], str] = {}
         self.constants: dict[tuple[ValueId, int], TensorProto] = {}
         self.factors: dict[int, TensorProto] = {}
         self.context = Context(want.to)
-        self.result = Shifted()
+        self.origins: dict[str, Origin] = {}
+        self.results: dict[OpId, tuple[str, ...]] = {}
+        self.muls: dict[OpId, list[Origin]] = {}
 
-    # -- exponents ---------------------------------------------------------------------------------------
-
-    def solved(self) -> Iterator[tuple[Op, Mapping[OpPort, int]]]:
+    def replacements(self) -> Iterator[Replacement]:
         for op_id, laws in self.equations.laws.items():
             op = self.view.ops[op_id]
             read, made = map(self.natural.get, op.operands), map(self.plan.exponents.get, op.results)
-            if not any(read) and not any(made) and not any(map(self._found, op.operands)):
+            if op.bodies or not (any(read) or any(made) or any(map(self._found, op.operands))):
                 continue
-            asked = self._asked(op, [port for law in laws.laws for _, port in law])
-            ports = solve_ports(laws.laws, asked)
+            asked = self._asked(op, [port for law in laws for _, port in law])
+            ports = solve_ports(laws, asked)
             for port in asked.wanted:
                 value = op.outputs[port.slot]
                 if value is not None and ports[port]:
                     self.natural[value] = ports[port]
-            yield op, ports
+            yield from self._replaced(op, ports)
+
+    # -- exponents ---------------------------------------------------------------------------------------
 
     def _asked(self, op: Op, ports: list[OpPort]) -> PortProblem:
         given, wanted, knobs = dict[OpPort, int](), dict[OpPort, int](), list[OpPort]()
@@ -145,7 +144,7 @@ class _ShiftEmitter:
             else:
                 wanted[port] = self.plan.exponents.get(value, 0)
         more = max(wanted.values(), default=0)
-        poor = {port for port in given if not self._keeps(op.inputs[port.slot], given[port], more)}
+        poor = {port for port in given if not self._keeps(op.inputs[port.slot], given[port] + more)}
         order = sorted(given, key=lambda port: (self._size(op.inputs[port.slot]), port.slot))
         return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
 
@@ -155,75 +154,75 @@ class _ShiftEmitter:
         beyond = math.ldexp(fit.absmax, -natural) * self.want.headroom > self.want.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural
 
-    def _keeps(self, value: ValueId | None, exponent: int, more: int) -> bool:
+    def _keeps(self, value: ValueId | None, exponent: int) -> bool:
         fit = self.fits.get(value, Fit()) if value is not None else Fit()
-        return value_keeps(fit, exponent + more, self.want.to, flush=self.want.flush)
+        return value_keeps(fit, exponent, self.want.to, flush=self.want.flush)
 
     def _size(self, value: ValueId | None) -> int:
         fit = self.fits.get(value) if value is not None else None
         return fit.count if fit is not None and fit.count else 1 << 62
 
     def _allowed(self, op: Op, port: OpPort, exponent: int) -> bool:
+        """True if a constant or an attribute may be stored times 2⁻ᵉ."""
         if not exponent:
             return True
         if port.is_attribute:
             return self._scaled_attribute(op, port.side, exponent) is not None
         value = value_at(op, port)
-        assert value is not None
-        if value in self.shared:
+        tensor = self.view.constant(value)
+        if value is None or tensor is None or self.view.dtype(value) is not DType.FLOAT:
             return False
-        return self._constant_allowed(value, exponent, summand=port.slot in _SUMMANDS.get(op.kind, ()))
+        fit, model = self.view.fit(value, self.want.to), self.view.model
+        if fit.count > SMALL and len(self.view.uses[value]) > 1:  # it would be stored twice
+            return False
+        if not is_exact(fit, model.chunks(tensor), exponent):
+            return False
+        if port.slot in _SUMMANDS.get(op.kind, ()):
+            return True
+        return constant_keeps(model.chunks(tensor), fit, exponent, self.want.to, flush=self.want.flush)
 
-    def _constant_allowed(self, value: ValueId, exponent: int, *, summand: bool) -> bool:
-        key = value, exponent, summand
-        if key not in self.keeps:
-            tensor, model = self.view.constant(value), self.view.model
-            allowed = tensor is not None and self.view.dtype(value) is DType.FLOAT
-            if tensor is not None and allowed:
-                allowed = is_exact(self.view.fit(value, self.want.to), model.chunks(tensor), exponent)
-            if tensor is not None and allowed and not summand:
-                sample = sampled(model.chunks(tensor), _elements(self.view, value))
-                allowed = constant_keeps(sample, exponent, self.want.to, flush=self.want.flush)
-            self.keeps[key] = allowed
-        return self.keeps[key]
+    def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
+        """Return the number in an attribute times 2⁻ᵉ; None if it is not known, or no normal float32 number then."""
+        if op.kind == "Attention" and exponent % 2:
+            return None  # runtimes multiply queries and keys by its root
+        number = attribute_value(op, name, lambda slot: self.context.shape(self.view, op.inputs[slot]))
+        if number is None:
+            return None
+        before = np.float32(number)
+        with np.errstate(over="ignore", under="ignore"):
+            after = np.ldexp(before, -exponent)
+        if name in FACTORS and op.kind in HEAVY and 1.0 in (before, after):
+            return None  # kernels for rows add up in another order where there is nothing to multiply by
+        normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
+        return float(after) if normal else None
 
     # -- nodes -------------------------------------------------------------------------------------------
 
-    def emitted(self) -> Shifted:
-        for op, ports in self.solved():
-            if not op.bodies:
-                self._emit(op, ports)
-        return self.result
-
-    def _emit(self, op: Op, ports: Mapping[OpPort, int]) -> None:
+    def _replaced(self, op: Op, ports: Mapping[OpPort, int]) -> Iterator[Replacement]:
         node, ahead, behind, weights = clone(op.node), list[NodeProto](), list[NodeProto](), list[TensorProto]()
         for port, exponent in ports.items():
             value = value_at(op, port)
             if port.is_attribute:
                 if exponent:
-                    self._set_attribute(op, node, port.side, exponent)
+                    restate(node, port.side, self._scaled_attribute(op, port.side, exponent))
             elif value is None:
                 continue
             elif port.side == "y":
                 behind.extend(self._made(op, node, port.slot, value, weights))
-            elif self.view.constant(value) is not None:
-                if exponent:
-                    tensor = self._constant(value, exponent)
-                    weights.append(tensor)
-                    node.input[port.slot] = tensor.name
-            else:
-                ahead.extend(self._read(op, node, port.slot, exponent, weights))
+            elif self.view.constant(value) is None:
+                ahead.extend(self._read(op, node, port.slot, value, exponent, weights))
+            elif exponent:
+                tensor = self._constant(value, exponent)
+                weights.append(tensor)
+                node.input[port.slot] = tensor.name
         for slot, value in enumerate(op.inputs):  # ports of any exponent
             if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):
                 node.input[slot] = self._name(value)
-        if node == op.node:
-            return
-        self.result.results[op.id] = tuple(node.output)
-        self.result.replacements.append(
-            Replacement(
+        if node != op.node:
+            self.results[op.id] = tuple(node.output)
+            yield Replacement(
                 KIND, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind), findings=()
             )
-        )
 
     def _name(self, value: ValueId) -> str:
         natural = self.natural.get(value, 0)
@@ -238,7 +237,7 @@ class _ShiftEmitter:
             own = self.view.values[value].scope == scope
             name = f"{self.view.value_name(value)}_{how}" + ("" if own or scope == MAIN else f"_{scope}")
             self.names[key] = claimed(name, self.taken)
-            self.result.origins[self.names[key]] = Origin(value, exponent)
+            self.origins[self.names[key]] = Origin(value, exponent)
         return self.names[key]
 
     def _constant(self, value: ValueId, exponent: int) -> TensorProto:
@@ -257,122 +256,38 @@ class _ShiftEmitter:
             self.factors[exponent] = from_array(array, name)
         return self.factors[exponent]
 
+    def _mul(self, op: Op, made: Origin, names: tuple[str, str, str], weights: list[TensorProto]) -> NodeProto:
+        """Return the Mul that makes one value of another: its input, its result and its own name."""
+        source, result, name = names
+        factor = self._factor(self.natural.get(made.value, 0) - made.exponent)
+        weights.append(factor)
+        self.muls.setdefault(op.id, []).append(made)
+        return new_node("Mul", [source, factor.name], result, name)
+
     def _read(
-        self, op: Op, node: NodeProto, slot: int, exponent: int, weights: list[TensorProto]
+        self, op: Op, node: NodeProto, slot: int, value: ValueId, exponent: int, weights: list[TensorProto]
     ) -> Iterator[NodeProto]:
         """Let an op read a computed value at an exponent; yield a Mul if it does not exist so."""
-        value = op.inputs[slot]
-        assert value is not None
-        natural = self.natural.get(value, 0)
-        if exponent == natural:
+        if exponent == self.natural.get(value, 0):
             node.input[slot] = self._name(value)
         elif not exponent and self._is_kept(value):
             node.input[slot] = self.view.value_name(value)
         else:
-            factor = self._factor(natural - exponent)
             name = self._new_name(value, exponent, op.scope)
             seen = name in node.input
             node.input[slot] = name
-            if seen:
-                return
-            weights.append(factor)
-            self.result.muls.setdefault(op.id, []).append(Origin(value, exponent))
-            yield new_node("Mul", [self._name(value), factor.name], name, name)
+            if not seen:
+                yield self._mul(op, Origin(value, exponent), (self._name(value), name, name), weights)
 
     def _made(
         self, op: Op, node: NodeProto, slot: int, value: ValueId, weights: list[TensorProto]
     ) -> Iterator[NodeProto]:
         """Rename a shifted result; yield a Mul that restores it if its name must stay."""
-        natural = self.natural.get(value, 0)
-        if not natural:
-            return
-        node.output[slot] = self._name(value)
-        if self._is_kept(value):
-            name, factor = self.view.value_name(value), self._factor(natural)
-            weights.append(factor)
-            self.result.muls.setdefault(op.id, []).append(Origin(value, 0))
-            yield new_node("Mul", [node.output[slot], factor.name], name, f"{node.output[slot]}_restored")
+        if self.natural.get(value):
+            made = node.output[slot] = self._name(value)
+            if self._is_kept(value):
+                names = made, self.view.value_name(value), f"{made}_restored"
+                yield self._mul(op, Origin(value, 0), names, weights)
 
     def _is_kept(self, value: ValueId) -> bool:
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])
-
-    # -- attributes ----------------------------------------------------------------------------------
-
-    def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
-        """Return the number in an attribute times 2⁻ᵉ; None if it is not known, or no normal float32 number then."""
-        if op.kind == "Attention" and exponent % 2:
-            return None  # runtimes multiply queries and keys by its root
-        number = attribute_value(op, name, lambda slot: self.context.shape(self.view, op.inputs[slot]))
-        if number is None:
-            return None
-        before = np.float32(number)
-        with np.errstate(over="ignore", under="ignore"):
-            after = np.ldexp(before, -exponent)
-        if name in FACTORS and op.kind in HEAVY and 1.0 in (before, after):
-            return None  # kernels for rows add up in another order where there is nothing to multiply by
-        normal = not before or float(np.finfo(np.float32).tiny) <= abs(float(after)) <= DType.FLOAT.max
-        return float(after) if normal else None
-
-    def _set_attribute(self, op: Op, node: NodeProto, name: str, exponent: int) -> None:
-        number = self._scaled_attribute(op, name, exponent)
-        assert number is not None
-        restate(node, name, number)
-
-
-# -- a shifted view --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A shifted view and how it came about.
-
-    `origins`: what each new value is; `results`: the names of what the replaced ops make now.
-    """
-
-    view: View
-    plan: ShiftPlan
-    origins: Mapping[str, Origin] = field(default_factory=dict)
-    results: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)
-    emitted: Shifted = field(default_factory=Shifted)
-
-
-def shift_view(
-    view: View, overflowing: Mapping[ValueId, Fit], fits: Mapping[ValueId, Fit], want: ShiftRequest
-) -> Shift:
-    """Return the view with values beyond the low type shifted into it; the view itself without such values.
-
-    `overflowing`: the values that the low type could not hold; `fits`: how all known values round to it.
-    """
-    if not overflowing or refusal(view):
-        return Shift(view, ShiftPlan())
-    equations = Equations.of(view)
-    return shifted_by(equations, plan_shift(equations, overflowing, fits, want), fits, want)
-
-
-def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit], want: ShiftRequest) -> Shift:
-    """Return the view shifted by a plan, whatever its exponents are."""
-    view = equations.view
-    emitted = emit(equations, plan, fits, want)
-
-    def carried(_: View, __: Context) -> Iterable[Outcome]:
-        return emitted.replacements
-
-    after, _ = run_round(view, (carried,), Context(want.to))
-    return Shift(after, plan, emitted.origins, emitted.results, emitted)
-
-
-def refusal(view: View) -> str | None:
-    """Return why no part of a model may be shifted; None if one may."""
-    proto = view.model.proto
-    if proto.training_info:
-        return "the model carries its training"
-    if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
-        return "its weights are inputs (IR version 3)"
-    for op in view.ops:
-        if op.kind == "BatchNormalization" and int_attribute(op.node, "training_mode", 0):
-            return f"{op.name} is in training mode"
-        if op.kind == "Dropout" and len(op.inputs) > 2 and op.inputs[2] is not None:
-            mode = view.array(op.inputs[2])
-            if mode is None or mode.any():
-                return f"{op.name} may be in training mode"
-    return None

@@ -15,7 +15,7 @@ from networkx.utils import UnionFind
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.shift.laws import Law, Laws, OpPort, laws_of
+from amp_rewrite.rewrite.shift.laws import Law, OpPort, laws_of
 
 ClassId = int
 """A class of values that share one exponent: one of them."""
@@ -39,7 +39,7 @@ class Equations:
     """
 
     view: View
-    laws: Mapping[OpId, Laws]
+    laws: Mapping[OpId, Sequence[Law]]
     classes: Mapping[ValueId, ClassId]
     relations: tuple[Relation, ...]
     joints: Counter[ClassId] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class Equations:
         union = UnionFind(shiftable)
         pending: list[list[tuple[int, ValueId]]] = []
         for op_id, known in laws.items():
-            for law in known.laws:
+            for law in known:
                 terms = _computed(view, view.ops[op_id], law)
                 if terms is None:
                     continue
@@ -80,7 +80,7 @@ class Equations:
         started = dict.fromkeys(v for v in self.classes if view.producer(v) is None)
         for op_id, known in self.laws.items():
             op = view.ops[op_id]
-            for law in known.laws:
+            for law in known:
                 value = value_at(op, law[0][1]) if len(law) == 1 else None
                 if value is not None and value in self.classes:
                     (ended if law[0][1].side == "x" else started)[value] = None

@@ -2,17 +2,13 @@
 
 A value is *shifted* by an exponent e if the graph computes it times 2⁻ᵉ. A law is a linear equation of exponents; an op
 whose laws hold computes its shifted results from its shifted inputs to the bit, as long as no float32 number becomes
-subnormal. `x0`, `x1` … are inputs, `y0`, `y1` … results, `x*` and `y*` each of them; any other word is an attribute
-that is stored times 2⁻ᵉ. A port that no law names has exponent 0: a shift ends there. `?` names a port of any
-exponent. Equations about an omitted port do not count.
+subnormal. `x0`, `x1` … are inputs, `y0`, `y1` … results; any other word is an attribute that is stored times 2⁻ᵉ. A
+port that no law names has exponent 0: a shift ends there. Laws about a port that an op lacks do not count.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,48 +16,10 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute, int_attribute, text_attribute
 from amp_rewrite.ir.dataflow import number
+from amp_rewrite.ir.op_classes import COPIES
 from amp_rewrite.ir.schema import default_attributes
 from amp_rewrite.ir.shapes import Shape
-from amp_rewrite.ir.view import Op, ValueId, View
-
-_TABLE = """
-y* = x*           : Add Concat Identity Max Mean Min Mod Sub Sum
-y0 = x*           : Clip
-y* = x0           : Abs AveragePool Compress CumSum DepthToSpace Expand Flatten Gather GatherElements GatherND
-y* = x0           : GlobalAveragePool GlobalMaxPool GridSample Neg ReduceL1 ReduceL2 ReduceMax
-y* = x0           : ReduceMean ReduceMin ReduceSum Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze
-y* = x0           : Tile TopK Transpose Trilu Unsqueeze LeakyRelu MaxPool MaxUnpool CenterCropPad Col2Im
-y* = x0           : PRelu
-y0 = x0           : DFT Dropout RoiAlign RotaryEmbedding com.microsoft::RotaryEmbedding
-y0 = x1, y0 = x2  : Where
-y0 = x0, y0 = x1  : TensorScatter
-y0 = x0, alpha = - 2x0 : LRN
-y0 = x0, alpha = x0 : ThresholdedRelu
-y0 = x0, lambd = x0, bias = x0 : Shrink
-y0 = x1 + x0      : Mul MatMul
-y0 = x2 + x0      : STFT
-y0 = x1 + x0 + alpha : com.microsoft::FusedMatMul
-y0 = x*+          : Einsum
-y0 = x1 + x0, y0 = x2 : Conv ConvTranspose
-y0 = x1 + x0 + alpha, y0 = x2 + beta : Gemm
-y0 = x1 + x0, y0 = x3 : DeformConv
-y0 = x0 + x2, y0 = x5 : com.microsoft::MatMulNBits
-x2 = - x0, x6 = - x0, y0 = x4, y0 = x5 : com.microsoft::MoE
-x3 = - x0, x9 = - x0, y0 = x6, y0 = x7 : com.microsoft::QMoE
-y0 = - x0         : Reciprocal
-2y0 = x0          : Sqrt
-y0 = 2x0          : ReduceSumSquare
-y0 = x1, y0 = x2, y1 = x0, y2 = - x0, epsilon = 2x0 : LayerNormalization SimplifiedLayerNormalization
-y0 = x1, y0 = x2, epsilon = 2x0 : RMSNormalization InstanceNormalization GroupNormalization
-x1 = x0, x4 = x0, y3 = x0, y1 = x0, y2 = - x0, epsilon = 2x0, y0 = x2, y0 = x3 : com.microsoft::SkipLayerNormalization
-x1 = x0, x3 = x0, y3 = x0, y2 = - x0, epsilon = 2x0, y0 = x2 : com.microsoft::SkipSimplifiedLayerNormalization
-?x0               : LpNormalization Sign Shape Size ArgMax ArgMin Hardmax IsInf IsNaN NonZero
-x0 = x1           : Equal Greater GreaterOrEqual Less LessOrEqual QuantizeLinear com.microsoft::QuantizeLinear
-y0 = x1           : DequantizeLinear com.microsoft::DequantizeLinear
-y1 = x0           : DynamicQuantizeLinear
-"""
-_EXACT_POWERS = (1, 2, 3)
-"""Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
+from amp_rewrite.ir.view import Op, View
 
 
 class OpPort(NamedTuple):
@@ -80,32 +38,192 @@ Law = tuple[tuple[int, OpPort], ...]
 """Terms (coefficient, port) whose sum of exponents is zero. The result comes first, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Laws:
-    """The laws of one op, and its ports of any exponent; float32 ports in none of them have exponent 0."""
-
-    laws: tuple[Law, ...] = ()
-    ignored: frozenset[OpPort] = frozenset()
-
-
-def laws_of(view: View, op: Op) -> Laws:
+def laws_of(view: View, op: Op) -> Sequence[Law]:
     """Return the laws of an op about its float32 ports, fixed ones included."""
-    return _read(_stated(view, op), tuple(_ports(view, op)))
+    ports = list(_ports(view, op))
+    if op.bodies or op.signature is None:
+        return _fixed(ports)
+    known = {*ports, OpPort("scale"), *(OpPort(a.name) for a in op.node.attribute)}
+    known.update(map(OpPort, default_attributes(op.signature)))
+    laws = [law for law in _stated(view, op, ports) if known.issuperset(port for _, port in law)]
+    named = {port for law in laws for _, port in law}
+    if op.kind in _ANY:
+        named.add(OpPort("x", 0))
+    return [*laws, *_fixed(port for port in ports if port not in named)]
 
 
-@cache
-def _read(stated: str, present: tuple[OpPort, ...]) -> Laws:
-    ports = dict.fromkeys(present)
-    laws: list[Law] = []
-    ignored: set[OpPort] = set()
-    for text in stated.split(",") if stated else ():
-        if text.startswith("?"):
-            ignored.add(_port(text[1:]))
-        else:
-            laws.extend(_expanded(text.strip(), ports))
-    named = {port for law in laws for _, port in law} | ignored
-    laws.extend(((1, port),) for port in ports if port not in named)
-    return Laws(tuple(laws), frozenset(ignored))
+def _ports(view: View, op: Op) -> Iterator[OpPort]:
+    for side, values in (("y", op.outputs), ("x", op.inputs)):
+        for slot, value in enumerate(values):
+            if value is not None and view.tensor_dtype(value) is DType.FLOAT:
+                yield OpPort(side, slot)
+
+
+def _fixed(ports: Iterable[OpPort]) -> list[Law]:
+    return [((1, port),) for port in ports]
+
+
+def _stated(view: View, op: Op, ports: Sequence[OpPort]) -> Iterator[Law]:
+    reads, makes = ([port for port in ports if port.side == side] for side in ("x", "y"))
+    if op.kind in _SPECIAL:
+        yield from _SPECIAL[op.kind](view, op)
+    elif op.kind == "Einsum":
+        yield (1, makes[0]), *((-1, port) for port in reads)
+    else:
+        first = _ALIKE if op.kind in _ALIKE else _FOLLOWING
+        sources = reads if op.kind in _ALIKE else [port for port in reads if not port.slot]
+        yield from (((1, made), (-1, read)) for made in makes for read in sources if op.kind in first)
+        yield from _TABLE.get(op.kind, ())
+
+
+def kinds() -> frozenset[str]:
+    """Return the kinds of ops with laws."""
+    return frozenset((*_ALIKE, *_FOLLOWING, *_ANY, *_TABLE, *_SPECIAL, "Einsum"))
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+def _port(name: str) -> OpPort:
+    return OpPort(name[0], int(name[1:])) if name[0] in "xy" and name[1:].isdigit() else OpPort(name)
+
+
+def _law(**terms: int) -> Law:
+    """Return the law by which these multiples of exponents add up to zero."""
+    return tuple((factor, _port(name)) for name, factor in terms.items())
+
+
+def _equal(first: str, *others: str) -> list[Law]:
+    """Return the laws by which ports have one exponent."""
+    return [_law(**{first: 1, other: -1}) for other in others]
+
+
+def _rows(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
+    return dict.fromkeys(kinds.split(), laws)
+
+
+def _contrib(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
+    return {f"com.microsoft::{kind}": laws for kind in kinds.split()}
+
+
+_ALIKE = _rows("Add Clip Concat Max Mean Min Mod Sub Sum")
+"""Ops whose inputs and results have one exponent."""
+_FOLLOWING = {
+    **_rows(" ".join(op for op, slots in COPIES.items() if slots == (0,))),
+    **_rows("Abs AveragePool Col2Im CumSum DFT GlobalAveragePool GlobalMaxPool GridSample LRN LeakyRelu MaxPool"),
+    **_rows("MaxUnpool Neg PRelu Pad ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Resize RoiAlign"),
+    **_rows("RotaryEmbedding Shrink ThresholdedRelu TopK Upsample com.microsoft::RotaryEmbedding"),
+}
+"""Ops whose results have the exponent of their first input."""
+_ANY = _rows("ArgMax ArgMin Hardmax IsInf IsNaN LpNormalization NonZero Shape Sign Size")
+"""Ops that give the same for any exponent of their first input."""
+_NORM = (*_equal("y0", "x1", "x2"), _law(epsilon=1, x0=-2))
+_QUANTIZED = "QuantizeLinear com.microsoft::QuantizeLinear"
+_DEQUANTIZED = "DequantizeLinear com.microsoft::DequantizeLinear"
+_PRODUCT = _law(y0=1, x1=-1, x0=-1)
+_TABLE: Mapping[str, Sequence[Law]] = {
+    **_rows("Clip", *_equal("x0", "min", "max")),
+    **_rows("Pad", *_equal("y0", "x2", "value")),
+    **_rows("Resize", *_equal("y0", "extrapolation_value")),
+    **_rows("LRN", _law(alpha=1, x0=2)),
+    **_rows("ThresholdedRelu", *_equal("x0", "alpha")),
+    **_rows("Shrink", *_equal("x0", "lambd", "bias")),
+    **_rows("Where", *_equal("y0", "x1", "x2")),
+    **_rows("TensorScatter", *_equal("y0", "x0", "x1")),
+    **_rows("Mul MatMul", _PRODUCT),
+    **_rows("Div", _law(y0=1, x0=-1, x1=1)),
+    **_rows("STFT", _law(y0=1, x2=-1, x0=-1)),
+    **_rows("Conv ConvTranspose", _PRODUCT, *_equal("y0", "x2")),
+    **_rows("DeformConv", _PRODUCT, *_equal("y0", "x3")),
+    **_rows("Gemm", _law(y0=1, x1=-1, x0=-1, alpha=-1), _law(y0=1, x2=-1, beta=-1)),
+    **_rows("BatchNormalization", _PRODUCT, *_equal("y0", "x2"), *_equal("x3", "x0")),
+    **_rows("Reciprocal", _law(y0=1, x0=1)),
+    **_rows("Sqrt", _law(y0=2, x0=-1)),
+    **_rows("ReduceSumSquare", _law(y0=1, x0=-2)),
+    **_rows("RMSNormalization InstanceNormalization GroupNormalization", *_NORM),
+    **_rows("LayerNormalization SimplifiedLayerNormalization", *_NORM, *_equal("y1", "x0"), _law(y2=1, x0=1)),
+    **_rows("Equal Greater GreaterOrEqual Less LessOrEqual", *_equal("x0", "x1")),
+    **_rows(_QUANTIZED, *_equal("x0", "x1")),
+    **_rows(_DEQUANTIZED, *_equal("y0", "x1")),
+    **_rows("DynamicQuantizeLinear", *_equal("y1", "x0")),
+    **_contrib("FusedMatMul", _law(y0=1, x1=-1, x0=-1, alpha=-1)),
+    **_contrib("MatMulNBits", _law(y0=1, x0=-1, x2=-1), *_equal("y0", "x5")),
+    **_contrib("MoE", _law(x2=1, x0=1), _law(x6=1, x0=1), *_equal("y0", "x4", "x5")),
+    **_contrib("QMoE", _law(x3=1, x0=1), _law(x9=1, x0=1), *_equal("y0", "x6", "x7")),
+    **_contrib(
+        "SkipLayerNormalization",
+        *_equal("x0", "x1", "x4", "y3", "y1"),
+        _law(y2=1, x0=1),
+        _law(epsilon=1, x0=-2),
+        *_equal("y0", "x2", "x3"),
+    ),
+    **_contrib(
+        "SkipSimplifiedLayerNormalization",
+        *_equal("x0", "x1", "x3", "y3"),
+        _law(y2=1, x0=1),
+        _law(epsilon=1, x0=-2),
+        *_equal("y0", "x2"),
+    ),
+}
+
+# -- ops whose laws depend on attributes, constants and the inputs that they have -----------------------
+
+_EXACT_POWERS = (1, 2, 3)
+"""Powers that are products; runtimes compute others by logarithms, whose rounding does not scale."""
+
+
+def _pow(view: View, op: Op) -> list[Law]:
+    power = number(view, op.inputs[1])
+    return [_law(y0=1, x0=-int(power))] if power in _EXACT_POWERS else []
+
+
+def _scatter(_: View, op: Op) -> list[Law]:
+    return [] if text_attribute(op.node, "reduction") == "mul" else _equal("y0", "x0", "x2")
+
+
+def _has(op: Op, slot: int) -> bool:
+    return slot < len(op.inputs) and op.inputs[slot] is not None
+
+
+def _heads(op: Op) -> tuple[str, str, Law]:
+    """Return the ports of keys and values, which may be packed, and the law by which `scale` restores the scores."""
+    key = "x1" if _has(op, 1) else "x0"
+    return key, "x2" if _has(op, 2) else key, _law(scale=1, x0=2) if key == "x0" else _law(scale=1, x0=1, x1=1)
+
+
+_SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
+"""The inputs of attentions that hold the keys of a cache, with the values behind them, and a bias."""
+
+
+def _attention(_: View, op: Op) -> list[Law]:
+    """Softcap, mask and softmax see scores as they were. Keys and values in one with others, or with a bias, agree."""
+    past, bias = _SLOTS[op.op_type]
+    key, value, scores = _heads(op)
+    laws = [scores, *_equal("y0", value), *_equal(key, f"x{past}", "y1"), *_equal(value, f"x{past + 1}", "y2")]
+    if _has(op, bias):
+        laws += _equal("x0", f"x{bias}", *(port for port in (key, value) if port != "x0"))
+    return laws
+
+
+def _grouped(_: View, op: Op) -> list[Law]:
+    """Norms of queries and keys absorb a shift; scales of quantized caches take it."""
+    key, value, scores = _heads(op)
+    laws = _equal(value, "y0", "x4", "y2", "x13")
+    if _has(op, 14) or _has(op, 15):
+        return [*laws, _law(qk_norm_epsilon=1, x0=-2), *([_law(qk_norm_epsilon=1, x1=-2)] if key == "x1" else [])]
+    return [*laws, scores, *_equal(key, "x3", "y1", "x12")]
+
+
+_SPECIAL: Mapping[str, Callable[[View, Op], list[Law]]] = {
+    "Attention": _attention,
+    "Pow": _pow,
+    "ScatterElements": _scatter,
+    "ScatterND": _scatter,
+    "com.microsoft::GroupQueryAttention": _grouped,
+    "com.microsoft::MultiHeadAttention": _attention,
+}
+
+# -- attributes --------------------------------------------------------------------------------------
 
 
 def attribute_value(op: Op, name: str, shape: Callable[[int], Shape | None]) -> float | None:
@@ -132,166 +250,3 @@ def _head_width(op: Op, shape: Callable[[int], Shape | None]) -> int | None:
     if not _has(op, 1):
         heads = heads + 2 * kept if (kept := int_attribute(op.node, "kv_num_heads", 0)) else 0
     return dims[-1] // heads if heads and dims[-1] % heads == 0 else None
-
-
-def _stated(view: View, op: Op) -> str:
-    if op.bodies or op.signature is None:
-        return ""
-    special = _SPECIAL.get(op.kind)
-    return special(view, op) if special is not None else _rows().get(op.kind, "")
-
-
-@cache
-def _rows() -> Mapping[str, str]:
-    rows: dict[str, str] = {}
-    for line in _TABLE.strip().splitlines():
-        laws, _, kinds = line.partition(" : ")
-        rows.update(dict.fromkeys(kinds.split(), laws.strip()))
-    return rows
-
-
-def kinds() -> frozenset[str]:
-    """Return the kinds of ops with laws."""
-    return frozenset((*_rows(), *_SPECIAL))
-
-
-# -- the grammar of the table ------------------------------------------------------------------------
-
-
-def _ports(view: View, op: Op) -> Iterator[OpPort]:
-    for side, values in (("y", op.outputs), ("x", op.inputs)):
-        for slot, value in enumerate(values):
-            if value is not None and view.tensor_dtype(value) is DType.FLOAT:
-                yield OpPort(side, slot)
-
-
-_TERM = re.compile(r"([+-]?)\s*(\d*)([a-z]\w*)")
-
-
-def _port(word: str) -> OpPort:
-    return OpPort(word[0], int(word[1:])) if word[0] in "xy" and word[1:].isdigit() else OpPort(word)
-
-
-def _expanded(text: str, ports: Mapping[OpPort, None]) -> Iterator[Law]:
-    """Yield the laws of an equation, one for each port that a `*` stands for; none if a port is omitted."""
-    left, _, right = (part.strip() for part in text.partition("="))
-    lefts = [port for port in ports if port.side == left[0]] if left.endswith("*") else None
-    if right.endswith("*+"):
-        terms = [(-1, port) for port in ports if port.side == right[0]]
-        yield ((1, _port(left)), *terms)
-        return
-    rights = [port for port in ports if port.side == right[0]] if right.endswith("*") else None
-    for first in lefts if lefts is not None else (None,):
-        for second in rights if rights is not None else (None,):
-            head = _terms(left, 1) if first is None else [(1, first)]
-            tail = _terms(right, -1) if second is None else [(-1, second)]
-            law = (*head, *tail)
-            if all(port.is_attribute or port in ports for _, port in law):
-                yield law
-
-
-def _terms(text: str, sign: int) -> list[tuple[int, OpPort]]:
-    return [
-        ((-sign if minus == "-" else sign) * int(factor or 1), _port(word))
-        for minus, factor, word in _TERM.findall(text)
-    ]
-
-
-# -- ops whose laws depend on attributes and constants --------------------------------------------------
-
-
-def _pow(view: View, op: Op) -> str:
-    power = number(view, op.inputs[1])
-    return f"y0 = {int(power)}x0" if power in _EXACT_POWERS else ""
-
-
-def _float32(view: View, value: ValueId | None) -> bool:
-    return value is not None and view.tensor_dtype(value) is DType.FLOAT
-
-
-def _cast(view: View, op: Op) -> str:
-    return "y0 = x0" if _float32(view, op.inputs[0]) and _float32(view, op.outputs[0]) else ""
-
-
-def _batch_norm(view: View, op: Op) -> str:
-    """Scale, bias and mean take the shift; variance and epsilon stay."""
-    training = int_attribute(op.node, "training_mode", 0) or len(op.results) > 1
-    return "" if training else "y0 = x1 + x0, y0 = x2, x3 = x0"
-
-
-def _div(view: View, op: Op) -> str:
-    return "y0 = - x1" if view.constant(op.inputs[0]) is not None else "y0 = x0 - x1"
-
-
-def _scatter(_: View, op: Op) -> str:
-    return "" if text_attribute(op.node, "reduction") == "mul" else "y0 = x0, y0 = x2"
-
-
-def _resize(_: View, op: Op) -> str:
-    cropped = text_attribute(op.node, "coordinate_transformation_mode") == "tf_crop_and_resize"
-    return "" if cropped else "y0 = x0"
-
-
-def _clip(view: View, op: Op) -> str:
-    bounds = [name for name in ("min", "max") if attribute(op.node, name) is not None]
-    return ", ".join(("y0 = x*", *(f"{name} = x0" for name in bounds)))
-
-
-def _pad(_: View, op: Op) -> str:
-    return "y0 = x0, y0 = x2" + (", value = x0" if attribute(op.node, "value") is not None else "")
-
-
-def _has(op: Op, *slots: int) -> bool:
-    return any(slot < len(op.inputs) and op.inputs[slot] is not None for slot in slots)
-
-
-def _shows_scores(op: Op) -> bool:
-    return len(op.outputs) > 3 and op.outputs[3] is not None
-
-
-_SLOTS = {"Attention": (4, 9), "MultiHeadAttention": (6, 3)}
-"""The inputs of attentions that hold the keys of a cache, with the values behind them, and a bias."""
-
-
-def _attention(view: View, op: Op) -> str:
-    """Scores are restored by `scale`; softcap, mask and softmax see them as they were. Scores as a result end it.
-
-    Packed keys and values share an exponent with what they are packed with; so do all with a bias.
-    """
-    past, bias = _SLOTS[op.op_type]
-    key = "x1" if _has(op, 1) else "x0"
-    value = "x2" if _has(op, 2) else key
-    laws = [f"scale = - x0 - {key}", f"y0 = {value}", f"x{past} = {key}", f"x{past + 1} = {value}"]
-    laws += [f"y1 = {key}", f"y2 = {value}"]
-    if _has(op, bias):
-        laws += [f"x{bias} = x0", *(f"{port} = x0" for port in (key, value) if port != "x0")]
-    return "" if _shows_scores(op) else ", ".join(laws)
-
-
-def _grouped(view: View, op: Op) -> str:
-    """Norms of queries and keys absorb a shift; quantized caches have scales that end it."""
-    if _shows_scores(op) or _has(op, 12, 13):
-        return ""
-    key, value = ("x1", "x2") if _has(op, 1) else ("x0", "x0")
-    laws = [f"y0 = {value}", f"x4 = {value}", f"y2 = {value}"]
-    if _has(op, 14, 15):
-        return ", ".join([*laws, "qk_norm_epsilon = 2x0", f"qk_norm_epsilon = 2{key}"])
-    return ", ".join([*laws, f"scale = - x0 - {key}", f"x3 = {key}", f"y1 = {key}"])
-
-
-_SPECIAL: Mapping[str, Callable[[View, Op], str]] = {
-    "Attention": _attention,
-    "BatchNormalization": _batch_norm,
-    "Cast": _cast,
-    "CastLike": _cast,
-    "Clip": _clip,
-    "Div": _div,
-    "Pad": _pad,
-    "Pow": _pow,
-    "Resize": _resize,
-    "ScatterElements": _scatter,
-    "ScatterND": _scatter,
-    "Upsample": _resize,
-    "com.microsoft::GroupQueryAttention": _grouped,
-    "com.microsoft::MultiHeadAttention": _attention,
-}

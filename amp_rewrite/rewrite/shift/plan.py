@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array, Fit
-from amp_rewrite.ir.dataflow import first_input_of, origin
-from amp_rewrite.ir.op_classes import MOVES
-from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.ir.view import ValueId
 from amp_rewrite.rewrite.shift.equations import ClassId, Equations
 from amp_rewrite.rewrite.shift.laws import Law, OpPort
 
 LARGEST_EXPONENT = 24
 """Of a shift: beyond it the smallest number of float16 is that of float32's digits."""
-SKIP_NORMS = ("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
 _ROUNDS = 8
 """Times that all relations are gone through; laws that still do not hold get Muls."""
 
@@ -156,34 +153,6 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
     return True
 
 
-def residual_plan(equations: Equations, want: ShiftRequest) -> ShiftPlan:
-    """Return the plan for residual streams shifted by the requested exponent."""
-    members = equations.members()
-    wanted = dict.fromkeys(residual_classes(equations), want.exponent or 0)
-    solved = solve_classes(equations, wanted)
-    exponents = {value: exponent for root, exponent in solved.items() for value in members[root]}
-    regions = tuple(ShiftRegion(solved[root], members[root][0], 0.0, tuple(members[root])) for root in wanted)
-    return ShiftPlan(exponents, regions)
-
-
-def is_residual(view: View, value: ValueId) -> bool:
-    """True for a sum of two computed values, such as a residual stream."""
-    op = view.producer(origin(view, value, first_input_of(MOVES)), "Add")
-    if op is None:  # or what a fused norm adds to
-        return any(_sums(view, reader) and value in reader.inputs[:2] for reader in view.readers(value))
-    return all(view.constant(v) is None for v in op.inputs)
-
-
-def _sums(view: View, op: Op) -> bool:
-    return op.kind in SKIP_NORMS and all(view.constant(v) is None for v in op.inputs[:2])
-
-
-def residual_classes(equations: Equations) -> Iterator[ClassId]:
-    """Yield the classes of residual sums with products among their readers."""
-    found = {equations.classes[v]: None for v in equations.classes if is_residual(equations.view, v)}
-    yield from (root for root in found if equations.heavy[root])
-
-
 # -- the ports of one op ---------------------------------------------------------------------------
 
 
@@ -245,8 +214,6 @@ def _changed(law: Law, found: dict[OpPort, int], changed: set[OpPort], asked: Po
     """Change a port of a law so that it holds; False if none can change, or once more."""
     rest = sum(factor * found[port] for factor, port in law)
     terms = {port: factor for factor, port in law}
-    if len(terms) < len(law):  # a port twice: its own factors add up
-        terms = {port: sum(f for f, other in law if other == port) for port in terms}
     results = [port for port in terms if port in asked.wanted]
     inputs = [port for port in asked.order if port in terms]
     equal = len(terms) == 2 and not sum(terms.values()) and not any(port in asked.knobs for port in terms)
@@ -287,30 +254,17 @@ def _is_exact(values: Array, exponent: int) -> bool:
         return np.array_equal(np.ldexp(shifted, exponent), values, equal_nan=True)
 
 
-def sampled(chunks: Iterable[Array], count: int) -> Array:
-    """Return evenly spread elements of a constant of `count` elements, and the largest of all."""
-    step = max(1, -(-count // _SAMPLE))
-    parts, at, largest = list[Array](), 0, np.zeros(1, np.float32)
-    for chunk in chunks:
-        parts.append(chunk[(-at) % step :: step].astype(np.float32))
-        at += chunk.size
-        if step > 1 and chunk.size:
-            top = max(float(chunk.max()), -float(chunk.min()))
-            largest = np.maximum(largest, np.float32(top))
-    return np.concatenate([*parts, largest]) if step > 1 else np.concatenate([*parts, largest[:0]])
-
-
-def constant_keeps(array: Array, exponent: int, to: DType, *, flush: bool) -> bool:
+def constant_keeps(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
     """True if a constant times 2⁻ᵉ rounds to the low type with at most 10 % more error, and does not overflow."""
-    exact = array.reshape(-1).astype(np.float64)
-    factor = math.ldexp(1.0, -exponent)
-    largest = float(np.abs(exact).max(initial=0.0))
-    if largest * factor > to.max >= largest:
+    if math.ldexp(fit.absmax, -exponent) > to.max >= fit.absmax:
         return False
-    return _error(exact * factor, to, flush) / factor <= MOST_ADDED_ERROR * _error(exact, to, flush=False)
+    step = max(1, fit.count // _SAMPLE)
+    exact = np.concatenate([np.zeros(0), *(chunk[::step] for chunk in chunks)])
+    shifted = _error(np.ldexp(exact, -exponent), to, flush=flush)
+    return math.ldexp(shifted, exponent) <= MOST_ADDED_ERROR * _error(exact, to, flush=False)
 
 
-def _error(exact: Array, to: DType, flush: bool) -> float:
+def _error(exact: Array, to: DType, *, flush: bool) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = exact.astype(np.float32).astype(to.numpy).astype(np.float64)
         if flush:

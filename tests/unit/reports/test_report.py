@@ -210,7 +210,7 @@ def test_every_field_survives_json() -> None:
         (PortRow("y", "float32", FIRST_INPUT, 1),),
         {"float16": 3},
         Evidence(REPAIRED, "x.npz", 3, True, "error ≤ 0.01", "0.5", True, 2, "why", 0.5),
-        (ShiftRow("v", 3, "option", 2, 7e4, 0.5, 4.0, ("w",), ("y",), "why"),),
+        (ShiftRow("v", 3, 2, 7e4, 0.5, 4.0, ("w",), ("y",), "why"),),
     )
     read = Report.from_json(report.to_json(), "all")
     assert read == report

@@ -18,7 +18,8 @@ from support.one_op import Case, cases
 from support.shifting import bits, sandwiched, shifted_at_random, shifted_to
 
 _UNTESTED = {"BatchNormalization", "RoiAlign", "SimplifiedLayerNormalization"}
-"""Records that a test of their own covers, or that onnx has no case for that onnxruntime runs."""
+_UNTESTED |= {"ConcatFromSequence", "SequenceAt", "SequenceErase"}
+"""Records that a test of their own covers, or that onnx has no case for that onnxruntime runs; copies of sequences."""
 
 
 def _changed(case: Case) -> int:
@@ -103,7 +104,7 @@ def _shifted(text: str, exponent: int) -> tuple[Any, Any, dict[str, Any]]:
 def test_a_shift_passes_without_a_mul(name: str, exponent: int) -> None:
     model, shift, feed = _shifted(PASSED[name], exponent)
     assert any(origin.exponent == exponent for origin in shift.origins.values())
-    assert not shift.emitted.muls
+    assert not shift.muls
     assert bits(shift.view.model.to_proto(), feed) == bits(model, feed)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array, Fit
-from amp_rewrite.rewrite.shift.plan import MOST_ADDED_ERROR, constant_keeps, is_exact, sampled, value_keeps
+from amp_rewrite.rewrite.shift.plan import MOST_ADDED_ERROR, constant_keeps, is_exact, value_keeps
 
 TO = DType.FLOAT16
 NORMAL = np.random.default_rng(0).standard_normal(1 << 14)
@@ -41,15 +41,14 @@ def test_counts_tell_a_shift_that_costs_digits_from_one_that_does_not(size: floa
     kept = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MOST_ADDED_ERROR]
     assert told == list(range(len(told)))
     assert kept[-1] - 6 <= told[-1] <= kept[-1]
-    constant = array.astype(np.float32)
-    assert [e for e in range(1, 40) if constant_keeps(constant, e, TO, flush=flush)] == kept[1:]
+    parts = np.split(array.astype(np.float32), [5000])
+    assert [e for e in range(1, 40) if constant_keeps(parts, fit_of(array), e, TO, flush=flush)] == kept[1:]
 
 
 @pytest.mark.parametrize(
     ("fit", "exponent", "keeps"),
     [
         (Fit(), 20, True),
-        (Fit(count=4), 20, True),
         (Fit(count=4, absmax=1.0, absmin=1.0), 14, True),
         (Fit(count=4, absmax=1.0, absmin=1.0), 24, False),
         (Fit(count=4, absmax=1.0, absmin=1e-7, flushed=1), 0, True),
@@ -60,22 +59,21 @@ def test_no_numbers_no_shift_and_no_small_numbers_keep_all_digits(fit: Fit, expo
     assert value_keeps(fit, exponent, TO, flush=False) is keeps
 
 
-def test_a_constant_may_not_leave_the_range_that_it_is_in() -> None:
-    constant = np.array([2.0], np.float32)
-    assert constant_keeps(constant, -14, TO, flush=False)
-    assert not constant_keeps(constant, -15, TO, flush=False)
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_constant_may_not_leave_the_range_that_it_is_in(size: int) -> None:
+    constant = np.full(size, 0.5, np.float32)
+    constant[size // 3] = 2  # of a large one, a sample is rounded
+    keeps = [constant_keeps([constant], fit_of(constant), e, TO, flush=False) for e in (-14, -15)]
+    assert keeps == [True, False]
 
 
 @pytest.mark.parametrize(
     ("numbers", "exponent", "exact"),
     [
-        ([1.0, 3.0], 100, True),
         ([1.0, 3.0], 126, True),
-        ([1.0, 3.0], 127, True),
         ([1.0, 1 + 2.0**-23], 126, True),
         ([1.0, 1 + 2.0**-23], 127, False),
         ([1.0, 3.0], 151, False),
-        ([0.0], 300, True),
         ([1.0], -127, True),
         ([2.0], -127, False),
         ([2.0**-149], -3, True),
@@ -89,12 +87,3 @@ def test_float32_numbers_times_a_power_of_two_are_exact_unless_they_lose_bits(
     array = np.array(numbers, np.float32)
     finite = array[np.isfinite(array)].astype(np.float64)
     assert is_exact(fit_of(finite), [array], exponent) is exact
-
-
-@pytest.mark.parametrize(("size", "step"), [(1000, 1), (1 << 18, 1), ((1 << 18) + 1, 2), (1 << 20, 4)])
-def test_a_sample_is_evenly_spread_over_the_chunks_and_has_the_largest(size: int, step: int) -> None:
-    array = np.arange(size, dtype=np.float32)
-    array[1::2] *= -1
-    chunks = np.split(array, [size // 3, size // 2, size - 1])
-    largest = [] if step == 1 else [np.abs(array).max()]
-    assert sampled(chunks, size).tolist() == [*array[::step].tolist(), *largest]
