@@ -1,14 +1,11 @@
 """Models that real exporters wrote: each converts, loads, keeps its outputs, and leaves the GPU no poorer.
 
-`models/README.md` says what the models are. Sessions on converted models are made in processes of their own.
+`models/README.md` says what the models are.
 """
 
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +18,7 @@ import pytest
 import amp_rewrite
 from amp_rewrite.decide.needs.find import constant_ops
 from amp_rewrite.dtypes import DType
-from support import cpu_run, stub
+from support import corpus, objections, stub
 from support.paths import TESTS
 from support.tolerance import rounding_bound
 
@@ -77,55 +74,6 @@ def tolerance(name: str, reference: np.ndarray[Any, Any], low: DType) -> float:
     return rounding_bound(onnx.load(source(name)).graph, reference, low)
 
 
-def run_on_cpu(
-    name: str, model: Path, level: str, folder: Path
-) -> subprocess.CompletedProcess[str] | dict[str, np.ndarray[Any, Any]]:
-    """The outputs, or the process that failed (a negative return code is the signal that killed it)."""
-    out = folder / f"{level}.npz"
-    arguments = [str(model), str(MODELS / f"{name}.npz"), str(out), "--level", level]
-    command = [sys.executable, str(Path(cpu_run.__file__)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode < 0 and name.startswith("lstm"):
-        # onnxruntime 1.31's NchwcTransformer may crash on float16 LSTM -> Transpose -> Reshape, on the CPU
-        # provider only: the model is right, and runs without that optimizer.
-        command += ["--disable", "NchwcTransformer"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        return done
-    with np.load(out) as stored:
-        return {key.removeprefix("output/"): stored[key] for key in stored.files}
-
-
-@pytest.mark.slow
-@every_fixture
-def test_the_float32_model_computes_what_torch_computed(name: str, tmp_path: Path) -> None:
-    outputs = run_on_cpu(name, source(name), "all", tmp_path)
-    assert isinstance(outputs, dict), outputs
-    expected = batch(name, "output")
-    assert list(outputs) == list(expected)
-    for key, array in expected.items():
-        # Both compute in float32, in another order: the exporting script accepts the same 1e-4.
-        np.testing.assert_allclose(outputs[key], array, rtol=0, atol=1e-4, err_msg=key)
-
-
-@pytest.mark.slow
-@every_fixture
-def test_the_tolerance_tells_a_wrong_answer_from_a_rounded_one(name: str, tmp_path: Path) -> None:
-    """A must-fail twin: the same model on other inputs is out of bounds in at least one output."""
-    other = {
-        f"input/{key}": -2 * array if array.dtype.kind == "f" else np.flip(array, -1) if array.ndim else array
-        for key, array in batch(name, "input").items()
-    }
-    np.savez(tmp_path / "other.npz", **other)
-    cpu_run.run(source(name), tmp_path / "other.npz", tmp_path / "out.npz", "basic", [])
-    with np.load(tmp_path / "out.npz") as stored:
-        off = {
-            key: np.abs(stored[f"output/{key}"] - array).max() / tolerance(name, array, DType.FLOAT16)
-            for key, array in batch(name, "output").items()
-        }
-    assert max(off.values()) > 2, off
-
-
 @both_types
 @every_fixture
 def test_a_converted_model_passes_the_full_checker(name: str, low: DType) -> None:
@@ -152,64 +100,48 @@ def test_weights_shrink_and_nothing_is_cast_for_its_shape_alone(name: str) -> No
 
 
 @every_fixture
-@pytest.mark.parametrize("level", ["basic", "all"])
-def test_a_float16_model_loads_and_keeps_its_outputs(name: str, level: str, tmp_path: Path) -> None:
+def test_a_float16_model_loads_and_keeps_its_outputs(name: str) -> None:
     """On a CPU onnxruntime runs most float16 ops in float32 and hides roundings between them: this bounds the
     error of weights, casts and a wrong rewrite, and is only a lower bound of what a GPU would show."""
-    path = tmp_path / "converted.onnx"
-    onnx.save(converted(name, DType.FLOAT16), path)
-    outputs = run_on_cpu(name, path, level, tmp_path)
-    assert isinstance(outputs, dict), outputs
-    for key, array in batch(name, "output").items():
-        assert outputs[key].dtype == array.dtype
+    # Its NchwcTransformer may crash on float16 LSTM -> Transpose -> Reshape, on the CPU provider alone.
+    level = "BASIC" if name.startswith("lstm") else "ALL"
+    inputs = batch(name, "input")
+    outputs = objections.run(converted(name, DType.FLOAT16), inputs, level)
+    # A must-fail twin: the outputs of other inputs are out of bounds.
+    swapped = {
+        key: -2 * array if array.dtype.kind == "f" else np.flip(array, -1) if array.ndim else array
+        for key, array in inputs.items()
+    }
+    wrong = objections.run(onnx.load(source(name)), swapped, "BASIC")
+    off = []
+    for (key, array), output, other in zip(batch(name, "output").items(), outputs, wrong, strict=True):
+        assert output.dtype == array.dtype
         bound = tolerance(name, array, DType.FLOAT16)
-        np.testing.assert_allclose(outputs[key], array, rtol=0, atol=bound, err_msg=key)
-
-
-@pytest.mark.slow
-@every_fixture
-def test_a_bfloat16_model_is_valid_as_far_as_a_cpu_can_tell(name: str, tmp_path: Path) -> None:
-    """The CPU provider has no bfloat16 kernels: after types are resolved it may only say so."""
-    path = tmp_path / "converted.onnx"
-    onnx.save(converted(name, DType.BFLOAT16), path)
-    outcome = run_on_cpu(name, path, "basic", tmp_path)
-    if isinstance(outcome, dict):
-        for key, array in batch(name, "output").items():
-            bound = tolerance(name, array, DType.BFLOAT16)
-            np.testing.assert_allclose(outcome[key], array, rtol=0, atol=bound, err_msg=key)
-    else:
-        assert outcome.returncode == 1 and "NOT_IMPLEMENTED" in outcome.stderr, outcome
-
-
-@functools.cache
-def placements(name: str, level: str) -> dict[DType, dict[str, Any]]:
-    """The stub's answer for the float32 model and for what was made of it; all at once, since starting costs most."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {DType.FLOAT: source(name)}
-        for low in LOW:
-            paths[low] = Path(folder, f"{low.spelling}.onnx")
-            onnx.save(converted(name, low), paths[low])
-        return dict(zip(paths, stub.placements(list(paths.values()), level=level), strict=True))
+        np.testing.assert_allclose(output, array, rtol=0, atol=bound, err_msg=key)
+        off.append(np.abs(other - array).max() / bound)
+    assert max(off) > 2
 
 
 @pytest.mark.slow
 @pytest.mark.stub
-@both_types
-@every_fixture
-def test_a_converted_model_opens_on_cuda_with_no_more_host_work(name: str, low: DType, cuda_stub: Path) -> None:
+@pytest.mark.parametrize("name", corpus.KINDS)
+def test_a_converted_model_opens_on_cuda_with_no_more_host_work(name: str, tmp_path: Path, cuda_stub: Path) -> None:
     """By kind of op, since inlining gives new names; what the float32 model has on the host is in the README."""
-    basic = placements(name, "basic")[low]
-    assert "error" not in basic, basic
-    before, after = placements(name, "all")[DType.FLOAT], placements(name, "all")[low]
-    assert "error" not in after, after
-    added = Counter(node.split()[0] for node in after["cpu_float"])
-    added -= Counter(node.split()[0] for node in before["cpu_float"])
-    # A number that the runtime computes from shapes on the host is cast there too, before it travels.
-    result = amp_rewrite.convert(source(name), to=low.spelling)
-    hosted = {op.id for op in constant_ops(result.view)}
-    added -= Counter(Cast=sum(result.view.values[cast.value].producer in hosted for cast in result.plan.casts))
-    assert (dict(added), after["cpu_unknown"]) == ({}, [])
-    assert after["memcpy"] <= before["memcpy"]
+    paths = [source(name)]
+    for low in LOW:
+        paths.append(tmp_path / f"{low.spelling}.onnx")
+        onnx.save(converted(name, low), paths[-1])
+    before, *placed = stub.placements(paths)
+    for low, after in zip(LOW, placed, strict=True):
+        assert "error" not in after, after
+        added = Counter(node.split()[0] for node in after["cpu_float"])
+        added -= Counter(node.split()[0] for node in before["cpu_float"])
+        # A number that the runtime computes from shapes on the host is cast there too, before it travels.
+        result = amp_rewrite.convert(source(name), to=low.spelling)
+        hosted = {op.id for op in constant_ops(result.view)}
+        added -= Counter(Cast=sum(result.view.values[cast.value].producer in hosted for cast in result.plan.casts))
+        assert (dict(added), after["cpu_unknown"]) == ({}, [])
+        assert after["memcpy"] <= before["memcpy"]
 
 
 @pytest.mark.stub

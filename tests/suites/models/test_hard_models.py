@@ -70,6 +70,11 @@ def made(name: str) -> Hard:
     return HARD[name]()
 
 
+@cache
+def ranges(name: str) -> amp_rewrite.Ranges:
+    return amp_rewrite.calibrate(made(name).model, made(name).batch)
+
+
 # -- what they are -----------------------------------------------------------------------------------
 
 
@@ -100,8 +105,7 @@ def test_each_is_small_valid_and_the_same_every_time(name: str) -> None:
     ],
 )
 def test_the_numbers_that_are_told_of_them_are_there(name: str, value: str, least: float, most: float) -> None:
-    hard = made(name)
-    assert least <= amp_rewrite.calibrate(hard.model, hard.batch).values[value].absmax <= most
+    assert least <= ranges(name).values[value].absmax <= most
 
 
 # -- that they break, and are mended -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from support.random_rarer import RARER
 from support.random_templates import LATEST, TEMPLATES, Template
 from support.sandwich import sandwiches
 
-bounded = settings(max_examples=40)
+bounded = settings(max_examples=20)
 WAYS: Mapping[str, Mapping[str, str]] = {
     "default": {},
     "lower_all": {"level": "lower-all"},
@@ -93,7 +93,7 @@ def test_every_invariant_holds(way: str, graph: Graph) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 20, 22, LATEST])
+@pytest.mark.parametrize("opset", [9, 13, 17, 20, LATEST])
 def test_every_template_between_two_products_is_converted_soundly_at_every_opset(opset: int) -> None:
     """Random graphs of this size hold a tenth of all pairs of a template and an opset; here stands each of them."""
     found = {}

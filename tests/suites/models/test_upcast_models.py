@@ -36,7 +36,7 @@ LOW = (DType.FLOAT16, DType.BFLOAT16)
 
 every_model = pytest.mark.parametrize("name", [*SMALL, *FIXTURES])
 every_fixture = pytest.mark.parametrize("name", FIXTURES)
-bounded = settings(max_examples=40)
+bounded = settings(max_examples=20)
 
 
 def written(model: ModelProto) -> bytes:
