@@ -42,7 +42,7 @@ GROUPS = {
         "locate": "Show where B departs from A, and which ops add most error.",
         "diff": "Print how B differs from A; exit with 1 if it does.",
         "gate": "Compare each FILE with a commit; exit with 1 if one differs.",
-        "bench": "Time models side by side: latency, memory, ops.",
+        "bench": "Time models side by side: latency and memory.",
     },
     "Understand": {
         "report": "Print the inventory of MODEL: ops, types, casts and bytes.",

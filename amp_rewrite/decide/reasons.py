@@ -193,7 +193,7 @@ _REMARKS = {
         "name a release that has a table: docs/reference/targets.md lists them",
     ),
     "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
-    "unchecked": ("the model may still be valid", "`amp-rewrite doctor --open` checks whether it opens"),
+    "unchecked": ("the model may still be valid", "open it in onnxruntime before it is used"),
     KERNEL_GATE: ("such ops stay float32", ""),
     OVERFLOW: ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
     SCHEMA_GATE: ("such ops stay float32", ""),

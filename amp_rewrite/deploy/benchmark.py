@@ -1,10 +1,11 @@
-"""Result of a benchmark: timings and speed-ups, the data, text and JSON."""
+"""Result of a benchmark: timings and speed-ups, text and JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_rewrite.deploy.measurement import OpChange, OpTime
-from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
 
@@ -22,9 +21,7 @@ Seconds = NDArray[Any]
 
 _RESAMPLES = 2000  # of the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
-_ROUND = 0.05  # seconds of a round for the slowest call, unless the number of runs is given
-MOST_RUNS = 50
-"""Runs in a round, where that is left to us."""
+_ROUND, _MOST_RUNS = 0.05, 50  # seconds of a round for the slowest call, and runs in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +77,18 @@ def interleaved(
     """
     names = list(calls)
     seconds = {name: np.empty((rounds, runs)) for name in names}
-    with gc_paused():
-        for number in range(rounds):
-            first = number % len(names) if names else 0
-            for name in names[first:] + names[:first]:
-                _fill(seconds[name][number], calls[name], clock)
-            if progress:
-                progress(number + 1, rounds)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name][number] = timeit.repeat(calls[name], timer=clock, number=1, repeat=runs)
+        if progress:
+            progress(number + 1, rounds)
     return seconds
-
-
-def _fill(seconds: Seconds, call: Callable[[], object], clock: Callable[[], float]) -> None:
-    for i in range(len(seconds)):
-        start = clock()
-        call()
-        seconds[i] = clock() - start
 
 
 def runs_per_round(latencies: Sequence[float]) -> int:
     """Return the number of runs in a round, by the seconds of each call."""
-    return min(max(round(_ROUND / max(max(latencies), 1e-9)), 1), MOST_RUNS)
-
-
-def warm_up(call: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run several times, at least once, to fill caches and choose algorithms; return the seconds of the fastest run."""
-    seconds = np.empty(max(times, 1))
-    _fill(seconds, call, clock)
-    return float(seconds.min())
+    return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MOST_RUNS)
 
 
 # -- the result ----------------------------------------------------------------------------------------
@@ -114,33 +96,21 @@ def warm_up(call: Callable[[], object], times: int, clock: Callable[[], float] =
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """One model in one mode. `types`: its low types. `tf32`: float32 may be computed in TF32.
+    """One model in one mode. `types`: its low types.
 
-    `latency`: inputs and outputs stay on the device; `copies`: they are copied from and to numpy. `speed_ups`: against
-    each baseline, by its name. `memory`: peak bytes for the given batch; None if not measured, with the reason in
-    `fault` if measuring failed.
+    `latency`: inputs and outputs stay on the device. `speed_ups`: against each baseline, by its name. `memory`: peak
+    bytes for the given batch; None if not measured, with the reason in `fault` if measuring failed.
     """
 
     name: str
     types: tuple[str, ...]
-    tf32: bool
     latency: Timing
-    copies: Timing
     speed_ups: Mapping[str, SpeedUp]
     memory: int | None = None
     fault: str = ""
 
 
-@dataclass(frozen=True)
-class OpChanges:
-    """Changes of one model's ops against the first model, the largest slowdown first."""
-
-    name: str
-    ops: tuple[OpChange, ...]
-
-
 SCHEMA = 1
-_MOST_OPS = 10
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,7 +126,6 @@ class Benchmark(Result):
         runs: of each model in a round.
         warm_up: runs of each model that were not measured.
         entries: one per model.
-        changed: ops that got slower or faster.
         notes: caveats.
     """
 
@@ -168,7 +137,6 @@ class Benchmark(Result):
     runs: int
     warm_up: int
     entries: tuple[BenchEntry, ...]
-    changed: tuple[OpChanges, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -183,10 +151,9 @@ class Benchmark(Result):
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
     def text(self) -> str:
-        """Return a text: device and versions, a table of latencies, and a table per further measurement."""
-        parts = (self._head(), self._latencies(), *map(_slower, self.changed))
-        lines = [line for part in parts if part for line in (*part, "")]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]).rstrip("\n") + "\n"
+        """Return a text: device and versions, and a table of latencies and memory."""
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([*self._head(), "", *self._latencies(), "", *notes]).rstrip("\n") + "\n"
 
     def _head(self) -> list[str]:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -200,12 +167,12 @@ class Benchmark(Result):
         return [", ".join(dict.fromkeys(entry.name for entry in self.entries)), *table(rows)]
 
     def _latencies(self) -> list[str]:
-        head = ["latency, ms", "median", "p5", "p95", "with copies", *(f"vs {name}" for name in self.baselines)]
+        head = ["latency, ms", "median", "p5", "p95", *(f"vs {name}" for name in self.baselines)]
         rows = [[entry.name, *_numbers(entry, self.baselines)] for entry in self.entries]
         if any(entry.memory is not None for entry in self.entries):
             head.append("peak memory")
             rows = [[*row, _bytes(entry.memory)] for row, entry in zip(rows, self.entries, strict=True)]
-        return table(rows, head=head, right=" >>>>" + ">" * 9)
+        return table(rows, head=head, right=" >>>" + ">" * 9)
 
     def to_json(self) -> str:
         """Return JSON; `docs/how-to/gpu.md#bench` describes the fields. It ends with a newline."""
@@ -213,7 +180,7 @@ class Benchmark(Result):
 
 
 def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
-    yield from map(_ms, (entry.latency.median, entry.latency.p5, entry.latency.p95, entry.copies.median))
+    yield from map(_ms, (entry.latency.median, entry.latency.p5, entry.latency.p95))
     for name in baselines:
         speed_up = entry.speed_ups.get(name)
         if speed_up is None or entry.name == name:
@@ -221,33 +188,6 @@ def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
         else:
             interval = "" if speed_up.low is None else f" ({speed_up.low:.2f}–{speed_up.high:.2f})"
             yield f"{speed_up.factor:.2f}×{interval}"
-
-
-def _slower(changed: OpChanges) -> list[str]:
-    slower = [change for change in changed.ops if change.seconds > 0][:_MOST_OPS]
-    if not slower:
-        return [f"{changed.name}: no op got slower"]
-    head = ("slower ops, µs a run", "op", "before", "after", "difference", "")
-    ops = table(map(_op_cells, slower), head=head, right="  >>>")
-    return [f"{changed.name}: where time went", *ops]
-
-
-def _op_cells(change: OpChange) -> Sequence[str]:
-    numbers = (_us(change.before), _us(change.after), f"{change.seconds * 1e6:+.1f}")
-    return change.side.name or "(no name)", change.side.op, *numbers, _differences(change)
-
-
-def _differences(change: OpChange) -> str:
-    if change.before is None:
-        return "new"
-    if change.after is None:
-        return "gone"
-    pairs = ((change.before.dtype, change.after.dtype), (change.before.place, change.after.place))
-    return ", ".join(f"{a or 'no type'} → {b or 'no type'}" for a, b in pairs if a != b)
-
-
-def _us(op: OpTime | None) -> str:
-    return "-" if op is None else f"{op.seconds * 1e6:.1f}"
 
 
 def _ms(seconds: float) -> str:

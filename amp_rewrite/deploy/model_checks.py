@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.reasons import LONG_SUM, Strength
+from amp_rewrite.decide.reasons import Strength
 from amp_rewrite.deploy.checkup import (
     ADVICE,
     ALIGNED,
@@ -34,42 +34,37 @@ from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.rows import FLOATING, Totals
 from amp_rewrite.runtime.installation import packages
-from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels, load_webgpu_kernels
+from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels
 from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.request import Request
 
 
-def model_checks(source: Model, to: DType | None, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
+def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     """Check a model as converted to a type; a half model as it is, and the changes by a conversion.
 
-    `to`: None for the model's own low type, or float16. `target`: CUDA or WebGPU.
+    `to`: None for the model's own low type, or float16.
     """
     own = half_type(source)
     low = to or own or DType.FLOAT16
     yield type_of(source)
-    converted = convert(source, to=low, target=target)
+    converted = convert(source, to=low, target=Target.ORT_CUDA)
     checked = source if own is low else converted.result
     view = View.of(checked)
     yield _lowered(converted.report.totals, low)
     if own is low:
-        yield from kept_by_conversion(source, low, target)
+        yield from kept_by_conversion(source, low)
     for finding in converted.report.findings:
         if finding.kind == "runtime_hazard":
             fact, _, remedy = finding.message.partition(" · ")
             yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
-    on_cuda = target == Target.ORT_CUDA
-    yield from _fallen(view, installed_kernels() if on_cuda else load_webgpu_kernels())
+    yield from _fallen(view, installed_kernels())
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"
         yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
-    if on_cuda:
-        yield from _unaligned(view, low)
-        yield from _opening(checked)
-    elif long := [row.name for row in converted.report.rows if row.rule == LONG_SUM]:
-        fact = f"{count(len(long), 'op')} in float32, since the device accumulates in float16 ({shortened(long)})"
-        yield Check("sums", ADVICE, fact, "`--lower PATTERN` lowers them anyway; verify the result on the device")
+    yield from _unaligned(view, low)
+    yield from _opening(checked)
     yield VALUES
 
 
@@ -171,11 +166,11 @@ def type_of(source: Model) -> Check:
     return Check("type", OK, "; ".join([words, *facts, *([f"weights: {stored}"] if stored else [])]))
 
 
-def kept_by_conversion(source: Model, low: DType, target: Target = Target.ORT_CUDA) -> Iterator[Check]:
+def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
     """Yield a check per reason to keep ops in float32 in a conversion of the float32 model, though low here."""
     view = View.of(source)
     lowered = {name: op for op in view.ops if computes(view, op, (low,)) for name in op.node.output}
-    draft = Draft.of(source, Request.of(to=low, target=target.value), widen=True)
+    draft = Draft.of(source, Request.of(to=low, target=Target.ORT_CUDA), widen=True)
     found = defaultdict[str, dict[str, str]](dict)
     for (op_id, _), paint in draft.paint().paints.items():
         op = next((lowered[name] for name in draft.view.ops[op_id].node.output if name in lowered), None)

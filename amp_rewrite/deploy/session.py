@@ -22,7 +22,7 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.binding import Binding
-from amp_rewrite.runtime.gpu import Hardware, hardware, libraries, refusal
+from amp_rewrite.runtime.gpu import Hardware, hardware, refusal
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.plugins import has_provider
@@ -37,7 +37,7 @@ from amp_rewrite.runtime.runner import (
     Runner,
     SessionOptions,
     cuda_opens,
-    cuda_release,
+    unloaded_library,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
 from amp_rewrite.settings.option import checked
@@ -263,8 +263,7 @@ class _SessionRequest:
             return f"{self.first} does not open here"
         if self.machine.absence:
             return self.machine.absence
-        lost = [lib.name for lib in libraries(cuda_release() or 0) if lib.where is None and lib.needed]
-        fact = f"{' and '.join(lost)} cannot be loaded" if lost else "onnxruntime does not say why"
+        fact = unloaded_library() or "onnxruntime does not say why"
         return f"{self.first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
 
 

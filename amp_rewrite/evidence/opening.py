@@ -56,14 +56,10 @@ def usual_provider(named: str | None) -> str:
     return (CUDA if cuda_opens() else CPU) if named is None else named
 
 
-def session_on(
-    provider: str, threads: int = 0, options: Mapping[str, str] | None = None, profile: str | None = None
-) -> SessionOptions:
+def session_on(provider: str, threads: int = 0, options: Mapping[str, str] | None = None) -> SessionOptions:
     """Return the options of a session on a provider, with its own options."""
     providers, own = tuple(dict.fromkeys((provider, CPU))), {provider: options} if options else {}
-    return SessionOptions(
-        providers=providers, provider_options=own, channels_last=True, threads=threads, profile=profile
-    )
+    return SessionOptions(providers=providers, provider_options=own, channels_last=True, threads=threads)
 
 
 def check_as_is(model: Model, name: str, provider: str) -> None:

@@ -88,10 +88,7 @@ class RuntimeFault:
     def remedy(self) -> str:
         """The workaround, as an imperative."""
         if self.skip:
-            return (
-                f"open it with disabled_optimizers={list(self.skip)}; `amp-rewrite doctor --open` checks whether it"
-                " opens here"
-            )
+            return f"open it with disabled_optimizers={list(self.skip)}, as sessions of this package do"
         if self.options:
             stated = ", ".join(f"{name}={value}" for name, value in self.options.items())
             return f"set the provider option {stated}, as sessions of this package do"

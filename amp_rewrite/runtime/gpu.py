@@ -1,4 +1,4 @@
-"""GPUs of this machine, their driver, and the CUDA libraries for onnxruntime; its main memory.
+"""GPUs of this machine and their driver; its main memory.
 
 Nothing of them is imported: everything goes through `ctypes`, with a replaceable loader, so that tests need no GPU."""
 
@@ -8,9 +8,8 @@ import ctypes
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from amp_rewrite.dtypes import DType
@@ -120,73 +119,6 @@ def device_advice(gpus: Sequence[Gpu]) -> str | None:
 def _fast(to: DType) -> str:
     major, minor = FAST_FROM[to]
     return f"{to.spelling} is fast from compute capability {major}.{minor} on"
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A shared library of onnxruntime's CUDA provider.
-
-    `requirement`: its pip requirement. `beside`: its folder below site-packages. `needed`: the provider does not load
-    without it; other libraries are opened on first use. `where`: "system" if the loader has it, "pip", or None.
-    """
-
-    name: str
-    requirement: str
-    beside: str
-    needed: bool
-    where: str | None = None
-
-
-# Names, folders and versions: onnxruntime's own preload_dlls and the extras of its wheel (onnxruntime-gpu 1.31.1).
-_LIBRARIES: Mapping[int, tuple[Library, ...]] = {
-    13: (
-        Library("libcublasLt.so.13", "nvidia-cublas~=13.0", "nvidia/cu13/lib", True),
-        Library("libcublas.so.13", "nvidia-cublas~=13.0", "nvidia/cu13/lib", True),
-        Library("libcudart.so.13", "nvidia-cuda-runtime~=13.0", "nvidia/cu13/lib", True),
-        Library("libcurand.so.10", "nvidia-curand~=10.0", "nvidia/cu13/lib", True),
-        Library("libcufft.so.12", "nvidia-cufft~=12.0", "nvidia/cu13/lib", False),
-        Library("libnvrtc.so.13", "nvidia-cuda-nvrtc~=13.0", "nvidia/cu13/lib", False),
-        Library("libcudnn.so.9", "nvidia-cudnn-cu13~=9.0", "nvidia/cudnn/lib", False),
-    ),
-    12: (
-        Library("libcublasLt.so.12", "nvidia-cublas-cu12~=12.0", "nvidia/cublas/lib", True),
-        Library("libcublas.so.12", "nvidia-cublas-cu12~=12.0", "nvidia/cublas/lib", True),
-        Library("libcudart.so.12", "nvidia-cuda-runtime-cu12~=12.0", "nvidia/cuda_runtime/lib", True),
-        Library("libcurand.so.10", "nvidia-curand-cu12~=10.0", "nvidia/curand/lib", True),
-        Library("libcufft.so.11", "nvidia-cufft-cu12~=11.0", "nvidia/cufft/lib", False),
-        Library("libnvrtc.so.12", "nvidia-cuda-nvrtc-cu12~=12.0", "nvidia/cuda_nvrtc/lib", False),
-        Library("libcudnn.so.9", "nvidia-cudnn-cu12~=9.0", "nvidia/cudnn/lib", False),
-    ),
-}
-
-
-def libraries(cuda: int, load: Loader = ctypes.CDLL, site: Iterable[str] | None = None) -> tuple[Library, ...]:
-    """Find the libraries of a CUDA release, below `site` (sys.path) too; () for an unknown release or system."""
-    if not sys.platform.startswith("linux"):
-        return ()
-    folders = [Path(entry) for entry in (sys.path if site is None else site) if entry]
-    return tuple(replace(library, where=_where(library, load, folders)) for library in _LIBRARIES.get(cuda, ()))
-
-
-def _where(library: Library, load: Loader, folders: Iterable[Path]) -> str | None:
-    if loads(library.name, load):
-        return "system"
-    files = (folder / library.beside / library.name for folder in folders)
-    return "pip" if any(file.is_file() and loads(str(file), load) for file in files) else None
-
-
-def loads(name: str, load: Loader = ctypes.CDLL) -> bool:
-    """True if a shared library can be opened, by name or path."""
-    try:
-        load(name)
-    except OSError:
-        return False
-    return True
-
-
-def pip_line(missing: Iterable[Library]) -> str:
-    """Return the pip command for missing libraries."""
-    return "python -m pip install " + " ".join(dict.fromkeys(f"'{library.requirement}'" for library in missing))
 
 
 def main_memory() -> int:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from amp_rewrite.errors import PolicyError, one_line
-from amp_rewrite.runtime.faults import CPU, WEBGPU
+from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.installation import onnxruntime
 
 _PREFIX = "onnxruntime-ep-"
-PACKAGE, REQUIREMENT = "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"
 ASSIGNMENT = "session.record_ep_graph_assignment_info"
 """Session entry by which onnxruntime remembers the provider of each node."""
 
@@ -84,25 +82,6 @@ def described(device: Any) -> str:
     return " ".join(filter(None, (device.device.vendor, kind, name)))
 
 
-def refusals(ort: Any, provider: str) -> Iterator[str]:
-    """Yield the failures of plugins with a provider."""
-    for plugin in registered(ort):
-        if plugin.failure and (provider in plugin.providers or not plugin.providers):
-            yield f"{plugin.package} {plugin.release}: {plugin.failure}"
-
-
-def absence(ort: Any) -> str | None:
-    """Return the reason for a missing WebGPU device, and the remedy; None if there is one."""
-    registered(ort)
-    if devices(ort, WEBGPU):
-        return None
-    if importlib.util.find_spec(PACKAGE) is None:
-        return f"{REQUIREMENT} is not installed; python -m pip install {REQUIREMENT}"
-    return (
-        f"{REQUIREMENT} finds no GPU; to accept a Vulkan device in software, set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1"
-    )
-
-
 def has_provider(name: str) -> bool:
     """True if this onnxruntime is built with a provider, even if the provider does not open."""
     ort = onnxruntime()
@@ -124,7 +103,8 @@ def check_providers(providers: Sequence[str]) -> None:
     for number, provider in enumerate(providers or ("",)):
         plugged = devices(ort, provider)
         if provider not in known and not plugged:
-            why = "".join(f" ({refusal})" for refusal in refusals(ort, provider))
+            failed = (p for p in registered(ort) if p.failure and (provider in p.providers or not p.providers))
+            why = "".join(f" ({plugin.package} {plugin.release}: {plugin.failure})" for plugin in failed)
             raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
         if plugged and (number or set(providers[1:]) - {CPU}):
             raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")

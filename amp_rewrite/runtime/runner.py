@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import ModelProto
 
-from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.errors import ModelError, PolicyError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.ir.schema import TENSOR
@@ -24,11 +26,10 @@ from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
 from amp_rewrite.runtime.faults import RuntimeFault, present
-from amp_rewrite.runtime.gpu import loads
 from amp_rewrite.runtime.installation import model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.plugins import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.plugins import absence, check_providers, device_of, devices
+from amp_rewrite.runtime.plugins import check_providers, device_of, devices
 from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
 from amp_rewrite.runtime.providers import CHANNELS_LAST, cuda_options
 
@@ -62,8 +63,7 @@ class SessionOptions:
     the first one. `lean`: weights stay in their files, without copies, and memory is given back at once, for a single
     run. `spinning`: False lets threads sleep while they wait, for graphs of many small ops. `threads` for one op; 0:
     one per core. `provider_options` by provider; those that `cuda_options` chooses come after them. `channels_last`: on
-    CUDA, convolutional models run with channels last if a trial run does so. `profile`: onnxruntime times every op from
-    now on, for `end_profile` to write to a file whose path begins so.
+    CUDA, convolutional models run with channels last if a trial run does so.
     """
 
     providers: Sequence[str] = (CPU,)
@@ -76,7 +76,6 @@ class SessionOptions:
     threads: int = 0
     provider_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     channels_last: bool = False
-    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,10 +244,6 @@ class Runner:
     def _place(self, device: int = 0) -> tuple[str, int]:
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
 
-    def end_profile(self) -> Path:
-        """End profiling and return onnxruntime's profile, for a model opened with `profile`."""
-        return Path(self.inner.end_profiling())
-
 
 @dataclass(frozen=True, slots=True)
 class CudaGraphs:
@@ -316,22 +311,13 @@ def cuda_opens() -> bool:
 
 @cache
 def webgpu_opens() -> bool:
-    """True if a float16 model can be opened on a WebGPU device here, by onnxruntime's plugin."""
-    return webgpu_absence() is None
-
-
-@cache
-def webgpu_absence() -> str | None:
-    """Return the obstacle to float16 on a WebGPU device here; None without one."""
-    if (reason := absence(installed_onnxruntime())) is not None:
-        return reason
+    """True if a WebGPU device here runs a float16 model, by onnxruntime's plugin."""
     try:
         runner = Runner.open(Model(small_model("float16")), SessionOptions(providers=(WEBGPU, CPU)))
         runner.run({"x": np.zeros(1, np.float16)})
-    except ModelError as error:
-        return f"the WebGPU device does not run float16: {error}"
-    taken = any(part.ep_name == WEBGPU for part in runner.inner.get_provider_graph_assignment_info())
-    return None if taken else "the WebGPU device does not take float16"
+    except (ModelError, PolicyError):
+        return False
+    return any(part.ep_name == WEBGPU for part in runner.inner.get_provider_graph_assignment_info())
 
 
 def cuda_release() -> int | None:
@@ -368,8 +354,6 @@ def _settings(options: SessionOptions, nodes: int) -> Any:
         settings.add_session_config_entry("session.disable_prepacking", "1")
     if not options.spinning:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if options.profile is not None:
-        settings.enable_profiling, settings.profile_file_prefix = True, options.profile
     if options.providers[0] == WEBGPU:
         settings.add_session_config_entry(ASSIGNMENT, "1")
     return settings
@@ -399,10 +383,31 @@ def _opened(
 @cache
 def preload_once() -> None:
     """Load CUDA libraries installed by pip if the loader does not find others."""
-    ort = installed_onnxruntime()
     release = cuda_release()
-    lost = {name: not loads(name) for name in (f"libcublasLt.so.{release}", "libcudnn.so.9")}
-    if release is not None and any(lost.values()):
-        cuda, cudnn = lost.values()
+    lost = [_loads(name) is not None for name in (f"libcublasLt.so.{release}", _CUDNN)]
+    if release is not None and any(lost):
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
-            ort.preload_dlls(cuda=cuda, cudnn=cudnn)
+            installed_onnxruntime().preload_dlls(cuda=lost[0], cudnn=lost[1])
+
+
+_CUDNN = "libcudnn.so.9"
+
+
+def unloaded_library() -> str | None:
+    """Return the loader's objection to the CUDA provider or to cuDNN, which names a missing library; None without one.
+
+    On Linux alone, where a library that is already loaded is found by its name.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    preload_once()
+    provider = Path(installed_onnxruntime().__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    return _loads(str(provider)) or _loads(_CUDNN)
+
+
+def _loads(library: str) -> str | None:
+    try:
+        ctypes.CDLL(library)
+    except OSError as cause:
+        return one_line(cause)
+    return None

@@ -148,9 +148,8 @@ _TIME = "Timing"
 _TIMING = (
     option("--provider", "NAME", "Provider that must run all models.", _TIME),
     option("--rounds", "N", "Rounds; all models take turns.  [default: 20]", _TIME, type=_COUNT),
-    option("--runs", "N", "Runs of a model in a round.  [default: 50 ms]", _TIME, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
-    option("--memory/--no-memory", None, "Measure peak memory and each op, too.", _TIME, default=True),
+    option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
 )
 
 
@@ -164,10 +163,9 @@ _TIMING = (
     parameters.quiet(),
 )
 def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
-    """Time models side by side: latency, memory, ops.
+    """Time models side by side: latency and memory.
 
-    All models run on the same batch; the first is the baseline. The output names the ops that got slower. Measure on a
-    GPU: on a CPU half precision is slower.
+    All models run on the same batch; the first is the baseline. Measure on a GPU: on a CPU half precision is slower.
     """
     batches = Batches.of(parameters.in_force(given), given, feedback=False)
     benchmark = _benchmark(models, batches, given, quiet=quiet)

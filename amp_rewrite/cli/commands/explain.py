@@ -17,12 +17,10 @@ from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.reports.render import table
-from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
 from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
-    from amp_rewrite.deploy.checkup import Checkup
     from amp_rewrite.settings.op_lists import OpLists
     from amp_rewrite.settings.request import Request
 
@@ -290,19 +288,11 @@ def report(
 _ASKED = (
     click.argument("model", type=parameters.MODEL, required=False),
     option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of a half MODEL, else float16]"),
-    option("--target", "webgpu", "Check the WebGPU provider instead of CUDA."),
-    parameters.flag("--open opens", "Only open MODEL, in a process of its own, and report the outcome."),
 )
 
 
 @parameters.command(*_ASKED, parameters.as_json)
-def doctor(
-    model: Path | None,
-    to: str | None,
-    target: str | None,
-    opens: bool,
-    as_json: bool,
-) -> int:
+def doctor(model: Path | None, to: str | None, as_json: bool) -> int:
     """Find obstacles to fast half precision, here or in MODEL.
 
     Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
@@ -310,17 +300,8 @@ def doctor(
     half already, also the ops that a conversion keeps in float32. Values are not checked: `verify` compares them. On a
     machine without a GPU, MODEL alone decides the exit code.
     """
-    if opens and model is None:
-        raise click.UsageError("--open only opens a model; name one")
-    from amp_rewrite.deploy.doctor import opening
-
-    checkup = opening(model) if opens and model else _checked(model, to, target)
-    terminal.show(checkup.to_json() if as_json else checkup.text())
-    return 0 if checkup.well else FINDING
-
-
-def _checked(model: Path | None, to: str | None, target: str | None) -> Checkup:
     from amp_rewrite.deploy.doctor import doctor
 
-    device = None if target is None else Target.parse(target)
-    return doctor(model, to=low_type(to) if to else None, target=device)
+    checkup = doctor(model, to=low_type(to) if to else None)
+    terminal.show(checkup.to_json() if as_json else checkup.text())
+    return 0 if checkup.well else FINDING

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "convert net.onnx --dry-run",
         "calibrate net.onnx -o r.json",
         "explain net.onnx first",
-        "bench net.onnx --rounds 1 --runs 1 --no-memory",
+        "bench net.onnx --rounds 1 --no-memory",
     ],
 )
 def test_labels_in_the_data_are_named_once_on_stderr(words: str) -> None:

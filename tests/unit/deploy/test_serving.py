@@ -111,18 +111,12 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
     machine: pytest.MonkeyPatch, found: Hardware, options: dict[str, Any], why: str
 ) -> None:
     machine.setattr(home, "hardware", lambda: found)
-    machine.setattr(home, "libraries", missing_cublas)
+    machine.setattr(home, "unloaded_library", lambda: "libcublas.so.13 cannot be loaded")
     session = quietly(mlp(), **{"policy": "mixed_float16", **options})
     assert session.notes[0] == f"the model is not converted and runs as it is, on {CPU}: {why}"
     assert not session.converted
     closed = [f"the model runs on {CPU}: {CLOSED}"] if found.gpus and CLOSED not in why else []
     assert list(session.notes[1:]) == closed
-
-
-def missing_cublas(release: int) -> Any:
-    from amp_rewrite.runtime.gpu import Library
-
-    return (Library("libcublas.so.13", "r", "b", True), Library("o.so", "r", "b", False))
 
 
 @pytest.mark.parametrize(

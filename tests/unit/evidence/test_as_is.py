@@ -69,7 +69,7 @@ def test_a_value_declared_as_another_type_is_refused(name: str, measure: str) ->
         elif measure == "locate":
             locate(reference, candidate, batch)
         elif measure == "bench":
-            bench([reference, candidate], batch, rounds=1, runs=1, memory=False)
+            bench([reference, candidate], batch, rounds=1, memory=False)
         else:
             Session(candidate)
 

@@ -39,7 +39,7 @@ RUNS: dict[str, Callable[[Data], object]] = {
     "locate": lambda data: locate(NET, NET, data).fed.batches,
     "repair": lambda data: repair(NET, data, rtol=1).ranges.batches,
     "convert": lambda data: len(convert(NET, data=data).report.findings) and 2,
-    "bench": lambda data: bench([NET], data, rounds=3, runs=1, memory=False).rounds - 1,
+    "bench": lambda data: bench([NET], data, rounds=3, memory=False).rounds - 1,
 }
 
 

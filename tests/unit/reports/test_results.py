@@ -73,7 +73,7 @@ def results(name: str) -> dict[str, Result]:
         "Delta": diff(model, converted),
         "Repaired": repair(model, DATA, rtol=0.5, atol=0.5),
         "Explanation": explain(converted, name),
-        "Benchmark": named(bench([model], DATA, rounds=3, runs=1, memory=False), name),
+        "Benchmark": named(bench([model], DATA, rounds=3, memory=False), name),
     }
 
 

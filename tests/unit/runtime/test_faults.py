@@ -18,10 +18,11 @@ from onnx import ModelProto, numpy_helper
 
 import amp_rewrite
 from amp_rewrite.cli import program
+from amp_rewrite.errors import MachineError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, present
-from amp_rewrite.runtime.probes import command, opened
+from amp_rewrite.runtime.probes import apart, command
 from amp_rewrite.runtime.runner import Runner
 from support.turned_products import FLOAT, HALF, SIZES, Row, rows, verdicts
 
@@ -69,6 +70,16 @@ def avoided(proto: ModelProto, providers: Sequence[str] = (CPU,), release: str =
 def saved(proto: ModelProto, folder: Path) -> Path:
     onnx.save(proto, folder / "model.onnx")
     return folder / "model.onnx"
+
+
+def opens(proto: ModelProto, folder: Path, skip: Sequence[str] = ()) -> bool:
+    """True if a process that opens the file as other programs do lives on."""
+    program = "import onnxruntime as ort; ort.InferenceSession(sys.argv[1], disabled_optimizers=sys.argv[2:])"
+    try:
+        apart(program, str(saved(proto, folder)), *skip)
+    except MachineError:
+        return False
+    return True
 
 
 # -- Transposes before products ------------------------------------------------------------------------
@@ -121,14 +132,14 @@ def test_a_parted_transpose_gives_the_same_numbers(row: Row) -> None:
 
 @pytest.mark.parametrize("case", MET)
 def test_a_product_of_a_turned_operand_is_found(case: str, tmp_path: Path) -> None:
-    path, row = saved(half(MET[case]), tmp_path), ROWS["transposed_product"]
-    assert opened(path, CPU, row.skip) is None
+    row = ROWS["transposed_product"]
+    assert opens(half(MET[case]), tmp_path, row.skip)
     assert avoided(half(MET[case])) == list(row.skip)
 
 
 @pytest.mark.parametrize("case", UNMET)
 def test_a_model_that_lives_is_left_alone(case: str, tmp_path: Path) -> None:
-    assert opened(saved(half(UNMET[case]), tmp_path), CPU) is None
+    assert opens(half(UNMET[case]), tmp_path)
     assert avoided(half(UNMET[case])) == []
 
 
@@ -215,18 +226,6 @@ def test_a_bias_between_quantizers_of_float16_is_computed_as_stated() -> None:
     assert avoided(proto) == avoided(proto, (CUDA, CPU)) == list(row.skip)
     fed = {"x": np.zeros((1, 1, 4, 4), np.uint8)}
     assert set(Runner.open(Model.load(proto)).run(fed)["y"].ravel().tolist()) == {100}
-
-
-# -- amp-rewrite doctor --open -----------------------------------------------------------------------
-
-
-@DEADLY
-def test_the_doctor_reports_the_signal_and_the_way_round(tmp_path: Path) -> None:
-    path = saved(half(DYING), tmp_path)
-    done = CliRunner().invoke(program, ["doctor", "--open", str(path)])
-    assert done.exit_code == 1
-    assert "onnxruntime ended the process (SIGSEGV)" in done.stdout
-    assert "pass disabled_optimizers=['MatmulTransposeFusion']" in done.stdout
 
 
 # -- other releases ------------------------------------------------------------------------------------

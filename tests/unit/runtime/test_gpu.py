@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.runtime.gpu import (
     Gpu,
     Hardware,
     device_advice,
     hardware,
-    libraries,
-    pip_line,
     refusal,
 )
-from amp_rewrite.runtime.probes import command
 from support.fake_driver import H200, P100, Driver, Shelf
 
 # -- GPUs ----------------------------------------------------------------------------------------------
@@ -95,45 +88,3 @@ def test_gpus_that_gain_nothing_are_counted_by_name() -> None:
         "float16 is fast from compute capability 7.0 on, and these GPUs have less: Tesla P100, compute capability 6.0"
         " (x2)"
     )
-
-
-# -- libraries -----------------------------------------------------------------------------------------
-
-
-def test_libraries_load_from_the_loader_or_pip_and_a_missing_one_has_a_command(
-    tmp_path: Path,
-) -> None:
-    for place in ("nvidia/cu13/lib/libcudart.so.13", "nvidia/cudnn/lib/libcudnn.so.9"):
-        (tmp_path / place).parent.mkdir(parents=True)
-        (tmp_path / place).touch()
-    broken = str(tmp_path / "nvidia/cudnn/lib/libcudnn.so.9")
-
-    def load(name: str) -> object:
-        if name == broken or (not name.startswith("/") and name not in ("libcublas.so.13", "libcublasLt.so.13")):
-            raise OSError(name)
-        return object()
-
-    found = libraries(13, load, ["", str(tmp_path)])
-    assert {f.name: f.where for f in found} == {
-        "libcublasLt.so.13": "system",
-        "libcublas.so.13": "system",
-        "libcudart.so.13": "pip",
-        "libcurand.so.10": None,
-        "libcufft.so.12": None,
-        "libnvrtc.so.13": None,
-        "libcudnn.so.9": None,
-    }
-    assert pip_line(f for f in found if f.where is None) == (
-        "python -m pip install 'nvidia-curand~=10.0' 'nvidia-cufft~=12.0' 'nvidia-cuda-nvrtc~=13.0'"
-        " 'nvidia-cudnn-cu13~=9.0'"
-    )
-
-
-# -- what a GPU can do ---------------------------------------------------------------------------------
-
-
-def test_a_subprocess_can_import_the_package_and_nothing_from_here() -> None:
-    python, *words, program, last = command("run()", "an argument")
-    home = str(Path(amp_rewrite.__file__).parents[1])
-    assert (python, words, last) == (sys.executable, ["-P", "-c"], "an argument")
-    assert program == f"import sys; sys.path.append({home!r}); run()"

@@ -1,30 +1,73 @@
-"""What a process of its own tells about onnxruntime; what may end a process is replaced here."""
+"""What a process of its own tells about onnxruntime and the driver; what may end a process is replaced here."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
 import pytest
 
-from amp_rewrite.errors import ModelError
+import amp_rewrite
+from amp_rewrite.errors import MachineError, ModelError
 from amp_rewrite.runtime import probes, runner
+from amp_rewrite.runtime.gpu import Gpu, Hardware
+from amp_rewrite.runtime.probes import apart, asked, command, machine_asked
+from support.fake_driver import H200
+
+RUN = subprocess.run
 
 
-@pytest.mark.parametrize(("provider", "preloads"), [("CPUExecutionProvider", 0), ("CUDAExecutionProvider", 1)])
-def test_a_model_is_opened_plainly_without_fallback(
-    provider: str, preloads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(probes, "preload_once", lambda: calls.append("preload"))
-    monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda path, settings, *given, **more: calls.append((path, given, more))
-    )
-    probes.open_plainly("m.onnx", provider, "A", "B")
-    session = ("m.onnx", ([provider],), {"disabled_optimizers": ["A", "B"], "enable_fallback": 0})
-    assert calls == ["preload"] * preloads + [session]
+def test_a_subprocess_can_import_the_package_and_nothing_from_here() -> None:
+    python, *words, program, last = command("run()", "an argument")
+    home = str(Path(amp_rewrite.__file__).parents[1])
+    assert (python, words, last) == (sys.executable, ["-P", "-c"], "an argument")
+    assert program == f"import sys; sys.path.append({home!r}); run()"
+
+
+@pytest.mark.parametrize(
+    ("program", "failure"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "it ended the process with signal 11 (Segmentation fault)"),
+        ("import time; time.sleep(60)", "it did not answer in 1 seconds"),
+        ("import nothing", "it cannot be asked, the process ended with 1: ModuleNotFoundError: No module named 'noth"),
+        ("raise SystemExit(3)", "it cannot be asked, the process ended with 3: it says nothing"),
+    ],
+)
+def test_a_process_that_dies_or_hangs_is_an_error(program: str, failure: str) -> None:
+    with pytest.raises(MachineError) as error:
+        apart(program, subject="it", seconds=1.0 if "sleep" in program else 60.0)
+    assert str(error.value).startswith(failure)
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Whoever is asked in another process, this runs instead."""
+    monkeypatch.setattr(subprocess, "run", lambda words, **options: RUN([words[0], "-c", program], **options))
+
+
+def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [
+        {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
+        {"name": "Odd", "capability": [8, 0], "memory": None},
+    ]
+    told = {"gpus": gpus, "cuda": [13, 2], "absence": None}
+    saying(monkeypatch, f"print('noise'); print({json.dumps(told)!r})")
+    assert machine_asked() == Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
+    saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
+    assert machine_asked() == Hardware(absence="none")
+
+
+def test_a_crash_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    saying(monkeypatch, "import os; os.kill(os.getpid(), 11)")
+    ended = "ended the process with signal 11 (Segmentation fault)"
+    assert asked() == {"failure": f"onnxruntime {ended}"}
+    absence = machine_asked().absence
+    assert absence == f"the NVIDIA driver {ended}; restart the machine, or install the driver anew"
 
 
 @pytest.mark.parametrize(("built", "opening"), [(True, True), (True, False), (False, True)])
@@ -33,13 +76,14 @@ def test_cuda_opens_where_a_build_has_it_and_a_model_opens(
 ) -> None:
     monkeypatch.setattr(probes, "has_provider", lambda name: built)
     monkeypatch.setattr(probes, "cuda_opens", lambda: opening)
+    monkeypatch.setattr(probes, "unloaded_library", lambda: "libfoo.so: missing")
     monkeypatch.setattr(probes, "registered", lambda ort: ())
-    told = probes.probe()
-    assert told.pop("cuda") in (getattr(onnxruntime, "cuda_version", None) or None,)
-    assert told == {
+    cuda = getattr(onnxruntime, "cuda_version", None) or None
+    assert probes.probe() == {
         "version": onnxruntime.__version__,
-        "providers": onnxruntime.get_available_providers(),
+        "cuda": cuda,
         "opens": built and opening,
+        "unloaded": "libfoo.so: missing" if cuda else None,
         "plugins": [],
     }
 
@@ -47,7 +91,7 @@ def test_cuda_opens_where_a_build_has_it_and_a_model_opens(
 @pytest.fixture
 def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A device of WebGPU; tests say what it lacks."""
-    device = SimpleNamespace(absence=None, error=None, assigned=[runner.WEBGPU])
+    device = SimpleNamespace(error=None, assigned=[runner.WEBGPU])
 
     def run(feeds: Any) -> None:
         if device.error:
@@ -55,45 +99,15 @@ def webgpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     parts = lambda: [SimpleNamespace(ep_name=name) for name in device.assigned]  # noqa: E731
     opened = SimpleNamespace(run=run, inner=SimpleNamespace(get_provider_graph_assignment_info=parts))
-    monkeypatch.setattr(runner, "absence", lambda ort: device.absence)
     monkeypatch.setattr(runner.Runner, "open", lambda *_: opened)
-    for cached in (runner.webgpu_absence, runner.webgpu_opens):
-        cached.cache_clear()
+    runner.webgpu_opens.cache_clear()
     yield device
-    for cached in (runner.webgpu_absence, runner.webgpu_opens):
-        cached.cache_clear()
+    runner.webgpu_opens.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("lacks", "told"),
-    [
-        ({}, None),
-        ({"absence": "no adapter"}, "no adapter"),
-        ({"error": "no half"}, "the WebGPU device does not run float16: no half"),
-        ({"assigned": ["CPUExecutionProvider"]}, "the WebGPU device does not take float16"),
-    ],
+    ("lacks", "opens"), [({}, True), ({"error": "no half"}, False), ({"assigned": ["CPUExecutionProvider"]}, False)]
 )
-def test_webgpu_opens_where_it_takes_float16(lacks: dict[str, Any], told: str | None, webgpu: SimpleNamespace) -> None:
+def test_webgpu_opens_where_it_takes_float16(lacks: dict[str, Any], opens: bool, webgpu: SimpleNamespace) -> None:
     vars(webgpu).update(lacks)
-    assert (runner.webgpu_absence(), runner.webgpu_opens()) == (told, told is None)
-
-
-@pytest.mark.parametrize(
-    ("release", "lost", "preloaded"),
-    [
-        (12, (), None),
-        (12, ("libcublasLt.so.12",), {"cuda": True, "cudnn": False}),
-        (12, ("libcudnn.so.9",), {"cuda": False, "cudnn": True}),
-        (None, ("libcudnn.so.9",), None),
-    ],
-)
-def test_libraries_that_the_loader_does_not_find_are_loaded_first(
-    release: int | None, lost: tuple[str, ...], preloaded: dict[str, bool] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[dict[str, bool]] = []
-    ort = SimpleNamespace(preload_dlls=lambda **given: calls.append(given))
-    monkeypatch.setattr(runner, "installed_onnxruntime", lambda: ort)
-    monkeypatch.setattr(runner, "cuda_release", lambda: release)
-    monkeypatch.setattr(runner, "loads", lambda name: name not in lost)
-    runner.preload_once.__wrapped__()
-    assert calls == ([] if preloaded is None else [preloaded])
+    assert runner.webgpu_opens() is opens
