@@ -5,7 +5,7 @@ versions differ in three points:
 
 - A step with nonfinite gradients does not advance `iterations` (2.4 and later count it).
 - An inner optimizer that clips gradients is refused (2.4 and later clip after unscaling, as `training_step` does).
-- The configuration is `{optimizer, loss_scale}`.
+- The configuration is `{optimizer, loss_scale}` (that of 2.4 and later is read as well).
 
 Values are numpy arrays. A ValueError of TensorFlow is a `TrainingError` here, a subclass of ValueError.
 """
@@ -140,9 +140,11 @@ class LossScaleOptimizer(StatefulOptimizer):
         """Return the optimizer of a `get_config` result.
 
         Args:
-            config: the result, also that of TensorFlow 2.1 to 2.3.
+            config: the result, in the format of TensorFlow 2.1 to 2.3 or of 2.4 and later.
             custom_objects: classes of your own by name: optimizers and loss scales.
         """
+        if "inner_optimizer" in config:
+            return cls(deserialize(config["inner_optimizer"], custom_objects), _scale_of_later_config(config))
         if not {"optimizer", "loss_scale"} <= config.keys():
             raise TrainingError(
                 f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
@@ -208,6 +210,17 @@ def disable_mixed_precision_graph_rewrite() -> None:
             stacklevel=2,
         )
     process.state.rewriting = False
+
+
+def _scale_of_later_config(config: Mapping[str, Any]) -> LossScale:
+    dynamic, initial, period = (config.get(k) for k in ("dynamic", "initial_scale", "dynamic_growth_steps"))
+    if dynamic:
+        return DynamicLossScale(initial or scales.INITIAL, period or scales.PERIOD)
+    if initial is None or period is not None:
+        raise TrainingError(
+            "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the configuration"
+        )
+    return scales.FixedLossScale(initial)
 
 
 def _times(loss: Any, scale: LossScale) -> Array:

@@ -33,7 +33,10 @@ UNARY = {
     "Exp": lambda t, x: x.exp(),
     "Sin": lambda t, x: x.sin(),
     "Cos": lambda t, x: x.cos(),
+    "Sinh": lambda t, x: x.sinh(),
+    "Cosh": lambda t, x: x.cosh(),
     "Atan": lambda t, x: x.atan(),
+    "Asinh": lambda t, x: x.asinh(),
     "Erf": lambda t, x: x.erf(),
     "Sigmoid": lambda t, x: x.sigmoid(),
     "Tanh": lambda t, x: x.tanh(),
@@ -44,6 +47,7 @@ UNARY = {
     "Elu": lambda t, x: t.nn.functional.elu(x),
     # The standard states both constants in float32, torch in float64.
     "Selu": lambda t, x: 1.05070102214813232421875 * t.nn.functional.elu(x, 1.67326319217681884765625),
+    "ThresholdedRelu": lambda t, x: t.nn.functional.threshold(x, 1.0, 0.0),
     "HardSigmoid": None,
     "Mish": lambda t, x: t.nn.functional.mish(x),
     "Identity": lambda t, x: x,
@@ -52,6 +56,12 @@ POSITIVE = {
     "Log": lambda t, x: x.log(),
     "Sqrt": lambda t, x: x.sqrt(),
     "Reciprocal": lambda t, x: 1 / x,
+}
+UNIT = {
+    "Tan": lambda t, x: x.tan(),
+    "Asin": lambda t, x: x.asin(),
+    "Acos": lambda t, x: x.acos(),
+    "Atanh": lambda t, x: x.atanh(),
 }
 
 
@@ -63,6 +73,8 @@ CASES = (
     ),
     *(Case(op, f"y={op}(x)", {"x": (3, 5)}, low=-4, high=4, torch=torch) for op, torch in UNARY.items()),
     *(Case(op, f"y={op}(x)", {"x": (3, 5)}, low=0.5, torch=torch) for op, torch in POSITIVE.items()),
+    *(Case(op, f"y={op}(x)", {"x": (3, 5)}, low=-0.9, high=0.9, torch=torch) for op, torch in UNIT.items()),
+    Case("Acosh", "y=Acosh(x)", {"x": (3, 5)}, low=1.5, high=4, torch=lambda t, x: x.acosh()),
 
     *(Case(f"{op} of no elements", f"y={op}(x)", {"x": (2, 0)}) for op in ("Relu", "Gelu", "Exp")),
 
@@ -91,6 +103,8 @@ CASES = (
     Case("Swish, steep", "y=Swish[alpha=1.5](x)", {"x": (3, 5)}, opsets=(24,)),
     Case("PRelu", "y=PRelu(x,s)", {"x": (2, 3, 4), "s": (3, 1)}),
 
+    Case("Mod", "y=Mod[fmod=1](a,b)", {"a": (3, 4), "b": (4,)}, values={"b": [0.7, -0.6, 1.1, -1.3]},
+         torch=lambda t, a, b: t.fmod(a, b)),
     Case("Max of three", "y=Max(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
     Case("Max of one", "y=Max(a)", {"a": (3, 4)}),
     Case("Min of three", "y=Min(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
@@ -105,6 +119,9 @@ CASES = (
     Case("Clip from below", "y=Clip(x,l)", {"x": (3, 5)}, constants={"l": -0.5}),
     Case("Clip from above", "y=Clip(x,,h)", {"x": (3, 5)}, constants={"h": 0.5}),
 
+    Case("Clip to computed bounds", "y=Clip(x,l,h)", {"x": (3, 5), "l": (), "h": ()}, values={"l": -0.5, "h": 0.75},
+         torch=lambda t, x, low, high: x.clamp(low, high)),
+    Case("Clip to bounds that cross", "y=Clip(x,l,h)", {"x": (3, 5), "l": (), "h": ()}, values={"l": 0.5, "h": -0.75}),
     Case("a square", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 2.0}, torch=lambda t, x: x**2),
     Case("a square by an integer", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": [2]}, torch=lambda t, x: x**2),
     Case("a cube", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 3.0}, torch=lambda t, x: x**3),

@@ -43,6 +43,17 @@ CASES = (
          {"x": (3, 2), "i": (2, 2), "u": (2, 2)}, types=INT, values={"i": [[1, 0], [1, 2]]}, opsets=(16, 20),
          torch=lambda t, x, i, u: x.scatter_add(0, i, u)),
 
+    *(
+        Case(f"ScatterElements, the {word}", f"y=ScatterElements[axis=1,reduction={word}](x,i,u)",
+             {"x": (2, 4), "i": (2, 3), "u": (2, 3)}, types=INT, values={"i": [[1, 3, 1], [0, 2, 0]]}, opsets=(18, 20),
+             torch=lambda t, x, i, u, word=word: x.scatter_reduce(1, i, u, f"a{word}"))
+        for word in ("max", "min")
+    ),
+    Case("ScatterElements, equal numbers", "y=ScatterElements[axis=0,reduction=max](x,i,u)",
+         {"x": (3,), "i": (4,), "u": (4,)}, types=INT, values={"x": [1, 2, 3], "i": [0, 0, 1, 2], "u": [1, 1, 2, 0]},
+         opsets=(18,), kink=True, torch=lambda t, x, i, u: x.scatter_reduce(0, i, u, "amax")),
+    Case("ScatterND, the max", "y=ScatterND[reduction=max](x,i,u)",
+         {"x": (4, 3), "i": (3, 1), "u": (3, 3)}, types=INT, values={"i": [[2], [0], [2]]}, opsets=(18, 20)),
     Case("Slice", "y=Slice(x,s,e,a)", {"x": (4, 5)}, constants={"s": [1], "e": [4], "a": [1]}, opsets=(16, 20),
          torch=lambda t, x: x[:, 1:4]),
     Case("Slice from the back", "y=Slice(x,s,e,a)", {"x": (4, 5)}, constants={"s": [-3], "e": [-1], "a": [-1]},
@@ -63,6 +74,7 @@ CASES = (
     Case("Pad that takes away", "y=Pad(x,p)", {"x": (3, 4)}, constants={"p": [-1, 1, 0, -2]}, linear=True,
          torch=lambda t, x: t.nn.functional.pad(x, (1, -2, -1, 0))),
 
+    Case("Pad with a number that is fed", "y=Pad(x,p,c)", {"x": (2, 3), "c": ()}, constants={"p": [0, 1, 2, 1]}),
     Case("Pad some axes", "y=Pad(x,p,,a)", {"x": (2, 3, 4)}, constants={"p": [1, 2], "a": [-2]},
          torch=lambda t, x: t.nn.functional.pad(x, (0, 0, 1, 2))),
     Case("Pad by a number that is fed", "y=Pad(x,p)", {"x": (2, 3), "p": (4,)}, types={"p": "int"},
@@ -77,8 +89,10 @@ CASES = (
     Case("Compress of all", "y=Compress(x,c)", {"x": (2, 2), "c": (3,)}, types={"c": "bool"}, values={"c": [1, 0, 1]}),
     Case("ReverseSequence", "y=ReverseSequence[batch_axis=0,time_axis=1](x,i)", {"x": (2, 4), "i": (2,)}, types=INT,
          values={"i": [3, 2]}),
-    Case("OneHot, whose values are settings", "h=OneHot(i,d,v);y=Mul(h,x)", {"i": (4,), "x": (4, 3)}, types=INT,
-         values={"i": [0, 2, -1, 5]}, constants={"d": 3, "v": [0.5, 2.0]}),
+    Case("OneHot of two values", "y=OneHot(i,d,x)", {"i": (4,), "x": (2,)}, types=INT, values={"i": [0, 2, -1, 5]},
+         constants={"d": 3}),
+    Case("OneHot along the first axis", "y=OneHot[axis=0](i,d,x)", {"i": (2, 2), "x": (2,)}, types=INT,
+         values={"i": [[0, 1], [2, 2]]}, constants={"d": 3}),
     Case("TopK", "y,n=TopK(x,k)", {"x": (3, 5)}, constants={"k": [2]}, torch=lambda t, x: x.topk(2)[0]),
     # -- shapes
     Case("Reshape", "y=Reshape(x,s)", {"x": (2, 3, 4)}, constants={"s": [4, -1]}, opsets=(16, 20),
@@ -136,5 +150,5 @@ def test_a_product_of_what_comes_together_is_refused() -> None:
     with pytest.raises(GradientError) as caught:
         gradients(model, "loss", ["x"])
     assert str(caught.value) == (
-        "node 'y' (ScatterElements): no gradient with reduction 'mul', only with none and add; replace the op"
+        "node 'y' (ScatterElements): no gradient with reduction 'mul', only with none, add, max and min; replace the op"
     )

@@ -137,6 +137,11 @@ CASES = (
          {"x": (4, 3, 2), **CHANNELS}, values=POSITIVE, outputs=("y", "n", "w"), meaning=BATCH,
          constants=IN_BATCH),
 
+    *(
+        Case(f"LpNormalization, p = {p}", f"y=LpNormalization[p={p},axis=1](x)", {"x": (2, 3, 4)},
+             torch=lambda t, x, p=p: t.nn.functional.normalize(x, p, 1))
+        for p in (1, 2)
+    ),
     Case("Dropout outside of training", "y=Dropout(x)", {"x": (3, 4)}),
     Case("Dropout that is told so", "y=Dropout(x,r,t)", {"x": (3, 4), "t": ()}, types={"t": "bool"},
          constants={"r": 0.25}, values={"t": False}),

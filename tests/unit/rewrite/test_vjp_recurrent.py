@@ -29,15 +29,18 @@ def case(
     first = "layout=1" in words
     state = (BATCH, ways, HIDDEN) if first else (ways, BATCH, HIDDEN)
     sizes = {"x": (BATCH, STEPS, FEATURES) if first else (STEPS, BATCH, FEATURES), "w": (ways, gates, FEATURES)}
-    sizes |= {"r": (ways, gates, HIDDEN), "b": (ways, 2 * gates), "h0": state, "c0": state}
+    sizes |= {"r": (ways, gates, HIDDEN), "b": (ways, 2 * gates), "n": (BATCH,), "h0": state, "c0": state}
     sizes |= {"p": (ways, 3 * HIDDEN)}
     names = ["x", "w", "r", *extra]
-    graph = f"{','.join(outputs)}={op}[hidden_size={HIDDEN}{words and ','}{words}]({','.join(names)})"
+    read = ",".join("m" if n == "n" else n for n in names)
+    lengths = "m=Cast[to=6](n);" if "n" in names else ""
+    graph = f"{lengths}{','.join(outputs)}={op}[hidden_size={HIDDEN}{words and ','}{words}]({read})"
     return Case(
         f"{op}, {name}",
         graph,
         {n: sizes[n] for n in names if n},
         outputs=[o for o in outputs if o != "_"],
+        types={"n": "int"},
         known=("r",),
         low=-1,
         high=1,
@@ -82,12 +85,15 @@ CASES = (
     case("from the back", "LSTM", "direction=reverse", ("b", "", "h0")),
     case("both ways", "LSTM", "direction=bidirectional", ("b", "", "h0", "c0"), ("y", "h", "c"), ways=2,
          torch=module("LSTM", LSTM, bidirectional=True)),
+    case("with lengths", "LSTM", "direction=bidirectional", ("b", "n", "h0", "c0"), ("y", "h", "c"), ways=2,
+         values={"n": [2, 3]}),
     case("of other activations", "LSTM", "activations=HardSigmoid Softsign Tanh", single=True),
     case("plain", "GRU"),
     case("that resets after", "GRU", "linear_before_reset=1", torch=module("GRU", GRU)),
     case("that resets after, without biases", "GRU", "linear_before_reset=1", ()),
     case("both ways", "GRU", "direction=bidirectional,linear_before_reset=1", ("b", "", "h0"), ways=2,
          torch=module("GRU", GRU, bidirectional=True)),
+    case("from the back with lengths", "GRU", "direction=reverse", ("b", "n", "h0"), values={"n": [1, 3]}),
     case("plain", "RNN", torch=module("RNN", (0,))),
     case("of Relu, both ways", "RNN", "direction=bidirectional,activations=Relu Relu", ("b", "", "h0"), ways=2,
          torch=module("RNN", (0,), bidirectional=True, nonlinearity="relu")),

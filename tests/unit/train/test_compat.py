@@ -13,7 +13,7 @@ from amp_rewrite.deploy import process
 from amp_rewrite.deploy.process import set_policy
 from amp_rewrite.errors import FeedError, PolicyError, TrainingError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices
+from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
@@ -196,14 +196,27 @@ def test_a_checkpoint_loads_with_and_without_loss_scaling(saves_scale: bool, loa
         assert target.loss_scale() == (16.0 if saves_scale else 8.0)
 
 
-def test_the_configuration_is_that_of_2020() -> None:
+def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> None:
     opt = LossScaleOptimizer(SGD(0.5), DynamicLossScale(4, 7))
     config = opt.get_config()
     again = LossScaleOptimizer.from_config(config)
+    later = {
+        "inner_optimizer": config["optimizer"],
+        "dynamic": True,
+        "initial_scale": 4,
+        "dynamic_growth_steps": 7,
+    }
+
     assert list(config) == ["optimizer", "loss_scale"]
-    assert (again.get_config(), again.loss_scale()) == (config, 4.0)
-    with pytest.raises(TrainingError, match="not the configuration of a LossScaleOptimizer"):
-        LossScaleOptimizer.from_config({"inner_optimizer": config["optimizer"], "dynamic": True})
+    for made in (again, LossScaleOptimizer.from_config(later)):
+        assert (made.get_config(), made.loss_scale()) == (config, 4.0)
+    fixed = LossScaleOptimizer.from_config({**later, "dynamic": False, "dynamic_growth_steps": None})
+    assert fixed.loss_scale == FixedLossScale(4.0)
+    with pytest.raises(TrainingError) as error:
+        LossScaleOptimizer.from_config({**later, "dynamic": False})
+    assert str(error.value) == (
+        "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the configuration"
+    )
 
 
 # -- refusals ----------------------------------------------------------------------------------------

@@ -327,8 +327,10 @@ def test_configurations_that_keras_wrote_are_read(name: str, config: dict[str, A
     inner = {"class_name": name, "config": {"name": name, **config}}
     scale = {"initial_loss_scale": 8.0, "increment_period": 7, "multiplier": 2.0}
     first = {"optimizer": inner, "loss_scale": {"class_name": "DynamicLossScale", "config": scale}}
-    opt = LossScaleOptimizer.from_config(first)
-    assert (opt.inner.rule, opt.loss_scale) == (expected, DynamicLossScale(8.0, 7))
+    later = {"inner_optimizer": inner, "dynamic": True, "initial_scale": 8.0, "dynamic_growth_steps": 7}
+    for written in (first, later):
+        opt = LossScaleOptimizer.from_config(written)
+        assert (opt.inner.rule, opt.loss_scale) == (expected, DynamicLossScale(8.0, 7))
     with pytest.raises(TrainingError, match=f"not the configuration of {name}: .*'decay': 0.1"):
         LossScaleOptimizer.from_config({**first, "optimizer": {"class_name": name, "config": {"decay": 0.1}}})
 

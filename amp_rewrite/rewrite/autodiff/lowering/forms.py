@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import onnx.defs
 import onnx.helper
@@ -105,6 +106,18 @@ def _cross_entropy(v: Forward) -> list[str]:
     return [b.op("NegativeLogLikelihoodLoss", logs, *v.op.node.input[1:], **words), logs]
 
 
+def _lp_norm(v: Forward) -> list[str]:
+    norm = v.b.reduce(f"ReduceL{v.attr('p', 2)}", v.x(0), [v.axis(-1)], keepdims=True)
+    zero, one = (v.b.scalar(number, v.dtype()) for number in (0.0, 1.0))
+    return [v.b.op("Div", v.x(0), v.b.op("Where", v.b.op("Equal", norm, zero), one, norm))]
+
+
+def _one_hot(v: Forward) -> list[str]:
+    b, off_and_on = v.b, v.b.split(v.x(2), [1, 1], 0, results=2)
+    hot = b.op("OneHot", v.x(0), v.x(1), b.constant(np.array([0, 1], np.int64)), axis=v.attr("axis", -1))
+    return [b.op("Where", b.op("Cast", hot, to=DType.BOOL.code), *off_and_on[::-1])]
+
+
 # Klambauer et al., Self-Normalizing Neural Networks, 2017; the defaults of the standard.
 _SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
 
@@ -120,6 +133,8 @@ Recipe = Callable[[Forward], Sequence[str]]
 OWN_BODIES: Mapping[str, Recipe] = {
     "BatchNormalization": _batch_norm,
     "InstanceNormalization": _instance_norm,
+    "LpNormalization": _lp_norm,
+    "OneHot": _one_hot,
     "Selu": _selu,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
     **dict.fromkeys(CELLS, layer),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import onnx.helper
 from onnx import GraphProto
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.rewrite.autodiff.vjp.looping import append_scan
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
@@ -89,14 +90,13 @@ CELLS: Mapping[str, _Cell] = {
 
 _KNOWN = {name.lower(): name for name in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", "HardSigmoid", "Elu")}
 _REFUSED = ("activation_alpha", "activation_beta", "clip", "input_forget", "layout")
-_W, _R, _B, _STATES = 1, 2, 3, 5
-_REFUSED_INPUTS = {4: "sequence_lens", 7: "peepholes"}
+_W, _R, _B, _LENGTHS, _STATES, _PEEPHOLES = 1, 2, 3, 4, 5, 7
 
 
 def layer(v: Forward) -> list[str]:
     """Append the Scans that are equivalent to an LSTM, GRU or RNN; return its results.
 
-    Covers directions, and activations without parameters. GradientError for lengths, peepholes, other attributes and
+    Covers directions, lengths, and activations without parameters. GradientError for peepholes, other attributes and
     activations, an unknown hidden size and an unknown element type.
     """
     return _Layer(v.b, v.op).results()
@@ -152,7 +152,7 @@ class _Layer(Forward):
 
     def _directions(self) -> list[_Direction]:
         refused = [name for name in _REFUSED if self.attr(name)]
-        refused += [name for slot, name in _REFUSED_INPUTS.items() if self.has(slot)]
+        refused += ["peepholes"] if self.has(_PEEPHOLES) else []
         if refused:
             raise self.error(f"no gradient with {refused[0]}; use a layer without it")
         biases, active = self._each(_B), self._activations()
@@ -194,22 +194,33 @@ class _Layer(Forward):
         batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([1]))
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
+    def _running(self) -> list[str]:
+        """Mask of the batch rows within their length, bool [steps, batch, 1]; none without lengths."""
+        if not self.has(_LENGTHS):
+            return []
+        steps = self.b.op("Gather", self.b.op("Shape", self.x(0)), self.b.scalar(0, DType.INT64))
+        zero, one = (self.b.scalar(number, DType.INT32) for number in (0, 1))
+        numbers = self.b.op("Range", zero, self.b.op("Cast", steps, to=DType.INT32.code), one)
+        lengths = self.b.unsqueeze(self.x(_LENGTHS), [1])
+        return [self.b.op("Less", self.b.unsqueeze(numbers, [1, 2]), lengths)]
+
     def _scan(self, way: _Direction, direction: int) -> list[str]:
         begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
+        running = self._running()
         turned = [int(self.direction == "reverse" or direction == 1)]
         *last, sequence = append_scan(
             self.b,
             self.b.fresh(self.op.name),
-            self._step(way),
+            self._step(way, bool(running)),
             begin,
-            [self._product(direction)],
-            scan_input_directions=turned,
+            [self._product(direction), *running],
+            scan_input_directions=turned * (1 + len(running)),
             scan_output_directions=turned,
         )
         return [sequence, *last]
 
-    def _step(self, way: _Direction) -> GraphProto:
-        """Build the body of one step."""
+    def _step(self, way: _Direction, bounded: bool) -> GraphProto:
+        """Build the body of one step; rows past their length keep their states and output zeros."""
         shape, name = self.shape(0), f"{self.op.name}/step"
         batch = shape[1] if shape else None
         formals = [self.b.fresh(f"{name}/{part}") for part in (*("h", "c")[: self.cell.states], "x")]
@@ -218,6 +229,12 @@ class _Layer(Forward):
         inputs = [declared(formal, self.dtype(), (batch, n)) for formal, n in zip(formals, widths, strict=True)]
         b = self.b.inner(name)
         now = list(self.cell.formula(b, way, states, x))
-        results = [*now, b.op("Identity", now[0])]
+        output = now[0]
+        if bounded:
+            runs = self.b.fresh(f"{name}/runs")
+            inputs.append(declared(runs, DType.BOOL, (batch, 1)))
+            output = b.op("Where", runs, output, b.scalar(0.0, self.dtype()))
+            now = [b.op("Where", runs, after, before) for after, before in zip(now, states, strict=True)]
+        results = [*now, output if bounded else b.op("Identity", output)]
         outputs = [declared(result, self.dtype(), (batch, self.hidden)) for result in results]
         return onnx.helper.make_graph(b.nodes, name, inputs, outputs)

@@ -24,6 +24,12 @@ def _divisor(v: Call, slot: int) -> str:
     return v.do("Neg", v.sum_to(v.do("Mul", v.do("Div", v.g, v.x(1)), v.y()), slot))
 
 
+def _modulus(v: Call, slot: int) -> str:
+    """y = a − b·trunc(a/b): fmod is 1 for floats."""
+    quotient = v.do("Div", v.do("Sub", v.x(0), v.y()), v.x(1))  # a whole number but for rounding
+    return v.do("Neg", v.sum_to(v.do("Mul", v.g, v.do("Round", quotient)), 1))
+
+
 def _base(v: Call, slot: int) -> str:
     """p·x^(p−1), without the slow Pow for a square."""
     constant = v.constant(1)
@@ -93,6 +99,13 @@ def _clipped(v: Call, slot: int) -> str:
     return v.do("Where", held, v.g, 0.0)
 
 
+def _bound(v: Call, slot: int) -> str:
+    """Gradient of a bound: passes where the result is the bound, and x is not."""
+    outside = v.do("Not", v.do("Equal", v.x(0), v.x(slot)))
+    beyond = v.do("And", v.do("Equal", v.y(), v.x(slot)), outside)
+    return v.sum_to(v.do("Where", beyond, v.g, 0.0), slot)
+
+
 def _slope(derivative: Callable[[Call], str]) -> GradientRule:
     """A row for y = f(x): the gradient times f'(x)."""
     return row(lambda v, slot: v.do("Mul", v.narrow, derivative(v)))
@@ -143,6 +156,14 @@ def _hard_sigmoid(v: Call, slot: int) -> str:
     return v.do("Where", inside, v.do("Mul", v.g, v.attr("alpha", 0.2)), 0.0)
 
 
+def _square_and(v: Call, shift: float) -> str:
+    return v.do("Add", _square(v, v.x(0)), shift)
+
+
+def _one_less_square(v: Call, x: str) -> str:
+    return v.do("Sub", 1.0, _square(v, x))
+
+
 ROWS: Family = {
     "Add": row(_same, _same),
     "Sub": row(_same, lambda v, slot: v.do("Neg", v.sum_to(v.g, slot))),
@@ -150,6 +171,7 @@ ROWS: Family = {
     "Div": row(lambda v, slot: v.sum_to(v.do("Div", v.g, v.x(1)), slot), _divisor),
     "Sum": row(_same),
     "Mean": row(lambda v, slot: v.sum_to(v.do("Div", v.g, float(len(v.op.inputs))), slot)),
+    "Mod": row(_same, _modulus),
     "Pow": row(_base, _exponent),
     "Neg": row(lambda v, slot: v.do("Neg", v.g)),
     "Identity": row(lambda v, slot: v.g),
@@ -158,7 +180,7 @@ ROWS: Family = {
     "Max": row(_extreme),
     "Min": row(_extreme),
     "Where": row(Stop("a choice"), _chosen, _chosen),
-    "Clip": row(_clipped, Stop("bounds are settings"), Stop("bounds are settings")),
+    "Clip": row(_clipped, _bound, _bound),
     **dict.fromkeys(("Floor", "Ceil", "Round", "Sign"), row(Stop("piecewise constant"))),
     "Abs": _slope(lambda v: v.do("Sign", v.x(0))),
     "Exp": _slope(lambda v: v.y()),
@@ -167,10 +189,18 @@ ROWS: Family = {
     "Reciprocal": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, _square(v, v.y())))),
     "Sin": _slope(lambda v: v.do("Cos", v.x(0))),
     "Cos": row(lambda v, slot: v.do("Neg", v.do("Mul", v.g, v.do("Sin", v.x(0))))),
-    "Atan": _dividing(lambda v: v.do("Add", _square(v, v.x(0)), 1.0)),
+    "Tan": _slope(lambda v: v.do("Add", _square(v, v.y()), 1.0)),
+    "Sinh": _slope(lambda v: v.do("Cosh", v.x(0))),
+    "Cosh": _slope(lambda v: v.do("Sinh", v.x(0))),
+    "Asin": _dividing(lambda v: v.do("Sqrt", _one_less_square(v, v.x(0)))),
+    "Acos": row(lambda v, slot: v.do("Neg", v.do("Div", v.g, v.do("Sqrt", _one_less_square(v, v.x(0)))))),
+    "Atan": _dividing(lambda v: _square_and(v, 1.0)),
+    "Asinh": _dividing(lambda v: v.do("Sqrt", _square_and(v, 1.0))),
+    "Acosh": _dividing(lambda v: v.do("Sqrt", _square_and(v, -1.0))),
+    "Atanh": _dividing(lambda v: _one_less_square(v, v.x(0))),
     "Erf": _slope(lambda v: _gauss(v, v.x(0), 2 / math.sqrt(math.pi))),
     "Sigmoid": _slope(lambda v: v.do("Mul", v.y(), v.do("Sub", 1.0, v.y()))),
-    "Tanh": _slope(lambda v: v.do("Sub", 1.0, _square(v, v.y()))),
+    "Tanh": _slope(lambda v: _one_less_square(v, v.y())),
     "Softplus": _slope(lambda v: v.do("Sigmoid", v.x(0))),
     "Softsign": _dividing(lambda v: _square(v, v.do("Add", v.do("Abs", v.x(0)), 1.0))),
     # a mask by y cast to bool: unlike a comparison, that cast has kernels in every type
@@ -182,6 +212,7 @@ ROWS: Family = {
     ),
     # α·exp(x) = y + α below zero
     "Elu": row(lambda v, slot: _where_positive(v, v.do("Mul", v.g, v.do("Add", v.y(), v.attr("alpha", 1.0))))),
+    "ThresholdedRelu": row(lambda v, slot: v.do("Where", v.do("Greater", v.x(0), v.attr("alpha", 1.0)), v.g, 0.0)),
     "Gelu": _slope(_gelu),
     "HardSigmoid": row(_hard_sigmoid),
 }

@@ -16,6 +16,8 @@ from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Family
 PADDING = "amp_rewrite.padding_idx"
 """Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""
 
+_EXTREMES = ("max", "min")
+
 
 def padding_index(node: NodeProto) -> int | None:
     """Return the row that a Gather looks up for padding; None without one."""
@@ -96,8 +98,10 @@ def _gather_nd(v: Call, slot: int) -> str:
 
 def _overwritten(v: Call, slot: int) -> str:
     """Gradient of the data: zero where overwritten, all with reduction add."""
-    _check_reduction(v)
-    if v.attr("reduction", "none") == "add":
+    reduction = _reduction(v)
+    if reduction in _EXTREMES:
+        return _of_extremes(v)[0]
+    if reduction == "add":
         return v.g
     return v.do(v.op.op_type, v.g, v.x(1), v.zeros(2), axis=_scatter_axis(v))
 
@@ -106,15 +110,29 @@ def _scatter_axis(v: Call) -> int | None:
     return v.attr("axis", 0) if v.op.op_type == "ScatterElements" else None
 
 
-def _check_reduction(v: Call) -> None:
+def _reduction(v: Call) -> str:
     reduction = v.attr("reduction", "none")
-    if reduction not in ("none", "add"):
-        raise v.error(f"no gradient with reduction {reduction!r}, only with none and add; replace the op")
+    if reduction not in ("none", "add", *_EXTREMES):
+        raise v.error(f"no gradient with reduction {reduction!r}, only with none, add, max and min; replace the op")
+    return str(reduction)
 
 
 def _updates(v: Call, slot: int) -> str:
-    _check_reduction(v)
-    return v.do(v.op.op_type.replace("Scatter", "Gather"), v.g, v.x(1), axis=_scatter_axis(v))
+    return _of_extremes(v)[1] if _reduction(v) in _EXTREMES else _picked(v, v.g)
+
+
+def _picked(v: Call, x: str) -> str:
+    return v.do(v.op.op_type.replace("Scatter", "Gather"), x, v.x(1), axis=_scatter_axis(v))
+
+
+def _of_extremes(v: Call) -> tuple[str, str]:
+    """Gradients of data and updates, divided equally among the extreme values (as torch.scatter_reduce)."""
+    data, updates = v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y()))
+    data, updates = v.typed(data), v.typed(updates)
+    to = Positions(v.op.op_type, v.x(1), _scatter_axis(v))
+    ties = v.do("Add", data, scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True))
+    share = v.do("Div", v.g, ties)
+    return v.do("Mul", share, data), v.do("Mul", _picked(v, share), updates)
 
 
 def _slice(v: Call, slot: int) -> str:
@@ -163,6 +181,14 @@ def _cropped(v: Call) -> str:
     if min(pads, default=0) < 0:
         inner = v.do("Pad", inner, v.b.ints([max(-p, 0) for p in pads]), *(("", *axes) if axes else ()))
     return inner
+
+
+def _filling(v: Call, slot: int) -> str:
+    """Gradient of the fill value: the sum over the padding."""
+    if v.attr("mode", "constant") != "constant":
+        return v.zeros(slot)
+    totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _cropped(v))]
+    return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 
 # -- shapes ----------------------------------------------------------------------------------------
@@ -225,8 +251,7 @@ ROWS: Family = {
     "ScatterElements": row(_overwritten, _WHERE, _updates),
     "ScatterND": row(_overwritten, _WHERE, _updates),
     "Slice": row(_slice, _WHERE),
-    "Pad": row(_pad, _WHERE, Stop("the fill value is a setting"), _WHERE),
-    "OneHot": row(_WHERE, _WHERE, Stop("its two values are settings")),
+    "Pad": row(_pad, _WHERE, _filling, _WHERE),
     "Compress": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "ReverseSequence": row(lambda v, slot: by_position(v, repeats=False), _WHERE),
     "TopK": row(lambda v, slot: v.do("ScatterElements", v.zeros(0), v.y(1), v.g, axis=v.attr("axis", -1)), _WHERE),
