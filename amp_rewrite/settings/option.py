@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, spelled
+from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, advice, spelled
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
     Assumption,
@@ -198,6 +198,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def checked(function: F) -> F:
     """Decorate a function: a value beyond a keyword's annotation is a PolicyError, but None is the default.
 
+    An unknown keyword is a TypeError that names the nearest one.
     Aliases in annotations accept every value, because the function parses it; a name that its module imports for type
     checkers alone is that of a class.
     """
@@ -206,6 +207,7 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
+        _check_known(call, keywords)
         said = {
             name: value
             for name, value in keywords.items()
@@ -216,6 +218,17 @@ def checked(function: F) -> F:
         return function(*given, **said)
 
     return call  # type: ignore[return-value]
+
+
+def _check_known(function: Callable[..., Any], keywords: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that a function does not take."""
+    known = signature(function).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    for name in keywords:
+        if name not in known:
+            hint = advice(name, known, f"it takes {', '.join(known)}")
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:

@@ -56,7 +56,7 @@ def convert_many(
         jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine.
         executor: any of `concurrent.futures`, or Dask's; it reads the sources and writes the results where it runs.
         overwrite: replace existing files.
-        resume: go on from the summary of an earlier run; what it does not list is converted and replaced.
+        resume: go on from the summary of an earlier run; a file that no such run wrote stays, and is an error.
         external_data: as `save` takes it.
         summary: the .jsonl file to write.
         **options: see docs/reference/options.md.
@@ -140,6 +140,7 @@ class Batch:
             target=Path(),
             options=dict(options),
             key=key_of(request, options, asked.guidance),
+            overwrite=asked.overwrite,
             external_data=asked.external_data,
             guidance=replace(asked.guidance, data=data_file, ranges=ranges),
             write=asked.write,
@@ -177,7 +178,7 @@ class Batch:
     def _outcomes(self, executor: Executor | None, jobs: int) -> Generator[Outcome, None, None]:
         for source, target in self.copies if self.asked.write else ():
             try:
-                copy(source, target, resume=self.asked.resume)
+                copy(source, target, overwrite=self.asked.overwrite, resume=self.asked.resume)
             except ModelError as error:
                 yield Outcome(name_of(source), name_of(target), rc=FAILED, error=str(error))
         folder = os.fspath(Path.cwd()) if executor is not None else ""

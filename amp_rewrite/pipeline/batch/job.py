@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 import traceback
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import AmpRewriteError, one_line, options_spelled
+from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
 from amp_rewrite.files.disk import make_folder, name_of, url_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import Saving
@@ -24,6 +25,7 @@ from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
+from amp_rewrite.settings.choices import stated_in
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
@@ -34,14 +36,15 @@ class Job:
     """A model to convert, and the settings for it.
 
     `options`: keywords of `convert`, which `key` stands for. `files`: the external data of the source. `known`: the
-    outcome of an earlier run. `write`: False for a dry run. `named`: the options of the command line that errors name.
-    `folder`: the start of relative paths.
+    outcome of an earlier run. `overwrite`: replace also files that no run wrote. `write`: False for a dry run. `named`:
+    the options of the command line that errors name. `folder`: the start of relative paths.
     """
 
     source: Path
     target: Path
     options: Mapping[str, Any]
     key: str
+    overwrite: bool = False
     external_data: bool | None = None
     guidance: Guidance = field(default_factory=Guidance)
     files: tuple[str, ...] = ()
@@ -78,6 +81,19 @@ def _made(target: Path) -> str:
         return ""
     states = [state_of(file) for file in (target, *map(Path, data_of(target)))]
     return " ".join(states) if all(states) else ""
+
+
+def _check_own(target: Path, known: Outcome | None) -> None:
+    """Raise ModelError for a file that neither an earlier run nor an attempt of a lost worker wrote."""
+    if not os.path.lexists(target):
+        return
+    own = known is not None and known.made.split()[:1] == [state_of(target)]
+    if known is None or not known.made:
+        with suppress(ModelError):
+            own = bool(stated_in(Model.load(target), "version"))
+    if not own:
+        way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+        raise ModelError(f"{target} exists, and is not what an earlier run wrote; {way}")
 
 
 def run(job: Job) -> Outcome:
@@ -125,7 +141,8 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
         if not job.write:
             return outcome
         make_folder(path)
-        # an earlier attempt of a lost worker may have written it
+        if not job.overwrite:
+            _check_own(path, known)
         how = Saving.of(path, model.path, converted.result.nbytes, overwrite=True, external_data=job.external_data)
         if how.external:
             how = replace(how, name=f"{job.target.name}_data")  # as optimum and transformers.js name weights

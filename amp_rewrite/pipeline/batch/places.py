@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from glob import has_magic
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
-from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line
+from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
 from amp_rewrite.files.disk import is_several, make_folder, name_of, open_regular, replacing, url_of
 from amp_rewrite.files.targets import data_files, data_files_in
 
@@ -130,17 +130,21 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
             _put(path, path.relative_to(written))
 
 
-def copy(source: Path, target: Path, *, resume: bool) -> None:
+def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
     """Copy a file, also from or to a store; with `resume`, leave one of the same size alone.
 
-    ModelError if it cannot be copied.
+    ModelError for another file in its place without `overwrite`, and if it cannot be copied.
     """
     try:
-        if resume and size_of(target) == size_of(source):
+        there = size_of(target)
+        if resume and there == size_of(source):
             return
-        with staged(source, target, ()) as (here, there):
-            make_folder(there)
-            with open_regular(here, buffering=0) as file, replacing(there) as out:
+        if there is not None and not overwrite:
+            way = f"name another folder, or replace it with {spelled('overwrite', True)}"
+            raise ModelError(f"{name_of(target)} exists and differs from {name_of(source)}; {way}")
+        with staged(source, target, ()) as (here, path):
+            make_folder(path)
+            with open_regular(here, buffering=0) as file, replacing(path) as out:
                 shutil.copyfileobj(file, out, _PIECE)
     except OSError as cause:
         raise ModelError(
@@ -199,14 +203,29 @@ def _listed_here(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
         if not os.path.lexists(word):
             raise ModelError(f"cannot read {word}: No such file or directory")
         return path.parent, [(path, Path(path.name))]
-    base, pattern = path, "**/*"
-    if not path.is_dir():
+    if path.is_dir():
+        base, files = path, _below(path)
+    else:
         plain = next(i for i, part in enumerate(path.parts) if has_magic(part))
-        base, pattern = Path(*path.parts[:plain]), str(Path(*path.parts[plain:]))
-    files = sorted(file for file in base.glob(pattern) if not _special(file))
-    if not files and not path.is_dir():
-        raise ModelError(f"no file matches {word!r}; see that it is spelled as the files are")
-    return base, [(file, file.relative_to(base)) for file in files]
+        base = Path(*path.parts[:plain])
+        files = [file for file in base.glob(str(Path(*path.parts[plain:]))) if not _special(file)]
+        if not files:
+            raise ModelError(f"no file matches {word!r}; see that it is spelled as the files are")
+    return base, [(file, file.relative_to(base)) for file in sorted(files)]
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return the files below a folder, but none in hidden folders. ModelError for a folder that cannot be read."""
+    files = list[Path]()
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [file for file in (Path(place, name) for name in names) if not _special(file)]
+    return files
+
+
+def _unreadable(cause: OSError) -> NoReturn:
+    reason = cause.strerror or cause
+    raise ModelError(f"cannot read the folder {cause.filename}: {reason}; allow it, or name other folders") from cause
 
 
 def _special(path: Path) -> bool:

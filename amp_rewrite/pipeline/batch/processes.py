@@ -94,13 +94,21 @@ class Processes(ThreadPoolExecutor):
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """Do jobs from a pipe, until SIGTERM, or the end of the parent; Ctrl-C is the parent's."""
+    """Do jobs from a pipe, until SIGTERM, or the end of the parent, also if it was killed; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             function, job = pipe.recv()
             pipe.send(function(job))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end(*_: object) -> None:

@@ -42,9 +42,11 @@ def test_a_rule_page_says_what_to_do() -> None:
 
 
 def test_an_unknown_keyword_is_answered_with_the_nearest_or_all() -> None:
-    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'kep'; did you mean 'keep'\?$"):
+    with pytest.raises(
+        TypeError, match=r"^convert\(\) got an unexpected keyword argument 'kep'; did you mean 'keep'\?$"
+    ):
         amp_rewrite.convert(NET, kep="op=Softmax")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'tolerance'; the options of a conversion are to, lists, "):
+    with pytest.raises(TypeError, match=r"'tolerance'; it takes model, to, lists, "):
         amp_rewrite.convert(NET, tolerance=0.1)  # type: ignore[call-arg]
 
 

@@ -30,6 +30,7 @@ def refusal(path: Path) -> str:
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "is a PyTorch file", TORCH),
         (b"\x1c\0\0\0TFL3" + bytes(20), "is a TensorFlow Lite model", "tf2onnx.convert --output model.onnx --tflite"),
         (b"\x89HDF\r\n\x1a\n" + bytes(20), "is a Keras model", '.export("model.onnx", format="onnx")'),
+        (b"\x1f\x8b\x08" + bytes(20), "is compressed (gzip)", "gunzip --keep"),
         (b"\x08\x01\x12\x03\n\x01\x0a", "is a TensorFlow SavedModel", "--saved-model"),
         (b"\n" + bytes([len(NODE)]) + NODE, "is a frozen TensorFlow graph", "--graphdef"),
     ],

@@ -95,10 +95,16 @@ def test_results_that_are_there_stay_unless_they_may_go(src: Path, out: Path) ->
         convert_many(src, out=out)
     with pytest.raises(ReportError, match=r"nothing to resume from; .*: summary='FILE\.jsonl'"):
         convert_many(src, out=out, resume=True)
-    for more in ({"overwrite": True}, {"resume": True, "summary": out.parent / "s.jsonl"}):
+    summary = out.parent / "s.jsonl"
+    for _ in range(2):  # without the first run's summary, and with one
         (out / "model.onnx").write_bytes(b"mine")
         (out / "config.json").write_text("mine")
-        assert {o.rc for o in done(src, out=out, **more)} == {0}
+        mine = tree(out)
+        errors = {Path(o.source).name: o.error for o in done(src, out=out, resume=True, summary=summary) if o.rc}
+        assert "exists, and is not what an earlier run wrote; name another folder" in errors["model.onnx"]
+        assert "exists and differs from" in errors["config.json"]
+        assert len(errors) == 2 and tree(out) == mine
+        assert {o.rc for o in done(src, out=out, overwrite=True, summary=summary)} == {0}
         assert tree(out) == before
 
 
@@ -140,6 +146,18 @@ def test_links_pipes_and_hidden_folders_are_not_followed(src: Path, out: Path) -
     done(src, out=out)
     assert left(out) == ["config.json", "linked.onnx", "model.onnx"]
     assert not (out / "linked.onnx").is_symlink()
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(src: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(folder: Any) -> Any:
+        if Path(folder) == src / "decoder":
+            raise PermissionError(13, "Permission denied", os.fspath(folder))
+        return scan(folder)
+
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ModelError, match=r"cannot read the folder .*decoder: Permission denied; allow it, or name"):
+        convert_many(src, out=out)
 
 
 def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path, out: Path) -> None:

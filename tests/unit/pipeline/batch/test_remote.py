@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +45,29 @@ def files(memory: Any, folder: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("there", "resume", "left"),
-    [(None, True, b"abc"), (b"xyz", True, b"xyz"), (b"xyz", False, b"abc"), (b"wxyz", True, b"abc")],
+    ("there", "overwrite", "resume", "left"),
+    [
+        (None, False, True, b"abc"),
+        (b"xyz", False, True, b"xyz"),
+        (b"xyz", True, False, b"abc"),
+        (b"wxyz", True, True, b"abc"),
+        (b"wxyz", False, True, None),
+    ],
 )
 @pytest.mark.parametrize("url", [False, True])
 def test_a_copy_of_the_same_size_counts_as_there(
-    there: bytes | None, resume: bool, left: bytes, url: bool, tmp_path: Path, memory: Any
+    there: bytes | None, overwrite: bool, resume: bool, left: bytes | None, url: bool, tmp_path: Path, memory: Any
 ) -> None:
     source, here = tmp_path / "a.json", tmp_path / "b.json"
     source.write_bytes(b"abc")
     if there is not None:
         memory.pipe_file("/hub/b.json", there)
         here.write_bytes(there)
-    copy(source, Path("memory://hub/b.json") if url else here, resume=resume)
-    assert (memory.cat_file("/hub/b.json") if url else here.read_bytes()) == left
+    with nullcontext() if left is not None else pytest.raises(ModelError, match=r"b\.json exists and differs from "):
+        copy(source, Path("memory://hub/b.json") if url else here, overwrite=overwrite, resume=resume)
+    assert (memory.cat_file("/hub/b.json") if url else here.read_bytes()) == (left or there)
     with pytest.raises(ModelError, match=r"^cannot copy .*none to .*b\.json: No such file or directory; "):
-        copy(tmp_path / "none", here, resume=False)
+        copy(tmp_path / "none", here, overwrite=True, resume=False)
 
 
 def test_files_in_folders_with_a_dot_are_not_listed(memory: Any) -> None:
