@@ -150,7 +150,8 @@ class Search:
         if self._tried(frozenset(), plain):
             return self._result((), plain)
         self.regions = regions_of(self.draft, plain.coloring, {})
-        if not self.regions or not self._enough(frozenset(range(len(self.regions)))):
+        spent = len(self.trail) >= self.budget
+        if not self.regions or spent or not self._enough(frozenset(range(len(self.regions)))):
             return self._result(None)
         self.regions = self._by_error(plain)
         return self._result(minimal_set(len(self.regions), self._enough))
