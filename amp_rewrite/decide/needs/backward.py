@@ -143,9 +143,9 @@ class Backward:
             case Need.PLACE:
                 return many or fact.raw or fact.grid > 0 or fact.placed or bool(fact.levels)
             case Need.TINY:
-                return self._is_small(fact)
+                return self._is_small(fact) or (fact.near_one and fact.beside_one)
             case Need.RATIO:
-                near = fact.near_one or fact.beside_one or fact.peak
+                near = fact.near_one or fact.beside_one or bool(fact.peak)
                 return fact.small or self._is_small(fact) or near or bool(fact.squares)
             case Need.RANGE:
                 return fact.grows or bool(fact.beyond) or (fact.terms > limits.most / TERM and fact.size > limits.most)
@@ -181,7 +181,8 @@ class Backward:
                 continue
             if not (need is Need.DIGITS and operand in self._readers.shared):
                 self._ask(operand, need, why)
-            if op.kind == "Mul" and need in (Need.DIGITS, Need.PLACE) and self.facts[operand].beside_one:
+            near = self.facts[operand].beside_one if op.kind == "Mul" else self.facts[value].beside_one
+            if near and need in _BESIDE_ONE.get(op.kind, ()):
                 self._ask(operand, Need.FACTOR, why)
             if need is Need.RATIO and self._is_front(op, value, operand):
                 note = "part of the spectrum of an input, of which small parts count"
@@ -247,4 +248,9 @@ class Backward:
                 self._ask(out, Need.PLACE, Cause(reasons.POSITION, None, "counts from places on a grid"))
 
 
+_BESIDE_ONE = {
+    "Mul": (Need.DIGITS, Need.PLACE),
+    **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
+}
+"""Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))

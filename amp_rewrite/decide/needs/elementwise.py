@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, Pairs, joined, leaves, range_of, union
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.shapes import shape_of
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId
 
 FREE = 4096
@@ -65,7 +67,7 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         steps=steps_of(facts, op, read),
         run=run_of(read),
         guard=INF,
-        peak=False,
+        peak=(),
         beside_one=two and all(f.beside_one for f in varying),
         states=tuple((state, was or (two and fact.beside_one)) for state, was in fact.states),
         running=False,
@@ -73,7 +75,8 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         gated=1 + max((f.steps for f in varying if f is not gate), default=0)
         if gate is not None and not divides
         else 0,
-        small_factor=not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors),
+        small_factor=any(is_single_input(facts, value) for value in op.operands if not divides)
+        or (not two and any(abs(1 / n if divides else n) < _SMALL_STEP for n in factors)),
     )
 
 
@@ -153,10 +156,19 @@ def steps_of(facts: Known, op: Op, read: list[Fact]) -> int:
 def _dequantized(facts: Known, op: Op, read: list[Fact]) -> Fact:
     codes, scale = (*read, NOTHING)[:2]
     zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
-    low, high = range_of(facts.view.dtype(op.inputs[0]))
-    least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
-    beyond = leaves(facts, 0.0, max(high - least, most - low) * scale.size) if scale.constant else None
+    beyond = too_large(facts, facts.view.dtype(op.inputs[0]), scale, zero)
     return Fact(constant=codes.constant, sources=codes.sources, decoded=True, beyond=beyond)
+
+
+def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> Beyond | None:
+    """Return why the numbers of codes leave the range; None if they do not."""
+    low, high = range_of(codes)
+    least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
+    farthest = max(high - least, most - low)
+    if scale.constant:
+        return leaves(facts, 0.0, farthest * scale.size)
+    wide = codes is not None and "FLOAT8" in codes.name and farthest > facts.limits.most / 2
+    return Beyond(f"its codes reach {farthest:g}, and its scale is not known to be small") if wide else None
 
 
 def fact_of_function(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
@@ -233,10 +245,19 @@ def fact_of_norm(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         small=row.small,
         constant=fact.constant,
         sources=fact.sources,
-        peak=op.kind == "Softmax",
+        peak=_rows_of_softmax(facts, op) if op.kind == "Softmax" else (),
         nudged=fact.nudged,
         terms=1 / _row_length(facts, op) if op.kind == "Softmax" else 1.0,
     )
+
+
+def _rows_of_softmax(facts: Known, op: Op) -> tuple[int, ...]:
+    """Return the axes of its rows, counted from the end if the rank is known: all axes from one on, in old opsets."""
+    shape = shape_of(facts.view, op.inputs[0])
+    flattens = op.signature is not None and op.signature.since < FIRST_ROW_SOFTMAX
+    axis = int_attribute(op.node, "axis", 1 if flattens else -1)
+    from_end = axis - len(shape) if shape is not None and axis >= 0 else axis
+    return tuple(range(from_end, 0)) if flattens and from_end < 0 else (from_end,)
 
 
 def _row_length(facts: Known, op: Op) -> int:

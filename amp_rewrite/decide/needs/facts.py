@@ -84,10 +84,10 @@ class Fact(NamedTuple):
     """Large arguments differ only in how far it is from 1."""
     beside_one: Annotated[bool, any] = False
     """It is 1 plus or minus something."""
-    peak: bool = False
-    """The largest element of its rows is 0, or 1 after an exponential."""
-    top: ValueId | None = None
-    """The value of whose rows it is the largest element."""
+    peak: tuple[int, ...] = ()
+    """The axes, counted from the end, of rows whose largest element is 0, or 1 after an exponential."""
+    top: tuple[ValueId, tuple[int, ...]] | None = None
+    """A value and the axes of its rows of which it is the largest element."""
 
     # -- origin --------------------------------------------------------------------------------------
     constant: Annotated[bool, all] = False
@@ -126,6 +126,8 @@ class Fact(NamedTuple):
     """It counts in equal steps up to this magnitude."""
     best: Annotated[float, max] = 0.0
     """The magnitude of such a bias at the key where it is largest."""
+    hides: Annotated[bool, any] = False
+    """An input may hide some of these scores."""
     running: bool = False
     """A triangle of ones, or the number 1/n throughout: a sum or a mean, if a product reads it."""
 
@@ -314,7 +316,7 @@ def fact_of_constant(facts: Known, value: ValueId) -> Fact:
         number=low if low == high else None,
         whole=max(abs(low), abs(high)) if bool((finite == np.round(finite)).all()) else None,
         running=_is_running(numbers),
-        peak=high == 0 and low < 0,
+        peak=(-1,) if high == 0 and low < 0 else (),
         fill=fill is not None and fill.selects,
     )
     return _counting(facts, value, fact)
@@ -368,4 +370,4 @@ def _is_running(numbers: Array) -> bool:
 
 def unbounded(fact: Fact) -> Fact:
     """Return the facts of a value beyond the reach of a loop."""
-    return fact._replace(low=-INF, high=INF, whole=None, peak=False)
+    return fact._replace(low=-INF, high=INF, whole=None, peak=())

@@ -127,14 +127,15 @@ class Facts(Known):
                 wide = fact.whole is not None and fact.whole > self.limits.most and fact.raw
                 return fact._replace(beyond=leaves(self, fact.low, fact.high), grows=wide)
             return fact
-        kept = row.traits & (Trait.MOVES | Trait.RELABELS)
-        return fact if kept else fact._replace(number=None, peak=fact.peak and op.kind == "TopK")
+        if row.traits & (Trait.MOVES | Trait.RELABELS):
+            return fact._replace(peak=()) if op.kind == "Transpose" else fact
+        return fact._replace(number=None, peak=fact.peak if op.kind == "TopK" else ())
 
     def _selected(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         if op.kind == "Relu":
             return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
         if op.kind == "ThresholdedRelu":  # what is below its threshold, which may exceed a peak, becomes 0
-            return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=False)
+            return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=())
         fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and self.limits.most < f.size < INF)]
         if fills:
             others = [f for f in read if f not in fills]

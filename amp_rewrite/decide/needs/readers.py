@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.elementwise import factor, is_single_input
-from amp_rewrite.decide.needs.facts import INF, Fact, Values
+from amp_rewrite.decide.needs.elementwise import factor, is_single_input, too_large
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Values
 from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.needs.sums import centers
+from amp_rewrite.decide.needs.sums import adds_peak, centers
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
-from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
+from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId
 
 TERM = 32
@@ -92,10 +92,14 @@ class Readers:
             mean, limits = facts[3].size, self.facts.limits
             if mean > limits.most / 4 or mean > limits.beside * deviation:
                 yield Asked(op.inputs[0], Need.DIGITS, f"its mean is {mean:g}, its deviation {deviation:g}")
+        elif Trait.QUANTIZES in row.traits and len(facts) > 1:
+            zero = facts[2] if len(facts) > 2 else NOTHING
+            if (beyond := too_large(self.facts, self.facts.view.dtype(op.outputs[0]), facts[1], zero)) is not None:
+                yield Asked(op.inputs[0], Need.DIGITS, beyond.note, reasons.CONSTANT_RANGE)
         elif op.kind == "Pow":
             if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
                 yield Asked(op.inputs[0], Need.TINY)
-        elif op.kind == "ReduceLogSum" and not facts[0].peak:
+        elif op.kind == "ReduceLogSum" and not adds_peak(self.facts, op):
             yield Asked(op.inputs[0], Need.RATIO)
 
     def _by_sum(self, op: Op, a: Fact, b: Fact) -> Iterator[Asked]:

@@ -11,7 +11,8 @@ from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, jo
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
-from amp_rewrite.ir.op_classes import PRODUCTS, TENSOR_CORE_STEP
+from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
+from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
 from amp_rewrite.ir.patterns.scores import MOST, scored_rows
 from amp_rewrite.ir.shapes import combined_elements, shape_of
@@ -31,12 +32,12 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     high = sum(f.high if sign > 0 else -f.low for f, sign in zip(read, signs, strict=True))
     varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
     if op.kind == "Neg":
-        return fact._replace(
-            low=low, high=high, number=None, negative=not fact.negative, peak=False, guard=INF, top=None
-        )
+        return fact._replace(low=low, high=high, number=None, negative=not fact.negative, peak=(), guard=INF, top=None)
     tiny = [f.number for f in constants if f.number is not None and 0 < f.number < 1]
     guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
-    peak = op.kind == "Sub" and len(read) == 2 and read[1].top is not None and read[1].top == op.inputs[0]
+    top = read[1].top if op.kind == "Sub" and len(read) == 2 else None
+    peak = top[1] if top is not None and top[0] == op.inputs[0] else ()
+    hides = fact.hides or any(f.raw for f in varying)
     wholes = [f.whole for f in read if f.whole is not None]
     counting = [f for f in read if f.grid and not (f.constant and op.id in _near(facts.view, facts.to))]
     return fact._replace(
@@ -45,7 +46,8 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         whole=sum(wholes) if len(wholes) == len(read) else None,
         number=None,
         guard=guard,
-        beside_one=bool(varying) and any(f.number is not None and abs(f.number) == 1 for f in constants),
+        beside_one=bool(varying)
+        and (any(f.number is not None and abs(f.number) == 1 for f in constants) or (guard < INF and fact.beside_one)),
         peak=peak,
         placed=fact.placed or bool(fact.levels),
         nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
@@ -54,14 +56,23 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         steps=steps_of(facts, op, read),
         run=run_of(read),
         grid=sum(f.grid for f in counting),
-        best=sum(f.best for f in counting),
+        best=sum(f.grid if hides else f.best for f in counting),
+        hides=hides,
         gated=0,
         small_factor=False,
         negative=fact.negative,
-        beyond=fact.beyond or _drowns(facts, read, varying, constants),
+        beyond=fact.beyond or _drowns(facts, read, varying, constants) or _outweighs(facts, op),
         small=fact.small and (guard == INF or guard < facts.limits.tiny),
         running=False,
     )
+
+
+def _outweighs(facts: Known, op: Op) -> Beyond | None:
+    for value, bias in orders(op) if op.kind == "Add" else ():
+        layer = facts.view.producer(facts.origin(value), *LAYERS)
+        if facts[bias].constant and layer is not None and outweighs(facts.view, bias, layer.inputs[1], facts.to):
+            return Beyond("adds a bias that outweighs the product")
+    return None
 
 
 def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> Beyond | None:
@@ -97,23 +108,38 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
     if op.kind in ("ReduceSumSquare", "ReduceL2", "GlobalLpPool", "LpPool"):
         squares = frozenset((facts.line(op.operands[0]),))
         small = fact.small or bool(fact.sources)
-        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=False)
+        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=())
         return fact._replace(low=0.0, high=INF)
     if op.kind in ("ReduceMax", "ReduceMin"):
-        return fact._replace(peak=False, top=op.inputs[0] if op.kind == "ReduceMax" else None)
+        top = (op.operands[0], _axes_from_end(facts, op)) if op.kind == "ReduceMax" else None
+        return fact._replace(peak=(), top=top)
     if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
-        return fact._replace(whole=None, peak=False)
+        return fact._replace(whole=None, peak=())
     if op.kind in ("DFT", "STFT"):
-        return fact._replace(low=-INF, high=INF, whole=None, peak=False)
+        return fact._replace(low=-INF, high=INF, whole=None, peak=())
     known = combined_elements(facts.view, op)
     count = min(known or FREE, _MANY)
     whole = fact.whole * count if fact.whole is not None else None
     if op.kind in ("ReduceProd", "CumProd", "Det"):
-        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=False)
-    small = fact.small and not fact.peak
+        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=())
+    small = (fact.small or (bool(fact.peak) and fact.low >= 0)) and not adds_peak(facts, op)
     added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
     low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
-    return fact._replace(low=low, high=high, whole=whole, small=small, peak=False, terms=fact.terms * added)
+    return fact._replace(low=low, high=high, whole=whole, small=small, peak=(), terms=fact.terms * added)
+
+
+def adds_peak(facts: Known, op: Op) -> bool:
+    """True for a sum along rows with the largest element 1: it is not small."""
+    peak = facts[op.inputs[0]].peak
+    return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_axes_from_end(facts, op)))
+
+
+def _axes_from_end(facts: Known, op: Op) -> tuple[int, ...]:
+    """Return the axes of a reduction, counted from the end if the rank is known; all if none are stated."""
+    axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
+    if shape is None:
+        return tuple(axes)
+    return tuple(axis - len(shape) if axis >= 0 else axis for axis in axes or range(len(shape)))
 
 
 def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
@@ -142,6 +168,7 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         squares=varying[0].squares if len(varying) == 1 else frozenset(),
         negative=fact.negative,
         sources=fact.sources if fact.transform or not after_layer else frozenset(),
+        hides=len(read) > 2 and read[2].raw,
         nudged=fact.nudged,
         averaged=averages(facts, op),
         depth=fact.depth + (not few),

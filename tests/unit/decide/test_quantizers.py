@@ -59,4 +59,4 @@ def test_with_a_constant_scale_readers_of_such_values_are_held() -> None:
     view = view_of(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
     pins = find_needs(view, F16).pins
     assert all("76800" in pin.note for pin in pins)
-    assert [view.ops[pin.op].node.output[0] for pin in pins] == ["d", "t", "e"]
+    assert [view.ops[pin.op].node.output[0] for pin in pins] == ["q", "d", "t", "e"]
