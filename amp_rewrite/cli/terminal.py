@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -108,7 +110,7 @@ def stages(title: str, *models: Path, quiet: bool) -> Iterator[Callable[[str, in
     """Yield a callback for the stages of the body on stderr, by name; None if nobody looks.
 
     A terminal gets a bar for each, which moves while a stage is silent and goes at the end. Elsewhere, if one of the
-    models is large, each stage gets a line at its start and along a long one.
+    models is large, each stage gets a line at its start and along a long one, at least every two seconds.
     """
     with _shown(quiet, models) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
@@ -124,22 +126,61 @@ def _shown(quiet: bool, models: Sequence[Path]) -> Iterator[Tell | None]:
     if not quiet and sys.stderr.isatty():
         with _bars() as tell:
             yield tell
+    elif not quiet and any(map(is_large, models)):
+        with _lines() as tell:
+            yield tell
     else:
-        yield _lines() if not quiet and any(map(is_large, models)) else None
+        yield None
 
 
-def _lines() -> Tell:
-    said = set[tuple[str, int]]()
+@contextmanager
+def _lines() -> Iterator[Tell]:
+    lines, ended = Lines(), threading.Event()
 
-    def tell(title: str, done: int, total: int | None) -> None:
+    def watch() -> None:
+        while not ended.wait(_SILENCE / 8):
+            lines.beat()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    with suppress(RuntimeError):  # a platform without threads
+        watcher.start()
+    try:
+        yield lines.tell
+    finally:
+        ended.set()
+        if watcher.ident is not None:
+            watcher.join()
+
+
+class Lines:
+    """Lines of stages on stderr: one at the start of each and along a long one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._said = set[tuple[str, int]]()
+        self._clock = clock
+        self._line = ""
+        self._begun = self._spoken = 0.0
+
+    def tell(self, title: str, done: int, total: int | None) -> None:
+        """Print the line of a stage, or of a part of it, the first time."""
         counted = total is not None and 1 < total <= _COUNTED
         part = title, done if counted else 0
-        if part not in said:
-            said.add(part)
-            talk(f"{title}{f' {done}/{total}' if counted and done else ''} …", quiet=False)
+        if part not in self._said:
+            self._said.add(part)
+            self._line = f"{title}{f' {done}/{total}' if counted and done else ''} …"
+            self._begun = self._spoken = self._clock()
+            talk(self._line, quiet=False)
 
-    return tell
+    def beat(self) -> None:
+        """Print the last line again after a silence, with the seconds since it was new."""
+        now = self._clock()
+        if self._line and now - self._spoken >= _SILENCE:
+            self._spoken = now
+            talk(f"{self._line} {now - self._begun:.0f} s", quiet=False)
 
+
+_SILENCE = 1.6
+"""Seconds after which a line comes again, so that none is silent for more than two."""
 
 _COUNTED = 1000
 """Parts of a stage that get a line each, such as batches and trials; there are more of bytes."""

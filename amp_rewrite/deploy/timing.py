@@ -84,14 +84,17 @@ def bench(
     tell = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         sides = candidates(models, data, usual_provider(provider), threads, Path(folder))
-        pairs = [(side, side.opened()) for side in sides]
+        pairs = []
+        for number, side in enumerate(sides):
+            tell("open sessions", number, len(sides))
+            pairs.append((side, side.opened()))
         first = sides[0]
         entries, runs = _timed(pairs, rounds, tell)
         notes = [note for pair in pairs for note in _remarks(*pair)]
         del pairs  # the measurements below need the device for themselves
         for number, side in enumerate(sides if memory else ()):
+            tell("memory", number, len(sides))
             entries[number] = replace(entries[number], **side.weighed())
-            tell("memory", number + 1, len(sides))
     feed = Feed.of(data, first.model)
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
     return Benchmark(
@@ -189,6 +192,7 @@ def _file(source: object, model: Model, spare: Path) -> Path:
 def _timed(pairs: Sequence[tuple[Candidate, Runner]], rounds: int, tell: Tell) -> tuple[list[BenchEntry], int]:
     calls: dict[str, Callable[[], object]] = {c.name: r.bind(c.batch).run for c, r in pairs}
     latencies = []
+    tell("warm up", 0, 1)
     for name, call in calls.items():
         try:
             latencies.append(min(timeit.repeat(call, number=1, repeat=_WARM)))

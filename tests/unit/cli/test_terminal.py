@@ -200,3 +200,21 @@ def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(
     ]
     with terminal.stages("m.onnx", large, quiet=True) as tell:
         assert tell is None
+
+
+def test_a_silent_stage_repeats_its_line_with_its_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.5])
+    lines = terminal.Lines(lambda: next(clock))
+    lines.tell("m.onnx: check", 0, 1)  # at 0
+    for _ in range(4):
+        lines.beat()  # at 1, 2, 3 and 4
+    lines.tell("m.onnx: check", 1, 1)  # said already
+    lines.tell("m.onnx: write", 0, 1)  # at 5
+    lines.tell("m.onnx: write", 1, 1)
+    lines.beat()
+    assert capsys.readouterr().err.splitlines() == [
+        "m.onnx: check …",
+        "m.onnx: check … 2 s",
+        "m.onnx: check … 4 s",
+        "m.onnx: write …",
+    ]
