@@ -41,7 +41,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     try:
         _compare(planned, types if known else _view_types(View.of(result)))
     except ConversionError as unplanned:
-        wrong = misdeclared(view) if fault is None else _invalid(source, fault)
+        wrong = misdeclared(view) if fault is None else _invalid(fault)
         if wrong is None:
             raise
         raise ModelError(wrong) from unplanned  # onnx refuses the source, or trusts a wrong declaration in it
@@ -74,7 +74,7 @@ def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
             f"the converted model is invalid, and nothing was written: {one_line(fault)}; please report this"
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
-        raise ModelError(_invalid(source, before))
+        raise ModelError(_invalid(before))
     return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the model's own: {one_line(before)}"),)
 
 
@@ -82,26 +82,15 @@ _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | Va
 # ValueError: what onnx refuses by C++'s invalid_argument, such as the element type 0, and text that is not UTF-8.
 
 
+def _invalid(fault: _Fault) -> str:
+    return f"the model is invalid: {one_line(fault)}"
+
+
 def check_source(source: Model) -> None:
     """Raise ModelError if onnx's checker refuses a model, which is returned as it is if no op can be lowered."""
     fault, _ = examined(source)
     if isinstance(fault, onnx.checker.ValidationError):
-        raise ModelError(_invalid(source, fault))
-
-
-def _invalid(model: Model, fault: _Fault) -> str:
-    """Return onnx's complaint in one line, and name an input that states no shape, or no element type."""
-    graph = model.proto.graph
-    edges = [(v.name, v.type.tensor_type) for v in (*graph.input, *graph.output) if v.type.HasField("tensor_type")]
-    untyped = next((name for name, tensor in edges if not tensor.elem_type), None)
-    if untyped is not None:
-        return f"the model is invalid: {untyped!r} states no element type; declare one, or export it again"
-    bare = next((name for name, tensor in edges if not tensor.HasField("shape")), None)
-    if bare is not None and "'shape'" in str(fault):
-        return (
-            f"the model is invalid: {bare!r} states no shape; declare one, whose dims may be names, or export it again"
-        )
-    return f"the model is invalid: {one_line(fault)}"
+        raise ModelError(_invalid(fault))
 
 
 def examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:

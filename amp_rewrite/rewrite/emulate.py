@@ -130,12 +130,12 @@ class _Twin:
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
         self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else {}
         main = view.scopes[MAIN]
-        self.fed = frozenset(v for v in main.inputs if self._low(v) and self._tensor(v))
-        results = frozenset(v for v in main.outputs if self._low(v) and self._tensor(v))
+        self.fed = frozenset(filter(self._low_tensor, main.inputs))
+        results = frozenset(filter(self._low_tensor, main.outputs))
         ends = (v for v in self.fed | results if view.value_name(v) not in edges)
         self.kept = frozenset(v for v in ends if view.dtype(v) in kept)
-        apart = self.kept | self.fed if rounding else self.kept
-        self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in sorted(apart)}
+        apart = sorted(self.kept | self.fed if rounding else self.kept)
+        self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in apart}
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -143,18 +143,14 @@ class _Twin:
         dtype = self.view.dtype(value)
         return dtype if dtype in self.types else None
 
-    def _tensor(self, value: ValueId) -> bool:
-        return self.view.tensor_dtype(value) is not None
+    def _low_tensor(self, value: ValueId | None) -> DType | None:
+        return self._low(value) if value is not None and self.view.tensor_dtype(value) is not None else None
 
     def _name(self, value: ValueId) -> str:
         return self.names.get(value, self.view.value_name(value))
 
     def _fresh(self, name: str) -> str:
         return claimed(name, self.taken)
-
-    def _low_name(self, value: ValueId) -> str:
-        name = self.view.value_name(value)
-        return name if value in self.kept else self._fresh(f"{name}_{self.view.dtype(value).spelling}")  # type: ignore[union-attr]
 
     # -- casts ---------------------------------------------------------------------------------------
 
@@ -167,10 +163,10 @@ class _Twin:
         return new_cast(source, target, to, name=self._fresh(f"{target}_cast"), opset=self.opset)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
-        low = self._low_name(value)
-        yield self._cast(source, low, self._low(value) or DType.FLOAT)
-        if value not in self.kept or self.view.uses[value]:  # the twin of an output may have no reader
-            yield self._cast(low, self._name(value), DType.FLOAT)
+        dtype = self._low(value) or DType.FLOAT
+        low = self._fresh(f"{self.view.value_name(value)}_{dtype.spelling}")
+        yield self._cast(source, low, dtype)
+        yield self._cast(low, self._name(value), DType.FLOAT)
 
     # -- one graph -----------------------------------------------------------------------------------
 
@@ -179,6 +175,7 @@ class _Twin:
         nodes = list(self._entries()) if scope.id == MAIN else []
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
+        nodes.extend(self._exits() if scope.id == MAIN else ())
         self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
         same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
@@ -193,9 +190,10 @@ class _Twin:
                 yield self._cast(name, self._name(value), DType.FLOAT)
             elif self.rounding:
                 yield from self._rounded(name, value)
+
+    def _exits(self) -> Iterator[NodeProto]:
         for value in sorted(self.kept - self.fed):
-            if self.view.values[value].producer is None:
-                yield self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT)
+            yield self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT)
 
     def _initializers(self, graph: GraphProto, values: dict[str, Value]) -> None:
         widened = list[TensorProto]()
@@ -257,26 +255,18 @@ class _Twin:
     def _named(self, op: Op, nodes: list[NodeProto], results: list[str]) -> Iterator[NodeProto]:
         yield from nodes
         for value, result in zip(op.outputs, results, strict=False):
-            if value is None:
-                continue
-            if value in self.kept:
-                yield self._cast(result, self.view.value_name(value), self._low(value) or DType.FLOAT)
-            yield new_node("Identity", [result], self._name(value), self._fresh(f"{self._name(value)}_written"))
+            if value is not None:
+                yield new_node("Identity", [result], self._name(value), self._fresh(f"{self._name(value)}_written"))
 
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.outputs):
-            dtype = self._low(value)
-            if value is None or dtype is None:
+            if value is None or self._low(value) is None:
                 continue
             node.output[slot] = self._name(value)
-            if not self._tensor(value):
-                continue
-            if self.rounding and not exact(op):
+            if self.rounding and self._low_tensor(value) and not exact(op):
                 node.output[slot] = self._fresh(f"{self.view.value_name(value)}_unrounded")
                 casts.extend(self._rounded(node.output[slot], value))
-            elif value in self.kept:
-                casts.append(self._cast(node.output[slot], self.view.value_name(value), dtype))
         yield node
         yield from casts
 
@@ -285,20 +275,13 @@ class _Twin:
         before, after = op.inputs[0], op.outputs[0]
         assert before is not None and after is not None
         if self._same_in_twin(before, after):
-            del node.input[1:]
-            del node.attribute[:]
-            node.op_type = "Identity"
-            yield from self._computed(op._replace(op_type="Identity", kind="Identity"), node)
+            yield new_node("Identity", node.input[:1], self._name(after), node.name)
         elif not self._low(after):
             yield node
         elif self.rounding:
-            cast, *widening = self._rounded(node.input[0], after)
-            cast.name = node.name or cast.name
-            yield from (cast, *widening)
+            yield from self._rounded(node.input[0], after)
         else:
-            cast = self._cast(node.input[0], self._name(after), DType.FLOAT)
-            cast.name = node.name or cast.name
-            yield from self._computed(op, cast)
+            yield self._cast(node.input[0], self._name(after), DType.FLOAT)
 
     def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
         was, becomes = self.view.dtype(before), self.view.dtype(after)
@@ -322,13 +305,13 @@ class _Twin:
     def _island(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.inputs):
-            dtype = self._low(value)
-            if value is not None and dtype is not None and self._tensor(value):
+            dtype = self._low_tensor(value)
+            if value is not None and dtype is not None:
                 node.input[slot] = self._fresh(f"{self._name(value)}_{dtype.spelling}")
                 yield self._cast(self._name(value), node.input[slot], dtype)
         for slot, value in enumerate(op.outputs):
-            if value is not None and self._low(value) and self._tensor(value):
-                node.output[slot] = self._low_name(value)
+            if value is not None and self._low_tensor(value):
+                node.output[slot] = self._fresh(f"{self.view.value_name(value)}_low")
                 casts.append(self._cast(node.output[slot], self._name(value), DType.FLOAT))
         yield node
         yield from casts

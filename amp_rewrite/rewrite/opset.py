@@ -64,15 +64,20 @@ def at_opset(
             f"the model cannot be moved to opset {opset}: target {target.value} opens models up to opset {most}; use"
             f" {spelled('opset', most)} or a newer target"
         )
+    judge = _KernelCheck.of(view, to, target, fuse if opset is not None else "none")
     if not isinstance(opset, int):
-        after, told = _best(view, _KernelCheck.of(view, to, target, fuse if opset is not None else "none"))
-        return after, told if opset is not None or after is not view or _OBSTACLE in told[0].message else ()
+        best, obstacles = _best(view, judge)
+        if best is not view:
+            return best, (_compared(view, best.opset, judge),)
+        note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
+        told = Finding("opset", "ai.onnx", "; ".join((note, *obstacles[:_SHOWN])))
+        return view, (told,) if opset is not None or obstacles else ()
     moved = moved_to(view, opset)
     if isinstance(moved, str):
         raise ModelError(
             f"the model cannot be moved to opset {opset}: {moved}; leave {spelled('opset')} out, or export again"
         )
-    return moved, (_compared(view, opset, _KernelCheck.of(view, to, target, fuse)),)
+    return moved, (_compared(view, opset, judge),)
 
 
 # -- which one -------------------------------------------------------------------------------------
@@ -136,17 +141,23 @@ _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rul
 """The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
 
 
-def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
-    """Return the view at the opset with most served ops; among equals its own, then the nearest."""
+_SHOWN = 3
+"""Obstacles in a finding."""
+
+
+def _best(view: View, judge: _KernelCheck) -> tuple[View, list[str]]:
+    """Return the view at the opset with most served ops, among equals its own, then the nearest; and obstacles."""
     current = view.opsets[""]
     own = judge.covers(view)
     best, most = view, _served(own)
     barred: dict[str, str] = {}
-    for opset in _candidates(view, judge):
+    unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
+    newest = min(NEWEST_MOVED, judge.target.opset or unknown)
+    for opset in sorted(range(OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n)):
         then = judge.covers(_relabelled(view, opset))
         gained, lost = _gained(own, then), _gained(then, own)
         if gained and lost:
-            served = f"serves {_listed(gained)} better, but not {_listed(lost)}"
+            served = f"serves {', '.join(gained)} better, but not {', '.join(lost)}"
             barred.setdefault(served, f"opset {opset} {served}")
         elif _served(then) > most:  # nothing is lost, or the sum would be less
             move = moved_to(view, opset)
@@ -154,46 +165,17 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, tuple[Finding, ...]]:
                 barred.setdefault(move, f"opset {opset}: {move}")
             else:
                 best, most = move, _served(then)
-    if best is not view:
-        return best, (_compared(view, best.opset, judge),)
-    note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
-    return view, (Finding("opset", "ai.onnx", _OBSTACLE.join((note, *list(barred.values())[:_SHOWN]))),)
-
-
-_OBSTACLE = "; "
-_SHOWN = 3  # reasons
-
-
-def _candidates(view: View, judge: _KernelCheck) -> list[int]:
-    """Return other opsets, the nearest first; of several with the same operators the nearest alone."""
-    current = view.opsets[""]
-    types = sorted({op.op_type for op in view.ops if not op.domain})
-    steps = sorted({_ONE_OP[kind] for kind in judge.whole.values()})
-    unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
-    newest = min(NEWEST_MOVED, judge.target.opset or unknown)
-    nearest = sorted(range(OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n))
-    known = {_versions(types, opset, steps): opset for opset in reversed(nearest)}
-    return [n for n in nearest if n != current and known[_versions(types, n, steps)] == n]
-
-
-def _versions(types: Sequence[str], opset: int, steps: Sequence[int]) -> tuple[int, ...]:
-    schemas = (onnx_schema("", op_type, opset) for op_type in types)
-    return (*(s.since_version if s is not None else 0 for s in schemas), *(int(opset >= s) for s in steps))
+    return best, list(barred.values())
 
 
 def _compared(view: View, opset: int, judge: _KernelCheck) -> Finding:
     own, then = judge.covers(view), judge.covers(_relabelled(view, opset))
     words = [f"opset {view.opsets['']} became {opset}"]
     if gained := _gained(own, then):
-        words.append(f"the target serves {_listed(gained)} better")
+        words.append(f"the target serves {', '.join(gained)} better")
     if lost := _gained(then, own):
-        words.append(f"it no longer serves {_listed(lost)} as well")
+        words.append(f"it no longer serves {', '.join(lost)} as well")
     return Finding("opset", "ai.onnx", "; ".join(words))
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:6]) or "nothing"
-    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
 
 
 # -- the move --------------------------------------------------------------------------------------

@@ -488,11 +488,6 @@ def test_a_model_of_other_domains_alone_gets_the_opset_of_its_casts() -> None:
     session(found)
 
 
-def test_a_cast_that_rounds_keeps_its_name() -> None:
-    model = parsed("g (float[2] x) => (float[2] y) { [mine] h = Cast <to = 10> (x) \n y = Cast <to = 1> (h) }")
-    assert next(n.name for n in twin(model).graph.node if n.op_type == "Cast") == "mine"
-
-
 # -- whole models --------------------------------------------------------------------------------------
 
 
