@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
 from amp_rewrite.dtypes import LOW_TYPES, DType
@@ -28,7 +27,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.device_arithmetic.cuda import CUDA
-from amp_rewrite.rewrite.device_arithmetic.low_op import written_out
+from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, written_out
 from amp_rewrite.rewrite.passes.inline import inlined
 
 _KEPT_EDGES = {
@@ -237,20 +236,14 @@ class _Twin:
 
         The node then adds two halves of it, which is exact.
         """
-        low, total = self._low(op.inputs[0]), node.input[0]
-        assert low is not None
+        b, total = LowBuilder(self.taken, opset=self.opset, region=op.name), node.input[0]
+        b.low_type = self._low(op.inputs[0]) or DType.FLOAT16
         for slot in (_BIASES[op.kind], 1):
             if slot < len(op.inputs) and op.inputs[slot] is not None:
-                stem = self._fresh(f"{node.output[0]}_sum")
-                rounded = self._fresh(f"{stem}_{low.spelling}")
-                yield new_node("Add", [total, node.input[slot]], stem, stem)
-                total = self._fresh(f"{stem}_float32")
-                yield from (self._cast(stem, rounded, low), self._cast(rounded, total, DType.FLOAT))
+                total = b.low("Add", total, node.input[slot])
                 node.input[slot] = ""
-        half, halves = self._fresh(f"{total}_half"), self._fresh(f"{total}_halves")
-        yield new_node("Constant", [], half, half, value=onnx.helper.make_tensor(half, TensorProto.FLOAT, [], [0.5]))
-        yield new_node("Mul", [total, half], halves, halves)
-        node.input[0] = node.input[1] = halves
+        node.input[0] = node.input[1] = b.op("Mul", total, b.scalar(0.5, DType.FLOAT))
+        yield from b.nodes
 
     def _named(self, op: Op, nodes: list[NodeProto], results: list[str]) -> Iterator[NodeProto]:
         yield from nodes

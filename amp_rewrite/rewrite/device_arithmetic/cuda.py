@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import float_attribute, int_attribute
+from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.ir.shapes import Shape, elements
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp, Recipe
@@ -38,29 +40,31 @@ def instance_norm(b: LowBuilder, site: LowOp) -> list[str] | None:
     mean = b.reduce("ReduceMean", x, axes, keepdims=True)
     apart = b.op("Sub", x, mean)
     variance = b.reduce("ReduceMean", b.op("Mul", apart, apart), axes, keepdims=True)
-    deviation = b.low("Sqrt", b.low("Add", variance, b.scalar(site.attribute("epsilon", 1e-5), DType.FLOAT)))
+    deviation = b.low(
+        "Sqrt", b.low("Add", variance, b.scalar(float_attribute(site.node, "epsilon", 1e-5), DType.FLOAT))
+    )
     scaled = b.low("Mul", scale, b.low("Sub", x, b.rounded(mean)))
     result = b.low("Add", b.low("Div", scaled, deviation), bias)
     if shape[0] is None:
         alone = b.op("Equal", b.picked(b.op("Shape", x), 0, 1, 0), b.ints([1]))
-        result = b.op("Where", alone, b.rounded(site.plain(b)), result)
+        result = b.op("Where", alone, b.rounded(b.like(site.node, site.inputs)[0]), result)
     return [result]
 
 
 def cum_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     """CumSum in order; one in reverse starts anew for each result, and is left to float32."""
-    shape, axis = site.shape(0), site.value(1)
-    if shape is None or axis is None or site.attribute("reverse", 0):
+    shape, axis = site.shape(0), number(site.view, site.op.inputs[1])
+    if shape is None or axis is None or int_attribute(site.node, "reverse", 0):
         return None
-    along = int(np.asarray(axis).reshape(-1)[0]) % len(shape)
-    exclusive = bool(site.attribute("exclusive", 0))
+    along = int(axis) % len(shape)
+    exclusive = int_attribute(site.node, "exclusive", 0)
 
     def step(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
         total = body.low("Add", states[0], parts[0])
         return [total, states[0] if exclusive else total]
 
     first = b.op("Gather", site.input(0), b.constant(np.array(0, np.int64)), axis=along)
-    _, sums = b.scan([b.zeros_like(first)], [(site.input(0), along)], step, len(shape) - 1)
+    _, sums = b.scan([b.zeros(b.op("Shape", first))], [(site.input(0), along)], step, len(shape) - 1)
     order = [*range(1, along + 1), 0, *range(along + 1, len(shape))]
     return [b.op("Transpose", sums, perm=order) if along else sums]
 
@@ -84,20 +88,16 @@ def log_sum_exp(b: LowBuilder, site: LowOp) -> list[str] | None:
     return [b.low("Add", b.low("Log", total), b.reduce("ReduceMax", x, axes, keepdims=_kept(site)))]
 
 
-def _reduced_axes(site: LowOp) -> list[int] | None:
-    shape = site.shape(0)
-    if shape is None:
-        return None
-    stated = site.attribute("axes", site.value(1))
-    if stated is None and site.input(1):
-        return None
-    if stated is None or len(stated) == 0:
-        return [] if site.attribute("noop_with_empty_axes", 0) else list(range(len(shape)))
-    return sorted({int(axis) % len(shape) for axis in np.asarray(stated).reshape(-1)})
+def _reduced_axes(site: LowOp) -> list[int]:
+    """Return the axes of a reduction; an empty list if they are not known, or none is reduced."""
+    shape, axes = site.shape(0), axes_of(site.view, site.op)
+    if shape is None or (not axes and (site.input(1) or int_attribute(site.node, "noop_with_empty_axes", 0))):
+        return []
+    return sorted({axis % len(shape) for axis in axes or range(len(shape))})
 
 
 def _kept(site: LowOp) -> bool:
-    return bool(site.attribute("keepdims", 1))
+    return bool(int_attribute(site.node, "keepdims", 1))
 
 
 def matrix_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
@@ -148,12 +148,12 @@ def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], grid: tuple[int,
     parts = b.shaped(b.filled(turned, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
     backward = b.op("Gather", sums, b.ints(range(blocks)[::-1]), axis=1)
-    start = b.zeros_like(b.op("Gather", sums, b.ints([0]), axis=1))
-    return b.scan([start], [(b.unsqueeze(backward, [1]), 2)], _added, 2)[0]
+    start = b.zeros(b.op("Shape", b.picked(sums, 0, 1, 1)))
 
+    def added(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+        return [body.low("Add", states[0], parts[0])]
 
-def _added(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
-    return [b.low("Add", states[0], parts[0])]
+    return b.scan([start], [(b.unsqueeze(backward, [1]), 2)], added, 2)[0]
 
 
 def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:
@@ -184,7 +184,7 @@ def hard_swish(b: LowBuilder, site: LowOp) -> list[str]:
 
 def elu(b: LowBuilder, site: LowOp) -> list[str]:
     """An exponential less one below zero."""
-    x, alpha = site.input(0), b.number(site.attribute("alpha", 1.0))
+    x, alpha = site.input(0), b.number(float_attribute(site.node, "alpha", 1.0))
     below = b.low("Mul", alpha, b.low("Sub", b.low("Exp", x), b.number(1.0)))
     return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.shapes import Shape, shape_of
@@ -20,11 +18,13 @@ from amp_rewrite.ir.view import Op, View
 
 
 class LowBuilder(NodeBuilder):
-    """A builder of float32 nodes with each result rounded to float16."""
+    """A builder of float32 nodes with each result rounded to a low type."""
+
+    low_type = DType.FLOAT16
 
     def rounded(self, x: str) -> str:
-        """Append Casts to float16 and back."""
-        return self.op("Cast", self.op("Cast", x, to=DType.FLOAT16.code), to=DType.FLOAT.code)
+        """Append Casts to the low type and back."""
+        return self.op("Cast", self.op("Cast", x, to=self.low_type.code), to=DType.FLOAT.code)
 
     def low(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Append an op and round its result."""
@@ -39,9 +39,10 @@ class LowBuilder(NodeBuilder):
         """Append a Reshape in which 0 copies the dimension of the input, and -1 takes what is left."""
         return self.op("Reshape", x, self.ints(dims))
 
-    def zeros_like(self, x: str) -> str:
-        """Return zeros in the shape of another tensor."""
-        return self.full(self.op("Shape", x), 0.0, DType.FLOAT)
+    def zeros(self, *sizes: str) -> str:
+        """Return zeros of a shape that is made of these lists of sizes."""
+        shape = self.op("Concat", *sizes, axis=0) if len(sizes) > 1 else sizes[0]
+        return self.full(shape, 0.0, DType.FLOAT)
 
     def picked(self, x: str, first: int, count: int, axis: int) -> str:
         """Return `count` neighbors along an axis, from `first` on."""
@@ -51,9 +52,8 @@ class LowBuilder(NodeBuilder):
         """Return rows of a known length, filled up with zeros to a multiple of the width."""
         if length % width == 0:
             return x
-        missing = self.ints([-length % width])
-        shape = self.op("Concat", self.picked(self.op("Shape", x), 0, 1, 0), missing, axis=0)
-        return self.op("Concat", x, self.full(shape, 0.0, DType.FLOAT), axis=1)
+        rows = self.picked(self.op("Shape", x), 0, 1, 0)
+        return self.op("Concat", x, self.zeros(rows, self.ints([-length % width])), axis=1)
 
     def scan(
         self, states: Sequence[str], parts: Sequence[tuple[str, int]], step: Step, rank: int, *, backward: bool = False
@@ -87,12 +87,11 @@ Step = Callable[[LowBuilder, list[str], list[str]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class LowOp:
-    """A float16 op: its node with the float32 inputs of the twin, the shapes and constant values of those."""
+    """A float16 op, and its node with the float32 inputs of the twin."""
 
+    view: View
     op: Op
     node: NodeProto
-    shapes: tuple[Shape | None, ...]
-    values: tuple[Array | None, ...] = field(repr=False)
 
     @property
     def inputs(self) -> list[str]:
@@ -103,36 +102,20 @@ class LowOp:
         return self.node.input[slot] if slot < len(self.node.input) else ""
 
     def shape(self, slot: int) -> Shape | None:
-        return self.shapes[slot] if slot < len(self.shapes) else None
+        return shape_of(self.view, self.op.inputs[slot])
 
     def static(self, slot: int) -> tuple[int, ...] | None:
         """Return the shape of an input, all dimensions of which are numbers; None for another one."""
         shape = self.shape(slot)
         return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
 
-    def value(self, slot: int) -> Array | None:
-        """Return the constant that an input holds."""
-        return self.values[slot] if slot < len(self.values) else None
-
-    def attribute(self, name: str, default: Any) -> Any:
-        """Return an attribute of the node."""
-        stated = attribute(self.node, name)
-        return default if stated is None else onnx.helper.get_attribute_value(stated)
-
     def attributes(self) -> dict[str, Any]:
         """Return the node's attributes as keywords."""
         return {a.name: onnx.helper.get_attribute_value(a) for a in self.node.attribute}
 
-    def plain(self, b: LowBuilder) -> str:
-        """Append the op unchanged, in float32; return its first result."""
-        return b.like(self.node, self.inputs)[0]
-
 
 Recipe = Callable[[LowBuilder, LowOp], "list[str] | None"]
 """Nodes of one op as a kernel computes it: its outputs, each of float16 values; None if shapes are unknown."""
-
-_MOST_LISTED = 64
-"""Elements of a constant that states axes."""
 
 
 def written_out(
@@ -147,7 +130,5 @@ def written_out(
     if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT16:
         return None
     builder = LowBuilder(taken, opset=view.opset, region=op.name)
-    shapes = tuple(shape_of(view, value) for value in op.inputs)
-    values = tuple(view.array(value, _MOST_LISTED) for value in op.inputs)
-    results = recipe(builder, LowOp(op, node, shapes, values))
+    results = recipe(builder, LowOp(view, op, node))
     return None if results is None else (builder.nodes, results)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, LowOp
 
 _TERMS = 16
@@ -98,14 +96,15 @@ def layer(b: LowBuilder, site: LowOp) -> list[str] | None:
     """LSTM, GRU that resets after the product, and RNN, with default activations and without lengths."""
     weights, recurrence, cell = site.static(1), site.static(2), _CELLS[site.op.op_type]
     unread = any(site.input(slot) for slot in (_LENGTHS, _PEEPHOLES))
-    altered = any(_PLAIN.get(name, value) != value for name, value in site.attributes().items())
-    before = site.op.op_type == "GRU" and not site.attribute("linear_before_reset", 0)
+    stated = site.attributes()
+    altered = any(_PLAIN.get(name, value) != value for name, value in stated.items())
+    before = site.op.op_type == "GRU" and not stated.get("linear_before_reset")
     if weights is None or recurrence is None or unread or altered or before:
         return None
     usual = [*cell.activations] * weights[0]
-    if [word.lower() for word in site.attribute("activations", usual)] != usual:
+    if [word.lower() for word in stated.get("activations", usual)] != usual:
         return None
-    ways = [_Direction(site, i, weights[2], recurrence[2]).results(b) for i in range(weights[0])]
+    ways = [_direction(b, site, i, weights[2], recurrence[2]) for i in range(weights[0])]
     sequences, *states = zip(*ways, strict=True)
     return [_joined(b, sequences, 1), *(_joined(b, ends, 0) for ends in states)]
 
@@ -114,68 +113,44 @@ def _joined(b: LowBuilder, parts: Sequence[str], axis: int) -> str:
     return b.op("Concat", *(b.unsqueeze(part, [axis]) for part in parts), axis=axis)
 
 
-@dataclass(frozen=True, slots=True)
-class _Direction:
-    """One direction of a layer, with the sizes of its input and its state."""
+def _direction(b: LowBuilder, site: LowOp, index: int, width: int, hidden: int) -> list[str]:
+    """Append the Scan over the steps of one direction; return the outputs of all steps, then the last states."""
+    cell, x = _CELLS[site.op.op_type], site.input(0)
+    size, which = cell.gates * hidden, b.constant(np.array(index, np.int64))
+    steps, batch = (b.picked(b.op("Shape", x), axis, 1, 0) for axis in range(2))
+    given = [site.input(slot) for slot in range(_STATES + cell.states)]
+    own = ["", *(b.op("Gather", name, which, axis=0) if name else "" for name in given[1:])]
+    product = _product(b, b.shaped(x, [-1, width]), width, _blocks(b, own[1], width, size), size)
+    outer = b.op("Reshape", product, b.op("Concat", steps, batch, b.ints([size]), axis=0))
+    recurrence = _blocks(b, own[2], hidden, size)
+    biases = [b.picked(own[3], i * hidden, hidden, 0) if own[3] else "" for i in range(2 * cell.gates)]
 
-    site: LowOp
-    index: int
-    width: int
-    hidden: int
+    def step(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+        inner = _product(body, states[0], hidden, recurrence, size)
+        gates = []
+        for i in range(cell.gates):
+            products = [body.picked(whole, i * hidden, hidden, 1) for whole in (parts[0], inner)]
+            gates.append(_Gate(products[0], products[1], biases[i], biases[i + cell.gates]))
+        following = cell.formula(body, gates, states)
+        return [*following, following[0]]
 
-    def results(self, b: LowBuilder) -> list[str]:
-        """Append the Scan over the steps; return the outputs of all steps, then the last states."""
-        cell, x = _CELLS[self.site.op.op_type], self.site.input(0)
-        size = cell.gates * self.hidden
-        rows = b.shaped(x, [-1, self.width])
-        product = _product(b, rows, self.width, self._blocks(b, 1), size)
-        steps = b.op("Concat", b.picked(b.op("Shape", x), 0, 2, 0), b.ints([size]), axis=0)
-        outer, recurrence = b.op("Reshape", product, steps), self._blocks(b, 2)
-        biases = [self._bias(b, i) for i in range(2 * cell.gates)]
+    backward = site.attributes().get("direction") == b"reverse" or index == 1
+    begin = [state or b.zeros(batch, b.ints([hidden])) for state in own[_STATES:]]
+    *last, sequence = b.scan(begin, [(outer, 0)], step, 2, backward=backward)
+    return [sequence, *last]
 
-        def step(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
-            inner = _product(body, states[0], self.hidden, recurrence, size)
-            gates = [
-                _Gate(self._cut(body, parts[0], i, 1), self._cut(body, inner, i, 1), biases[i], biases[i + cell.gates])
-                for i in range(cell.gates)
-            ]
-            following = cell.formula(body, gates, states)
-            return [*following, following[0]]
 
-        direction = self.site.attribute("direction", b"forward")
-        backward = direction == b"reverse" or self.index == 1
-        begin = [self._begin(b, _STATES + i) for i in range(cell.states)]
-        *last, sequence = b.scan(begin, [(outer, 0)], step, 2, backward=backward)
-        return [sequence, *last]
-
-    def _of(self, b: LowBuilder, slot: int) -> str:
-        return b.op("Gather", self.site.input(slot), b.constant(np.array(self.index, np.int64)), axis=0)
-
-    def _blocks(self, b: LowBuilder, slot: int) -> str:
-        weight, (_, size, length) = self._of(b, slot), self.site.static(slot) or (0, 0, 0)
-        terms = b.op("Transpose", b.filled(weight, length, _TERMS), perm=[1, 0])
-        return b.shaped(terms, [-1, _TERMS, size])
-
-    def _bias(self, b: LowBuilder, part: int) -> str:
-        return self._cut(b, self._of(b, 3), part, 0) if self.site.input(3) else ""
-
-    def _cut(self, b: LowBuilder, x: str, part: int, axis: int) -> str:
-        return b.picked(x, part * self.hidden, self.hidden, axis)
-
-    def _begin(self, b: LowBuilder, slot: int) -> str:
-        if self.site.input(slot):
-            return self._of(b, slot)
-        batch = b.picked(b.op("Shape", self.site.input(0)), 1, 1, 0)
-        return b.full(b.op("Concat", batch, b.ints([self.hidden]), axis=0), 0.0, DType.FLOAT)
+def _blocks(b: LowBuilder, weight: str, length: int, size: int) -> str:
+    terms = b.op("Transpose", b.filled(weight, length, _TERMS), perm=[1, 0])
+    return b.shaped(terms, [-1, _TERMS, size])
 
 
 def _product(b: LowBuilder, rows: str, length: int, blocks: str, size: int) -> str:
     """Return rows times weights: each block of terms adds up in float32, and the blocks in the low type, in order."""
     parts = b.shaped(b.filled(rows, length, _TERMS), [0, -1, _TERMS])
-    count = b.picked(b.op("Shape", rows), 0, 1, 0)
-    start = b.full(b.op("Concat", count, b.ints([size]), axis=0), 0.0, DType.FLOAT)
-    return b.scan([start], [(parts, 1), (blocks, 0)], _block_added, 2)[0]
+    start = b.zeros(b.picked(b.op("Shape", rows), 0, 1, 0), b.ints([size]))
 
+    def added(body: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
+        return [body.low("Add", states[0], body.op("MatMul", *parts))]
 
-def _block_added(b: LowBuilder, states: list[str], parts: list[str]) -> list[str]:
-    return [b.low("Add", states[0], b.op("MatMul", *parts))]
+    return b.scan([start], [(parts, 1), (blocks, 0)], added, 2)[0]
