@@ -80,6 +80,7 @@ BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op
 GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op right after a lowered one", Strength.SPREAD)
 ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowered one", Strength.SPREAD)
 EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
+SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
 DENY = _reason("deny", "on the deny list", Strength.LIST)
 DENY_FORWARD = _reason("deny_forward", "between ops that stay float32", Strength.SPREAD)
 KEEP = _reason("keep", "kept in float32 by name, with `keep`", Strength.USER)

@@ -51,8 +51,11 @@ class Free:
 
     @cached_property
     def ends(self) -> list[End]:
-        """The node of each vertex: a terminal if its type is fixed, else the vertex itself."""
-        return [self._fixed(v) or v for v in range(len(self.problem.vertices.all))]
+        """The node of each vertex: a terminal if its type is fixed, else the vertex, or the first of its sequence."""
+        own, tied = [self._fixed(v) for v in range(len(self.problem.vertices.all))], self.problem.vertices.tied
+        groups = (tied.get(v, (v,)) for v in range(len(own)))
+        fixed = (({own[v] for v in group}, group[0]) for group in groups)
+        return [HIGH if HIGH in ends else LOW if LOW in ends else first for ends, first in fixed]
 
     def _fixed(self, v: int) -> str | None:
         p = self.problem

@@ -43,7 +43,12 @@ def _of_bias(view: View, op: Op) -> bool:
     return value is not None and view.constant(value) is not None and view.dtype(value) is DType.INT32
 
 
-_CONTAINER = Cause(reasons.BOUNDARY, None, "sequences and optional values keep their type")
+_OPTIONAL = Cause(reasons.BOUNDARY, None, "optional values keep their type")
+_LOW_SEQUENCE = Cause(reasons.BOUNDARY, None, "a sequence has one element type for all ops that share it")
+
+
+def _containers(view: View, op: Op) -> list[str]:
+    return [t.container for t in (view.types[v] for v in op.ports) if t is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,11 @@ class Gate:
         return Lowerable(groups, refusals)
 
     def _type_refusal(self, view: View, op: Op, way: str, dtype: DType | None) -> Cause | None:
-        """Return the refusal for an op with an unknown type or container, or for bfloat16 without Casts of it."""
+        """Return the refusal for an op with an unknown type or an optional, or for bfloat16 without Casts of it."""
         if any(unknown(v.type) for v in view.variables[op.id]):
             return Cause(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
-        if any(t is not None and t.container != TENSOR for t in (view.types[v] for v in op.ports)):
-            return _CONTAINER
+        if any("optional" in container for container in _containers(view, op)):
+            return _OPTIONAL
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
             note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}"
             return Cause(reasons.SCHEMA_GATE, None, note)
@@ -172,6 +177,8 @@ class Gate:
         refusal = self._type_refusal(view, op, "from", DType.BFLOAT16 if bfloat16 else None)
         if refusal is not None:
             return refusal
+        if any(container != TENSOR for container in _containers(view, op)):
+            return _LOW_SEQUENCE
         if op.kind == "BitCast":
             return Cause(reasons.SCHEMA_GATE, None, _READS_BITS)
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))

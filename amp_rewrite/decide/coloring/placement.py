@@ -69,7 +69,7 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
 def unplaced(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
     """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
     labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
-    for v in sorted(labelling.raw & low.keys(), reverse=True):
+    for v in sorted(labelling.raw & low.keys() - problem.vertices.tied.keys(), reverse=True):
         read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
         if any(end != LOW and end not in low for end in read):
             del low[v]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import networkx as nx
 import onnx
+from networkx.utils import UnionFind
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Paint
@@ -17,10 +18,11 @@ from amp_rewrite.decide.needs.find import Needs
 from amp_rewrite.decide.reasons import Cause, Pin
 from amp_rewrite.decide.sizes import is_short
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import made_variable, read_variable
+from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
 from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS
 from amp_rewrite.ir.patterns.clusters import Cluster
-from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
+from amp_rewrite.ir.schema import TENSOR
+from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId, View
 from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
 from amp_rewrite.settings.op_lists import OpLists
@@ -43,13 +45,15 @@ class Vertices:
     """Vertices in op order, and `graph` with an edge from the maker of a float32 value to each reader.
 
     Two vertices of one op are never joined: paint does not cross from T to U of a normalization, nor through a Cast.
-    Ops with bodies and ops without a schema have no vertex, so they stop every walk.
+    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `tied`: for each vertex of a
+    sequence, which no Cast converts, all vertices of the sequence.
     """
 
     all: tuple[Vertex, ...]
     graph: nx.DiGraph[int]
     of: Mapping[tuple[OpId, str], int]
     by_op: Mapping[OpId, Sequence[int]]
+    tied: Mapping[int, Sequence[int]]
 
     @classmethod
     def build(cls, view: View, entries: tuple[Entry, ...], gate: Gate) -> Vertices:
@@ -78,7 +82,32 @@ class Vertices:
             for name, variable in floats.items():
                 made = (op.outputs[slot] for slot in variable.outputs)
                 makers.update((v, of[op.id, name]) for v in made if v is not None and view.dtype(v) is DType.FLOAT)
-        return cls(tuple(every), graph, of, by_op)
+        tied = dict[int, Sequence[int]]()
+        for group, kept in _sequences(view, of):
+            tied.update(dict.fromkeys(group, group))
+            for v in group if kept else ():
+                every[v] = every[v]._replace(refusal=every[v].refusal or _KEPT)
+        return cls(tuple(every), graph, of, by_op, tied)
+
+
+_KEPT = Cause(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
+
+
+def _sequences(view: View, of: Mapping[tuple[OpId, str], int]) -> Iterator[tuple[Sequence[int], bool]]:
+    """Yield the vertices of each sequence, and True if a model, a body or an op without vertex fixes its type."""
+    sets, kept = UnionFind(), set[int]()
+    for value in view.values:
+        declared = view.types[value.id]
+        if declared is None or declared.dtype is not DType.FLOAT or declared.container == TENSOR:
+            continue
+        read = [read_variable(view.ops[use.op], use.slot) for use in view.uses[value.id]]
+        ends = [of.get(port) if port is not None else None for port in (made_variable(view, value.id), *read)]
+        joined = [v for v in ends if v is not None]
+        sets.union(*joined)
+        if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
+            kept.update(joined)
+    for group in sets.to_sets():
+        yield sorted(group), not kept.isdisjoint(group)
 
 
 def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
@@ -192,9 +221,9 @@ class Problem:
         return Paint.float32(reasons.KEEP, None, f"kept by {pattern!r}")
 
     def can(self, v: int) -> bool:
-        """True if neither the gate nor a user, rule or pin holds a vertex in float32."""
-        vertex = self.vertices.all[v]
-        return vertex.refusal is None and vertex.op not in self.pinned
+        """True if neither the gate nor a user, rule or pin holds a vertex, or one tied to it, in float32."""
+        tied = (self.vertices.all[w] for w in self.vertices.tied.get(v, (v,)))
+        return all(vertex.refusal is None and vertex.op not in self.pinned for vertex in tied)
 
     @property
     def gains(self) -> bool:

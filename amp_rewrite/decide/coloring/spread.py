@@ -40,9 +40,11 @@ class Spread:
         spread = cls(problem)
         spread.allow_roots()
         spread.deny_forward()
+        spread.deny_sequences()
         spread.between_allow()
         spread.gray_after_allow()
         spread.allow_through_clear()
+        spread.allow_sequences()
         return spread
 
     def allow_roots(self) -> None:
@@ -76,6 +78,24 @@ class Spread:
         conductors = {*ends, *p.walk(ends, graph.predecessors, self._clear)}
         for v, due in p.walk(denied, graph.successors, conductors.__contains__).items():
             self.denied.setdefault(v, Paint.float32(reasons.DENY_FORWARD, due))
+
+    def deny_sequences(self) -> None:
+        """Deny a whole sequence if one of its vertices is denied or cannot be low."""
+        p = self.problem
+        for v, group in p.vertices.tied.items():
+            due = next((w for w in group if w in self.denied or not p.can(w)), None)
+            if due is not None:
+                self.low.pop(v, None)
+                note = "a sequence that other ops share stays float32"
+                self.denied.setdefault(v, Paint.float32(reasons.SEQUENCE_CLUSTER, p.vertices.all[due].op, note))
+
+    def allow_sequences(self) -> None:
+        """Lower a whole sequence if one of its vertices is low."""
+        p = self.problem
+        for v, group in p.vertices.tied.items():
+            due = next((w for w in group if w in self.low), None)
+            if due is not None:
+                self.low.setdefault(v, Paint(p.to, reasons.SEQUENCE_CLUSTER, p.vertices.all[due].op))
 
     def between_allow(self) -> None:
         """Lower gray and clear ops on a path between two allowed ops with no denied op on it."""

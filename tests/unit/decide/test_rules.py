@@ -63,7 +63,7 @@ FIRES = {
     "gray_follows_allow": Graph("a=MatMul(x,x);t=Tanh(a)", "t", {"to": "bfloat16"}),
     "allow_through_clear": Graph("r=Relu(x);a=MatMul(r,r)", "r"),
     "existing_cast": Graph("k=Cast[to=float](x);a=MatMul(k,k)", "k", inputs={"types": {"x": "bool"}}),
-    "boundary": Graph(SEQUENCE, "s", inputs={"types": {"i": "int"}, "shapes": {"i": []}}),
+    "sequence_cluster": Graph("a=MatMul(x,x);s=SequenceConstruct(a,x)", "s"),
     "deny": Graph("a=MatMul(x,x);d=Exp(a)", "d"),
     "deny_forward": Graph("d=Exp(x);r=Relu(d);t=Tanh(r);a=MatMul(t,t)", "r"),
     "keep": Graph("a=MatMul(x,x);b=MatMul(a,a)", "a", {"keep": ["a"]}),
@@ -86,7 +86,7 @@ MUST_NOT = {
     "existing_cast": Graph(
         "k=Cast[to=float](x);a=MatMul(k,k);d=Exp(k)", "k", inputs={"types": {"x": "bool"}}, outputs=("a", "d")
     ),
-    "boundary": Graph("a=MatMul(x,x);s=Split(a)", "s"),
+    "sequence_cluster": Graph(SEQUENCE, "s", inputs={"types": {"i": "int"}, "shapes": {"i": []}}),
     "deny": Graph("a=MatMul(x,x);d=Exp(a)", "d", {"lists": ["tensorflow", {"gray": ["Exp"]}]}),
     "deny_forward": Graph("d=Exp(x);r=Relu(d);a=MatMul(r,r)", "r"),
     "keep": Graph("a=MatMul(x,x);b=MatMul(a,a)", "b", {"keep": ["a"]}),
@@ -153,6 +153,14 @@ def test_lower_wins_over_safety_rules_and_the_gate_over_all() -> None:
     assert Graph("a=Mul(x,k);b=MatMul(a,a)", "a", safe(lower=["a"]), huge).rules() == {"lower"}
     gated = FIRES["kernel_gate"]
     assert Graph(gated.text, "h", {**gated.options, "lower": ["h"]}).rules() == {"kernel_gate"}
+
+
+def test_a_sequence_is_lowered_whole_though_a_gray_op_in_it_lies_on_no_path() -> None:
+    text = "s=SequenceEmpty();t=SequenceInsert(s,x);r=SequenceAt(t,i);b=MatMul(r,r)"
+    lists = {"lists": ["tensorflow", {"gray": ["SequenceInsert"]}]}
+    inputs = {"types": {"i": "int"}, "shapes": {"i": []}}
+    assert Graph(text, "r", lists, inputs).rules() == {"allow_through_clear"}
+    assert Graph(text, "t", lists, inputs).rules() == Graph(text, "s", lists, inputs).rules() == {"sequence_cluster"}
 
 
 @pytest.mark.parametrize(
