@@ -26,7 +26,7 @@ ELSEWHERE: Mapping[str, str] = {
     "betas": "they are beta_1 and beta_2 here",
     "eps": "it is epsilon here",
     "nb_epoch": "it is epochs here",
-    "class_weight": "weigh rows by sample_weight=NAME of the loss, with the weight of its class for each row as data",
+    "class_weight": "give class_weights=[…] to the loss, as in 'cross_entropy(logits, label, class_weights=[1, 2])'",
     "sample_weight": "give sample_weight=NAME to the loss, as in 'cross_entropy(logits, label, sample_weight=weight)',"
     " and the weights with the data",
     "run_eagerly": "leave it out: a step is one graph that onnxruntime runs",

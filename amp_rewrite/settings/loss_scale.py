@@ -198,9 +198,9 @@ class DynamicLossScale(LossScale):
         self.increment_period = int(_number("increment period", increment_period, 1, _LONGEST))
         if self.increment_period != increment_period:
             raise TrainingError(f"invalid increment period {increment_period!r}; use a whole number of steps ≥ 1")
-        self.multiplier = _number("multiplier", multiplier, math.nextafter(1, 2), DType.FLOAT.max)
+        self.multiplier = _number("multiplier", multiplier, 1, DType.FLOAT.max, other_than=1)
         self.backoff_factor = (
-            None if backoff_factor is None else _number("backoff factor", backoff_factor, LEAST, math.nextafter(1, 0))
+            None if backoff_factor is None else _number("backoff factor", backoff_factor, LEAST, 1, other_than=1)
         )
         self.state, self._warned = self.initial, False
 
@@ -289,10 +289,12 @@ _LONGEST = 2**63 - 1
 """Steps that a counter of 64 bits holds."""
 
 
-def _number(what: str, value: object, least: float, most: float) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not least <= float(value) <= most:
-        raise TrainingError(f"invalid {what} {value!r}; use a number from {least:.3g} to {most:.3g}")
-    return float(value)
+def _number(what: str, value: object, least: float, most: float, other_than: float | None = None) -> float:
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not least <= number <= most or number == other_than:
+        excluded = "" if other_than is None else f" other than {other_than:g}"
+        raise TrainingError(f"invalid {what} {value!r}; use a number{excluded} from {least:.3g} to {most:.3g}")
+    return number
 
 
 _CLASSES: Mapping[str, type[LossScale]] = {c.__name__: c for c in (FixedLossScale, DynamicLossScale)}

@@ -15,6 +15,34 @@ from amp_rewrite.files.protos import refill
 from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
 from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
 
+_CROSS_ENTROPY = (
+    *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
+)
+"""Arguments of torch.nn.functional.cross_entropy."""
+
+
+def _cross_entropy(torch: Any, given: Mapping[str, Any]) -> Any:
+    """Cross entropy with label smoothing or with shares of classes; the mean is one quotient of sums."""
+    x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing", 0)
+    shares, reduction = target.is_floating_point(), given.get("reduction", "mean")
+    if given.get("size_average") is not None or given.get("reduce") is not None or not (shares or smoothing):
+        return None
+    axis = 1 if x.ndim > 1 else 0
+    classes = x.shape[axis]
+    weights = torch.ones_like(x[:1].flatten()[:1]).expand(classes) if weight is None else weight
+    logs = torch.log_softmax(x, axis) * weights.reshape([classes, *[1] * (x.ndim - axis - 1)])
+    if shares:
+        each = -(logs * (target * (1 - smoothing) + smoothing / classes)).sum(axis)
+        count = torch.ones_like(each).sum()
+    else:
+        kept = target != given.get("ignore_index", -100)
+        safe = torch.where(kept, target, 0)
+        own, spread = logs.gather(axis, safe.unsqueeze(axis)).squeeze(axis), logs.sum(axis)
+        each = -torch.where(kept, own * (1 - smoothing) + spread * (smoothing / classes), 0.0)
+        count = (weights[safe] * kept).sum()
+    return each if reduction == "none" else each.sum() if reduction == "sum" else each.sum() / count
+
+
 _CHANNELS = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_dropout_")
 _ELEMENTS = ("dropout", "dropout_")
 _WITHOUT_BATCH = {"dropout1d": 2, "dropout3d": 4}
@@ -81,6 +109,10 @@ def written_out(torch: Any) -> Any:
                 given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
                 if given.get("dropout_p") or given["query"].ndim != _EXPORTED:
                     return _attention(torch, given)
+            if name == "cross_entropy":
+                made = _cross_entropy(torch, {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs})
+                if made is not None:
+                    return made
             return func(*args, **kwargs)
 
     return WrittenOut()

@@ -6,7 +6,9 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import onnx.helper
 
 from amp_rewrite.dtypes import DType
@@ -54,18 +56,24 @@ def _cross_entropy(p: Prediction) -> AppendedLoss:
     labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32)
     count = shape[1] if isinstance(shape[1], int) else None
     logs, kept, smoothing = p.logarithms(1), p.kept(labels, ignored), p.option("label_smoothing")
-    each = b.op("NegativeLogLikelihoodLoss", logs, labels, reduction="none", ignore_index=ignored)
+    weights, share = p.class_weights(count), kept
+    read = (labels,) if weights is None else (labels, p.b.constant(np.array(weights, np.float32)))
+    picked = partial(b.op, "NegativeLogLikelihoodLoss", reduction="none", ignore_index=ignored)
+    each = picked(logs, *read)
+    if weights is not None:
+        share = picked(b.full(b.shape_of(logs), -1.0, DType.FLOAT), *read)
     if smoothing:
-        rows = b.op("Neg", b.reduce("ReduceSum", logs, [1], keepdims=False))
+        rows = b.op("Neg", b.reduce("ReduceSum", p.times_classes(logs, weights), [1], keepdims=False))
         spread = p.times(b.op("Mul", rows, kept), smoothing / p.known_classes(count))
         each = b.op("Add", p.times(each, 1 - smoothing), spread)
     hits = b.op("Equal", b.op("ArgMax", p.x, axis=1, keepdims=0), b.cast(labels, DType.INT64))
     right = b.op("Mul", b.op("Cast", hits, to=DType.FLOAT.code), kept)
-    value, accuracy, total = (
-        b.reduce("ReduceSum", part, None, keepdims=False) for part in (p.weighted(each, len(shape) - 1), right, kept)
+    value, divisor, accuracy, total = (
+        b.reduce("ReduceSum", part, None, keepdims=False)
+        for part in (p.weighted(each, len(shape) - 1), share, right, kept)
     )
-    target = TargetInput(labels, count, ignored, CLASSES, p.class_axis())
-    return AppendedLoss(b.op("Div", value, total), {"accuracy": b.op("Div", accuracy, total)}, target)
+    target = TargetInput(labels, count, ignored, CLASSES, p.class_axis(), weights)
+    return AppendedLoss(b.op("Div", value, divisor), {"accuracy": b.op("Div", accuracy, total)}, target)
 
 
 def _agreement(p: Prediction, targets: str, axis: int) -> str:
@@ -87,7 +95,8 @@ def _categorical(p: Prediction) -> AppendedLoss:
     if smoothing:
         uniform = smoothing / p.known_classes(count)
         targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(uniform, DType.FLOAT))
-    rows = b.reduce("ReduceSum", b.op("Mul", targets, p.logarithms(1)), [1], keepdims=False)
+    logs = p.times_classes(p.logarithms(1), p.class_weights(count))
+    rows = b.reduce("ReduceSum", b.op("Mul", targets, logs), [1], keepdims=False)
     value = b.op("Neg", p.mean(rows, len(shape) - 1))
     target = TargetInput(given, kind=SHARES, axis=p.class_axis())
     return AppendedLoss(value, {"accuracy": _agreement(p, targets, 1)}, target)
@@ -105,17 +114,21 @@ def _kl_divergence(p: Prediction) -> AppendedLoss:
 
 
 def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
-    """The mean of -(t log p + (1 - t) log(1 - p)), as torch's binary_cross_entropy_with_logits."""
+    """The mean of -(w t log p + (1 - t) log(1 - p)), as torch's binary_cross_entropy_with_logits with pos_weight w."""
     b = p.b
     targets = given = p.targets(p.shape(), DType.FLOAT)
     smoothing = p.option("label_smoothing")
     if smoothing:
         targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(smoothing / 2, DType.FLOAT))
+    positive = p.option("pos_weight")
     if p.logits:
         each = b.op("Sub", b.op("Softplus", p.x), b.op("Mul", p.x, targets))
+        if positive != 1:
+            misses = b.op("Mul", targets, b.op("Softplus", b.op("Neg", p.x)))
+            each = b.op("Add", each, p.times(misses, positive - 1))
     else:
         yes, no = p.log_of(p.x), p.log_of(b.op("Sub", p.one, p.x))
-        gains = b.op("Add", b.op("Mul", targets, yes), b.op("Mul", b.op("Sub", p.one, targets), no))
+        gains = b.op("Add", b.op("Mul", targets, p.times(yes, positive)), b.op("Mul", b.op("Sub", p.one, targets), no))
         each = b.op("Neg", gains)
     said = b.op("GreaterOrEqual", p.x, b.scalar(0.0 if p.logits else 0.5, DType.FLOAT))
     right = b.op("Equal", b.op("Cast", said, to=DType.FLOAT.code), given)
@@ -148,12 +161,12 @@ def _huber(p: Prediction) -> AppendedLoss:
     return AppendedLoss(p.mean(b.op("Where", inside, near, far)), {}, TargetInput(targets))
 
 
-_CLASSES = ("axis", "from_logits", "label_smoothing", "sample_weight")
+_CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing", "sample_weight")
 LOSSES: Mapping[str, Formula] = {
     "cross_entropy": Formula(_cross_entropy, (*_CLASSES, "ignore_index"), "Softmax"),
     "categorical_cross_entropy": Formula(_categorical, _CLASSES, "Softmax"),
     "binary_cross_entropy": Formula(
-        _binary_cross_entropy, ("from_logits", "label_smoothing", "sample_weight"), "Sigmoid"
+        _binary_cross_entropy, ("from_logits", "pos_weight", "label_smoothing", "sample_weight"), "Sigmoid"
     ),
     "kl_divergence": Formula(_kl_divergence, ("axis", "from_logits", "sample_weight"), "Softmax"),
     "mean_squared_error": Formula(_mean_squared_error, ("sample_weight",)),
@@ -289,6 +302,8 @@ def parsed(text: str) -> LossCall | None:
         elif word not in formula.options:
             legal = f"it has {', '.join(formula.options)}"
             raise TrainingError(f"{name} has no option {word!r}; {advice(word, formula.options, legal)}")
+        elif word in options:
+            raise TrainingError(f"{name} sets {word} twice; set it once")
         else:
             options[word] = _value(name, word, value)
     if len(values) not in (1, 2) or "" in values:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import casts_floats, origin
 from amp_rewrite.ir.view import ValueId, View
@@ -52,7 +55,7 @@ class TargetInput:
     """The input with the targets of a loss.
 
     `classes`: number of classes, for integer targets; `ignored`: one more, which does not count. `kind`: what the
-    targets are. `axis`: that of the classes in the prediction.
+    targets are. `axis`: that of the classes in the prediction. `class_weights`: how much each class counts in the mean.
     """
 
     name: str
@@ -60,6 +63,14 @@ class TargetInput:
     ignored: int | None = None
     kind: str = NUMBERS
     axis: int | None = None
+    class_weights: tuple[float, ...] | None = None
+
+    def counts(self, classes: Array) -> tuple[float, float]:
+        """Return the divisor of the loss, the weights of the counted classes, and their number."""
+        kept = classes[classes != self.ignored]
+        if self.class_weights is None:
+            return float(kept.size), float(kept.size)
+        return float(np.array(self.class_weights, np.float32)[kept].sum(dtype=np.float64)), float(kept.size)
 
 
 class AppendedLoss(NamedTuple):
@@ -182,6 +193,13 @@ class Prediction:
     def classes_second(self, x: str) -> str:
         return x if self.moved == sorted(self.moved) else self.b.op("Transpose", x, perm=self.moved)
 
+    def times_classes(self, x: str, weights: Sequence[float] | None) -> str:
+        """Multiply a value with the classes at axis 1 by their weights."""
+        if weights is None:
+            return x
+        shape = [1, -1, *[1] * (len(self.shape()) - 2)]
+        return self.b.op("Mul", x, self.b.constant(np.array(weights, np.float32).reshape(shape)))
+
     def mean(self, each: str, rank: int | None = None) -> str:
         """The mean of numbers, by default of the prediction's rank, each times the weight of its row."""
         weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
@@ -249,6 +267,13 @@ class Prediction:
             raise self._wrong(name, value, words)
         return value
 
+    def class_weights(self, count: int | None) -> tuple[float, ...] | None:
+        """One number per class; None without the option."""
+        value = self.option("class_weights")
+        if value is not None and count is not None and len(value) != count:
+            raise self._wrong("class_weights", value, f"a list of {count} numbers, one per class")
+        return None if value is None else tuple(map(float, value))
+
     def known_classes(self, count: int | None) -> int:
         """The number of classes. TrainingError if it is not declared."""
         if count is None:
@@ -274,7 +299,12 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
     "from_logits": (lambda v: isinstance(v, bool), "True or False", None),
     "ignore_index": (_whole, "a whole number", None),
     "label_smoothing": (lambda v: _finite(v) and v < 1, "a number from 0 to less than 1", 0.0),
-    "delta": (lambda v: _finite(v) and v > 0, "a finite number above 0", 1.0),
+    **dict.fromkeys(("delta", "pos_weight"), (lambda v: _finite(v) and v > 0, "a finite number above 0", 1.0)),
+    "class_weights": (
+        lambda v: isinstance(v, (list, tuple)) and all(map(_finite, v)) and any(v),
+        "a list of numbers ≥ 0, not all 0",
+        None,
+    ),
     "sample_weight": (lambda v: isinstance(v, str), "the name of an input", None),
 }
 """Options of losses: a test of their values, the legal ones in words, and the default."""

@@ -239,28 +239,33 @@ class Rows:
 class BatchMeans:
     """Sums of a loss and of metrics over batches.
 
-    A batch weighs the classes that count in it, if the target of the loss are classes; else its rows.
+    A batch weighs the classes that count in it, for the loss times their weights, if the target of the loss are
+    classes; else its rows.
     """
 
     def __init__(self, loss: str, metrics: Sequence[str], target: TargetInput | None) -> None:
         self.rows = 0
-        self._target, self._weight = target, 0.0
+        self._loss, self._target = loss, target
         self._sums = dict.fromkeys((loss, *metrics), 0.0)
+        self._weights = self._sums.copy()
 
     def add(self, batch: Batch, results: Mapping[str, Array]) -> None:
         """Add the results of a batch. A batch without counted rows is ignored."""
         rows = max((array.shape[0] for array in batch.values() if array.ndim), default=1)
-        weight, target = float(rows), self._target
-        if target is not None and target.kind == CLASSES:
-            weight = float(np.count_nonzero(batch[target.name] != target.ignored))
         self.rows += rows
-        self._weight += weight
-        for name in self._sums if weight else ():
-            self._sums[name] += results[name].item() * weight
+        weight = counted = float(rows)
+        if self._target is not None and self._target.kind == CLASSES:
+            weight, counted = self._target.counts(batch[self._target.name])
+        for name in self._sums:
+            here = weight if name == self._loss else counted
+            if here:
+                self._sums[name] += results[name].item() * here
+                self._weights[name] += here
 
     def means(self) -> dict[str, float]:
         """Return the means by name; NaN without counted rows."""
-        return {name: total / self._weight if self._weight else float("nan") for name, total in self._sums.items()}
+        weights = self._weights
+        return {name: total / weights[name] if weights[name] else float("nan") for name, total in self._sums.items()}
 
 
 @dataclass(frozen=True)

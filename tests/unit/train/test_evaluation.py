@@ -61,7 +61,7 @@ def test_evaluation_changes_no_statistics_that_the_model_moves_by_itself() -> No
 IGNORED = -100
 
 
-@pytest.mark.parametrize("options", ["", ", label_smoothing=0.1"])
+@pytest.mark.parametrize("options", ["", ", class_weights=[1, 2, 0.5, 3]", ", label_smoothing=0.1"])
 def test_a_mean_over_data_is_that_of_all_targets_that_count(options: str) -> None:
     torch = pytest.importorskip("torch")
     text = f"cross_entropy(y, t, ignore_index={IGNORED}{options})"
@@ -73,9 +73,10 @@ def test_a_mean_over_data_is_that_of_all_targets_that_count(options: str) -> Non
     ]
     logits = torch.tensor(np.concatenate([made.predict({"x": batch["x"]})["y"] for batch in data]))
     targets = torch.tensor(np.concatenate([batch["t"] for batch in data]))
+    given = {"weight": torch.tensor([1, 2, 0.5, 3])} if "weights" in options else {}
     smoothing = 0.1 if "smoothing" in options else 0.0
     expected = torch.nn.functional.cross_entropy(
-        logits, targets, ignore_index=IGNORED, label_smoothing=smoothing
+        logits, targets, **given, ignore_index=IGNORED, label_smoothing=smoothing
     ).item()
     kept = targets != IGNORED
     hits = (logits.argmax(1) == targets)[kept].float().mean().item()

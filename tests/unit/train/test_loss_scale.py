@@ -140,7 +140,9 @@ def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_defau
 
     assert again == scale != DynamicLossScale(4.0)
     assert "backoff_factor" not in DynamicLossScale().get_config()
-    with pytest.raises(TrainingError, match=r"^invalid backoff factor 1; use a number from 1.18e-38 to 1$"):
+    with pytest.raises(
+        TrainingError, match=r"^invalid backoff factor 1; use a number other than 1 from 1.18e-38 to 1$"
+    ):
         DynamicLossScale(backoff_factor=1)
 
 

@@ -24,6 +24,7 @@ ROWS, CLASSES = 6, 5
 LABELS = np.array([0, 4, 2, 2, 1, 3])
 IGNORED = np.array([0, -100, 2, 2, 1, 3])
 SOFT = RNG.dirichlet(np.ones(CLASSES), ROWS).astype(F32)
+WEIGHTS = [1, 2, 0.5, 0.25, 3]
 HARD = np.eye(CLASSES, dtype=F32)[LABELS]
 NUMBERS = RNG.normal(size=(ROWS, CLASSES)).astype(F32)
 BITS = (NUMBERS > 0).astype(F32)
@@ -71,13 +72,13 @@ def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | Non
     [
         ("cross_entropy(y, t)", lambda f, x, t: f.cross_entropy(x, t), LABELS),
         (
-            "cross_entropy(y, t, ignore_index=-100, label_smoothing=0.1)",
-            lambda f, x, t: f.cross_entropy(x, t, label_smoothing=0.1),
+            f"cross_entropy(y, t, class_weights={WEIGHTS}, ignore_index=-100, label_smoothing=0.1)",
+            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.1),
             IGNORED,
         ),
         (
-            "categorical_cross_entropy(y, t, label_smoothing=0.2)",
-            lambda f, x, t: f.cross_entropy(x, t, label_smoothing=0.2),
+            f"categorical_cross_entropy(y, t, class_weights={WEIGHTS}, label_smoothing=0.2)",
+            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.2),
             SOFT,
         ),
         ("kl_divergence(y, t)", lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean"), HARD),
@@ -102,8 +103,8 @@ def test_a_probability_of_0_keeps_its_loss_where_a_softmax_computes_it() -> None
     [
         ("binary_cross_entropy(y, t)", lambda f, x, t: f.binary_cross_entropy_with_logits(x, t)),
         (
-            "binary_cross_entropy(y, t, label_smoothing=0.2)",
-            lambda f, x, t: f.binary_cross_entropy_with_logits(x, 0.8 * t + 0.1),
+            "binary_cross_entropy(y, t, pos_weight=3, label_smoothing=0.2)",
+            lambda f, x, t: f.binary_cross_entropy_with_logits(x, 0.8 * t + 0.1, pos_weight=x.new_tensor(3.0)),
         ),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
+from amp_rewrite.train.interchange import torch_forms
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.step.model_loss import ModelLoss
@@ -140,22 +141,35 @@ def test_gradients_and_a_step_of_adamw_are_those_of_pytorch(way: str) -> None:
         np.testing.assert_allclose(variable.numpy(), reached[variable.name].detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_an_export_of_another_function_is_refused() -> None:
+@pytest.mark.parametrize("way", ["classes", "none", "shares"])
+def test_label_smoothing_stays_in_the_export(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
+    options = {"label_smoothing": 0.1, "weight": torch.tensor([1.0, 2.0, 3.0, 0.5, 0.25, 4.0])}
+    options |= {"reduction": "none"} if way == "none" else {}
 
     class Net(torch.nn.Module):  # type: ignore[misc]
-        """A net whose label smoothing PyTorch's exporter leaves out."""
-
         def __init__(self) -> None:
             super().__init__()
             self.line = torch.nn.Linear(8, 6)
 
         def forward(self, x: Any, label: Any) -> Any:
-            return torch.nn.functional.cross_entropy(self.line(x), label, label_smoothing=0.3, reduction="none")
+            y = self.line(x).movedim(-1, 1)
+            target = torch.sigmoid(y.detach()) if way == "shares" else label
+            return torch.nn.functional.cross_entropy(y, target, **options).mean()
 
     torch.manual_seed(0)
-    example = (np.linspace(-2, 2, 32, dtype=F32).reshape(4, 8), np.arange(4))
-    with pytest.raises(
-        TrainingError, match="PyTorch exports another function than the module: on the example 'output'"
-    ):
-        from_torch(Net(), example)
+    net, label = Net(), np.where(RNG.random((4, 5)) < 0.3, -100, RNG.integers(0, 6, (4, 5)))
+    batch = {"x": RNG.normal(size=(4, 5, 8)).astype(F32), "label": label}
+    loss = ModelLoss.of(from_torch(net, batch), "output", policy="float32")
+    here = loss.on(batch)
+    gradients = here.gradients(loss.variables, np.array(1, F32))
+    theirs = net(*map(torch.from_numpy, batch.values()))
+    theirs.backward()
+    assert here.results["loss"] == pytest.approx(theirs.item(), rel=1e-6)
+    for variable, gradient in zip(loss.variables, gradients, strict=True):
+        np.testing.assert_allclose(gradient, net.get_parameter(variable.name).grad, rtol=1e-5, atol=1e-6)
+
+    if way == "classes":  # PyTorch's exporter leaves the smoothing out
+        monkeypatch.setattr(torch_forms, "_cross_entropy", lambda *_: None)
+        with pytest.raises(TrainingError, match="PyTorch exports another function than the module: on the example"):
+            from_torch(net, batch)
