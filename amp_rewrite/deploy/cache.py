@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_rewrite.errors import ConfigError, ModelError
-from amp_rewrite.files.disk import alone, read_regular, write_whole
+from amp_rewrite.errors import ModelError
+from amp_rewrite.files.disk import read_regular, write_whole
 from amp_rewrite.files.fingerprint import digest
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.report import MAX_CHARACTERS
@@ -23,9 +22,8 @@ LIMIT = 20 << 30
 """Default limit of a cache in bytes."""
 
 _FORM = 1  # version of the layout and of the keys
-_MODEL, _REPORT, _SCRATCH = "model.onnx", "report.json", "scratch-"
+_MODEL, _REPORT = "model.onnx", "report.json"
 _IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
-_ABANDONED = 24 * 3600.0  # seconds after which a scratch folder is abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +50,15 @@ class Cache:
     limit: int = LIMIT
 
     @classmethod
-    def usual(cls, environ: Mapping[str, str]) -> Cache:
-        """Return the user's cache: `amp-rewrite` in XDG_CACHE_HOME, by default ~/.cache.
-
-        Raises:
-            ConfigError: the user has no home folder, such as an unnamed user in a container.
-        """
-        stated = environ.get("XDG_CACHE_HOME", "")
+    def usual(cls, environ: Mapping[str, str]) -> Cache | None:
+        """Return the cache of the user, in XDG_CACHE_HOME or ~/.cache; None for one without a home."""
+        stated = Path(environ.get("XDG_CACHE_HOME", ""))
         # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
-        if Path(stated).is_absolute():
-            return cls(Path(stated) / "amp-rewrite")
         try:
-            return cls(Path.home() / ".cache" / "amp-rewrite")
-        except RuntimeError as cause:
-            raise ConfigError(
-                "this user has no home folder for a cache; set XDG_CACHE_HOME, or pass cache='folder' or cache=None"
-            ) from cause
+            folder = stated if stated.is_absolute() else Path.home() / ".cache"
+        except RuntimeError:
+            return None
+        return cls(folder / "amp-rewrite")
 
     @staticmethod
     def key(model: Model, settings: str) -> str:
@@ -79,20 +70,16 @@ class Cache:
 
     def load(self, key: str) -> CacheEntry | None:
         """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""
-        entry = self._root / key
+        entry = self._home / key
         if not _private(self._home):
             return None
         try:
-            kept = CacheEntry(Model.load(entry / _MODEL), _text(entry / _REPORT, MAX_CHARACTERS))
-        except (ModelError, UnicodeDecodeError, FileNotFoundError, NotADirectoryError):
-            self._remove(entry)
-            return None
-        except OSError as cause:
-            if cause.errno == errno.EINVAL:  # not a regular file
-                self._remove(entry)
+            kept = CacheEntry(Model.load(entry / _MODEL), read_regular(entry / _REPORT, MAX_CHARACTERS).decode())
+        except (ModelError, OSError, UnicodeDecodeError):
+            shutil.rmtree(entry, ignore_errors=True)
             return None
         with suppress(OSError):  # the cache may be read-only
-            os.utime(entry / _REPORT)
+            os.utime(entry)
         return kept
 
     def store(self, key: str, model: Model, report: str) -> None:
@@ -101,59 +88,40 @@ class Cache:
         Raises:
             ModelError: the entry cannot be written.
         """
-        if model.nbytes > self.limit:
-            raise ModelError(
-                f"it has {model.nbytes} bytes of weights, more than the {self.limit} of the cache; give a cache with"
-                " a higher limit"
-            )
-        entry, scratch = self._root / key, self._scratch()
         try:
-            _make_private(self._home)
-            self._root.mkdir(mode=0o700, exist_ok=True)
-            scratch.mkdir(mode=0o700)
-            model.save(scratch / _MODEL)
-            write_whole(scratch / _REPORT, report.encode())
-            with suppress(OSError):  # another process stored the same entry first
-                scratch.rename(entry)
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _private(self._home):
+                raise ModelError(
+                    f"{self._home} belongs to another user, or others may write in it, and what they write would run"
+                    " here; name another folder, or remove this one"
+                )
+            with tempfile.TemporaryDirectory(dir=self._home, ignore_cleanup_errors=True) as scratch:
+                made = Path(scratch) / key
+                made.mkdir()
+                model.save(made / _MODEL)
+                write_whole(made / _REPORT, report.encode())
+                with suppress(OSError):  # another process stored the same entry first
+                    made.rename(self._home / key)
         except OSError as cause:
             where = cause.filename or self.folder
             raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        with suppress(OSError), alone(self._root):  # another process may be clearing the cache
-            self._evict(entry)
+        with suppress(OSError):  # another process may be clearing the cache
+            self._evict()
 
-    def _evict(self, newest: Path) -> None:
-        now = time.time()
-        for scratch in self._root.glob(f"{_SCRATCH}*"):
-            if now - _used(scratch) > _ABANDONED:
-                _delete(scratch)
-        entries = {entry: _nbytes(entry) for entry in self._root.iterdir() if not entry.name.startswith(_SCRATCH)}
-        total = sum(entries.values())
-        for entry in sorted(entries, key=lambda entry: (_used(entry / _REPORT), entry.name)):
-            if total <= self.limit:
+    def _evict(self) -> None:
+        """Remove what was used the longest time ago, what killed processes left included, down to the limit."""
+        sizes = {entry: _nbytes(entry) for entry in self._home.iterdir()}
+        used = {entry: entry.stat().st_mtime for entry in sizes}
+        total = sum(sizes.values())
+        for entry in sorted(sizes, key=lambda entry: (used[entry], entry.name)):
+            if total <= self.limit or time.time() - used[entry] < _IN_USE:
                 return
-            if entry != newest and now - _used(entry / _REPORT) > _IN_USE:
-                self._remove(entry)
-                total -= entries[entry]
-
-    @property
-    def _root(self) -> Path:
-        return self._home / "models"
+            shutil.rmtree(entry, ignore_errors=True)
+            total -= sizes[entry]
 
     @property
     def _home(self) -> Path:
         return self.folder / f"v{_FORM}"
-
-    def _scratch(self) -> Path:
-        return self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
-
-    def _remove(self, entry: Path) -> None:
-        """Rename an entry, then delete it: no process reads part of it."""
-        gone = self._scratch()
-        with suppress(OSError):
-            entry.rename(gone)
-            _delete(gone)
 
 
 def _private(folder: Path) -> bool:
@@ -165,40 +133,5 @@ def _private(folder: Path) -> bool:
     return ours and folder.is_dir()
 
 
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _private(folder):
-        raise ModelError(
-            f"{folder} belongs to another user, or others may write in it, and what they write would run here; name"
-            " another folder, or remove this one"
-        )
-
-
-def _text(file: Path, most: int) -> str:
-    content = read_regular(file, most)
-    if len(content) > most:
-        raise ModelError(f"{file} is larger than {most} bytes")
-    return content.decode()
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    with suppress(OSError):
-        path.unlink()
-
-
-def _used(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _nbytes(entry: Path) -> int:
-    total = 0
-    with suppress(OSError):
-        for file in entry.iterdir():
-            total += file.stat().st_size
-    return total
+    return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())

@@ -16,7 +16,7 @@ from amp_rewrite.decide.coloring.gate import kernel_types
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.schema import signature, unknown
-from amp_rewrite.ir.shapes import Shape, shape_of
+from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.reports.render import blocks, count
@@ -88,30 +88,19 @@ Dimensions = tuple[tuple[str, int | None], ...]
 
 
 def aligned_dimensions(view: View, op: Op) -> Dimensions:
-    """Return the dimensions of a matrix product to align for tensor cores."""
-    dimensions = _DIMENSIONS.get(op.kind)
-    weight = shape_of(view, op.inputs[1]) if dimensions and len(op.inputs) > 1 else None
-    return dimensions(op, weight) if dimensions and weight is not None else ()
+    """Return the dimensions of a matrix product or convolution to align for tensor cores."""
+    weight = shape_of(view, op.inputs[1]) if op.kind in _NAMED and len(op.inputs) > 1 else None
+    if weight is None or len(weight) < 2:
+        return ()
+    if op.kind in ("Conv", "ConvTranspose"):
+        depthwise = weight[1] == 1  # off tensor cores
+        return () if depthwise else tuple(zip(_NAMED[op.kind], weight[:2], strict=True))
+    names = reversed(_NAMED[op.kind]) if int_attribute(op.node, "transB", 0) else _NAMED[op.kind]
+    return tuple(zip(names, weight[-2:], strict=True))
 
 
-def _matmul(op: Op, weight: Shape) -> Dimensions:
-    return (("k", weight[-2]), ("n", weight[-1])) if len(weight) > 1 else ()
-
-
-def _gemm(op: Op, weight: Shape) -> Dimensions:
-    return _matmul(op, tuple(reversed(weight)) if int_attribute(op.node, "transB", 0) else weight)
-
-
-def _conv(op: Op, weight: Shape) -> Dimensions:
-    """Return the dimensions of a convolution; none if depthwise, off tensor cores."""
-    return (("in", weight[1]), ("out", weight[0])) if len(weight) > 2 and weight[1] != 1 else ()
-
-
-def _transposed(op: Op, weight: Shape) -> Dimensions:
-    return _conv(op, (weight[1], weight[0], *weight[2:])) if len(weight) > 2 and weight[1] != 1 else ()
-
-
-_DIMENSIONS = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _transposed}
+_NAMED = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
+"""Names of the dimensions of a weight: the last two of a matrix, the first two of a convolution."""
 
 
 def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:

@@ -12,7 +12,6 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Strength
 from amp_rewrite.deploy.checkup import (
     ADVICE,
-    ALIGNED,
     FINDING,
     OK,
     UNKNOWN,
@@ -102,15 +101,10 @@ def _unaligned(view: View, low: DType) -> Iterator[Check]:
             "alignment",
             ADVICE,
             f"{count(len(ops), kind)} with {dimension} = {wide}, not a multiple of 8 ({shortened(ops)})",
-            f"tensor cores run best on multiples of 8: pad {dimension} to {_padded(wide)}",
+            f"tensor cores run best on multiples of 8: pad {dimension} to {better_size(wide)}",
         )
     if not groups:
         yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")
-
-
-def _padded(size: int) -> str:
-    aligned, better = -(-size // ALIGNED) * ALIGNED, better_size(size)
-    return f"{aligned}" if aligned == better else f"{aligned}, or to {better}: below 256 powers of two run best"
 
 
 def installed_kernels() -> Kernels:

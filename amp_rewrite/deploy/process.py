@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
-from amp_rewrite.runtime.gpu import device_advice
+from amp_rewrite.runtime.gpu import refusal
 from amp_rewrite.runtime.probes import machine_asked
 from amp_rewrite.settings.policy import Policy
 
@@ -78,7 +78,7 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
     state.policy = chosen
     if chosen is not None and chosen.compute is DType.FLOAT16 and not state.devices_checked:
         state.devices_checked = True
-        if advice := device_advice(machine_asked().gpus):
+        if advice := refusal(machine_asked(), DType.FLOAT16):
             warnings.warn(advice, UserWarning, stacklevel=blamed)
 
 

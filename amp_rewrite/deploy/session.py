@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
@@ -15,14 +14,14 @@ from typing import Any, overload
 from amp_rewrite.deploy import process
 from amp_rewrite.deploy.cache import Cache
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConfigError, ConversionError, ModelError, PolicyError
+from amp_rewrite.errors import ConversionError, ModelError, PolicyError, spelled
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.report import Report
 from amp_rewrite.runtime.binding import Binding
-from amp_rewrite.runtime.gpu import Hardware, hardware, refusal
+from amp_rewrite.runtime.gpu import hardware, refusal
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.plugins import has_provider
@@ -42,7 +41,7 @@ from amp_rewrite.runtime.runner import (
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.policy import Policy, low_type
-from amp_rewrite.settings.request import Request
+from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.version import VERSION
 
 Provider = str | tuple[str, Mapping[str, object]]
@@ -50,8 +49,6 @@ Provider = str | tuple[str, Mapping[str, object]]
 IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
 _ON_GPU = (CUDA, TENSORRT)
 _OWN = ("model", "to", "folder", "data")  # arguments of convert that a Session settles itself, or cannot cache
-_WORDS = {"": False, "0": False, "false": False, "no": False, "off": False}
-_WORDS |= {"1": True, "true": True, "yes": True, "on": True}
 
 
 class Session:
@@ -101,7 +98,6 @@ class Session:
         if not 0 <= threads <= MOST_THREADS:
             raise PolicyError(f"threads is {threads!r}; give at most {MOST_THREADS} for one op, or 0 for one per core")
         require("Session")
-        kept_in, unkept = chosen_cache(cache)
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
         settings = _resolved(providers)
@@ -110,14 +106,19 @@ class Session:
             raise ModelError(f"{self._name}: {unfit}")
         if cuda_graph and CUDA in settings:
             settings[CUDA] = {"enable_cuda_graph": "1", **settings[CUDA]}
-        chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
-        to = None if chosen.lowers is None else low_type(chosen)
-        ignored = stated_by(os.environ) if ignore_performance is None else ignore_performance
+        self._device = _device(settings[first])
         opening = SessionOptions(
             providers=tuple(settings), provider_options=settings, channels_last=True, threads=threads
         )
-        asked = _SessionRequest(opening, providers is not None, to, ignored)
-        ready = _ready(source, asked, kept_in, options)
+        if ignore_performance is None:
+            ignore_performance = os.environ.get(IGNORE_PERFORMANCE, "0").lower() not in ("", "0", "false")
+        chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
+        to = None if chosen.lowers is None else low_type(chosen)
+        slow = "" if to is None or ignore_performance else _slow(first, to, self._device)
+        ready = _ModelToOpen(source, left=slow)
+        if to is not None and not slow:
+            asked = {"target": BY_PROVIDER.get(first, Target.ONNX), **options, "to": to}
+            ready = _converted(source, asked, chosen_cache(cache))
         if ready.report is not None:
             try:
                 self._runner, unopened = _opened(ready.model, opening)
@@ -126,23 +127,24 @@ class Session:
         if ready.report is None:
             self._runner, unopened = _opened(source, opening)
         self._report_json = ready.report
-        self._device = asked.device
         recorded = settings.get(CUDA, {}).get("enable_cuda_graph") == "1"
         self._graphs = CudaGraphs(self._runner, self._device) if recorded and self.provider == CUDA else None
-        ready = replace(ready, unkept=ready.unkept or unkept)
-        self.notes = tuple(self._notes(asked, ready, unopened, recorded or cuda_graph))
+        self.notes = tuple(self._notes(ready, first, unopened, providers is not None, recorded or cuda_graph))
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=3)
         if self._report_json is None:
             process.state.plain_sessions += 1
 
-    def _notes(self, asked: _SessionRequest, ready: _ModelToOpen, unopened: str, recorded: bool) -> Iterator[str]:
+    def _notes(self, ready: _ModelToOpen, first: str, unopened: str, named: bool, recorded: bool) -> Iterator[str]:
+        """Yield what differs from the request. `named`: the caller named the providers."""
         if ready.left:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {ready.left}"
         if ready.unkept and self.converted:
             yield f"{self._name} is converted anew each time: {ready.unkept}"
-        if self.provider != asked.first and asked.closed not in ready.left and (asked.named or asked.machine.gpus):
-            yield f"{self._name} runs on {self.provider}: {unopened or asked.closed}"
+        if self.provider != first and (named or hardware().gpus):
+            closed = unopened or _closed(first)
+            if closed not in ready.left:
+                yield f"{self._name} runs on {self.provider}: {closed}"
         if recorded and self.provider != CUDA:
             yield f"{self._name} runs without a CUDA graph: it runs on {self.provider}"
         exact = self.provider == CUDA and self._runner.provider_options.get("use_tf32") == "0"
@@ -219,55 +221,31 @@ class Session:
         return self._runner.inner
 
 
-@dataclass(frozen=True)
-class _SessionRequest:
-    """The request of a session, and its obstacles on this machine. `named`: the caller named the providers."""
-
-    opening: SessionOptions
-    named: bool
-    to: DType | None
-    ignored: bool
-
-    @property
-    def first(self) -> str:
-        return self.opening.providers[0]
-
-    @property
-    def device(self) -> int:
-        """Number of the first provider's GPU."""
-        number = self.opening.provider_options[self.first].get("device_id", "0")
-        if not number.isdecimal():
-            raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
-        return int(number)
-
-    @cached_property
-    def machine(self) -> Hardware:
-        return hardware() if self.first in _ON_GPU else Hardware(absence="no GPU was asked for")
-
-    @cached_property
-    def refusal(self) -> str:
-        """Obstacle to the policy's low type here; "" without one."""
-        assert self.to is not None
-        if self.ignored or self.first not in (*_ON_GPU, CPU):
-            return ""  # a caller who names an unknown provider is trusted
-        if self.first == CPU:
-            return f"on a CPU {self.to.spelling} is slower, not faster{_IGNORE}"
-        if slow := refusal(self.machine, self.to, self.device):
-            return f"{slow}{_IGNORE}"
-        return "" if cuda_opens() else f"{self.closed}{_IGNORE}"
-
-    @cached_property
-    def closed(self) -> str:
-        """Obstacle to opening the first provider, as far as known."""
-        if self.first not in _ON_GPU:
-            return f"{self.first} does not open here"
-        if self.machine.absence:
-            return self.machine.absence
-        fact = unloaded_library() or "onnxruntime does not say why"
-        return f"{self.first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
+def _device(options: Mapping[str, str]) -> int:
+    number = options.get("device_id", "0")
+    if not number.isdecimal():
+        raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
+    return int(number)
 
 
-_IGNORE = "; ignore_performance=True converts it anyway"
+def _slow(first: str, to: DType, device: int) -> str:
+    """Return the obstacle to a faster low type on the first provider; "" without one, as far as its speed is known."""
+    why = ""
+    if first == CPU:
+        why = f"on a CPU {to.spelling} is slower, not faster"
+    elif first in _ON_GPU:
+        why = refusal(hardware(), to, device) or ("" if cuda_opens() else _closed(first))
+    return f"{why}; ignore_performance=True converts it anyway" if why else ""
+
+
+def _closed(first: str) -> str:
+    """Return the obstacle to opening the first provider, as far as known."""
+    if first not in _ON_GPU:
+        return f"{first} does not open here"
+    if absence := hardware().absence:
+        return absence
+    fact = unloaded_library() or "onnxruntime does not say why"
+    return f"{first} does not open, {fact}; `amp-rewrite doctor` tells what is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,17 +258,12 @@ class _ModelToOpen:
     unkept: str = ""
 
 
-def _ready(source: Model, asked: _SessionRequest, cache: Cache | None, options: Mapping[str, Any]) -> _ModelToOpen:
-    if asked.to is None:
-        return _ModelToOpen(source)
-    if asked.refusal:
-        return _ModelToOpen(source, left=asked.refusal)
-    options = {"target": BY_PROVIDER.get(asked.first, Target.ONNX), **options}
-    key = "" if cache is None else _key(source, asked, options, cache)
+def _converted(source: Model, options: Mapping[str, Any], cache: Cache | None) -> _ModelToOpen:
+    key = "" if cache is None else cache.key(source, _settings(options))
     if cache is not None and (kept := cache.load(key)) is not None:
         return _ModelToOpen(kept.model, kept.report)
     try:
-        converted = convert(source, to=asked.to, **options)
+        converted = convert(source, **options)
     except ConversionError as cause:  # a bug of this package; the source model is fine
         return _ModelToOpen(source, left=str(cause))
     if converted.plan.empty:
@@ -306,26 +279,13 @@ def _ready(source: Model, asked: _SessionRequest, cache: Cache | None, options: 
     return _ModelToOpen(converted.result if kept is None else kept.model, report)
 
 
-def _key(source: Model, asked: _SessionRequest, options: Mapping[str, Any], cache: Cache) -> str:
-    assert asked.to is not None
-    named = {name: options[name] for name in ("lists", "level") if name in options}
-    request = Request.of(to=asked.to, target=options["target"], **named)  # the environment counts, too
-    kernels = request.target.kernels
-    settings = (
-        (VERSION, asked.to.spelling, request.level, request.op_lists.name, request.op_lists.fingerprint),
-        None if kernels is None else kernels.runtime,
-        sorted((name, _spelled(name, value)) for name, value in options.items() if name not in named),
-    )
-    return cache.key(source, repr(settings))
-
-
-def _spelled(name: str, value: object) -> str:
-    if isinstance(value, Ranges):
-        return value.to_json()
-    if name == "ranges" and isinstance(value, (str, Path)):
-        with suppress(OSError, UnicodeDecodeError):  # convert raises the error
-            return Path(value).read_text(encoding="utf-8")
-    return repr(value)
+def _settings(options: Mapping[str, Any]) -> str:
+    """Return the text of all settings behind the result of a conversion, those of the environment included."""
+    request = Request.of(**{name: value for name, value in options.items() if name in KEYWORDS})
+    more = {name: value for name, value in options.items() if name not in KEYWORDS}
+    if (ranges := more.pop("ranges", None)) is not None:
+        more["ranges"] = (ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)).to_json()
+    return repr((VERSION, request, request.op_lists.fingerprint, sorted(more.items())))
 
 
 def _opened(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
@@ -347,39 +307,23 @@ def _check_options(options: Mapping[str, object]) -> None:
 
 
 def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
-    if providers is not None and not providers:
-        raise PolicyError("providers is empty; leave it out, or name at least CPUExecutionProvider")
-    named = providers or ((CUDA, CPU) if has_provider(CUDA) else (CPU,))
-    return dict(map(_pair, named))
-
-
-def _pair(provider: Any) -> tuple[str, dict[str, str]]:
-    pair = isinstance(provider, (tuple, list)) and len(provider) == 2
-    name, options = provider if pair else (provider, {})
-    if not isinstance(name, str) or not isinstance(options, Mapping):
-        raise PolicyError(
-            f"{provider!r} is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"
-        )
-    return name, {key: str(value) for key, value in options.items()}
-
-
-def chosen_cache(cache: Cache | str | Path | bool | None) -> tuple[Cache | None, str]:
-    """Return the cache for converted models, or the reason for having none. PolicyError for another value."""
-    if isinstance(cache, (str, Path)) and str(cache):
-        return Cache(Path(cache)), ""
-    if isinstance(cache, (str, Path)):
-        raise PolicyError(f"cache is {cache!r}; give a folder, a Cache, True for the user's own, or None")
-    if cache is not True:
-        return cache or None, ""
+    """Return the options of each provider, in order. PolicyError for anything else than names and pairs."""
+    named = ((CUDA, CPU) if has_provider(CUDA) else (CPU,)) if providers is None else providers
     try:
-        return Cache.usual(os.environ), ""
-    except ConfigError as cause:
-        return None, str(cause)
+        pairs = ((name, {}) if isinstance(name, str) else name for name in named)
+        found = {name: {key: str(value) for key, value in options.items()} for name, options in pairs}
+    except (AttributeError, TypeError, ValueError):
+        found = {}
+    if not found:
+        raise PolicyError(
+            f"{spelled('providers', providers)} names no provider; give names, as in [{CPU!r}], or add options, as in"
+            f" [({CPU!r}, {{}})]"
+        )
+    return found
 
 
-def stated_by(environ: Mapping[str, str]) -> bool:
-    """True if the environment requests conversion even without a speed gain. ConfigError for an unknown word."""
-    word = environ.get(IGNORE_PERFORMANCE, "")
-    if word.strip().lower() not in _WORDS:
-        raise ConfigError(f"{IGNORE_PERFORMANCE} is {word!r}; set it to 1 or 0")
-    return _WORDS[word.strip().lower()]
+def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
+    """Return the cache for converted models: that of the user for True, None without one."""
+    if cache is True:
+        return Cache.usual(os.environ)
+    return Cache(Path(cache)) if isinstance(cache, (str, Path)) else cache or None

@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
-from amp_rewrite.runtime.buffers import Array, copied, from_array, from_tensor, overwrite, to_array
+from amp_rewrite.runtime.buffers import Array, as_value, overwrite, placed, to_array
 from amp_rewrite.runtime.installation import model_errors, onnxruntime
 from amp_rewrite.runtime.ports import Port
 
@@ -35,8 +35,6 @@ class Binding:
     outputs: tuple[str, ...]
     inputs: Mapping[str, Any]
     given_outputs: Mapping[str, Any]
-    device: str
-    index: int
     _session: Any = field(repr=False)
     _bound: Any = field(repr=False)
     _options: Any = field(repr=False)
@@ -57,21 +55,23 @@ class Binding:
         requires; their shapes have to be known.
         """
         bound = session.io_binding()
-        values = {name: _value(ports[0][name], value, *place) for name, value in feeds.items()}
-        targets = dict(outputs) if isinstance(outputs, Mapping) else {}
-        given = {name: _target(ports[1][name], tensor, *place) for name, tensor in targets.items()}
-        for name in outputs if fixed else ():
-            if name not in given:
-                given[name] = _bound_room(ports[1][name], *place)
-        for name, value in values.items():
-            bound.bind_ortvalue_input(name, value)
+        values: dict[str, Any] = {}
+        given: dict[str, Any] = {}
+        for name, tensor in feeds.items():
+            values[name] = placed(tensor, *place)
+            _check(ports[0][name], values[name], "input")
+            bound.bind_ortvalue_input(name, values[name])
         for name in outputs:
-            if name in given:
-                bound.bind_ortvalue_output(name, given[name])
+            if isinstance(outputs, Mapping):
+                given[name] = _target(ports[1][name], outputs[name], place[0])
+            elif fixed:
+                given[name] = _room(ports[1][name], *place)
             else:
                 bound.bind_output(name, *place)
+                continue
+            bound.bind_ortvalue_output(name, given[name])
         options = graph_number(next(_NUMBERS)) if fixed else None
-        return cls(tuple(outputs), values, given, *place, session, bound, options)
+        return cls(tuple(outputs), values, given, session, bound, options)
 
     def feed(self, feeds: Mapping[str, object]) -> None:
         """Copy new values into the bound inputs and tensors, in place; ModelError for another name, shape or type."""
@@ -79,7 +79,7 @@ class Binding:
             if name not in self.inputs:
                 known = ", ".join(map(repr, self.inputs))
                 raise ModelError(f"input {name!r} is not bound; bound are {known}")
-            old, new = self.inputs[name], _any_value(tensor)
+            old, new = self.inputs[name], as_value(tensor)
             if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
                 raise ModelError(
                     f"input {name!r} is bound as {_spelled(old)}, not {_spelled(new)}; bind again for another shape"
@@ -102,43 +102,16 @@ class Binding:
         return {name: np.array(to_array(value)) for name, value in self.run().items()}
 
 
-def _value(port: Port, tensor: object, device: str, index: int) -> Any:
-    if isinstance(tensor, onnxruntime().OrtValue):
-        value = tensor if tensor.device_name().lower() == device else copied(tensor, device, index)
-    elif _speaks_dlpack(tensor):
-        value = from_tensor(tensor, device, index)
-    else:
-        value = from_array(np.array(tensor), device, index)  # on a CPU the two share memory
-    _check(port, value, "input")
-    return value
-
-
-def _any_value(tensor: object) -> Any:
-    if isinstance(tensor, onnxruntime().OrtValue):
-        return tensor
-    if not _speaks_dlpack(tensor):
-        return from_array(tensor)
-    kind, at = tensor.__dlpack_device__()  # type: ignore[attr-defined]
-    return from_tensor(tensor, "cpu" if int(kind) == 1 else "cuda", at)
-
-
-def _speaks_dlpack(tensor: object) -> bool:
-    # numpy arrays do too, but not with bfloat16, and not read-only ones
-    return hasattr(tensor, "__dlpack__") and not isinstance(tensor, np.ndarray)
-
-
-def _target(port: Port, tensor: object, device: str, index: int) -> Any:
-    value = tensor if isinstance(tensor, onnxruntime().OrtValue) else _any_value(tensor)
-    if value.device_name().lower() != device:
-        raise ModelError(
-            f"output {port.name!r} is written on {device}, but its tensor is on {value.device_name().lower()}; create"
-            f" it on {device}"
-        )
+def _target(port: Port, tensor: object, device: str) -> Any:
+    value = as_value(tensor)
+    where = value.device_name().lower()
+    if where != device:
+        raise ModelError(f"output {port.name!r} is written on {device}, but its tensor is on {where}; create it there")
     _check(port, value, "output")
     return value
 
 
-def _bound_room(port: Port, device: str, index: int) -> Any:
+def _room(port: Port, device: str, index: int) -> Any:
     dims = [d for d in port.shape or () if isinstance(d, int)]
     if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
         raise ModelError(

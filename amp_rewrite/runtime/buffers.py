@@ -6,7 +6,6 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,18 +17,11 @@ from amp_rewrite.runtime.installation import model_errors, onnxruntime
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
 """Types of onnxruntime that numpy lacks."""
-_STRANGE_BY_CODE = {dtype.code: dtype for dtype in STRANGE}
-_DEVICES = {1: "cpu", 2: "cuda", 3: "cuda"}  # DLDeviceType of DLPack; 3 is host memory that CUDA has pinned
-
-
-@cache
-def _strange_by_dtype() -> dict[np.dtype[Any], DType]:
-    return {dtype.numpy: dtype for dtype in STRANGE}
 
 
 def strange_of(array: Array) -> DType | None:
     """Return the type of an array if numpy lacks it; else None."""
-    return None if array.dtype.isbuiltin == 1 else _strange_by_dtype().get(array.dtype)
+    return None if array.dtype.isbuiltin == 1 else next((d for d in STRANGE if d.numpy == array.dtype), None)
 
 
 def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
@@ -44,19 +36,30 @@ def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
     return here if device == "cpu" else copied(here, device, index)
 
 
-def from_tensor(tensor: Any, device: str, index: int) -> Any:
-    """Return an OrtValue of a DLPack tensor (torch, cupy, jax …): the same memory if on the device, else a copy.
+def as_value(tensor: object) -> Any:
+    """Return an OrtValue on the memory of an OrtValue, an array, or a tensor that speaks DLPack (torch, cupy, jax …).
 
     ModelError for a tensor that DLPack cannot export: one that requires gradients or is not contiguous.
     """
+    value = onnxruntime().OrtValue
+    if isinstance(tensor, value):
+        return tensor
+    if isinstance(tensor, np.ndarray) or not hasattr(tensor, "__dlpack__"):
+        return from_array(tensor)  # DLPack of numpy exports neither bfloat16 nor what is read-only
     try:
-        kind, at = tensor.__dlpack_device__()
-        value = onnxruntime().OrtValue.from_dlpack(tensor)
+        return value.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as cause:
         reason = one_line(cause)[:200]
         raise ModelError(f"a tensor cannot be bound: {reason}; pass tensor.detach().contiguous()") from cause
-    same = _DEVICES.get(int(kind)) == device and (device == "cpu" or at == index)
-    return value if same else copied(value, device, index)
+
+
+def placed(tensor: object, device: str, index: int) -> Any:
+    """Return an OrtValue on a device: the memory of the tensor if it is there, else a copy; a copy of an array."""
+    if isinstance(tensor, np.ndarray):
+        tensor = tensor.copy()  # on a CPU the two share memory, and `Binding.feed` writes there
+    value = as_value(tensor)
+    at = tensor.__dlpack_device__()[1] if hasattr(tensor, "__dlpack_device__") else index
+    return value if (value.device_name().lower(), at) == (device, index) else copied(value, device, index)
 
 
 def copied(value: Any, device: str, index: int = 0) -> Any:
@@ -79,9 +82,8 @@ def overwrite(value: Any, new: Any) -> None:
     except TypeError as cause:
         if value.device_name().lower() == new.device_name().lower() == "cpu":
             ctypes.memmove(value.data_ptr(), new.data_ptr(), _nbytes(new))
-        elif new.element_type() in _STRANGE_BY_CODE:
-            spelling = _STRANGE_BY_CODE[new.element_type()].spelling
-            raise MachineError(f"{spelling} values on a GPU need a newer onnxruntime; update it") from cause
+        elif (dtype := DType.of(new.element_type())) in STRANGE:
+            raise MachineError(f"{dtype.spelling} values on a GPU need a newer onnxruntime; update it") from cause
         else:
             value.update_inplace(new.numpy())
 
@@ -93,8 +95,8 @@ def _nbytes(value: Any) -> int:
 
 def to_array(value: Any) -> Array:
     """Return the values of a tensor OrtValue on any device, bfloat16 as in ml_dtypes."""
-    strange = _STRANGE_BY_CODE.get(value.element_type())
-    if strange is None:
+    strange = DType.of(value.element_type())
+    if strange not in STRANGE:
         array: Array = value.numpy()
         return array
     here = value if value.device_name().lower() == "cpu" else copied(value, "cpu")

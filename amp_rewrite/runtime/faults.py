@@ -9,7 +9,7 @@ others have a source.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,35 +44,31 @@ class RuntimeFault:
     provider to set; `keep`, the ops stay float32 in conversions for such a release; `advice`, what a user may do.
     `operators`: of onnxruntime alone, which no fusion writes for such a release, since their kernels have the fault.
     `reported`: reports name it; False where the harm depends on the machine or its settings. `source`: the page that
-    describes it; "" for a fault that was found here.
+    describes it; "" for a fault that was found here. `note`: more about it, for maintainers.
     """
 
     name: str
-    since: tuple[int, ...]
-    provider: str | None
-    kinds: frozenset[str]
-    find: Callable[[View, Made], Iterator[Op]]
-    harm: str
-    skip: tuple[str, ...]
-    options: Mapping[str, str]
-    keep: bool
-    advice: str
-    operators: tuple[str, ...]
-    until: tuple[int, ...] | None
-    reported: bool
     runtime: str
-    source: str
-
-    def holds(self, release: str, providers: Sequence[str]) -> bool:
-        """True if a release of onnxruntime has the fault with these providers, the first of them at work."""
-        return self.runtime == ONNXRUNTIME and self._has(release) and self.provider in (None, providers[0])
+    provider: str | None
+    since: tuple[int, ...]
+    harm: str
+    find: Callable[[View, Made], Iterator[Op]]
+    until: tuple[int, ...] | None = None
+    kinds: Collection[str] = ()
+    skip: Sequence[str] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    keep: bool = False
+    advice: str = ""
+    operators: Collection[str] = ()
+    reported: bool = True
+    source: str = ""
+    note: str = ""
 
     def affects(self, aim: RuntimeTarget) -> bool:
         """True if models for this runtime meet the fault; a runtime without a release meets all of its faults."""
-        return self.runtime == aim.runtime and self.provider in aim.providers and self._has(aim.release or "")
-
-    def _has(self, release: str) -> bool:
-        number = release_number(release)
+        if self.runtime != aim.runtime or self.provider not in aim.providers:
+            return False
+        number = release_number(aim.release)
         first = self.since[: len(number)]  # of a major release some minor ones have it
         return not number or (first <= number and (self.until is None or number < self.until))
 
@@ -278,23 +274,8 @@ _PATTERNS: Mapping[str, Callable[[View, Made], Iterator[Op]]] = {
 
 
 def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
-    return RuntimeFault(
-        name=name,
-        since=release_number(row["since"]),
-        until=release_number(row["until"]) if "until" in row else None,
-        provider=row["provider"],
-        kinds=frozenset(row.get("kinds", ())),
-        find=_PATTERNS[name],
-        harm=row["harm"],
-        skip=tuple(row.get("skip", ())),
-        options=row.get("options", {}),
-        keep=row.get("keep", False),
-        operators=tuple(row.get("operators", ())),
-        advice=row.get("advice", ""),
-        reported=row.get("reported", True),
-        runtime=row["runtime"],
-        source=row.get("source", ""),
-    )
+    ends = {end: release_number(row[end]) for end in ("since", "until") if end in row}
+    return RuntimeFault(name=name, find=_PATTERNS[name], **{**row, **ends})
 
 
 FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].items())
@@ -334,7 +315,8 @@ def present(model: Model, kinds: frozenset[str], release: str, providers: Sequen
     A model that this package cannot read, or that calls functions, is taken to have each fault whose ops it has.
     """
     ways = (fault for fault in FAULTS if fault.skip or fault.options)
-    possible = [fault for fault in ways if fault.kinds <= kinds and fault.holds(release, providers)]
+    here = RuntimeTarget(release=release, providers=(None, providers[0]))
+    possible = [fault for fault in ways if kinds.issuperset(fault.kinds) and fault.affects(here)]
     if not possible or model.proto.functions:
         return possible
     try:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,16 +65,12 @@ def hardware(load: Loader = ctypes.CDLL) -> Hardware:
         library = load(DRIVER)
     except OSError:
         return Hardware(absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
-    try:
-        version = _asked(library.cuDriverGetVersion)
-        cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
-        code = library.cuInit(0)
-        if code:
-            return Hardware((), cuda, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
-        gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
-        return Hardware(gpus, cuda, None if gpus else _SAID[100])
-    except AttributeError as missing:
-        return Hardware(absence=f"{DRIVER} is not a whole NVIDIA driver: {missing}")
+    version = _asked(library.cuDriverGetVersion)
+    cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
+    if code := library.cuInit(0):
+        return Hardware((), cuda, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+    gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
+    return Hardware(gpus, cuda, None if gpus else _SAID[100])
 
 
 def _gpu(library: Any, index: int) -> Gpu:
@@ -99,26 +94,10 @@ def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
         return f"{machine.absence}; on a CPU {to.spelling} is slower, not faster"
     if device >= len(machine.gpus):
         return f"there is no GPU {device}, only {len(machine.gpus)}"
-    gpu = machine.gpus[device]
-    if gpu.capability >= FAST_FROM[to]:
+    gpu, (major, minor) = machine.gpus[device], FAST_FROM[to]
+    if gpu.capability >= (major, minor):
         return None
-    return f"{_fast(to)}, and this GPU has less: {gpu}"
-
-
-def device_advice(gpus: Sequence[Gpu]) -> str | None:
-    """Name the GPUs without fast float16, as a warning; None if all have it."""
-    if not gpus:
-        return "no NVIDIA GPU was found here; on a CPU float16 is slower, not faster"
-    slow = Counter(gpu for gpu in gpus if gpu.capability < FAST_FROM[DType.FLOAT16])
-    if not slow:
-        return None
-    named = ", ".join(f"{gpu} (x{n})" if n > 1 else str(gpu) for gpu, n in slow.items())
-    return f"{_fast(DType.FLOAT16)}, and these GPUs have less: {named}"
-
-
-def _fast(to: DType) -> str:
-    major, minor = FAST_FROM[to]
-    return f"{to.spelling} is fast from compute capability {major}.{minor} on"
+    return f"{to.spelling} is fast from compute capability {major}.{minor} on, and this GPU has less: {gpu}"
 
 
 def main_memory() -> int:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +170,7 @@ def _key(domain: str, op_type: str) -> str:
 
 def release_number(release: str) -> tuple[int, ...]:
     """Return the leading numbers of a release: (1, 22, 0) of "1.22.0", (1, 32) of "1.32.dev3". Empty without one."""
-    numbers: list[int] = []
-    for part in release.split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    return tuple(map(int, takewhile(str.isdecimal, release.split("."))))
 
 
 def known_release(release: str) -> str:

@@ -67,14 +67,6 @@ def devices(ort: Any, provider: str) -> Sequence[Any]:
     return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
 
 
-def device_of(offered: Sequence[Any], options: dict[str, str]) -> Any:
-    """Return the device by the option `device_id`, and take the option out; PolicyError for a wrong number."""
-    number = options.pop("device_id", "0")
-    if not number.isdecimal() or int(number) >= len(offered):
-        raise PolicyError(f"device {number} of {offered[0].ep_name} does not exist; it has {len(offered)}, from 0 on")
-    return offered[int(number)]
-
-
 def described(device: Any) -> str:
     """Return a device in words: vendor, kind and name."""
     kind = str(device.device.type).rpartition(".")[2]

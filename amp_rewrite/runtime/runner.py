@@ -19,7 +19,6 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, PolicyError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.runtime.binding import Binding, graph_number
 from amp_rewrite.runtime.buffers import STRANGE, Array, BufferedRunner, DoubleBuffer, from_array, to_array
 from amp_rewrite.runtime.faults import CPU as CPU
@@ -29,7 +28,7 @@ from amp_rewrite.runtime.faults import RuntimeFault, present
 from amp_rewrite.runtime.installation import model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.plugins import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.plugins import check_providers, device_of, devices
+from amp_rewrite.runtime.plugins import check_providers, devices
 from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
 from amp_rewrite.runtime.providers import CHANNELS_LAST, cuda_options
 
@@ -114,34 +113,28 @@ class Runner:
         with model_input(chosen) as (given, entries):
             for key, value in entries.items():
                 settings.add_session_config_entry(key, value)
-            runner = cls._of(chosen, options, by_provider, _opened(given, settings, by_provider, skip))
+            runner = cls._of(chosen, by_provider, _opened(given, settings, by_provider, skip))
             if tried and runner.provider == CUDA and not runner._runs_blank():
                 by_provider[CUDA] = {k: v for k, v in by_provider[CUDA].items() if k not in CHANNELS_LAST}
-                runner = cls._of(chosen, options, by_provider, _opened(given, settings, by_provider, skip))
+                runner = cls._of(chosen, by_provider, _opened(given, settings, by_provider, skip))
         return runner
 
     @classmethod
-    def _of(
-        cls,
-        model: Model,
-        options: SessionOptions,
-        by_provider: Mapping[str, Mapping[str, str]],
-        session: onnxruntime.InferenceSession,
-    ) -> Runner:
-        opened, providers = session.get_providers()[0], options.providers
+    def _of(cls, model: Model, providers: Mapping[str, Mapping[str, str]], session: Any) -> Runner:
+        opened = session.get_providers()[0]
         if opened not in providers:
             raise ModelError(
                 f"{' and '.join(providers)} cannot be opened on this machine, only {opened}; name {opened} too, or"
                 " install what the other needs"
             )
         written = written_to(model.proto.graph)
-        return cls(input_ports(model), output_ports(model), opened, by_provider[opened], session, written)
+        return cls(input_ports(model), output_ports(model), opened, providers[opened], session, written)
 
     def _runs_blank(self) -> bool:
         feeds: dict[str, Array] = {}
-        sizes: dict[str | None, int] = {}
+        sizes: dict[str, int] = {}
         for port in self.inputs:
-            if port.dtype is None or port.container != TENSOR or port.dtype.numpy.isbuiltin != 1 or port.shape is None:
+            if port.dtype is None or port.shape is None:
                 return False
             dims = [
                 dim if isinstance(dim, int) else sizes.setdefault(dim or f"{axis > 0}", _SIZE if axis else _BATCH)
@@ -149,8 +142,7 @@ class Runner:
             ]
             feeds[port.name] = np.zeros(dims, port.dtype.numpy)
         try:
-            with model_errors("run"):
-                self.inner.run(None, feeds, self._unrecorded())
+            self.run(feeds)
         except ModelError:
             return False
         return True
@@ -184,12 +176,6 @@ class Runner:
 
     def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
         """Run through OrtValues: unlike onnxruntime's numpy arrays, they support bfloat16."""
-        for port in (*self.inputs, *(p for p in self.outputs if p.name in names)):
-            if port.container != TENSOR and (port.name in fed or port.name in names):
-                raise ModelError(
-                    f"{port.name!r} is not a tensor, which onnxruntime cannot combine with bfloat16 tensors; make the"
-                    " bfloat16 inputs and outputs float32, as emulate(model) does"
-                )
         values = {name: from_array(value) for name, value in fed.items()}
         return [to_array(value) for value in self.inner.run_with_ort_values(names, values, self._unrecorded())]
 
@@ -215,7 +201,7 @@ class Runner:
         with model_errors("run"):
             return Binding.of(self.inner, (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
 
-    def on_device(self, array: Array, device: int = 0) -> Any:
+    def on_device(self, array: Given, device: int = 0) -> Any:
         """Return a copy of an array on the model's device, as an OrtValue."""
         return from_array(array, *self._place(device))
 
@@ -260,27 +246,26 @@ class CudaGraphs:
 
     def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
         """Run as `Runner.run` does."""
-        with self._turn:
-            return self._run(feeds, outputs)
-
-    def _run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None) -> dict[str, Given]:
-        given = {name: value for name, value in feeds.items() if isinstance(value, (np.ndarray, np.generic))}
+        given = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
+        if len(given) < len(feeds):
+            return self.runner.run(feeds, outputs)
         shapes = ((name, array.shape, array.dtype.str) for name, array in sorted(given.items()))
         key = (*shapes, None if outputs is None else tuple(outputs))
-        binding = self.bindings.get(key)
-        if binding is not None:
-            binding.feed(given)
-            return dict(binding.arrays())
-        results = self.runner.run(feeds, outputs)
-        arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
-        fits = len(arrays) == len(results) and len(given) == len(feeds)
-        if fits and key not in self.bindings and len(self.bindings) < MOST_GRAPHS:
-            self.bindings[key] = self._bound(given, arrays)
-        return results
+        with self._turn:
+            binding = self.bindings.get(key)
+            if binding is not None:
+                binding.feed(given)
+                return dict(binding.arrays())
+            results = self.runner.run(feeds, outputs)
+            if key not in self.bindings and len(self.bindings) < MOST_GRAPHS:
+                self.bindings[key] = self._recorded(given, results)
+            return results
 
-    def _bound(self, feeds: Mapping[str, Array], results: Mapping[str, Array]) -> Binding | None:
+    def _recorded(self, feeds: Mapping[str, Array], results: Mapping[str, Given]) -> Binding | None:
+        if not all(isinstance(value, np.ndarray) for value in results.values()):
+            return None
         try:
-            room = {name: self.runner.on_device(array, self.device) for name, array in results.items()}
+            room = {name: self.runner.on_device(value, self.device) for name, value in results.items()}
             binding = self.runner.bind(feeds, room, device=self.device, fixed=True)
             binding.run()
         except ModelError:
@@ -320,13 +305,6 @@ def webgpu_opens() -> bool:
     return any(part.ep_name == WEBGPU for part in runner.inner.get_provider_graph_assignment_info())
 
 
-def cuda_release() -> int | None:
-    """Return the CUDA release of this onnxruntime (13); None for a build without CUDA."""
-    ort = installed_onnxruntime()
-    major = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
-    return int(major) if major.isdecimal() else None
-
-
 def _provider_options(
     model: Model, options: SessionOptions, met: Sequence[RuntimeFault]
 ) -> tuple[dict[str, Mapping[str, str]], bool]:
@@ -364,17 +342,15 @@ def _opened(
 ) -> onnxruntime.InferenceSession:
     ort = installed_onnxruntime()
     first = next(iter(by_provider))
-    offered = devices(ort, first)
-    own = dict(by_provider[first])
-    plugged = device_of(offered, own) if offered else None
+    plugged = devices(ort, first)[:1]
     ort.set_default_logger_severity(QUIET)  # a provider that does not open says so outside of any session
     try:
         with model_errors("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
                 preload_once()
-            if plugged is not None:
-                settings.add_provider_for_devices([plugged], own)
-            named = None if plugged is not None else list(by_provider.items())
+            if plugged:
+                settings.add_provider_for_devices(plugged, by_provider[first])
+            named = None if plugged else list(by_provider.items())
             return ort.InferenceSession(given, settings, named, disabled_optimizers=skip or None, enable_fallback=0)
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)
@@ -383,11 +359,12 @@ def _opened(
 @cache
 def preload_once() -> None:
     """Load CUDA libraries installed by pip if the loader does not find others."""
-    release = cuda_release()
+    ort = installed_onnxruntime()
+    release = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
     lost = [_loads(name) is not None for name in (f"libcublasLt.so.{release}", _CUDNN)]
-    if release is not None and any(lost):
+    if release and any(lost):
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
-            installed_onnxruntime().preload_dlls(cuda=lost[0], cudnn=lost[1])
+            ort.preload_dlls(cuda=lost[0], cudnn=lost[1])
 
 
 _CUDNN = "libcudnn.so.9"

@@ -21,8 +21,8 @@ import amp_rewrite
 from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
 from amp_rewrite.deploy import process
 from amp_rewrite.deploy import session as home
-from amp_rewrite.deploy.session import IGNORE_PERFORMANCE, chosen_cache, stated_by
-from amp_rewrite.errors import ConfigError, ConversionError
+from amp_rewrite.deploy.session import IGNORE_PERFORMANCE, chosen_cache
+from amp_rewrite.errors import ConversionError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens
@@ -131,17 +131,6 @@ def test_performance_may_be_ignored_by_environment_and_the_argument_wins(
     assert session.converted is converted
 
 
-@pytest.mark.parametrize(
-    ("word", "asked"),
-    [*((word, True) for word in ("1", "True", "yes", " on ")), *((word, False) for word in ("", "0", "FALSE", "off"))],
-)
-def test_a_word_of_the_environment_is_yes_or_no(word: str, asked: bool) -> None:
-    assert stated_by({IGNORE_PERFORMANCE: word}) is asked
-    assert stated_by({}) is False
-    with pytest.raises(ConfigError, match="is 'perhaps'; set it to 1 or 0"):
-        stated_by({IGNORE_PERFORMANCE: "perhaps"})
-
-
 def test_a_cuda_graph_needs_cuda() -> None:
     for options in ({"cuda_graph": True}, {"providers": [(CUDA, {"enable_cuda_graph": 1}), CPU]}):
         notes = quietly(mlp(), **options).notes
@@ -233,8 +222,6 @@ def test_a_provider_that_was_asked_for_and_does_not_open_is_told() -> None:
 def test_without_another_provider_to_fall_back_to_there_is_no_session() -> None:
     with pytest.raises(ModelError, match=r"^CUDAExecutionProvider cannot be opened on this machine"):
         Session(mlp(), providers=[CUDA])
-    with pytest.raises(PolicyError, match=r"^providers is empty; leave it out, or name at least CPUExecutionProvider$"):
-        Session(mlp(), providers=[])
 
 
 # -- the cache -----------------------------------------------------------------------------------------
@@ -298,7 +285,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_convert(tmp_path: Pa
     )
 
 
-def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_no_cache(machine: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -306,12 +293,11 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
     machine.delenv("XDG_CACHE_HOME", raising=False)
     machine.setattr(home, "chosen_cache", chosen_cache)
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True)
-    assert session.converted
-    assert session.notes == (
-        "the model is converted anew each time: this user has no home folder for a cache; set"
-        " XDG_CACHE_HOME, or pass cache='folder' or cache=None",
-    )
-    assert quietly(mlp()).notes == ()  # who converts nothing misses no cache
+    assert (session.converted, session.notes) == (True, ())
+
+
+WRONG: list[Any] = [[], [None], [(CPU, {}, 1)], [(CPU, None)]]
+NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
 
 
 @pytest.mark.parametrize(
@@ -323,20 +309,8 @@ def test_a_user_without_a_home_has_no_cache_and_hears_of_it(machine: pytest.Monk
         ({"ignore_performance": "no"}, "ignore_performance='no' is str; give True, False or None"),
         ({"cuda_graph": 2}, "cuda_graph=2 is int; give True or False"),
         ({"providers": CPU}, f"providers={CPU!r} is str; give a list or None"),
-        (
-            {"providers": [None]},
-            f"None is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})",
-        ),
-        (
-            {"providers": [(CPU, {}, 1)]},
-            f"({CPU!r}, {{}}, 1) is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})",
-        ),
-        (
-            {"providers": [(CPU, None)]},
-            (f"({CPU!r}, None) is not a provider; name one, as in {CPU!r}, or add options, as in ({CPU!r}, {{}})"),
-        ),
+        *(({"providers": wrong}, f"providers={wrong!r} names no provider; {NAMES}") for wrong in WRONG),
         ({"cache": 3}, "cache=3 is int; give a Cache, text, a path, True, False or None"),
-        ({"cache": ""}, "cache is ''; give a folder, a Cache, True for the user's own, or None"),
     ],
 )
 def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
@@ -434,7 +408,7 @@ low, mlp, free = (onnx.parser.parse_model(text) for text in sys.argv[1:4])
 b, h = np.array([1, 2.5], ml_dtypes.bfloat16), np.float16([3, 4])
 binding = Session(low).bind({"b": b, "h": h})
 found = binding.arrays()
-print(binding.device, found["c"].tolist(), found["c"].dtype, found["i"].tolist())
+print(binding.inputs["b"].device_name(), found["c"].tolist(), found["c"].dtype, found["i"].tolist())
 binding.feed({"b": b + b})
 print(binding.arrays()["c"].tolist(), b.tolist())
 session = Session(mlp, policy="mixed_float16", ignore_performance=True, cache=None, cuda_graph=True)

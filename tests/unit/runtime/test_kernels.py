@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
-import onnx.defs
 import pytest
 
-import amp_rewrite.runtime.kernels as kernels_module
 from amp_rewrite.dtypes import DType
 from amp_rewrite.runtime.kernels import LIMITS, Kernels, Registration, load_kernels
 
 F16, BF16, F32, F64 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"
 I32, I64 = "tensor(int32)", "tensor(int64)"
-SOURCE = Path(kernels_module.__file__)
-TABLES = SOURCE.parent / "_tables"
-CONTRIB = json.loads((TABLES / "contrib_schemas.json").read_text())
 
 
 def kernels(*registrations: Registration, aliases: dict[int, int] | None = None) -> Kernels:
@@ -28,14 +19,10 @@ def registration(since: int, last: int | None, **types: str) -> Registration:
     return Registration(since, last, {name: frozenset({allowed}) for name, allowed in types.items()})
 
 
-@pytest.mark.parametrize(("version", "serves"), [(6, False), (7, True), (9, True), (12, True), (13, False)])
-def test_a_closed_registration_serves_every_version_of_its_range(version: int, serves: bool) -> None:
-    assert kernels(registration(7, 12)).has("", "Op", version) is serves
-
-
-@pytest.mark.parametrize(("version", "serves"), [(12, False), (13, True), (14, False), (22, False)])
-def test_an_open_registration_serves_its_first_version_alone(version: int, serves: bool) -> None:
-    assert kernels(registration(13, None)).has("", "Op", version) is serves
+def test_a_closed_registration_serves_its_range_and_an_open_one_its_first_version_alone() -> None:
+    closed, opened = kernels(registration(7, 12)), kernels(registration(13, None))
+    assert [version for version in range(20) if closed.has("", "Op", version)] == [7, 8, 9, 10, 11, 12]
+    assert [version for version in range(20) if opened.has("", "Op", version)] == [13]
 
 
 def test_one_registration_must_admit_all_types_together() -> None:
@@ -56,32 +43,21 @@ def test_a_version_that_the_runtime_lacks_is_read_as_its_alias() -> None:
 @pytest.mark.parametrize(
     ("op_type", "version", "types", "runs"),
     [
-        ("MaxPool", 12, {"T": F32}, True),
         ("MaxPool", 12, {"T": F16}, True),
         ("MaxPool", 12, {"T": BF16}, False),
         ("MaxPool", 22, {"T": F32}, False),
-        ("Elu", 6, {"T": F32}, True),
-        ("Elu", 6, {"T": F16}, True),
-        ("Elu", 22, {"T": F32}, False),
-        ("BatchNormalization", 15, {"T": F32, "T1": F32, "T2": F32}, True),
         ("BatchNormalization", 15, {"T": F16, "T1": F16, "T2": F16}, True),
         ("BatchNormalization", 15, {"T": F16, "T1": F32, "T2": F32}, False),
         ("BatchNormalization", 15, {"T": BF16, "T1": BF16, "T2": BF16}, False),
         ("Pow", 15, {"T": F16, "T1": F32}, True),
-        ("Pow", 15, {"T": BF16, "T1": F32}, True),
-        ("GridSample", 16, {"T1": F32, "T2": F32}, True),
         ("GridSample", 16, {"T1": F16, "T2": F16}, False),
-        ("Conv", 11, {"T": F16}, True),
         ("Conv", 11, {"T": BF16}, False),
         ("Conv", 22, {"T": BF16}, True),
         ("LayerNormalization", 17, {"T": F16, "U": F32}, True),
         ("LayerNormalization", 17, {"T": F16, "U": F16}, False),
         ("LayerNormalization", 1, {"T": F16, "U": F32, "V": F16}, True),
-        ("Dropout", 13, {"T": F16, "T1": F32, "T2": "tensor(bool)"}, True),
         ("Dropout", 13, {"T": F16}, True),
         ("Resize", 19, {"T1": F16, "T2": F32}, True),
-        ("Reshape", 14, {"T": F16}, True),
-        ("Attention", 25, {"T1": F16, "T2": F16, "U": F16}, True),
         ("Attention", 25, {"T1": F16, "T2": F16, "U": F32}, False),
         ("ConcatFromSequence", 11, {"S": "seq(tensor(float16))"}, True),
         ("Tan", 7, {"T": F32}, False),
@@ -116,53 +92,10 @@ def test_a_refusal_says_whether_operator_version_or_types_are_missing(
     assert load_kernels().refusal(domain, op_type, version, types) == refusal
 
 
-def schema_variables() -> dict[str, dict[int, set[str]]]:
-    """The type variables that formals use, of every operator that either source knows, by version."""
-    found: dict[str, dict[int, set[str]]] = {}
-    for schema in onnx.defs.get_all_schemas_with_history():
-        formals = [*schema.inputs, *schema.outputs]
-        found.setdefault(f"{schema.domain or 'ai.onnx'}::{schema.name}", {})[schema.since_version] = {
-            f.type_str for f in formals
-        }
-    for key, row in CONTRIB["ops"].items():
-        found.setdefault(key, {})[row["since"]] = {formal[1] for formal in (*row["inputs"], *row["outputs"])}
-    return found
-
-
-def constrained() -> Iterator[tuple[str, Registration]]:
-    for key, registrations in load_kernels().registrations.items():
-        for kernel in registrations:
-            yield key, kernel
-
-
-def test_constrained_variables_are_variables_of_each_schema_that_the_kernel_serves() -> None:
-    schemas = schema_variables()
-    assert [
-        (key, version, name)
-        for key, kernel in constrained()
-        for version, variables in schemas[key].items()
-        if kernel.serves(version)
-        for name in kernel.types
-        if name not in variables
-    ] == []
-
-
 # -- documented limits of runtimes --
 
 
 HALF, BRAIN = DType.FLOAT16, DType.BFLOAT16
-
-
-def test_each_runtime_computes_in_float16_and_two_in_bfloat16() -> None:
-    low = {word: limits.low for word, limits in LIMITS.items()}
-    assert low == {
-        "tensorrt": {HALF, BRAIN},
-        "directml": {HALF},
-        "openvino": {HALF, BRAIN},
-        "coreml": {HALF},
-        "qnn": {HALF},
-    }
-    assert {word: limits.opset for word, limits in LIMITS.items() if limits.opset} == {"tensorrt": 24, "directml": 20}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from amp_rewrite.runtime import plugins as plugins_module
 from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.plugins import (
     Plugin,
-    device_of,
     plugins,
     registered,
 )
@@ -158,21 +157,3 @@ def test_a_model_runs_on_a_plugin_in_float16() -> None:
     assert isinstance(result, np.ndarray) and (result == 4).all()
     with pytest.raises(PolicyError, match="runs alone before CPUExecutionProvider"):
         Runner.open(Model(model), SessionOptions(providers=("CPUExecutionProvider", provider)))
-    with pytest.raises(PolicyError, match=r"device 99 of .* does not exist"):
-        chosen = {provider: {"device_id": "99"}}
-        Runner.open(Model(model), SessionOptions(providers=(provider,), provider_options=chosen))
-
-
-@pytest.mark.parametrize(("options", "number"), [({}, 0), ({"device_id": "0"}, 0), ({"device_id": "2", "a": "b"}, 2)])
-def test_a_device_is_chosen_by_its_number(options: dict[str, str], number: int) -> None:
-    offered = [SimpleNamespace(ep_name=PROVIDER) for _ in range(3)]
-    kept = {name: value for name, value in options.items() if name != "device_id"}
-    assert device_of(offered, options) is offered[number]
-    assert options == kept
-
-
-@pytest.mark.parametrize("number", ["3", "-1", "x", ""])
-def test_a_device_that_does_not_exist_is_refused(number: str) -> None:
-    offered = [SimpleNamespace(ep_name=PROVIDER) for _ in range(3)]
-    with pytest.raises(PolicyError, match=f"^device {number} of {PROVIDER} does not exist; it has 3, from 0 on$"):
-        device_of(offered, {"device_id": number})
