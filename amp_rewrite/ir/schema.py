@@ -310,7 +310,10 @@ def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto
     return {name: onnx.helper.make_attribute(name, value) for name, value in stated.items()}
 
 
-def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType | None:
+Inputs = Sequence[ValueType | None]
+
+
+def stated_dtype(node: NodeProto, inputs: Inputs) -> DType | None:
     """Return the element type of an output bound by no input: by an attribute or the operator's own rule.
 
     None if the schema's type constraint must decide.
@@ -319,7 +322,7 @@ def stated_dtype(node: NodeProto, inputs: Sequence[ValueType | None]) -> DType |
     name = DTYPE_ATTRIBUTES.get(key)
     if name is None:
         rule = _STATED.get(key)
-        return rule(node) if rule else None
+        return rule(node, inputs) if rule else None
     stated = attribute(node, name)
     if stated is not None and (stated.i or stated.s):
         return _named_type(node, stated)
@@ -346,12 +349,12 @@ def _named_type(node: NodeProto, stated: AttributeProto) -> DType | None:
     return DType.of(code)
 
 
-def _constant_of_shape(node: NodeProto) -> DType | None:
+def _constant_of_shape(node: NodeProto, _: Inputs) -> DType | None:
     fill = attribute(node, "value")
     return DType.of(fill.t.data_type) if fill is not None else DType.FLOAT
 
 
-def _constant(node: NodeProto) -> DType | None:
+def _constant(node: NodeProto, _: Inputs) -> DType | None:
     for a in node.attribute:
         if a.name == "value":
             return DType.of(a.t.data_type)
@@ -362,13 +365,46 @@ def _constant(node: NodeProto) -> DType | None:
     return None
 
 
-def _stash(node: NodeProto) -> DType | None:
+def _stash(node: NodeProto, _: Inputs) -> DType | None:
     return DType.of(int_attribute(node, "stash_type", DType.FLOAT.code))
 
 
-_STATED: Mapping[tuple[str, str], Callable[[NodeProto], DType | None]] = {
+def _first(_: NodeProto, inputs: Inputs) -> DType | None:
+    return inputs[0].dtype if inputs and inputs[0] else None
+
+
+def _optional(node: NodeProto, inputs: Inputs) -> DType | None:
+    stated = attribute(node, "type")
+    content = type_of_proto(stated.tp) if stated is not None and not inputs else None
+    return content.dtype if content else _first(node, inputs)
+
+
+def _labels(node: NodeProto, inputs: Inputs) -> DType | None:
+    """Return the type of labels in ai.onnx.ml, a part of the name of their attribute."""
+    for a in node.attribute:
+        if a.name == "values_tensor":
+            return DType.of(a.t.data_type)
+        if a.name == "classes_strings":  # LabelEncoder-1 turns strings into integers and back
+            return DType.INT64 if _first(node, inputs) is DType.STRING else DType.STRING
+        if a.name in _LABELS:
+            return _LABELS[a.name]
+    return None
+
+
+_LABELS = {
+    "values_floats": DType.FLOAT,
+    **dict.fromkeys(("values_strings", "classlabels_strings"), DType.STRING),
+    **dict.fromkeys(("values_int64s", "classlabels_int64s", "classlabels_ints"), DType.INT64),
+}
+_CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
+_STATED: Mapping[tuple[str, str], Callable[[NodeProto, Inputs], DType | None]] = {
+    **{("ai.onnx.ml", op): _labels for op in _CLASSIFIERS},
+    **{("com.microsoft", op): _first for op in _ATTENTIONS},
     ("", "Constant"): _constant,
     ("", "ConstantOfShape"): _constant_of_shape,
     ("", "LayerNormalization"): _stash,
+    ("", "LinearAttention"): _first,
+    ("", "Optional"): _optional,
     ("", "SimplifiedLayerNormalization"): _stash,
 }

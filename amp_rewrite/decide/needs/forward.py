@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from onnx.numpy_helper import to_array
 
 from amp_rewrite.decide.needs.elementwise import FREE, fact_of_function, fact_of_norm, fact_of_scaling
 from amp_rewrite.decide.needs.facts import (
@@ -185,9 +186,9 @@ class Facts(Known):
 
     def _unknown(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         facts = [self[v] for v in op.operands]
-        far = fills(self.view, self.to).get(op.results[0]) if op.results else None
-        if far is not None:  # numbers that an attribute states
-            return Fact(-far.absmax, far.absmax, beyond=leaves(self, -far.absmax, far.absmax))
+        largest = _largest_label(op)
+        if (beyond := leaves(self, -largest, largest)) is not None:
+            return Fact(-largest, largest, beyond=beyond)
         return Fact(learned=any(f.learned for f in facts), depth=1 + max((f.depth for f in facts), default=0))
 
     def _nothing(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
@@ -203,6 +204,15 @@ def _facts(view: View, to: DType) -> Facts:
         else:
             facts._pass(op)
     return facts
+
+
+def _largest_label(op: Op) -> float:
+    """Return the magnitude of the largest number that a LabelEncoder states; 0 for other ops."""
+    if op.kind != "ai.onnx.ml::LabelEncoder":
+        return 0.0
+    stated = [a for a in op.node.attribute if a.name.startswith(("values_", "default_"))]
+    numbers = [a.floats or [a.f] if not a.HasField("t") else to_array(a.t) for a in stated if not a.t.string_data]
+    return max((float(np.abs(n).max(initial=0)) for n in numbers), default=0.0)
 
 
 _TABLES = ("Gather", "com.microsoft::RelativePositionBias", "com.microsoft::TorchEmbedding")

@@ -27,7 +27,8 @@ TYPES = {"seen": "bool", "ids": "int"}
 
 
 def model_of(text: str, opset: int = 18, **constants: Any) -> ModelProto:
-    return cases.build(text, ["y"], shapes=SHAPES, types=TYPES, constants=constants, opset=opset)
+    domains = {"ai.onnx.ml": 4} if "ai.onnx.ml" in text else None
+    return cases.build(text, ["y"], shapes=SHAPES, types=TYPES, constants=constants, opset=opset, domains=domains)
 
 
 def view_of(text: str, opset: int = 18, **constants: Any) -> View:
@@ -62,6 +63,13 @@ def test_an_op_stays_float32_if_its_constant_reaches_the_end_of_the_range(number
 def test_large_numbers_are_added_to_a_product_in_float32(level: Any, to: DType, expected: list[str]) -> None:
     view = view_of("b=MatMul(x,w);a=Mul(b,s);h=Add(a,m);y=Sub(h,m)", w=np.eye(8), s=np.array([2.0]), m=level)
     assert list(held(view, to)) == expected
+
+
+@pytest.mark.parametrize(("least", "expected"), [(-65504.0, set()), (-1e6, {"u", "y"})])
+def test_readers_of_a_label_encoders_numbers_stay_float32_where_they_overflow(least: float, expected: set[str]) -> None:
+    stated = f"keys_int64s=1 2,values_floats=1.0 2.0,default_float={least}"
+    view = view_of(f"l=ai.onnx.ml::LabelEncoder[{stated}](ids);u=Transpose(l);y=MatMul(u,w)", opset=20)
+    assert (held(view).keys(), held(view, BF16)) == (expected, {})
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def test_a_change_of_meaning_is_a_new_version(op_type: str, opset: int) -> None:
         (versions.FIRST_LOW_SCALES, ["QuantizeLinear", "DequantizeLinear"]),
         (versions.FIRST_ALLOWZERO, ["Reshape"]),
         (versions.FIRST_SCATTER_ADD, ["ScatterElements", "ScatterND"]),
-        *((first, [op_type]) for op_type, first in versions.FIRST_TRAINING_MODE.items()),
         *((first, [op_type]) for op_type, first in versions.FIRST_STASHED.items()),
     ],
 )
