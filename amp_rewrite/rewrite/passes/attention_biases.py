@@ -117,11 +117,13 @@ def _cores(view: View, context: Context) -> Iterator[_Core]:
         # A cache holds keys and values with their biases; the runtime's own bias is added to both.
         read = op.inputs[4:] if own else [*op.inputs[3:_ADDED], *op.inputs[_ADDED + 1 :]]
         shapes = [context.shape(view, v) or () for v in op.inputs[:3]]
-        heads, fewer = ((shape[1] or 0) if own and len(shape) == RANK else 1 for shape in shapes[:2])
-        fits = {len(shape) for shape in shapes} == {RANK if own else TOKEN_AXES} and fewer > 0 and heads % fewer == 0
+        packed = len(shapes[0]) == TOKEN_AXES
+        stated = [int_attribute(op.node, f"{word}_num_heads", 0) for word in ("q", "kv")] if own else [1, 1]
+        heads, fewer = stated if packed else ((shape[1] or 0) if len(shape) == RANK else 0 for shape in shapes[:2])
+        fits = len({len(shape) for shape in shapes}) == 1 and heads > 0 and fewer > 0 and heads % fewer == 0
         plain = all(v is None for v in (*read, *op.outputs[1:])) and not float_attribute(op.node, "softcap", 0.0)
         if fits and plain and len(set(op.inputs[:3])) == 3 and only_float32(view, (op.id,)):
-            keys, values = (_Port(op.inputs[slot], op, (1, 3) if own else (2,)) for slot in (1, 2))
+            keys, values = (_Port(op.inputs[slot], op, (2,) if packed else (1, 3)) for slot in (1, 2))
             masked = own and len(op.inputs) > 3 and op.inputs[3] is not None  # a row without keys is 0
             yield _Core((op.id,), op, keys, values, (heads, fewer), not masked or context.rows_see)
     for _, site in sites(view, context):
@@ -304,15 +306,16 @@ class _BiasMover:
 
     def _operands(self, rng: np.random.Generator) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:
         op, (heads, fewer) = self.core.last, self.core.heads
-        own = op.kind == "Attention"
-        width = 4 * int_attribute(op.node, "num_heads", 1)
-        sizes = [(_BATCH, h, _TOKENS, 4) if own else (_BATCH, _TOKENS, width) for h in (heads, fewer, fewer)]
+        if op.kind != "Attention":
+            heads = fewer = int_attribute(op.node, "num_heads", 1)
+        packed = len(self.core.keys.axes) == 1
+        sizes = [(_BATCH, _TOKENS, 4 * h) if packed else (_BATCH, h, _TOKENS, 4) for h in (heads, fewer, fewer)]
         drawn: dict[str, Array] = {op.node.input[slot]: rng.standard_normal(d) for slot, d in enumerate(sizes)}
         for name, value in zip(op.node.input[3:], op.inputs[3:], strict=True):
             if value is not None:
                 seen = rng.random((_BATCH, 1, _TOKENS, _TOKENS)) < _SEEING
                 drawn[name] = seen if self.view.dtype(value) is DType.BOOL else rng.standard_normal(seen.shape)
-        bias = (1, fewer, 1, 4) if own else (1, 1, width)
+        bias = (1, 1, 4 * fewer) if packed else (1, fewer, 1, 4)
         return drawn, bias, bias
 
     def _misplaced(self, behind: _Projection, nodes: Sequence[NodeProto], names: Mapping[str, str]) -> str | None:

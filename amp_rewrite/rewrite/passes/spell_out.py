@@ -208,7 +208,7 @@ SPELLED_ATTENTION = "spelled_attention"
 def spell_attentions(view: View, context: Context, among: Collection[OpId] | None = None) -> Iterator[Replacement]:
     """Replace each Attention by the ops that it stands for, as far as another operator stands for them, too. O(ops).
 
-    With heads apart, and without caches, a cap or scores as a result.
+    Without caches, a cap or scores as a result.
     """
     for op in view.of_kinds(("Attention",)):
         alone = all(v is None for v in (*op.inputs[4:], *op.outputs[1:])) and len(op.operands) >= 3
@@ -216,8 +216,20 @@ def spell_attentions(view: View, context: Context, among: Collection[OpId] | Non
         typed = int_attribute(op.node, "softmax_precision", TensorProto.FLOAT) != TensorProto.FLOAT
         if alone and not capped and not typed and only_float32(view, (op.id,)) and (among is None or op.id in among):
             shapes = [context.shape(view, value) or () for value in op.inputs[:4]]
+            packed = all(len(shape) == 3 for shape in shapes[:3])
+            shapes = _heads_apart(op, shapes) if packed else shapes
             if _sizes_known(op, shapes):
-                yield _spelled_attention(view, op, shapes)
+                yield _spelled_attention(view, op, shapes, packed=packed)
+
+
+def _heads_apart(op: Op, shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes of packed queries, keys and values, tokens by features, once their heads are split off."""
+    stated = [int_attribute(op.node, f"{word}_num_heads", 0) for word in ("q", "kv", "kv")]
+    apart = zip(stated, shapes[:3], strict=True)
+    return [
+        *((batch, heads, length, (width or 0) // max(heads, 1)) for heads, (batch, length, width) in apart),
+        *shapes[3:],
+    ]
 
 
 def _sizes_known(op: Op, shapes: Sequence[Shape]) -> bool:
@@ -229,8 +241,11 @@ def _sizes_known(op: Op, shapes: Sequence[Shape]) -> bool:
     return sizes and (queries[1] or 0) % (keys[1] or 1) == 0 and (alike or not int_attribute(op.node, "is_causal", 0))
 
 
-def _spelled_attention(view: View, op: Op, shapes: Sequence[Shape]) -> Replacement:
-    """Return the ops of an Attention. By its errata a row that sees no key is 0."""
+def _spelled_attention(view: View, op: Op, shapes: Sequence[Shape], *, packed: bool) -> Replacement:
+    """Return the ops of an Attention. By its errata a row that sees no key is 0.
+
+    `shapes`: with heads apart. `packed`: operands and result are tokens by features.
+    """
     around, (result,), (_, heads, length, width) = Surroundings(view, op), op.node.output, shapes[0]
     assert heads is not None and width is not None
 
@@ -240,7 +255,7 @@ def _spelled_attention(view: View, op: Op, shapes: Sequence[Shape]) -> Replaceme
     def hidden(mask: str, scores: str, word: str) -> str:
         return around.before("Where", (mask, scores, number("least", -np.inf)), f"{result}_{word}")
 
-    query, (key, value) = op.node.input[0], (_repeated(around, op, slot, shapes[slot], heads) for slot in (1, 2))
+    query, key, value = (_laid(around, op, slot, shapes[slot], heads, packed=packed) for slot in range(3))
     turned = around.before("Transpose", (key,), f"{result}_turned", perm=(0, 1, 3, 2))
     product = around.before("MatMul", (query, turned), f"{result}_scores")
     scale = number("scale", float_attribute(op.node, "scale", 1 / math.sqrt(width)))
@@ -258,14 +273,25 @@ def _spelled_attention(view: View, op: Op, shapes: Sequence[Shape]) -> Replaceme
     if boolean or causal:
         blind = around.before("IsNaN", (weights,), f"{result}_blind")
         weights = around.before("Where", (blind, number("zero", 0), weights), f"{result}_seen")
-    node = new_node("MatMul", [weights, value], result, op.name)
+    attended = around.name(f"{result}_attended") if packed else result
+    node = new_node("MatMul", [weights, value], attended, op.name)
+    if packed:
+        whole = around.constant(f"{result}_packed", np.array((0, 0, heads * (shapes[2][3] or 0))))
+        turned_back = around.name(f"{result}_heads")
+        around.after("Transpose", (attended,), turned_back, perm=(0, 2, 1, 3))
+        around.after("Reshape", (turned_back, whole), result)
     return Replacement(SPELLED_ATTENTION, (op.id,), op.id, node, **around.parts(), findings=())
 
 
-def _repeated(around: Surroundings, op: Op, slot: int, shape: Shape, heads: int) -> str:
-    name, stem, fewer = op.node.input[slot], f"{op.node.output[0]}_{'qkv'[slot]}", shape[1] or heads
+def _laid(around: Surroundings, op: Op, slot: int, shape: Shape, heads: int, *, packed: bool) -> str:
+    """Return an operand with as many heads as the queries, apart from each other."""
+    name, stem, fewer = str(op.node.input[slot]), f"{op.node.output[0]}_{'qkv'[slot]}", shape[1] or heads
+    if packed:
+        split = around.constant(f"{stem}_split", np.array((0, 0, fewer, shape[3])))
+        apart = around.before("Reshape", (name, split), f"{stem}_apart")
+        name = around.before("Transpose", (apart,), f"{stem}_heads", perm=(0, 2, 1, 3))
     if fewer == heads:
-        return str(name)
+        return name
     alone = around.before("Unsqueeze", (name, around.constant(f"{stem}_axis", np.array([2]))), f"{stem}_alone")
     groups = around.constant(f"{stem}_groups", np.array((1, 1, heads // fewer, 1, 1)))
     whole = around.constant(f"{stem}_shape", np.array((0, heads, -1, shape[3])))

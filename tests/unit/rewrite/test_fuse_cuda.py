@@ -85,6 +85,12 @@ def test_only_queries_and_the_projection_keep_a_bias(attention: str) -> None:
 
 
 OWN = "y0=Attention(q,k,v);ot=Transpose[perm=0 2 1 3](y0);f=Reshape(ot,flat);pm=MatMul(f,wo);y=Add(pm,bo)"
+PACKED_HEADS = "".join(f"{x}m=MatMul({read},w{x});{x}=Add({x}m,b{x});" for x, read in zip("qkv", "xzz", strict=True))
+PACKED_OWN = "f=Attention[q_num_heads=2,kv_num_heads=2](q,k,v);pm=MatMul(f,wo);y=Add(pm,bo)"
+SHARED = PACKED_HEADS + PACKED_OWN.replace("kv_num_heads=2", "kv_num_heads=1")
+FEWER = {
+    name: RNG.standard_normal((8, 4) if "w" in name else 4).astype(np.float32) for name in ("wk", "wv", "bk", "bv")
+}
 HALVED = HEADS.replace("v=Transpose[perm=0 2 1 3](vs)", "v0=Transpose[perm=0 2 1 3](vs);v=Mul(v0,half)")
 TRIANGLE = HIDDEN.replace("mask", "tri")
 
@@ -104,6 +110,8 @@ TRIANGLE = HIDDEN.replace("mask", "tri")
         (HEADS + OWN.replace("k,v)", "k,v,mask)"), 23, "bq bv bo"),  # a row without keys is 0
         (HEADS + OWN.replace("Attention(", "Attention[softcap=2.0]("), 23, "bq bk bv bo"),
         (HEADS + OWN.replace("y0=Attention(q,k,v)", "y0,pk,pv=Attention(q,k,v,,past,past)"), 23, "bq bk bv bo"),
+        (PACKED_HEADS + PACKED_OWN, 23, "bq y_bias"),
+        (SHARED, 23, "bq y_bias"),
         (HEADS + UNMASKED + "e=Relu(kb);" + REST, 18, "bq bk y_bias"),
         (HEADS + UNMASKED + "e=Relu(vb);" + REST, 18, "bq bv bo"),
         (HEADS + UNMASKED + REST + ";e=Relu(f)", 18, "bq bv bo"),
@@ -122,6 +130,7 @@ def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept
         "tri": np.tri(5, dtype=bool),
         "mixed": np.array([2, 5, 8]),
         "per_token": RNG.standard_normal((5, 1)).astype(np.float32),
+        **(FEWER if text == SHARED else {}),
     }
     extra = (4,) if "Shape" in text else (2, 5, 8) if "e=Relu" in text else (2, 2, 5, 4)
     shapes = {"past": (2, 2, 3, 4), "w": (8, 8), "e": extra}
@@ -317,6 +326,8 @@ PACKED = dict.fromkeys("qkvy", (2, 5, 8))
         ("y=Attention(q,k,v,mask)", {**FOUR, "mask": (5, 5)}),
         ("y=Attention[is_causal=1](q,k,v)", FOUR),
         ("y=Attention(q,k,v)", {**FOUR, **dict.fromkeys("kv", (2, 1, 5, 4))}),
+        ("y=Attention[q_num_heads=2,kv_num_heads=2](q,k,v)", PACKED),
+        ("y=Attention[q_num_heads=2,kv_num_heads=1](q,k,v,mask)", {**PACKED, **dict.fromkeys("kv", (2, 5, 4))}),
     ],
 )
 def test_an_attention_of_the_standard_becomes_the_runtimes_own(text: str, shapes: dict[str, Any]) -> None:
@@ -334,7 +345,7 @@ def test_an_attention_of_the_standard_becomes_the_runtimes_own(text: str, shapes
         ("y=Attention[is_causal=1](q,k,v)", {**FOUR, **dict.fromkeys("kv", (2, 2, 7, 4))}),
         ("y,pk,pv=Attention(q,k,v,,past,past)", {**FOUR, "past": (2, 2, 3, 4)}),
         ("y=Attention[softmax_precision=11](q,k,v)", FOUR),
-        ("y=Attention[q_num_heads=2,kv_num_heads=2](q,k,v)", PACKED),
+        ("y=Attention[q_num_heads=2,kv_num_heads=2](q,k,v)", {**PACKED, "v": (2, 5, "W")}),
     ],
 )
 def test_another_attention_stays(text: str, shapes: dict[str, Any]) -> None:
