@@ -21,7 +21,7 @@ from support.hard_models import halved
 from support.planted_models import planted
 from support.shifting import bits
 
-PLANTED = ("bert_dynamo23", "llama_dynamo21", "vit_ts17")
+PLANTED = ("bert_dynamo23", "llama_dynamo21")
 
 
 def _twins(model: ModelProto, ranges: Ranges, *, widen: bool = False) -> tuple[ModelProto, ModelProto]:

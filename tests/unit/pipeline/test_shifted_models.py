@@ -18,7 +18,7 @@ HELD = {"cached_decoder": {"constant_range"}, "detector": {"folded"}}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_large_numbers_is_low_and_near_whatever_spells_it(name: str) -> None:
+def test_a_model_of_large_numbers_is_low_and_near_and_no_bit_changes_in_float32(name: str) -> None:
     model, feeds = MODELS[name]()
     ranges = amp_rewrite.calibrate(model, feeds)
     assert max(known.absmax for known in ranges.values.values()) > 65504
@@ -26,13 +26,7 @@ def test_a_model_of_large_numbers_is_low_and_near_whatever_spells_it(name: str) 
     high = {row.rule for row in converted.report.rows if row.op in HEAVY and row.dtype == "float32"}
     assert high == HELD.get(name, set())
     assert amp_rewrite.verify(model, converted, feeds, tolerance=1e-2, emulate=True)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_shift_changes_no_bit_of_the_float32_model(name: str) -> None:
-    model, feeds = MODELS[name]()
     draft = Draft.of(model, Request.of())
     before = bits(draft.view.model.to_proto(), feeds)
-    own = shift_draft(draft, amp_rewrite.calibrate(model, feeds), HEADROOM).draft.view
-    for view in (own, *(shifted_at_random(draft.view, seed).view for seed in range(3))):
+    for view in (shift_draft(draft, ranges, HEADROOM).draft.view, shifted_at_random(draft.view, 0).view):
         assert bits(view.model.to_proto(), feeds) == before

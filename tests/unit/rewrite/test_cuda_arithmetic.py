@@ -138,20 +138,6 @@ def test_a_layer_whose_steps_and_batch_are_free_is_written_out(op_type: str) -> 
     assert np.array_equal(emulated(free, feeds)["Y"], emulated(known, feeds)["Y"])
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        cell("GRU", linear_before_reset=0),
-        cell("LSTM", slots="xwrbl"),
-        cell("LSTM", clip=1.0),
-        cell("RNN", activations=["Relu"]),
-    ],
-    ids=["reset before the product", "lengths", "clip", "activations"],
-)
-def test_layers_of_other_kinds_stay_float32_inside(model: onnx.ModelProto) -> None:
-    assert plain(model)
-
-
 # -- reductions --------------------------------------------------------------------------------------
 
 
@@ -208,9 +194,6 @@ def test_a_run_tells_how_an_instance_norm_rounds_whose_batch_is_free(samples: in
     assert np.array_equal(found, alone) == (samples == 1)
 
 
-# -- where a written op stands -----------------------------------------------------------------------
-
-
 # -- what stays --------------------------------------------------------------------------------------
 
 
@@ -231,7 +214,10 @@ def of_text(text: str, opset: int = 17) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     "model",
     [
-        reduced("ReduceMean", (4, 5, 6), [1]),
+        cell("GRU", linear_before_reset=0),
+        cell("LSTM", slots="xwrbl"),  # lengths
+        cell("LSTM", clip=1.0),
+        cell("RNN", activations=["Relu"]),
         reduced("ReduceMean", (4, 5, 6), [0, 2]),
         reduced("ReduceMean", (4, 1, 6), [1]),
         reduced("ReduceSum", (20, 700), [1]),

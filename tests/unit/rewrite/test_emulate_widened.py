@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import cycle
-from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.parser
-import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-import amp_rewrite
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.emulate import emulate
-from suites.models.test_fixtures import FIXTURES, batch, source, tolerance
-from support.objections import graphs, run
+from support.objections import run
 from unit.rewrite.test_emulate import (
     both_types,
     has_low,
@@ -87,32 +79,6 @@ def test_casts_between_float32_and_low_types_become_identities(low: DType) -> No
     np.testing.assert_array_equal(d, np.trunc(x))
 
 
-@both_types
-def test_weights_are_those_that_the_model_holds(low: DType, tmp_path: Path) -> None:
-    weight = np.random.default_rng(3).standard_normal((96, 96)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [1, 96])],
-        [helper.make_tensor_value_info("y", 1, [1, 96])],
-        [onnx.numpy_helper.from_array(weight, "w")],
-    )
-    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 22)]), tmp_path / "m.onnx")
-    converted = amp_rewrite.convert(tmp_path / "m.onnx", to=low.spelling)
-    converted.save(tmp_path / "low.onnx")
-    for source_ in (converted.result, tmp_path / "low.onnx"):
-        emulate(source_, rounding=False).save(tmp_path / "twin.onnx", overwrite=True)
-        (held,) = onnx.load(tmp_path / "twin.onnx").graph.initializer
-        np.testing.assert_array_equal(onnx.numpy_helper.to_array(held), weight.astype(low.numpy).astype(np.float32))
-
-
-def test_a_model_without_low_types_comes_back_as_it_was() -> None:
-    model = parsed(
-        "g (float[2] x, int64[2] n) => (float[2] y, double[2] z) { y = Cast <to = 1> (x) \n z = Cast <to = 11> (n) }"
-    )
-    assert emulate(model, rounding=False).proto.SerializeToString() == model.SerializeToString()
-
-
 # -- edges ---------------------------------------------------------------------------------------------
 
 
@@ -128,28 +94,3 @@ def test_what_stands_behind_a_kept_output_is_not_rounded() -> None:
     np.testing.assert_array_equal(y, np.float16([np.inf, 4]))
     np.testing.assert_array_equal(z, np.float32([300, 2]))
     np.testing.assert_array_equal(w, np.float16([1.5, 2.5]))
-
-
-# -- bodies, functions, containers ---------------------------------------------------------------------
-
-
-# -- whole models --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "low"), tuple(zip(FIXTURES, cycle((DType.FLOAT16, DType.BFLOAT16)), strict=False)))
-def test_a_converted_model_widened_is_near_the_original(name: str, low: DType, tmp_path: Path) -> None:
-    """Only its weights are rounded, so it keeps within the bound of one that rounds everywhere."""
-    amp_rewrite.convert(source(name), to=low.spelling).save(tmp_path / "low.onnx")
-    stored = batch(name, "input")
-    expected = list(batch(name, "output").values())
-    found = run(widened(tmp_path / "low.onnx"), stored)
-    for mine, right in zip(found, expected, strict=True):
-        if np.issubdtype(right.dtype, np.floating):
-            assert np.abs(mine - right).max() <= tolerance(name, right, low)
-    assert [
-        node for graph in graphs(widened(tmp_path / "low.onnx").graph) for node in graph.node if _to_low(node)
-    ] == []
-
-
-def _to_low(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Cast" and any(DType(a.i).low for a in node.attribute if a.name == "to")

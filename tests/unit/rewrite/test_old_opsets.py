@@ -71,29 +71,20 @@ MATRIX = "float[2,3] x"
 BATCH_NORM = "float[2,3,4] x, float[3] a, float[3] b, float[3] c, float[3] d"
 BRANCHES = """
     y = If (c) <then_branch = one () => (float[2,3,4] a) { a = Softmax <axis = 2> (x) },
-                else_branch = two () => (float[2,3,4] a) { b = Clip <max = 1.0> (x) a = Unsqueeze <axes = [0]> (b) }>
-""".replace("b = Clip <max = 1.0> (x) a = Unsqueeze <axes = [0]> (b)", "a = Clip <max = 1.0> (x)")
+                else_branch = two () => (float[2,3,4] a) { a = Clip <max = 1.0> (x) }>
+"""
 COMPUTING_THE_SAME = [
     ("y = Clip <min = -1.0, max = 1.0> (x)", 7, MATRIX, "float[2,3] y"),
     ("y = Clip <min = -1.0> (x)", 10, MATRIX, "float[2,3] y"),
-    ("y = Clip <max = 1.0> (x)", 10, MATRIX, "float[2,3] y"),
-    ("y = Clip (x)", 7, MATRIX, "float[2,3] y"),
     ("y = Max (x, a)", 8, "float[2,3] x, float[3] a", "float[2,3] y"),
-    ("y = Min (x, a)", 11, "float[2,3] x, float[2,1] a", "float[2,3] y"),
     ("y = Sum (x, a, x)", 8, "float[2,3] x, float[3] a", "float[2,3] y"),
-    ("y = Sum (x, a)", 7, "float[2,3] x, float[2,3] a", "float[2,3] y"),
     ("y = Dropout <ratio = 0.3> (x)", 7, MATRIX, "float[2,3] y"),
-    ("y = Dropout (x)", 10, MATRIX, "float[2,3] y"),
-    ("y = BatchNormalization <spatial = 1> (x, a, b, c, e) e = Abs (d)", 7, BATCH_NORM, "float[2,3,4] y"),
-    ("e = Abs (d) y = BatchNormalization <epsilon = 0.1> (x, a, b, c, e)", 9, BATCH_NORM, "float[2,3,4] y"),
-    ("y = Upsample <mode = 'nearest', scales = [1.0,1.0,2.0,3.0]> (x)", 7, X4, "float[2,3,8,15] y"),
+    ("e = Abs (d) y = BatchNormalization <spatial = 1> (x, a, b, c, e)", 7, BATCH_NORM, "float[2,3,4] y"),
     ("y = Upsample <mode = 'linear', scales = [1.0,1.0,2.0,3.0]> (x)", 8, X4, "float[2,3,8,15] y"),
     ("y = Upsample <mode = 'linear'> (x, scales)", 9, f"{X4}, float[4] scales", Y4),
-    ("y = Upsample (x, scales)", 9, f"{X4}, float[4] scales", Y4),
     ("y = Resize <mode = 'linear'> (x, scales)", 10, f"{X4}, float[4] scales", Y4),
     ("y = Pad <pads = [1,0,2,1], value = 1.5> (x)", 7, MATRIX, "float[5,4] y"),
     ("y = Pad <pads = [1,0,1,1], mode = 'reflect'> (x)", 10, MATRIX, "float[4,4] y"),
-    ("y = Slice <axes = [1], starts = [1], ends = [9]> (x)", 9, MATRIX, "float[2,2] y"),
     ("y = Slice <starts = [0, -2], ends = [1, 9]> (x)", 7, MATRIX, "float[1,2] y"),
     ("y, i = TopK <k = 2, axis = 1> (x)", 7, MATRIX, "float[2,2] y, int64[2,2] i"),
     ("y = Squeeze <axes = [1]> (x)", 11, "float[N,1,3] x", "float[N,3] y"),
@@ -101,7 +92,6 @@ COMPUTING_THE_SAME = [
     ("y = Unsqueeze <axes = [0, 2]> (x)", 9, MATRIX, "float[1,2,1,3] y"),
     ("y = ReduceSum <axes = [1], keepdims = 0> (x)", 11, MATRIX, "float[2] y"),
     ("y = ReduceMean <axes = [-1]> (x)", 11, MATRIX, "float[2,1] y"),
-    ("y, z = Split <axis = 1> (x)", 11, "float[2,4] x", "float[2,2] y, float[2,2] z"),
     ("y, z = Split <axis = 1, split = [10, 90]> (x)", 11, "float[2,100] x", "float[2,10] y, float[2,90] z"),
     ("y = Scatter <axis = 1> (x, i, u)", 9, "float[2,3] x, int64[2,1] i, float[2,1] u", "float[2,3] y"),
     (BRANCHES, 9, "bool c, float[2,3,4] x", "float[2,3,4] y"),
@@ -111,8 +101,6 @@ COMPUTING_THE_SAME = [
 @pytest.mark.parametrize("opset", [13, 19])
 @pytest.mark.parametrize(("body", "start", "inputs", "outputs"), COMPUTING_THE_SAME)
 def test_a_moved_op_computes_the_same(body: str, start: int, inputs: str, outputs: str, opset: int) -> None:
-    if "e = Abs (d)" in body:
-        body = f"e = Abs (d) {body.replace('e = Abs (d)', '')}"
     model = parsed(body.replace("'", '"'), start, inputs, outputs)
     for before, after in zip(run(model), run(moved(model, opset)), strict=True):
         np.testing.assert_allclose(after, before, rtol=0, atol=2e-6)
@@ -148,15 +136,13 @@ def test_a_bound_that_excludes_nothing_is_left_out() -> None:
 
 def test_names_words_and_metadata_stay() -> None:
     model = parsed("a = Softmax <axis = 2> (x) y = Clip <min = 0.0> (a)", 10, "float[2,3,4] x", "float[2,3,4] y")
-    model.producer_name, model.doc_string, model.graph.doc_string = "tool", "of the model", "of the graph"
+    model.doc_string, model.graph.node[0].doc_string = "of the model", "of the node"
     model.metadata_props.add(key="licence", value="free")
-    model.graph.node[0].doc_string = "of the node"
     model.graph.node[0].metadata_props.add(key="layer", value="4")
     model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3, 4]))
     made = moved(model)
-    for field in ("producer_name", "doc_string", "metadata_props"):
-        assert getattr(made, field) == getattr(model, field)
-    for field in ("name", "doc_string", "input", "output", "value_info"):
+    assert (made.doc_string, made.metadata_props) == (model.doc_string, model.metadata_props)
+    for field in ("name", "input", "output", "value_info"):
         assert getattr(made.graph, field) == getattr(model.graph, field)
     assert [node.name for node in made.graph.node] == ["the_a", "the_y"]
     assert made.graph.node[0].doc_string == "of the node"
@@ -208,7 +194,6 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
 @pytest.mark.parametrize(
     ("body", "start", "inputs", "outputs", "why"),
     [
-        ("y = Relu (x)", 6, MATRIX, "float[2,3] y", "opset 6 is older than 7"),
         (
             "y = BatchNormalization <spatial = 0> (x, a, b, c, d)",
             7,
@@ -265,12 +250,8 @@ def test_an_old_model_is_moved_unasked_and_not_if_asked_to_keep() -> None:
     assert (opset(made), opset(kept)) == (13, 10)
     assert [sum(op == "Cast" for op in kinds(c.result.proto)) for c in (made, kept)] == [3, 5]
     assert told(made)[0].startswith("opset 10 became 13; the target serves Clip better")
-    assert told(kept) == []
-
-
-def test_a_model_that_gains_nothing_stays_and_nothing_is_said() -> None:
-    made = amp_rewrite.convert(parsed("y = MatMul (x, w)", 11, **SQUARE))
-    assert (opset(made), told(made)) == (11, [])
+    idle = amp_rewrite.convert(parsed("y = MatMul (x, w)", 11, **SQUARE))
+    assert (opset(idle), told(idle), told(kept)) == (11, [], [])
 
 
 def test_an_obstacle_is_told() -> None:

@@ -78,11 +78,6 @@ def test_an_operator_of_its_own_counts_only_if_something_will_be_fused_into_it()
     assert moved(model_of(GELU, 17), fuse="none")[1] == stays
 
 
-def test_a_model_that_gains_nothing_stays() -> None:
-    model = model_of("y = Relu (x)", 17)
-    assert moved(model)[0].SerializeToString() == model.SerializeToString()
-
-
 # -- the move -----------------------------------------------------------------------------------------
 
 
@@ -106,21 +101,10 @@ def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None
     assert (opset(made), list(made.graph.node[0].attribute)) == (13, [])
 
 
-def test_the_ir_version_follows_where_the_opset_needs_it() -> None:
-    made, _ = moved(model_of("y = Relu (x)", 17), 22)
-    assert made.ir_version == 10
-
-
 @pytest.mark.parametrize(
     ("body", "start", "wanted", "why"),
     [
         ("y = Relu (x)", 6, 17, "opset 6 is older than 7"),
-        (
-            "y = Gelu (x)",
-            20,
-            19,
-            "Gelu 'the_y' does not exist at opset 19: onnx's converter: No Previous Version of Gelu exists",
-        ),
         (
             "s = Shape <start = 1> (x)  y = Cast <to = 1> (s)",
             15,
@@ -128,7 +112,6 @@ def test_the_ir_version_follows_where_the_opset_needs_it() -> None:
             "Shape 'the_s' states start, which is not one of its attributes there: onnx's converter: No Adapter From"
             " Version $15 for Shape",
         ),
-        ("y = GridSample (x, x)", 19, 20, "GridSample 'the_y' means something else at opset 20"),
         (
             "y = BitwiseNot (x)",
             18,
@@ -138,7 +121,7 @@ def test_the_ir_version_follows_where_the_opset_needs_it() -> None:
     ],
 )
 def test_what_can_not_be_moved_says_why(body: str, start: int, wanted: int, why: str) -> None:
-    inputs = "float[1,1,2,2] x" if "Grid" in body else "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
+    inputs = "int32[2,4] x" if "Bitwise" in body else "float[2,4] x"
     outputs = "int32[2,4] y" if "Bitwise" in body else "float[A] y" if "Shape" in body else "float[A,B] y"
     text = f"the model cannot be moved to opset {wanted}: {why}; leave opset= out, or export again"
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
@@ -148,9 +131,10 @@ def test_what_can_not_be_moved_says_why(body: str, start: int, wanted: int, why:
 def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
     made, told = moved(model_of(POOL, 21, **IMAGE), 22)
     assert (opset(made), told) == (22, "opset 21 became 22; it no longer serves MaxPool as well")
+    assert made.ir_version == 10  # that of the opset
 
 
-@pytest.mark.parametrize("name", ["bert_ts13", "lstm_ts13", "moe_ts17", "unet_ts15"])
+@pytest.mark.parametrize("name", ["lstm_ts13", "moe_ts17"])
 def test_a_moved_model_computes_the_same(name: str) -> None:
     """To the bit: neither its operators nor its weights changed, and nothing is optimized."""
     model = onnx.load(MODELS / f"{name}.onnx")

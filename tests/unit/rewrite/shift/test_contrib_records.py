@@ -58,7 +58,7 @@ NODES = {
         "MultiHeadAttention",
         {**qkv(), "bias": None, "padding": integers(2, 3), "mask": floats(2, 2, 3, 3)},
         "y",
-        {"num_heads": 2, "scale": 0.3, "mask_filter_value": -100.0},
+        {"num_heads": 2, "scale": 0.3},
     ),
     "a scale of zero": Node("MultiHeadAttention", qkv(), "y", {"num_heads": 2, "scale": 0.0, "unidirectional": 1}),
     "a bias": Node("MultiHeadAttention", {**qkv(), "b": floats(24)}, "y", {"num_heads": 2}, "b"),
@@ -77,9 +77,6 @@ NODES = {
         grouped({"cos": None, "sin": None, "positions": None, "mask": None, "sink": floats(4)}),
         CACHED,
         {**GROUPED, "softcap": 5.0},
-    ),
-    "a window and a smooth softmax": Node(
-        "GroupQueryAttention", grouped(), CACHED, {**GROUPED, "local_window_size": 2, "smooth_softmax": 1}
     ),
     "experts": Node(
         "MoE",
@@ -134,18 +131,7 @@ ELSEWHERE = {
     ),
     "norms of queries and keys": Node(
         "GroupQueryAttention",
-        grouped(
-            {
-                **ROTATED,
-                "positions": None,
-                "mask": None,
-                "sink": None,
-                "ks": None,
-                "vs": None,
-                "qn": floats(16),
-                "kn": floats(16),
-            }
-        ),
+        grouped({**ROTATED, **dict.fromkeys(("at", "mask", "sink", "ks", "vs")), "qn": floats(16), "kn": floats(16)}),
         CACHED,
         {**GROUPED, "do_rotary": 1, "qk_norm_epsilon": 1e-4},
         "qn kn",

