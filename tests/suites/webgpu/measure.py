@@ -1,4 +1,4 @@
-"""The measurement behind docs/evidence/webgpu.md: each op, each model and each conformance case on the device."""
+"""The measurement behind docs/evidence/webgpu.md: each op and each model on the device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
 import amp_rewrite
 from amp_rewrite.decide.needs.find import sum_lengths
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
@@ -24,8 +22,6 @@ from amp_rewrite.runtime.runner import WEBGPU
 from suites.webgpu.models import FACTOR, Feeds, error, fixtures, rms, whole
 from suites.webgpu.op_cases import CASES, OpCase
 from suites.webgpu.worker import Device
-from support import one_op
-from support.child import Lost
 
 Row = dict[str, Any]
 
@@ -39,7 +35,6 @@ def measured(device: Device) -> dict[str, Any]:
         "machine": platform.machine(),
         "ops": [op_row(device, case) for case in CASES],
         "models": list(model_rows(device)),
-        "cases": case_rows(device),
     }
 
 
@@ -110,59 +105,3 @@ def floats_on_cpu(view: View, on_cpu: Collection[str]) -> set[str]:
     """The kinds of ops that read or make floats, of those whose nodes are on the CPU by name."""
     named = (op for op in view.ops if op.name in on_cpu)
     return {op.kind for op in named if any((t := view.dtype(value)) is not None and t.floating for value in op.ports)}
-
-
-def case_rows(device: Device) -> Row:
-    """The cases of onnx's node tests in float16 on the device: agreement with its emulation, for each op."""
-    steps: dict[str, list[float]] = {}
-    aside: dict[str, str] = {}
-    for case in one_op.cases():
-        try:
-            made = one_op.lowered(case, DType.FLOAT16)
-        except ModelError:  # an operator of a newer opset than onnxruntime's
-            continue
-        if made is None:
-            continue
-        model, names = made
-        feeds = one_op.fed(case, names, DType.FLOAT16, 1.0)
-        try:
-            reply = device.run(model, feeds)
-            if not reply.get("assignment", {}).get(WEBGPU):
-                reply, model = _older(device, model, feeds) or (reply, model)
-        except Lost as lost:
-            aside[case.op_type] = f"{lost.verdict}: {lost.note}"
-            continue
-        if "error" in reply:
-            aside.setdefault(case.op_type, reply["error"])
-        elif not reply["assignment"].get(WEBGPU):
-            aside.setdefault(case.op_type, "runs on the CPU")
-        else:
-            distance = _apart(device, model, feeds, list(reply["outputs"].values()))
-            steps.setdefault(case.op_type, []).append(distance)
-    return {"steps": {op: max(found) for op, found in sorted(steps.items())}, "aside": dict(sorted(aside.items()))}
-
-
-_SERVED = 21
-"""The newest opset before the one at which the provider's kernels no longer follow many operators."""
-
-
-def _older(device: Device, model: onnx.ModelProto, feeds: dict[str, object]) -> tuple[Row, onnx.ModelProto] | None:
-    """The reply to the case at an older opset, and the model; None if that does not run on the device either."""
-    older = onnx.ModelProto()
-    older.CopyFrom(model)
-    older.opset_import[0].version, older.ir_version = _SERVED, 10
-    reply = device.run(older, feeds)
-    return (reply, older) if reply.get("assignment", {}).get(WEBGPU) else None
-
-
-def _apart(device: Device, model: onnx.ModelProto, feeds: dict[str, object], found: list[Any]) -> float:
-    try:
-        twin = whole(emulate(model, io="float32"))
-    except ModelError:
-        return float("nan")
-    wide = {name: one_op.widened(value) for name, value in feeds.items()}
-    reply = device.run(twin, wide, CPU)
-    if "error" in reply:
-        return float("nan")
-    expected = [one_op.widened(value) for value in reply["outputs"].values()]
-    return one_op.apart([one_op.widened(value) for value in found], expected, DType.FLOAT16, scaled=True)

@@ -10,7 +10,6 @@ from typing import Any
 from suites.webgpu.models import BOUND, FACTOR, LEAST
 
 Numbers = dict[str, Any]
-_EXACT_STEPS = 1.0
 
 
 def page(numbers: Numbers) -> str:
@@ -87,9 +86,8 @@ def _sections(numbers: Numbers) -> Iterator[str]:
     )
     yield _text(
         "The provider leaves shapes and other small integers to the CPU. The last column names ops on the CPU that "
-        "handle floats: those have no WebGPU kernel at their version (the table below), or hold other ops."
+        "handle floats: those have no WebGPU kernel at their version, or hold other ops."
     )
-    yield from _cases(numbers["cases"])
 
 
 def _model(row: dict[str, Any]) -> Sequence[str]:
@@ -104,26 +102,6 @@ def _model(row: dict[str, Any]) -> Sequence[str]:
         f"{row['device_nodes']} / {row['cpu_nodes']}",
         " ".join(row["cpu_floats"]) or "–",
     )
-
-
-def _cases(cases: dict[str, dict[str, Any]]) -> Iterator[str]:
-    steps, aside = cases["steps"], cases["aside"]
-    near = [op for op, found in steps.items() if found <= _EXACT_STEPS]
-    far = {op: found for op, found in steps.items() if not found <= _EXACT_STEPS}
-    yield "## The cases of the ONNX standard"
-    yield _text(
-        "At most three node tests of each operator, in float16 at their own opset or at 21, and the distance of the "
-        "device's result from the emulation, in steps of float16 at the largest value."
-    )
-    yield _text(f"**At most one step** ({len(near)} operators): {' '.join(near)}.")
-    if far:
-        yield _table(("operator", "steps"), [(op, f"{found:.3g}") for op, found in far.items()])
-    cpu = [op for op, why in aside.items() if why == "runs on the CPU" and op not in steps]
-    other = {op: why for op, why in aside.items() if why != "runs on the CPU" and op not in steps}
-    yield _text(f"**On the CPU**, without a kernel for float16 ({len(cpu)}): {' '.join(cpu)}.")
-    if other:
-        yield "**Not run**, with the runtime's words:"
-        yield _table(("operator", "reason"), [(op, why.replace("|", "/")[:160]) for op, why in other.items()])
 
 
 def _text(words: str) -> str:

@@ -91,69 +91,37 @@ def test_a_machine_on_which_nothing_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "to", "check"),
+    ("gpu", "to", "well", "fact"),
     [
-        (
-            Gpu("Tesla T4", (7, 5)),
-            "float16",
-            Check("GPU", "ok", "Tesla T4, compute capability 7.5: fast in float16 (bfloat16 from 8.0 on)"),
-        ),
-        (
-            Gpu("Tesla T4", (7, 5)),
-            "bfloat16",
-            Check("GPU", "finding", "Tesla T4, compute capability 7.5: fast in float16 (bfloat16 from 8.0 on)"),
-        ),
-        (
-            P100,
-            "float16",
-            Check(
-                "GPU",
-                "finding",
-                "Tesla P100, compute capability 6.0, 17.2 GB: fast in no low type (float16 from 7.0 on, bfloat16 from"
-                " 8.0 on)",
-            ),
-        ),
+        (Gpu("T4", (7, 5)), "float16", True, "fast in float16 (bfloat16 from 8.0 on)"),
+        (Gpu("T4", (7, 5)), "bfloat16", False, "fast in float16 (bfloat16 from 8.0 on)"),
+        (P100, "float16", False, "fast in no low type (float16 from 7.0 on, bfloat16 from 8.0 on)"),
     ],
 )
-def test_which_types_a_gpu_is_fast_in_is_told_of_each(gpu: Gpu, to: str, check: Check) -> None:
+def test_which_types_a_gpu_is_fast_in_is_told_of_each(gpu: Gpu, to: str, well: bool, fact: str) -> None:
     found = checked(machine(gpu, H200), to=to)
-    assert about(found, "GPU")[0] == check
-    assert about(found, "GPU")[1].state == "ok"
-    assert found.well is (check.state == "ok")
+    first, second = about(found, "GPU")
+    assert first.state == ("ok" if well else "finding") and first.fact.endswith(f": {fact}")
+    assert second.state == "ok" and found.well is well
+
+
+PLAIN = {**TOLD, "cuda": None, "opens": False}
+BOTH = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"}
 
 
 @pytest.mark.parametrize(
-    ("packages", "told", "state", "fact"),
+    ("packages", "told", "fact"),
     [
-        ({}, {"failure": "x"}, "finding", "not installed"),
-        ({}, {**TOLD, "cuda": None, "opens": False}, "finding", "onnxruntime 1.31.1 is built without CUDA"),
-        (
-            {"onnxruntime": "1.31.1"},
-            {**TOLD, "cuda": None, "opens": False},
-            "finding",
-            "onnxruntime 1.31.1 is built without CUDA",
-        ),
-        (
-            {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"},
-            TOLD,
-            "finding",
-            "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 are installed over each other, and one of them is broken by"
-            " that",
-        ),
-        (
-            {"onnxruntime-gpu": "1.31.1"},
-            {"failure": "onnxruntime ended the process"},
-            "finding",
-            "onnxruntime-gpu 1.31.1: onnxruntime ended the process",
-        ),
+        ({}, {"failure": "x"}, "not installed"),
+        ({}, PLAIN, "onnxruntime 1.31.1 is built without CUDA"),
+        ({"onnxruntime": "1.31.1"}, PLAIN, "onnxruntime 1.31.1 is built without CUDA"),
+        (BOTH, TOLD, "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0 are installed over each other, and one of them is"),
+        ({"onnxruntime-gpu": "1.31.1"}, {"failure": "it died"}, "onnxruntime-gpu 1.31.1: it died"),
     ],
 )
-def test_what_is_wrong_with_onnxruntime_is_told(
-    packages: dict[str, str], told: dict[str, Any], state: str, fact: str
-) -> None:
+def test_what_is_wrong_with_onnxruntime_is_told(packages: dict[str, str], told: dict[str, Any], fact: str) -> None:
     (check,) = about(checked(told=told, packages=packages), "onnxruntime")
-    assert (check.state, check.fact) == (state, fact)
-    assert check.remedy
+    assert check.state == "finding" and check.fact.startswith(fact) and check.remedy
 
 
 def test_a_runtime_that_the_kernel_table_is_not_of_is_a_finding() -> None:
@@ -174,75 +142,40 @@ def parsed(graph: str, opset: int = 20) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {graph}')
 
 
-def dense(k: int, n: int, m: int | str = 8) -> onnx.ModelProto:
-    """y = x @ w, its weight fed, for the shape alone counts."""
-    return parsed(f"g (float[{m}, {k}] x, float[{k}, {n}] w) => (float[{m}, {n}] y) {{ [product] y = MatMul (x, w) }}")
-
-
-@pytest.mark.parametrize(
-    ("k", "n", "expected"),
-    [
-        (64, 64, [("ok", "all fixed dimensions of low-precision products are multiples of 8", "")]),
-        (
-            64,
-            10,
-            [
-                (
-                    "advice",
-                    "1 MatMul with n = 10, not a multiple of 8 (product)",
-                    "tensor cores run best on multiples of 8: pad n to 16",
-                )
-            ],
-        ),
-        (
-            20,
-            9,
-            [
-                (
-                    "advice",
-                    "1 MatMul with k = 20, not a multiple of 8 (product)",
-                    "tensor cores run best on multiples of 8: pad k to 32",
-                ),
-                (
-                    "advice",
-                    "1 MatMul with n = 9, not a multiple of 8 (product)",
-                    "tensor cores run best on multiples of 8: pad n to 16",
-                ),
-            ],
-        ),
-    ],
-)
-def test_dimensions_that_tensor_cores_do_not_like_come_with_the_padding(
-    k: int, n: int, expected: list[tuple[str, str, str]]
-) -> None:
-    found = checked(model=dense(k, n))
-    assert [(c.state, c.fact, c.remedy) for c in about(found, "alignment")] == expected
-    assert found.well
+ALIGNED = "all fixed dimensions of low-precision products are multiples of 8"
 
 
 @pytest.mark.parametrize(
     ("graph", "facts"),
     [
+        ("(float[8, 64] x, float[64, 64] w) => (float[8, 64] y) { y = MatMul (x, w) }", [ALIGNED]),
         (
-            "g (float[2, 30] x, float[20, 30] w) => (float[2, 20] y) { [a] y = Gemm <transB = 1> (x, w) }",
+            "(float[8, 20] x, float[20, 9] w) => (float[8, 9] y) { [a] y = MatMul (x, w) }",
+            ["1 MatMul with k = 20, not a multiple of 8 (a)", "1 MatMul with n = 9, not a multiple of 8 (a)"],
+        ),
+        (
+            "(float[2, 30] x, float[20, 30] w) => (float[2, 20] y) { [a] y = Gemm <transB = 1> (x, w) }",
             ["1 Gemm with n = 20, not a multiple of 8 (a)", "1 Gemm with k = 30, not a multiple of 8 (a)"],
         ),
         (
-            "g (float[1, 3, 8, 8] x, float[16, 3, 3, 3] w) => (float[1, 16, 6, 6] y) { [a] y = Conv (x, w) }",
+            "(float[1, 3, 8, 8] x, float[16, 3, 3, 3] w) => (float[1, 16, 6, 6] y) { [a] y = Conv (x, w) }",
             ["1 Conv with in = 3, not a multiple of 8 (a)"],
         ),
         (
-            "g (float[1, 16, 8, 8] x, float[16, 5, 1, 1] w) => (float[1, 5, 8, 8] y) { [a] y = ConvTranspose (x, w) }",
+            "(float[1, 16, 8, 8] x, float[16, 5, 1, 1] w) => (float[1, 5, 8, 8] y) { [a] y = ConvTranspose (x, w) }",
             ["1 ConvTranspose with out = 5, not a multiple of 8 (a)"],
         ),
         (
-            "g (float[1, 3, 8, 8] x, float[3, 1, 3, 3] w) => (float[1, 3, 6, 6] y) { [a] y = Conv <group = 3> (x, w) }",
-            ["all fixed dimensions of low-precision products are multiples of 8"],
+            "(float[1, 3, 8, 8] x, float[3, 1, 3, 3] w) => (float[1, 3, 6, 6] y) { [a] y = Conv <group = 3> (x, w) }",
+            [ALIGNED],
         ),
     ],
 )
-def test_gemm_and_convolution_are_read_as_products(graph: str, facts: list[str]) -> None:
-    assert [c.fact for c in about(checked(model=parsed(graph)), "alignment")] == facts
+def test_dimensions_that_tensor_cores_do_not_like_are_named(graph: str, facts: list[str]) -> None:
+    found = checked(model=parsed(f"g {graph}"))
+    assert [c.fact for c in about(found, "alignment")] == facts and found.well
+    padded = {c.remedy.rpartition(" ")[2] for c in about(found, "alignment") if "k = 20" in c.fact or "n = 9" in c.fact}
+    assert padded == ({"32", "16"} if "20, 9" in graph else set())
 
 
 @pytest.mark.parametrize(
@@ -348,8 +281,6 @@ NEG = "g (float[8, 8] x) => (float[8, 8] y) { y = Neg (x) }"
     [
         (NEG, "float32; ops: 1 float32"),
         (NEG.replace("float", "float16"), "float16; ops: 1 float16"),
-        (NEG.replace("float", "bfloat16"), "bfloat16; ops: 1 bfloat16"),
-        (NEG.replace("float", "double"), "float64; ops: 1 float64"),
         (NEG.replace("float", "int64"), "no floats"),
         (
             "g (float[8, 8] x) => (float[8, 8] y)"

@@ -120,15 +120,13 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
 
 
 @pytest.mark.parametrize(
-    ("word", "argument", "converted"),
-    [("1", None, True), ("TRUE", None, True), ("0", None, False), ("", None, False), ("1", False, False)],
+    ("word", "argument", "converted"), [("1", None, True), ("0", None, False), ("", None, False), ("1", False, False)]
 )
 def test_performance_may_be_ignored_by_environment_and_the_argument_wins(
     machine: pytest.MonkeyPatch, word: str, argument: bool | None, converted: bool
 ) -> None:
     machine.setenv("AMP_REWRITE_IGNORE_PERFORMANCE", word)
-    session = quietly(mlp(), policy="mixed_float16", ignore_performance=argument)
-    assert session.converted is converted
+    assert quietly(mlp(), policy="mixed_float16", ignore_performance=argument).converted is converted
 
 
 def test_a_cuda_graph_needs_cuda() -> None:
@@ -364,10 +362,9 @@ def test_tensors_of_torch_are_bound_without_a_copy() -> None:
     b += 1
     found = binding.run()
     assert torch.equal(torch.from_dlpack(found["c"]), torch.tensor([2, 3.5], dtype=torch.bfloat16))
-    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; pass tensor\.detach\(\)\.contiguous\(\)$"):
-        Session(mlp()).bind({"x": torch.eye(2, 8, requires_grad=True)})
-    with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*contiguous"):
-        Session(mlp()).bind({"x": torch.arange(16.0).reshape(8, 2).T})
+    for tensor in (torch.eye(2, 8, requires_grad=True), torch.arange(16.0).reshape(8, 2).T):
+        with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; pass tensor\.detach\(\)\.cont"):
+            Session(mlp()).bind({"x": tensor})
 
 
 @pytest.mark.parametrize(

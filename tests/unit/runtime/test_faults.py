@@ -36,8 +36,6 @@ DYING = f"a = Identity (x)  {PRODUCT}"
 LIVING = "t = Transpose <perm = [0, 2, 1]> (x)  y = MatMul (t, k)"
 MET = {
     "merged": "r = Transpose <perm = [0, 2, 1]> (x)  t = Transpose <perm = [2, 0, 1]> (r)  y = MatMul (t, w)",
-    "a lookup": f"a = Gather (x, i)  {PRODUCT}",
-    "integers": "a = Cast <to = 6> (x)  t = Transpose <perm = [1, 0, 2]> (a)  c = Cast <to = 1> (t)  y = MatMul (c, v)",
     "another reader": f"a = Identity (x)  {PRODUCT}  z = Neg (t)",
     "a bias behind": "t = Transpose <perm = [1, 0, 2]> (x)  p = MatMul (t, w)  y = Add (p, one)",
 }

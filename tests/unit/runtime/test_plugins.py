@@ -104,9 +104,7 @@ def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(
     [
         (PROVIDER, True),
         (f"{PROVIDER} CPU", True),
-        ("CPU", True),
         ("CUDA CPU", True),
-        (f"CPU {PROVIDER}", False),
         (f"{PROVIDER} CUDA", False),
         (f"CUDA {PROVIDER}", False),
     ],

@@ -209,16 +209,11 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monk
     monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", 1 << 10)
 
     def full(*_: object, **__: object) -> None:
-        raise ModelError("cannot write /tmp/x/model.onnx: No space left on device; nothing was changed")
+        raise ModelError("No space left on device")
 
     monkeypatch.setattr(Model, "save", full)
-    with pytest.raises(ModelError) as error:
+    with pytest.raises(ModelError, match=r"temporary folder .* failed: No space left on device; set TMPDIR"):
         Runner.open(Model.load(heavy()))
-    assert str(error.value) == (
-        "the model must be written to a temporary folder to be opened, and that failed: cannot"
-        " write /tmp/x/model.onnx: No space left on device; nothing was changed; set TMPDIR to a"
-        " folder with more space, or save the model and load it again"
-    )
 
 
 def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
@@ -269,12 +264,9 @@ def test_what_onnxruntime_says_is_one_line(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_an_unknown_provider_is_refused() -> None:
-    with pytest.raises(
-        PolicyError, match=r"^this onnxruntime has no provider 'Abacus'; use one of .*CPUExecutionProvider"
-    ):
-        Runner.open(parsed(TWO), SessionOptions(providers=["Abacus"]))
-    with pytest.raises(PolicyError, match=r"^this onnxruntime has no provider ''; use one of"):
-        Runner.open(parsed(TWO), SessionOptions(providers=[]))
+    for providers, named in ((["Abacus"], "Abacus"), ([], "")):
+        with pytest.raises(PolicyError, match=rf"^this onnxruntime has no provider '{named}'; use one of .*CPUExec"):
+            Runner.open(parsed(TWO), SessionOptions(providers=providers))
 
 
 def _has_cuda() -> bool:
