@@ -14,7 +14,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.render import size
 from amp_rewrite.runtime.faults import CUDA
-from amp_rewrite.runtime.gpu import FAST_FROM, Gpu, Hardware
+from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
 from amp_rewrite.runtime.installation import (
     DEFAULT,
     Package,
@@ -78,7 +78,8 @@ def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
     yield from _gpus(machine, low)
     yield _driver(machine, built)
     yield _runtime(here, answer)
-    if unloaded := answer.get("unloaded"):
+    unloaded = answer.get("unloaded")
+    if unloaded and not unloaded.startswith(DRIVER):  # that it is missing was said of the GPU
         yield Check("libraries", FINDING, unloaded, install(f"{DEFAULT}[cuda,cudnn]=={answer['version']}"))
     if "failure" in answer:
         yield Check("provider", UNKNOWN, "onnxruntime could not be asked")

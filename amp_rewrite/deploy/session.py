@@ -48,6 +48,7 @@ Provider = str | tuple[str, Mapping[str, object]]
 
 IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
 _ON_GPU = (CUDA, TENSORRT)
+_OFF = ("", "0", "false", "no", "off")
 _OWN = ("model", "to", "folder", "data")  # arguments of convert that a Session settles itself, or cannot cache
 
 
@@ -111,7 +112,7 @@ class Session:
             providers=tuple(settings), provider_options=settings, channels_last=True, threads=threads
         )
         if ignore_performance is None:
-            ignore_performance = os.environ.get(IGNORE_PERFORMANCE, "0").lower() not in ("", "0", "false")
+            ignore_performance = os.environ.get(IGNORE_PERFORMANCE, "0").lower() not in _OFF
         chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
         to = None if chosen.lowers is None else low_type(chosen)
         slow = "" if to is None or ignore_performance else _slow(first, to, self._device)

@@ -90,6 +90,10 @@ def test_a_machine_on_which_nothing_is() -> None:
     )
 
 
+def test_a_missing_driver_is_not_a_library_that_pip_installs() -> None:
+    assert not about(checked(NONE, told={**CLOSED, "unloaded": "libcuda.so.1: cannot open"}), "libraries")
+
+
 @pytest.mark.parametrize(
     ("gpu", "to", "well", "fact"),
     [

@@ -120,7 +120,8 @@ def test_where_a_low_type_is_not_faster_the_model_stays_as_it_is_and_that_is_sai
 
 
 @pytest.mark.parametrize(
-    ("word", "argument", "converted"), [("1", None, True), ("0", None, False), ("", None, False), ("1", False, False)]
+    ("word", "argument", "converted"),
+    [("1", None, True), ("0", None, False), ("OFF", None, False), ("1", False, False)],
 )
 def test_performance_may_be_ignored_by_environment_and_the_argument_wins(
     machine: pytest.MonkeyPatch, word: str, argument: bool | None, converted: bool
