@@ -1,4 +1,4 @@
-"""Initializers besides weights: statistics, states, buffers, masks, and merged weights."""
+"""Initializers besides weights: statistics, states, buffers, tables, masks, and merged weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.nodes import Use, Value
 from amp_rewrite.ir.op_classes import COPIES, LAYERS, RECURRENT
@@ -25,6 +26,11 @@ _NAMES = re.compile(
     r"|position_ids|(?:pixel|image)_(?:mean|std)|mel_filters)$"
 )
 """Names of buffers in PyTorch and Keras, at the end of a path."""
+_ROWS = 4096  # of a table that is examined
+_LEAST_ROWS, _LEAST_EQUATIONS = 4, 8
+_CLOSE = 1e-3
+_TURN = 0.1
+"""Least difference from 2 of the factor of some column: 0 is that of a line."""
 
 
 def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
@@ -42,7 +48,16 @@ def reason(view: View, value: Value, readers: Collection[str]) -> str | None:
         return None if set(readers) & WEIGHTED else "a single number that no product or norm reads"
     if np.abs(array).max() > _LARGEST:
         return f"a mask, with numbers above {_LARGEST:g}"
+    if set(readers) == {"Mul"} and array.ndim > 1 and not _equal(array) and np.isin(array, (0, 1)).all():
+        return "a mask of zeros and ones"
+    squeezed = array.squeeze()
+    if squeezed.ndim > 1 and is_sinusoids(squeezed.reshape(len(squeezed), -1)):
+        return "a table of sinusoids"
     return None
+
+
+def _equal(array: Array) -> bool:
+    return bool(array.min() == array.max())
 
 
 # -- states ------------------------------------------------------------------------------------------
@@ -68,6 +83,34 @@ def _carried(op: Op) -> range:
     return range(len(op.inputs) - (scanned.i if scanned is not None else 0))
 
 
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def is_sinusoids(table: Array) -> bool:
+    """True for a table [positions, features] of sinusoids of the position.
+
+    Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike. First rows up to one of zeros,
+    that of padding, are left out.
+    """
+    padding = np.flatnonzero(~table[:_LEAST_ROWS].any(axis=1))
+    table = table[padding[-1] + 1 :] if padding.size else table
+    if len(table) < _LEAST_ROWS or (len(table) - _LEAST_ROWS + 1) * table.shape[1] < _LEAST_EQUATIONS:
+        return False
+    few = table[:_LEAST_ROWS]  # rejects most weights without a copy of all
+    for rows in (few, table[:_ROWS]):
+        size = np.abs(rows).max()
+        if not 0 < size < np.inf or _equal(rows):
+            return False
+        x = rows.astype(np.float64) / size
+        sums, middle = x[2:] + x[:-2], x[1:-1]
+        square = (middle * middle).sum(0)
+        factor = np.where(square > 0, (sums * middle).sum(0) / np.where(square > 0, square, 1), 0)
+        turns = np.abs(factor).max() <= 2 + _CLOSE and factor.min() < 2 - _TURN
+        if not turns or np.abs(sums - factor * middle).max() > _CLOSE:
+            return False
+    return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE * np.abs(table[:_ROWS]).max())
+
+
 # -- merged weights ------------------------------------------------------------------------------------
 
 
@@ -80,4 +123,4 @@ def merged(view: View, value: Value) -> bool:
     if len({use.op for use in view.uses[value.id]}) < 2:
         return False
     array = view.model.array(value.tensor)
-    return array.size > 1 and bool(array.min() == array.max())
+    return array.size > 1 and _equal(array)

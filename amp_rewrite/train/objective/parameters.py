@@ -127,9 +127,9 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Se
     """Return the trained float32 initializers, and why each is or is not.
 
     By default it is every initializer that the loss depends on through gradients, except running statistics, initial
-    states of recurrent layers, buffers by name, masks, and single numbers (an epsilon, a scale) that are not a weight
-    of a product, convolution or normalization. What a name in `parameters` names is trained anyway; a glob selects
-    among those that the rules leave.
+    states of recurrent layers, buffers by name, tables of sinusoids, masks, and single numbers (an epsilon, a scale)
+    that are not a weight of a product, convolution or normalization. What a name in `parameters` names is trained
+    anyway; a glob selects among those that the rules leave.
 
     TrainingError for a glob without a match, for an initializer in `parameters` that is not float32, for fewer than
     `least`, for weights that an exporter merged, and by default for half-precision weights, which could not be trained.

@@ -19,6 +19,10 @@ from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import CROSS_ENTROPY, F32, PLACE, mlp, parsed
 
 RNG = np.random.default_rng(0)
+POSITIONS = np.arange(12)[:, None]
+WAVES = 10000 ** (-np.arange(4) / 4)[None]
+SINUSOIDS = np.concatenate((np.sin(POSITIONS * WAVES), np.cos(POSITIONS * WAVES)), axis=1)
+INTERLEAVED = np.stack((np.sin(POSITIONS * WAVES), np.cos(POSITIONS * WAVES)), axis=2).reshape(12, 8)
 
 
 def _with(model: ModelProto, **arrays: Array) -> ModelProto:
@@ -45,6 +49,32 @@ def _positions(table: Array, name: str = "table") -> ModelProto:
 
 
 # -- buffers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "table", [SINUSOIDS * 0.02, INTERLEAVED[None], np.concatenate((np.zeros((1, 8)), SINUSOIDS[:11]))]
+)
+def test_a_table_of_sinusoids_is_not_trained(table: Array) -> None:
+    assert _why(_step(_positions(table))) == {"table": ("frozen", "a table of sinusoids"), "w": ("trained", "")}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [np.zeros((12, 8)), np.ones((12, 8)), RNG.uniform(-1, 1, (12, 8)), np.arange(96.0).reshape(12, 8) / 96],
+    ids=["zeros", "ones", "uniform", "line"],
+)
+def test_a_learned_table_is_trained_even_if_all_its_numbers_are_equal(table: Array) -> None:
+    assert _step(_positions(table)).parameters == ("table", "w")
+
+
+def test_zeros_and_ones_that_multiply_are_a_mask() -> None:
+    model = parsed(
+        """net (float[N,4] x) => (float loss) {
+          m = Mul (w, mask)  h = MatMul (x, m)  s = Mul (h, h)  loss = ReduceMean <keepdims = 0> (s)
+        }"""
+    )
+    step = _step(_with(model, w=RNG.normal(size=(4, 4)), mask=np.tril(np.ones((4, 4)))))
+    assert _why(step) == {"w": ("trained", ""), "mask": ("frozen", "a mask of zeros and ones")}
 
 
 @pytest.mark.parametrize("name", ["model.rotary_emb.inv_freq", "layers.0.cos_cached"])
