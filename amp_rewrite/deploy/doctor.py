@@ -26,9 +26,11 @@ from amp_rewrite.runtime.installation import (
 )
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.probes import Asked, asked, machine_asked
+from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.policy import LowType, low_type
 
 
+@checked
 def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Checkup:
     """Find obstacles to fast half precision on this machine, and in a model if given.
 

@@ -33,13 +33,22 @@ from amp_rewrite.train.update.optimizers import deserialize
 class OptimizerState:
     """The mutable part of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
 
-    `slots`: by variable and slot. `added`: names of slots of `add_slot`.
+    `slots`: by variable and slot. `added`: names of slots of `add_slot`. `variables`: by name, to tell two of one name
+    apart; a copy has variables of its own.
     """
 
     rule: Optimizer
     count: int = 0
     slots: dict[str, dict[str, Array]] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
+    variables: dict[str, Variable] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {part.name: getattr(self, part.name) for part in fields(self)} | {"variables": {}}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 @door()
@@ -175,10 +184,10 @@ class StatefulOptimizer:
             checked(global_step).assign_add(1)
 
     def _with_slots(self, variables: Sequence[Variable]) -> dict[str, dict[str, Array]]:
-        slots, names = self.slots(), [variable.name for variable in variables]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise TrainingError(f"two variables are named {twice!r}; give each a unique name")
+        slots = self.slots()
+        for variable in variables:
+            if self._state.variables.setdefault(variable.name, variable) is not variable:
+                raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         for name, fresh in initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
             known = slots.get(name, {})
             own = {slot: array for slot, array in known.items() if slot in fresh}

@@ -46,6 +46,8 @@ def test_an_unknown_keyword_is_answered_with_the_nearest_or_all() -> None:
         TypeError, match=r"^convert\(\) got an unexpected keyword argument 'kep'; did you mean 'keep'\?$"
     ):
         amp_rewrite.convert(NET, kep="op=Softmax")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^doctor\(\) got an unexpected keyword argument 'tp'; it takes model, to$"):
+        amp_rewrite.doctor(NET, tp="float16")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'tolerance'; it takes model, to, lists, "):
         amp_rewrite.convert(NET, tolerance=0.1)  # type: ignore[call-arg]
 

@@ -346,6 +346,8 @@ def test_optimizers_scales_policies_and_variables_can_be_copied_and_pickled() ->
         again.apply_gradients([(np.ones(2), value)])
         assert (opt.iterations, again.iterations, other) == (1, 2, policy)
         assert copied(policy.compute_dtype) == "float16"
+    with pytest.raises(TrainingError, match="two variables are named 'v'; give each a unique name"):
+        opt.apply_gradients([(np.ones(2), Variable([1.0, 2.0], "v"))])
 
 
 def test_a_variable_is_an_array_for_numpy_and_can_be_changed_in_place() -> None:
