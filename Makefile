@@ -35,13 +35,9 @@ INTEGRATION_VENVS ?= .venv-integrations
 LOWER ?=
 # Tests that the version of a package can change: of files, graphs, runs and what is fused for them, not of decisions, words
 # and training.
-VERSIONS ?= $(addprefix tests/unit/,files ir runtime pipeline compat) $(wildcard $(addprefix tests/unit/,\
-	rewrite/test_fuse*.py rewrite/test_emulate.py rewrite/test_opset.py $(addprefix evidence/test_,taps.py verify.py calibrate.py))) \
-	--ignore=tests/unit/pipeline/batch --ignore=tests/unit/rewrite/test_fusions_refused.py --ignore=tests/unit/pipeline/test_shifted_models.py \
-	--ignore=tests/unit/pipeline/test_without_runtime.py \
-	--deselect=tests/unit/evidence/test_calibrate.py::test_no_more_values_are_alive_than_without_taps \
-	--deselect=tests/unit/rewrite/test_fuse_cuda.py::test_biases_of_an_attention_move_on_every_target \
-	--deselect='tests/unit/rewrite/test_fuse_rotary.py::test_another_rotation_by_the_standard_stays[a part of the features]' \
+VERSIONS ?= $(addprefix tests/unit/,files ir compat $(addprefix runtime/test_,runner.py faults.py kernels.py) \
+	$(addprefix pipeline/test_,handwritten.py other_low_type.py check.py) $(addprefix evidence/test_,taps.py verify.py) \
+	$(addprefix rewrite/test_,fuse.py fuse_attention_runtime.py fuse_contrib.py emulate.py opset.py)) \
 	--deselect='tests/unit/rewrite/test_fuse_contrib.py::test_the_formulas_are_what_the_runtimes_kernels_compute[GroupQueryAttention]' \
 	-m "not torch and not transformers and not stub and not gpu and not slow"
 # The interpreter of `make newest`.
@@ -61,13 +57,13 @@ demo: $(RUNTIME) ## convert models that break in float16, by this package and ot
 	@$(BIN)/python examples/demo.py --peers $(PEERS) --autocast $(AUTOCAST)
 
 test: $(DEV) ## run the tests, but for those marked slow; all of them with MARKS=
-	$(BIN)/python -m pytest -n $(WORKERS) $(if $(MARKS),-m "$(MARKS)") $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARKS),-m "$(MARKS)") $(ARGS)
 
 slow: $(DEV) ## run the tests marked slow: many models, long trainings, pages in a browser
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 quick: $(DEV) ## run the small tests that cover most, in a minute: between two edits
-	$(BIN)/python -m pytest -q -n $(WORKERS) @tests/quick.txt $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal @tests/quick.txt $(ARGS)
 
 golden: $(DEV) ## write what models and steps are now into tests/golden: after a change that is meant to change them
 	for name in $(GOLDEN); do PYTHONPATH=.:tests $(BIN)/python tests/$$name.py || exit; done

@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small and short: does it run?")
     given = parser.parse_args()
-    hidden, epochs = (32, 40) if given.quick else (256, 30)
+    hidden, epochs = (32, 20) if given.quick else (256, 30)
     digits = load()
     print(f"{digits.origin}; a guess is right in {100 * np.bincount(digits.y_test).max() / len(digits.y_test):.0f} %")
     for name, policy, loss_scale in RUNS:

@@ -31,8 +31,7 @@ def kept() -> Delta:
     return diff(convert(exported(BERT), fuse="basic"), convert(exported(BERT), fuse="basic", keep=["op=Add"]))
 
 
-@pytest.mark.parametrize("made", [lowered, kept])
-@pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (NARROW, True)])
+@pytest.mark.parametrize(("made", "width", "dark"), [(lowered, WIDE, False), (kept, NARROW, True)])
 def test_the_page_opens_quietly_and_counts_what_the_difference_counts(
     visit: Visiting, made: object, width: int, dark: bool
 ) -> None:

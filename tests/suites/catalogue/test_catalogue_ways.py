@@ -11,12 +11,8 @@ from suites.catalogue.case import Case, converted, lowered, of_result
 from suites.catalogue.test_failures_page import CASES
 
 WAYS: Mapping[str, Mapping[str, str]] = {
-    "bfloat16": {"to": "bfloat16"},
     "bfloat16 at the opset that serves it": {"to": "bfloat16", "opset": "auto"},
-    "the opset that serves it": {"opset": "auto"},
-    "what the schemas allow": {"target": "onnx"},
     "one type per op": {"target": "tensorrt"},
-    "fused for onnxruntime": {"fuse": "contrib"},
     "not fused": {"fuse": "none"},
 }
 NORMED = "an instance norm of small changes on a large offset that the caller feeds"  # no CUDA kernel at opset 22
@@ -37,9 +33,8 @@ def test_every_case_is_valid_opens_and_computes_what_it_did_in_every_way(way: st
     assert found == {}
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "bfloat16"])
+@pytest.mark.parametrize("way", WAYS)
 def test_leaving_a_case_alone_is_no_way_out(way: str) -> None:
-    """To bfloat16 alone it is: convolutions, Pad and Clip have no such schema where these models stand, and only models
-    from opset 13 on are moved."""
+    """Models below opset 13 are not moved to where convolutions, Pad and Clip have bfloat16."""
     idle = {case.name for case in _in(way) if case.lowers and case.opset >= 13 and not lowered(case)}
     assert idle == ({NORMED} if way == "bfloat16 at the opset that serves it" else set())

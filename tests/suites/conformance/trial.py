@@ -16,6 +16,7 @@ from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.ranges import Ranges
+from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from suites.conformance import runtime
@@ -276,5 +277,5 @@ def _with_data(footing: _Footing, mode: Mode) -> str:
 def _ranges(key: str, to: DType) -> Ranges:
     """What the float32 model's values hold on its own samples."""
     footing = _footing(key)
-    feed = Feed.of([dict(run.feeds) for run in footing.runs], footing.model, allow_nonfinite=True)
+    feed = Feed.of([dict(run.feeds) for run in footing.runs], Model.load(footing.model), allow_nonfinite=True)
     return calibrate(footing.model, feed, to=to)

@@ -45,7 +45,7 @@ def twin_weights() -> ModelProto:
 def models() -> dict[str, tuple[ModelProto, Report]]:
     """Shipped models, what conversions made of some, and small ones for rare places."""
     folder = TESTS / "models"
-    names = ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "if_ts13", "llama_dynamo21", "loop_dynamo21", "lstm_ts13")
+    names = ("bert_ts13", "cnn_dynamo18", "if_ts13", "llama_dynamo21", "loop_dynamo21", "lstm_ts13")
     protos = {name: onnx.load(folder / f"{name}.onnx") for name in names}
     protos |= {f"{name} in float16": convert(protos[name]).model for name in ("bert_ts13", "cnn_dynamo18", "if_ts13")}
     protos |= {"functions": parsed(FUNCTIONS), "dead code": parsed(DEAD), "equal weights": twin_weights()}

@@ -85,7 +85,7 @@ def test_stored_reports_see_what_models_see() -> None:
 
 # -- changes hidden in shipped models ------------------------------------------------------------------------------
 
-SHIPPED = ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "llama_dynamo21", "lstm_ts13", "t5_ts14", "vit_dynamo22")
+SHIPPED = ("bert_ts13", "cnn_dynamo18", "llama_dynamo21", "lstm_ts13")
 Sneak = Callable[[ModelProto, random.Random], str]
 
 
@@ -184,7 +184,7 @@ def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -
     ran = 0
     for name in SHIPPED:
         before, report = shipped(name)
-        for seed in range(3):
+        for seed in range(2):
             proto, rng = ModelProto(), random.Random(f"{name}{sneak}{disguise}{seed}")
             proto.CopyFrom(before)
             op = SNEAKS[sneak](proto, rng)
@@ -197,4 +197,4 @@ def test_a_change_hidden_in_a_shipped_model_is_seen(sneak: str, disguise: str) -
                 continue  # the schema of an old opset does not admit the type
             assert not op or delta.fails(), (name, seed, op)
             ran += 1
-    assert ran >= 3
+    assert ran >= 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from amp_rewrite.files.model import Model
 from suites.fuzz.cage import Cage, Outcome
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and mounts are those of Linux")
@@ -134,21 +132,32 @@ def test_of_a_link_as_output_the_link_is_replaced_and_not_what_it_leads_to(cage:
 
 # -- death ------------------------------------------------------------------------------------------------------
 
-# Writes net 1 over net 0, and dies at the n-th thing that it does to the file system.
+# Writes net 1 over net 0, once for each n in a process that dies at the n-th thing that it does to the file system.
 DYING = """
-import os, signal, sys
-from pathlib import Path
+import itertools, os, signal, sys
 from amp_rewrite.files.model import Model
-source, target, external, when = sys.argv[1:]
-model, left = Model.load(source), [int(when)]
-def hook(event, arguments):
-    if event in ("open", "os.rename", "os.remove", "os.truncate"):
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-model.save(target, overwrite=True, external_data=external == "True")
-left[0] = 0
+new, old, folder, external = sys.argv[1:]
+new, old, external = Model.load(new), Model.load(old), external == "True"
+def dying(target, left):
+    def hook(event, arguments):
+        nonlocal left
+        if event in ("open", "os.rename", "os.remove", "os.truncate"):
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    new.save(target, overwrite=True, external_data=external)
+    os._exit(0)
+for when in itertools.count(1):
+    target = f"{folder}/{when}/out.onnx"
+    os.mkdir(os.path.dirname(target))
+    old.save(target, external_data=external)
+    child = os.fork()
+    if not child:
+        dying(target, when)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != -signal.SIGKILL:
+        sys.exit(code)
 """
 
 
@@ -168,17 +177,12 @@ def start(*words: str | Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_save_that_is_killed_at_any_step_leaves_the_old_model_or_the_new_one(tmp_path: Path, external: bool) -> None:
-    onnx.save(net(1), tmp_path / "new.onnx")
-    states = []
-    for when in itertools.count(1):
-        folder = tmp_path / str(when)
-        folder.mkdir()
-        Model.load(net(0)).save(folder / "out.onnx", external_data=external)
-        code = start(DYING, tmp_path / "new.onnx", folder / "out.onnx", str(external), str(when)).wait(60)
-        assert code in (0, -signal.SIGKILL)
-        states.append(state(folder))
-        if code == 0:
-            break
+    models = [tmp_path / "new.onnx", tmp_path / "old.onnx"]
+    for seed, path in zip((1, 0), models, strict=True):
+        onnx.save(net(seed), path)
+    (tmp_path / "out").mkdir()
+    assert start(DYING, *models, tmp_path / "out", str(external)).wait(120) == 0
+    states = [state(tmp_path / "out" / str(when + 1)) for when in range(len(names(tmp_path / "out")))]
     steps = 4 if not external else 8
     assert len(states) > steps, "the hook saw next to nothing of what a save does"
     assert states == sorted(states, reverse=True) and set(states) == {"old", "new"}

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from amp_rewrite.pipeline.conversion import Converted, finish
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.settings.request import Request
 from suites.harm.case import Case, table
 from support import objections
-from support.drafts import painted
 from support.rounded_products import relative_error, rounded_products
 
 RUNS = 300
@@ -42,24 +40,11 @@ class NeedCase(Case):
         return " ".join((self.principle, self.kind, self.name, self.to.spelling))
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Errors over all runs, relative to the largest magnitude of each output.
-
-    `ours`: of a conversion. `plain`: of one without safety rules. Each is the larger one with and without placement,
-    because one of them alone may lower or hold an op by chance. `products`: of rounding what products read and give.
-    """
-
-    ours: float
-    plain: float
-    products: float
-
-
 @cache
-def made(case: NeedCase, safety: str, place: bool = True) -> Converted:
-    """Convert the model of a case, with or without placement. Shared: never change it."""
-    draft = Draft.of(case.model(), Request.of(to=case.to, **{**case.options, "safety": safety}))
-    return finish(draft, painted(draft, place=place))
+def made(case: NeedCase, safety: str, placement: str = "mincut") -> Converted:
+    """Convert the model of a case. Shared: never change it."""
+    options = {**case.options, "safety": safety, "placement": placement}
+    return convert(case.model(), to=case.to, **options)
 
 
 def warned(case: NeedCase) -> bool:
@@ -69,17 +54,20 @@ def warned(case: NeedCase) -> bool:
 
 
 @cache
-def errors(case: NeedCase) -> Errors:
-    """Run the conversions of a case, emulated, and products alone."""
-    exact = _outputs(case.model(), case)
+def exact(case: NeedCase) -> list[np.ndarray]:
+    return _outputs(case.model(), case)
 
-    def error(model: ModelProto) -> float:
-        return relative_error(exact, _outputs(model, case))
 
-    def largest(safety: str) -> float:
-        return max(error(emulate(made(case, safety, place).model).to_proto()) for place in (True, False))
+def error(case: NeedCase, safety: str = "default", placement: str = "mincut") -> float:
+    """Run a conversion, emulated; return its error over all runs, relative to the largest magnitude of an output."""
+    twin = emulate(made(case, safety, placement).model).to_proto()
+    return relative_error(exact(case), _outputs(twin, case))
 
-    return Errors(largest("default"), largest("none"), error(rounded_products(case.model(), case.to, results=True)))
+
+@cache
+def error_of_products(case: NeedCase) -> float:
+    """Return the error of rounding what products read and give."""
+    return relative_error(exact(case), _outputs(rounded_products(case.model(), case.to, results=True), case))
 
 
 def _outputs(model: ModelProto, case: NeedCase) -> list[np.ndarray]:

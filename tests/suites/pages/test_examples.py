@@ -100,16 +100,11 @@ def test_the_story_of_a_model_that_is_not_there_says_which_are() -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_the_torch_example_runs() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed: make extras")
-    assert "\nok: " in ran(sys.executable, EXAMPLES / "torch_export.py", cwd=ROOT)
-
-
-@pytest.mark.slow
-@pytest.mark.torch
 @pytest.mark.transformers
-def test_the_hugging_face_example_runs() -> None:
+def test_the_examples_of_torch_and_hugging_face_run() -> None:
+    """In one process, which imports PyTorch once."""
     pytest.importorskip("torch", reason="PyTorch is not installed: make extras")
     pytest.importorskip("transformers", reason="transformers is not installed: make extras")
-    assert "\nok: " in ran(sys.executable, EXAMPLES / "huggingface_export.py", cwd=ROOT, HF_HUB_OFFLINE="1")
+    code = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path, run_name='__main__')"
+    paths = (EXAMPLES / "torch_export.py", EXAMPLES / "huggingface_export.py")
+    assert ran(sys.executable, "-c", code, *paths, cwd=ROOT, HF_HUB_OFFLINE="1").count("\nok: ") == 2

@@ -65,10 +65,6 @@ def learned_alike(said: str, losses: int, of_first: float, least: float, network
     assert min(float(accuracy) for *_, accuracy in found) > least  # a guess has 19 %
 
 
-def test_the_guides_network_learns_alike_under_each_policy() -> None:
-    learned_alike(printed("guide.py", "--quick", "--loop"), 8, 0.5, 60)
-
-
 def test_the_loss_scale_is_drawn_with_its_skipped_steps(tmp_path: Path) -> None:
     said = printed("guide.py", "--quick", "--trace", tmp_path / "scale.svg")
     skipped = json.loads(re.findall(r"skipped \d+ of 80 steps: (\[.*\])", said)[0])
@@ -94,10 +90,10 @@ def test_mnist_is_read_from_its_four_files_packed_or_not(tmp_path: Path, example
     np.testing.assert_array_equal(found.x_test, images.reshape(5, 784).astype(np.float32) / np.float32(255))
 
 
-def test_runs_are_kept_in_a_log_and_not_made_again(tmp_path: Path) -> None:
+def test_the_guides_network_learns_alike_under_each_policy_and_a_log_keeps_its_runs(tmp_path: Path) -> None:
     log = tmp_path / "runs.jsonl"
     curves = ("--curves", tmp_path / "curves.svg")
-    first, second = (printed("guide.py", "--quick", "--log", log, *drawn) for drawn in ((), curves))
+    first, second = (printed("guide.py", "--quick", "--loop", "--log", log, *drawn) for drawn in ((), curves))
     runs = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     assert second == first
     learned_alike(first, 8, 0.5, 60)

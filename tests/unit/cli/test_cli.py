@@ -537,7 +537,8 @@ def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither(model:
 
     assert b"\x1b[" in seen() and b"\xe2\x94\x81" in seen()
     assert seen("-q") == b""
-    assert "\x1b" not in shell(model, "--overwrite").stdout + shell(model, "--overwrite").stderr
+    piped = shell(model, "--overwrite")
+    assert "\x1b" not in piped.stdout + piped.stderr
 
 
 # -- the gate of continuous integration -----------------------------------------------------------------------

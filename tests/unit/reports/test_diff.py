@@ -20,11 +20,12 @@ from amp_rewrite.reports.match import match
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import FIRST_INPUT, CastChange, CastRow, Change, Header, PortRow, Row, Totals
+from support import corpus
 from support.paths import TESTS
 
 GOLDEN = TESTS / "golden"
 HEAD = '<ir_version: 8, opset_import: ["": 18]>'
-FIXTURES = sorted((TESTS / "models").glob("*.onnx"))
+FIXTURES = [TESTS / "models" / f"{name}.onnx" for name in corpus.KINDS]
 
 
 def report(*rows: Row, casts: Iterable[CastRow] = (), name: str = "m", **header: Any) -> Report:

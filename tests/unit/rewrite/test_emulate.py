@@ -19,8 +19,8 @@ import amp_rewrite
 from amp_rewrite import Model, PolicyError, View
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.emulate import emulate
-from suites.models.test_fixtures import FIXTURES, LOW, batch, source, tolerance
-from support.corpus import small_models
+from suites.models.test_fixtures import LOW, batch, source, tolerance
+from support.corpus import KINDS, small_models
 from support.objections import graphs, of_checker, of_names, run, session
 
 both_types = pytest.mark.parametrize("low", LOW, ids=lambda t: t.spelling)
@@ -475,7 +475,7 @@ def test_a_model_of_other_domains_alone_gets_the_opset_of_its_casts() -> None:
 # -- whole models --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "low"), tuple(zip(FIXTURES, cycle(LOW), strict=False)))
+@pytest.mark.parametrize(("name", "low"), tuple(zip(KINDS, cycle(LOW), strict=False)))
 def test_a_converted_model_runs_emulated_within_the_bound(name: str, low: DType) -> None:
     """Its widened twin, too, of which only the weights are rounded."""
     result = amp_rewrite.convert(source(name), to=low.spelling).result

@@ -33,7 +33,7 @@ def _parts(torch: Any, way: str) -> dict[str, Any]:
         "encoder, norm first": lambda: {
             "encoder": nn.TransformerEncoder(
                 nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", norm_first=True, **encoder),
-                2,
+                1,
                 norm=nn.LayerNorm(8),
                 enable_nested_tensor=False,
             )
@@ -88,34 +88,47 @@ def _result(torch: Any, way: str, net: Any, x: Any) -> Any:
     return x
 
 
-def _net(torch: Any, way: str) -> Any:
+def _net(torch: Any, ways: tuple[str, ...]) -> Any:
+    """A net of the parts of all these ways, side by side."""
     nn = torch.nn
 
-    class Net(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
+    class Part(nn.Module):  # type: ignore[misc]
+        def __init__(self, way: str) -> None:
             super().__init__()
+            self.way = way
             for name, part in _parts(torch, way).items():
                 if type(part) is torch.Tensor:
                     self.register_buffer(name, part)
                 else:
                     setattr(self, name, part)
+
+        def forward(self, x: Any) -> Any:
+            made = _result(torch, self.way, self, x)
+            return made.mean(1) if made.ndim == 3 else made
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([Part(way) for way in ways])
             self.last = nn.Linear(8, 6)
 
         def forward(self, x: Any) -> Any:
-            made = self.last(_result(torch, way, self, x))
-            return made.mean(1) if made.ndim == 3 else made
+            return self.last(sum(part(x) for part in self.parts))
 
     torch.manual_seed(0)
     return Net().train()
 
 
-WAYS = ("LSTM", "encoder, norm first", "attention", "weight norm", "causal", "norms", "complex", "experts", "frozen")
+WAYS = (
+    ("LSTM", "encoder, norm first", "attention"),
+    ("weight norm", "causal", "norms", "complex", "experts", "frozen"),
+)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_and_a_step_of_adamw_are_those_of_pytorch(way: str) -> None:
+@pytest.mark.parametrize("ways", WAYS, ids=" ".join)
+def test_gradients_and_a_step_of_adamw_are_those_of_pytorch(ways: tuple[str, ...]) -> None:
     torch = pytest.importorskip("torch")
-    net = _net(torch, way)
+    net = _net(torch, ways)
     x = RNG.normal(size=(6, 5, 8)).astype(F32)
     label = RNG.integers(0, 6, 6)
     model = from_torch(net, x[:2], dropout=True)
