@@ -106,7 +106,7 @@ class Session:
         if (unfit := unfit_here(source, installed_onnxruntime().__version__, first)) is not None:
             raise ModelError(f"{self._name}: {unfit}")
         if cuda_graph and CUDA in settings:
-            settings[CUDA] = {"enable_cuda_graph": "1", **settings[CUDA]}
+            settings[CUDA] = {_GRAPH: "1", **settings[CUDA]}
         self._device = _device(settings[first])
         opening = SessionOptions(
             providers=tuple(settings), provider_options=settings, channels_last=True, threads=threads
@@ -128,15 +128,16 @@ class Session:
         if ready.report is None:
             self._runner, unopened = _opened(source, opening)
         self._report_json = ready.report
-        recorded = settings.get(CUDA, {}).get("enable_cuda_graph") == "1"
-        self._graphs = CudaGraphs(self._runner, self._device) if recorded and self.provider == CUDA else None
-        self.notes = tuple(self._notes(ready, first, unopened, providers is not None, recorded or cuda_graph))
+        recorded = _records({self.provider: self._runner.provider_options})
+        self._graphs = CudaGraphs(self._runner, self._device) if recorded else None
+        wanted = cuda_graph or _records(settings)
+        self.notes = tuple(self._notes(ready, first, unopened, providers is not None, wanted))
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=3)
         if self._report_json is None:
             process.state.plain_sessions += 1
 
-    def _notes(self, ready: _ModelToOpen, first: str, unopened: str, named: bool, recorded: bool) -> Iterator[str]:
+    def _notes(self, ready: _ModelToOpen, first: str, unopened: str, named: bool, graph: bool) -> Iterator[str]:
         """Yield what differs from the request. `named`: the caller named the providers."""
         if ready.left:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {ready.left}"
@@ -146,8 +147,9 @@ class Session:
             closed = unopened or _closed(first)
             if closed not in ready.left:
                 yield f"{self._name} runs on {self.provider}: {closed}"
-        if recorded and self.provider != CUDA:
-            yield f"{self._name} runs without a CUDA graph: it runs on {self.provider}"
+        if graph and self._graphs is None:
+            why = unopened if self.provider == CUDA else f"it runs on {self.provider}"
+            yield f"{self._name} runs without a CUDA graph: {why}"
         exact = self.provider == CUDA and self._runner.provider_options.get("use_tf32") == "0"
         if exact and self.converted and (cost := cuda_options(ready.model).cost):
             yield f"{self._name}: {cost}"
@@ -290,14 +292,26 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 
 def _opened(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open the model; without TensorRT, and with a reason, if its libraries are missing."""
+    """Open the model; without its CUDA graph, or without TensorRT, and with the reason, if it does not open so."""
     try:
         return Runner.open(model, opening), ""
     except ModelError as cause:
         first, *others = opening.providers
-        if first != TENSORRT or not others:
+        if _records(opening.provider_options):
+            cuda = {**opening.provider_options[CUDA], _GRAPH: "0"}
+            instead = replace(opening, provider_options={**opening.provider_options, CUDA: cuda})
+        elif first == TENSORRT and others:
+            instead = replace(opening, providers=others)
+        else:
             raise
-        return Runner.open(model, replace(opening, providers=others)), str(cause)
+        return Runner.open(model, instead), str(cause)
+
+
+_GRAPH = "enable_cuda_graph"
+
+
+def _records(options: Mapping[str, Mapping[str, str]]) -> bool:
+    return options.get(CUDA, {}).get(_GRAPH) == "1"
 
 
 def _check_options(options: Mapping[str, object]) -> None:
