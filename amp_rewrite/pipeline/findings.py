@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.sizes import flops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
-from amp_rewrite.ir.view import Op, View
+from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.reports.render import share
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.runtime.providers import cuda_options_of, misfit, oldest_release, own_operators
-from amp_rewrite.settings.choices import NEEDS, Target, stated_in
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target, stated_in
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
@@ -73,12 +74,31 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
     shown = f"{share(low, whole)} of the operations of {count(len(paints), 'compute op')}" if low else "no compute op"
     first = causes[0][0]
     if first in (reasons.KERNEL_GATE, reasons.SCHEMA_GATE):
-        other = DType.FLOAT16 if request.to is DType.BFLOAT16 else DType.BFLOAT16
-        remedy = f"--opset auto, a newer release of the target or --to {other.spelling} may have the kernels"
+        remedy = _served_by(view, [op for op, rule in kept.items() if rule == first], request)
     else:
         remedy = _REMEDIES.get(first, f"to override {first}: `amp-rewrite explain {first}`")
     means = "the result is hardly quicker or smaller" if low else "the result is effectively float32"
     yield Finding("mostly_float32", "model", f"{to} has {shown}: {', '.join(facts)} · {means} · {remedy}")
+
+
+def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
+    """Return the options, other than the present ones, by which the target serves some of these ops."""
+    from amp_rewrite.rewrite.opset import at_opset, relabelled  # late: few conversions lower little
+
+    to, target = request.to, request.target
+
+    def serves(view: View, target: Target, to: DType) -> bool:
+        gate = Gate(target, to)
+        return any(gate.lowerable_groups(view, view.ops[op]).groups for op in ops)
+
+    opset = at_opset(view, AUTO_OPSET, to, target, fuse=request.fuse)[0].opset
+    moves = opset != view.opset and serves(relabelled(view, opset), target, to)
+    word = "without --opset keep" if request.opset == KEEP_OPSET else "with --opset auto"
+    other = DType.FLOAT16 if to is DType.BFLOAT16 else DType.BFLOAT16
+    ways = [f"{word} the model moves to opset {opset}"] if moves else []
+    ways += [f"--target {target.word}"] if target.release and serves(view, target.family, to) else []
+    ways += [f"--to {other.spelling}"] if serves(view, target, other) else []
+    return f"more kernels: {'; '.join(ways)}" if ways else "no opset and no release of the target has more kernels"
 
 
 def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:

@@ -154,7 +154,7 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, list[str]]:
     unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
     newest = min(NEWEST_MOVED, judge.target.opset or unknown)
     for opset in sorted(range(OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n)):
-        then = judge.covers(_relabelled(view, opset))
+        then = judge.covers(relabelled(view, opset))
         gained, lost = _gained(own, then), _gained(then, own)
         if gained and lost:
             served = f"serves {', '.join(gained)} better, but not {', '.join(lost)}"
@@ -169,7 +169,7 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, list[str]]:
 
 
 def _compared(view: View, opset: int, judge: _KernelCheck) -> Finding:
-    own, then = judge.covers(view), judge.covers(_relabelled(view, opset))
+    own, then = judge.covers(view), judge.covers(relabelled(view, opset))
     words = [f"opset {view.opsets['']} became {opset}"]
     if gained := _gained(own, then):
         words.append(f"the target serves {', '.join(gained)} better")
@@ -185,7 +185,9 @@ _SUCCESSORS = {"Scatter": "ScatterElements", "Upsample": "Resize"}
 """Operators that later opsets have under another name."""
 
 
-def _relabelled(view: View, opset: int) -> View:
+def relabelled(view: View, opset: int) -> View:
+    """Return a view with the operators of another opset, for a look at their types and kernels alone."""
+
     def schema(op_type: str) -> Signature | None:
         return signature("", op_type, opset) or signature("", _SUCCESSORS.get(op_type, op_type), opset)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.evidence.data.feed import Feed
@@ -58,12 +59,24 @@ def test_long_sums_of_a_target_are_the_cause() -> None:
 IMAGES = {"shapes": {"x": (1, 8, 6, 6)}, "constants": {"k": np.ones((8, 8, 3, 3))}}
 
 
-def test_ways_to_more_kernels_are_named() -> None:
-    model = build("a=Conv(x,k);y=MaxPool[kernel_shape=2 2](a)", ["y"], opset=17, **IMAGES)
-    findings = amp_rewrite.convert(model, to="bfloat16").report.findings
+MAPS = build("a=Conv(x,k);y=MaxPool[kernel_shape=2 2](a)", ["y"], opset=17, **IMAGES)
+RELU = build("a=Conv(x,k);y=Relu(a)", ["y"], opset=17, **IMAGES)
+OLD = build("y=MatMul(x,w)", ["y"], opset=12, shapes={"x": (64, 64)}, constants={"w": np.eye(64)})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "remedy"),
+    [
+        (RELU, {}, "with --opset auto the model moves to opset 22; --to float16"),
+        (MAPS, {}, "--to float16"),
+        (MAPS, {"opset": "auto"}, "--to float16"),
+        (OLD, {"opset": "keep"}, "without --opset keep the model moves to opset 13; --to float16"),
+    ],
+)
+def test_only_ways_to_more_kernels_are_named(model: ModelProto, options: dict[str, Any], remedy: str) -> None:
+    findings = amp_rewrite.convert(model, to="bfloat16", **options).report.findings
     (told,) = (finding.message for finding in findings if finding.kind == "mostly_float32")
-    remedy = "--opset auto, a newer release of the target or --to float16 may have the kernels"
-    assert told.rpartition(" · ")[2] == remedy
+    assert told.rpartition(" · ")[2] == f"more kernels: {remedy}"
 
 
 def test_a_model_without_products_is_not_told() -> None:
