@@ -180,13 +180,17 @@ def _worse(moved: Draft, kept: Draft) -> str | None:
         return f"the target would leave {count(after.unserved - before.unserved, 'more op')} to the CPU"
     if after.casts > before.casts and after.compute <= before.compute:
         return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
+    added, served = after.ops - before.ops, max(after.low - before.low, 0)
+    if added > served:
+        return f"it would have {count(added, 'more op')}, and {served} more in the low type"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """What an opset makes of a model: low ops, Casts, ops without a kernel, low compute ops."""
+    """What an opset makes of a model: ops, low ones, Casts, ops without a kernel, low compute ops."""
 
+    ops: int
     low: int
     casts: int
     unserved: int
@@ -200,6 +204,7 @@ class _Costs:
             lowered.setdefault(op, []).append(variable)
         known = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
         return cls(
+            ops=sum(op.kind != "Constant" for op in view.ops),
             low=len(lowered),
             casts=len(plan_casts(view, coloring, draft.io, draft.needs.saturate).casts),
             unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),

@@ -34,10 +34,14 @@ _SMALL = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A node in place of another, and its constants: it reads `x0`, `x1` … and makes `y0`, `y1` …"""
+    """A node in place of another, and its constants: it reads `x0`, `x1` … and makes `y0`, `y1` …
+
+    `shapes`: those of Reshapes around it, of what it reads first and of its result; () without any.
+    """
 
     node: NodeProto
     constants: tuple[TensorProto, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def placed(self, view: View, op: Op) -> Replacement:
         """Return the node in the place of an op."""
@@ -46,6 +50,14 @@ class _Form:
         names.update((f"y{slot}", name) for slot, name in enumerate(own.output))
         for constant in self.constants:
             names[constant.name] = around.constant(f"{own.output[0]}_{constant.name}", to_array(constant))
+        for rows, whole in zip(self.shapes[:1], self.shapes[1:], strict=True):
+            stem = own.output[0]
+            read, made = (
+                around.constant(f"{stem}_{word}", np.array(d)) for word, d in (("rows", rows), ("whole", whole))
+            )
+            names["x0"] = around.before("Reshape", (own.input[0], read), f"{stem}_in_rows")
+            names["y0"] = around.name(f"{stem}_of_rows")
+            around.after("Reshape", (names["y0"], made), stem)
         node = renamed(self.node, names)
         node.name, node.doc_string = own.name, own.doc_string
         node.metadata_props.extend(own.metadata_props)
@@ -205,13 +217,18 @@ _ROWS = ("Softmax", "LogSoftmax", "Hardmax")
 def _over_rows(case: _Case) -> _Form | str:
     """Return what an operator over all axes from one on is at opset 13, where it is over one axis.
 
-    All others of these axes have to be of size 1.
+    All others of these axes are of size 1, or they become one for the while.
     """
     shape, axis, node = case.shapes["x0"], int_attribute(case.node, "axis", 1), clone(case.node)
     if shape is None:
         return "the rank of what it reads is not known"
     wide = [place for place in range(len(shape))[axis:] if shape[place] != 1]
+    if len(wide) > 1 and sum(shape[place] is None for place in wide) > 1:
+        return "it is over several axes of unknown sizes"
     if len(wide) > 1:
-        return "it is over several axes"
+        first = axis % len(shape)
+        behind = (-1 if size is None else size for size in shape[first:])
+        restate(node, "axis", -1)
+        return _Form(node, shapes=((*[0] * first, -1), (*[0] * first, *behind)))
     restate(node, "axis", wide[0] if wide and wide[0] < len(shape) - 1 else -1)
     return _Form(node)
