@@ -246,7 +246,7 @@ def _checked(
         if name in raw:
             batch[name], note = _fitting(raw[name], port, f"input {name!r} of {place}", allow_nonfinite)
             notes += [f"{name}: {note}"] if note else []
-    if batch and not any(map(np.size, batch.values())):
+    if batch and all(isinstance(value, np.ndarray) and not value.size for value in batch.values()):
         shapes = ", ".join(f"{name} {list(np.shape(value))}" for name, value in batch.items())
         raise FeedError(f"{place} has no elements: {shapes}; give at least one row")
     return batch, tuple(notes)

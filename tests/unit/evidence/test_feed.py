@@ -321,6 +321,12 @@ def test_strings_are_fed_as_objects(tmp_path: Path) -> None:
     )
 
 
+def test_the_tensors_of_a_sequence_may_differ_in_length() -> None:
+    given = [X[0], X[1, :2]]
+    (batch,) = Feed.of({"s": given}, parsed("seq(float[N]) s"))
+    assert batch["s"] is given
+
+
 # -- random --------------------------------------------------------------------------------------------
 
 
