@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import NodeProto, TensorProto
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.builder import new_node, restate
+from amp_rewrite.ir.builder import Surroundings, new_node, restate
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
@@ -111,7 +110,6 @@ class _ShiftEmitter:
         self.taken = set(self.view.names)
         self.names: dict[tuple[ValueId, int, ScopeId], str] = {}
         self.constants: dict[tuple[ValueId, int], TensorProto] = {}
-        self.factors: dict[int, TensorProto] = {}
         self.context = Context(want.to)
         self.origins: dict[str, Origin] = {}
         self.results: dict[OpId, tuple[str, ...]] = {}
@@ -199,7 +197,7 @@ class _ShiftEmitter:
     # -- nodes -------------------------------------------------------------------------------------------
 
     def _replaced(self, op: Op, ports: Mapping[OpPort, int]) -> Iterator[Replacement]:
-        node, ahead, behind, weights = clone(op.node), list[NodeProto](), list[NodeProto](), list[TensorProto]()
+        node, around = clone(op.node), Surroundings(self.view, op)
         for port, exponent in ports.items():
             value = value_at(op, port)
             if port.is_attribute:
@@ -208,21 +206,19 @@ class _ShiftEmitter:
             elif value is None:
                 continue
             elif port.side == "y":
-                behind.extend(self._made(op, node, port.slot, value, weights))
+                self._make(op, node, port.slot, value, around)
             elif self.view.constant(value) is None:
-                ahead.extend(self._read(op, node, port.slot, value, exponent, weights))
+                self._read(op, node, port.slot, value, exponent, around)
             elif exponent:
                 tensor = self._constant(value, exponent)
-                weights.append(tensor)
+                around.weights.append(tensor)
                 node.input[port.slot] = tensor.name
         for slot, value in enumerate(op.inputs):  # ports of any exponent
             if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):
                 node.input[slot] = self._name(value)
         if node != op.node:
             self.results[op.id] = tuple(node.output)
-            yield Replacement(
-                KIND, (op.id,), op.id, node, tuple(weights), ahead=tuple(ahead), behind=tuple(behind), findings=()
-            )
+            yield Replacement(KIND, (op.id,), op.id, node, findings=(), **around.parts())
 
     def _name(self, value: ValueId) -> str:
         natural = self.natural.get(value, 0)
@@ -249,45 +245,31 @@ class _ShiftEmitter:
             self.constants[key] = scaled(tensor, exponent, name=name, model=self.view.model)
         return self.constants[key]
 
-    def _factor(self, exponent: int) -> TensorProto:
-        if exponent not in self.factors:
-            name = claimed(f"shift_by_{exponent}".replace("-", "m"), self.taken)
-            array = np.array(math.ldexp(1.0, exponent), np.float32)
-            self.factors[exponent] = from_array(array, name)
-        return self.factors[exponent]
-
-    def _mul(self, op: Op, made: Origin, names: tuple[str, str, str], weights: list[TensorProto]) -> NodeProto:
-        """Return the Mul that makes one value of another: its input, its result and its own name."""
-        source, result, name = names
-        factor = self._factor(self.natural.get(made.value, 0) - made.exponent)
-        weights.append(factor)
+    def _mul(self, op: Op, made: Origin, result: str, around: Surroundings) -> NodeProto:
+        """Return the Mul that makes a value at another exponent."""
         self.muls.setdefault(op.id, []).append(made)
-        return new_node("Mul", [source, factor.name], result, name)
+        by = self.natural.get(made.value, 0) - made.exponent
+        factor = around.constant(f"shift_by_{by}".replace("-", "m"), np.array(math.ldexp(1.0, by), np.float32))
+        return new_node("Mul", [self._name(made.value), factor], result, f"{result}_Mul")
 
-    def _read(
-        self, op: Op, node: NodeProto, slot: int, value: ValueId, exponent: int, weights: list[TensorProto]
-    ) -> Iterator[NodeProto]:
-        """Let an op read a computed value at an exponent; yield a Mul if it does not exist so."""
+    def _read(self, op: Op, node: NodeProto, slot: int, value: ValueId, exponent: int, around: Surroundings) -> None:
+        """Let an op read a computed value at an exponent, behind a Mul if it does not exist so."""
         if exponent == self.natural.get(value, 0):
             node.input[slot] = self._name(value)
         elif not exponent and self._is_kept(value):
             node.input[slot] = self.view.value_name(value)
         else:
             name = self._new_name(value, exponent, op.scope)
-            seen = name in node.input
+            if name not in node.input:
+                around.ahead.append(self._mul(op, Origin(value, exponent), name, around))
             node.input[slot] = name
-            if not seen:
-                yield self._mul(op, Origin(value, exponent), (self._name(value), name, name), weights)
 
-    def _made(
-        self, op: Op, node: NodeProto, slot: int, value: ValueId, weights: list[TensorProto]
-    ) -> Iterator[NodeProto]:
-        """Rename a shifted result; yield a Mul that restores it if its name must stay."""
+    def _make(self, op: Op, node: NodeProto, slot: int, value: ValueId, around: Surroundings) -> None:
+        """Rename a shifted result, with a Mul that restores it if its name must stay."""
         if self.natural.get(value):
-            made = node.output[slot] = self._name(value)
+            node.output[slot] = self._name(value)
             if self._is_kept(value):
-                names = made, self.view.value_name(value), f"{made}_restored"
-                yield self._mul(op, Origin(value, 0), names, weights)
+                around.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), around))
 
     def _is_kept(self, value: ValueId) -> bool:
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])

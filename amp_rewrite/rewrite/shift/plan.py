@@ -14,9 +14,8 @@ from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.ir.view import ValueId
 from amp_rewrite.rewrite.shift.equations import ClassId, Equations
 from amp_rewrite.rewrite.shift.laws import Law, OpPort
+from amp_rewrite.settings.choices import LARGEST_SHIFT
 
-LARGEST_EXPONENT = 24
-"""Of a shift: beyond it the smallest number of float16 is that of float32's digits."""
 _ROUNDS = 8
 """Times that all relations are gone through; laws that still do not hold get Muls."""
 
@@ -82,7 +81,7 @@ def plan_shift(
         if root is None:
             continue
         exponent = needed_exponent(fit.absmax, want)
-        if exponent > LARGEST_EXPONENT or math.ldexp(fit.absmax, -exponent) < want.to.tiny * want.headroom:
+        if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < want.to.tiny * want.headroom:
             refused.append(Refused(value, fit.absmax, f"too much range for any shift: 2^-{exponent} would be needed"))
         elif exponent > demands.get(root, (0, value))[0]:
             demands[root] = exponent, value
@@ -147,7 +146,7 @@ def solve_classes(equations: Equations, wanted: Mapping[ClassId, int]) -> Mappin
 
 def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, exponent: int) -> bool:
     """Raise the exponent of a class without a new Mul, or of one shifted anyway; True if it is raised."""
-    if exponent > LARGEST_EXPONENT or (equations.joints[root] and not solved[root]):
+    if exponent > LARGEST_SHIFT or (equations.joints[root] and not solved[root]):
         return False
     solved[root] = exponent
     return True
