@@ -203,7 +203,7 @@ def test_no_name_can_make_a_terminal_or_a_workflow_do_anything(cage: Cage, folde
     said = [run(cage, folder, "report", "m.onnx", "-v"), run(cage, folder, "report", "m.onnx", "--json")]
     said += [run(cage, folder, "m.onnx", "-v", "--report", "r.json"), run(cage, folder, other, "-v", "--overwrite")]
     said += [run(cage, folder, "m.onnx", "--json", "--dry-run"), run(cage, folder, f"nowhere{EVIL}")]
-    said += [run(cage, folder, "explain", place, f"#{i}") for place in ("m.onnx", other, "r.json") for i in range(3)]
+    said += [run(cage, folder, "explain", place, f"#{i}") for place in ("m.onnx", "r.json") for i in range(2)]
     said += [run(cage, folder, "explain", "m.onnx", EVIL), run(cage, folder, "m.onnx", f"--keep={EVIL}")]
     said += [run(cage, folder, "explain", EVIL), run(cage, folder, "m.onnx", "--lists", EVIL)]
     said += [

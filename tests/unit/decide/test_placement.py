@@ -39,10 +39,9 @@ from support.paths import TESTS
 from support.random_graphs import Graph, graphs
 
 MODELS = TESTS / "models"
-FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))
 
 bounded = settings(max_examples=15)
-every_fixture = pytest.mark.parametrize("name", FIXTURES)
+every_fixture = pytest.mark.parametrize("name", KINDS)
 
 # -- elimination -------------------------------------------------------------------------------------------
 
@@ -270,7 +269,7 @@ def fused(row: Mapping[str, Any]) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.stub
-@pytest.mark.parametrize("name", KINDS)
+@every_fixture
 def test_a_placed_model_loses_no_fusion_and_leaves_nothing_on_the_host(name: str, cuda_stub: Path) -> None:
     """Of what the runtime fuses in float32, and puts on the GPU there."""
     float32, cut = on_the_stub()[name]

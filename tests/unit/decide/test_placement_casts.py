@@ -13,10 +13,10 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
+from support.corpus import KINDS
 from support.paths import TESTS
 
 MODELS = TESTS / "models"
-FIXTURES = sorted(path.stem for path in MODELS.glob("*.onnx"))
 
 
 def casts(model: ModelProto | Path) -> Counter[str]:
@@ -115,7 +115,7 @@ def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
         assert folded(convert(model)) == []
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", KINDS)
 def test_no_exported_model_keeps_a_cast_that_does_nothing(name: str) -> None:
     assert copies(convert(MODELS / f"{name}.onnx").model) == {}
 

@@ -10,13 +10,12 @@ import pytest
 
 from amp_rewrite import Report, convert, decide
 from amp_rewrite.decide.reasons import HEADINGS, KINDS, REASONS, RULES, Rule, Strength
-from support import objections
+from support import corpus, objections
 from support.paths import ROOT
 
 FIXTURES = (
-    *sorted((ROOT / "tests" / "models").glob("*.onnx")),
+    *(ROOT / "tests" / "models" / f"{name}.onnx" for name in corpus.KINDS),
     *sorted((ROOT / "tests" / "models_text").glob("*.onnxtxt")),
-    *sorted((ROOT / "examples" / "models").glob("*.onnx")),
 )
 named = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 CASES = [(rule, case) for rule in RULES for case in rule.pairs]
