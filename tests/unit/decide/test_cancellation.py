@@ -97,3 +97,31 @@ def test_a_product_is_held_where_it_meets_the_squares_of_its_factor(text: str, o
 )
 def test_a_product_that_meets_no_squares_of_its_factor_is_not(text: str, ops: str) -> None:
     assert holds(text) == set(ops.split())
+
+
+WRITTEN = "m=ReduceMax[keepdims=1](a,{});d=Sub(a,m);p=Exp(d);"
+
+
+@pytest.mark.parametrize(
+    ("peaks", "summed", "expected"),
+    [("last", "last", False), ("first", "last", True), ("first", "both", False)],
+)
+@pytest.mark.parametrize("softmax", ["p=Softmax[axis={}](a);", WRITTEN], ids=["one op", "written out"])
+def test_a_sum_of_exponentials_is_small_unless_it_adds_the_largest_of_each_row(
+    softmax: str, peaks: str, summed: str, expected: bool
+) -> None:
+    axes = {"first": np.array([0]), "last": np.array([-1]), "both": np.array([0, 1])}
+    rows = softmax.format(peaks if softmax == WRITTEN else axes[peaks][0])
+    text = f"a=MatMul(x,w);{rows}r=ReduceSum[keepdims=1](p,{summed});v=Div(p,r)"
+    shapes = {"x": (16, 8)}
+    view = View.of(Model.load(cases.build(text, ["v"], shapes=shapes, constants={"w": np.eye(8), **axes}, opset=18)))
+    assert ("r" in held(view)) is expected
+
+
+def test_a_softmax_of_old_opsets_has_rows_of_several_axes() -> None:
+    text = "a=MatMul(x,w);p=Softmax[axis=1](a);r=ReduceSum[axes={}](p);v=Div(p,r)"
+    found = []
+    for axes in ("2", "1 2"):
+        proto = cases.build(text.format(axes), ["v"], shapes={"x": (2, 16, 8)}, constants={"w": np.eye(8)}, opset=11)
+        found.append("r" in held(View.of(Model.load(proto))))
+    assert found == [True, False]

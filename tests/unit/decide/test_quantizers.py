@@ -55,8 +55,8 @@ def test_bfloat16_holds_them_all_and_the_int32_of_a_bias_is_not_judged() -> None
     assert held(view_of("y = DequantizeLinear (b, s)", "int32[N] b", "float s = {1e3}", "float[N]")) == {}
 
 
-def test_with_a_constant_scale_readers_of_such_values_are_held() -> None:
+def test_with_a_constant_scale_makers_and_readers_of_such_values_are_held() -> None:
     view = view_of(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
     pins = find_needs(view, F16).pins
     assert all("76800" in pin.note for pin in pins)
-    assert [view.ops[pin.op].node.output[0] for pin in pins] == ["q", "d", "t", "e"]
+    assert [view.ops[pin.op].node.output[0] for pin in pins] == ["a", "r", "q", "d", "t", "e"]
