@@ -31,7 +31,7 @@ def _table(kinds: dict[str, str]) -> str:
         means, remedy = meaning(kind)
         fact = described(kind)
         shown = f"[`{kind}`](../rules/{Path(fact['docs']).name})" if fact["promise"] else f"`{kind}`"
-        cells = [shown, *(text.replace("|", "\\|") for text in (words, means, remedy))]
+        cells = [shown, *(text.replace("|", "\\|") for text in (words, means, remedy or "nothing"))]
         lines.append(f'| <a name="{kind}"></a>{" | ".join(cells)} |')
     return "\n".join(lines)
 
