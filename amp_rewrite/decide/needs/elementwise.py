@@ -60,7 +60,7 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         products=frozenset() if two else fact.products,
         negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
         levels=_levels(facts, read, varying, factors),
-        placed=not two and (fact.placed or bool(fact.levels)),
+        placed=(not two or any(f.whole is not None for f in varying)) and (fact.placed or bool(fact.levels)),
         terms=read[0].terms * _inverse(facts, read[-1]) if divides else math.prod(f.terms for f in read),
         grid=0.0 if two and not fact.whole else counts,
         best=fact.best if counts else 0.0,

@@ -17,7 +17,7 @@ from amp_rewrite.decide.needs.sums import adds_peak, centers
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import float_attribute, int_attribute
+from amp_rewrite.ir.attributes import equation, float_attribute, int_attribute
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId
@@ -52,8 +52,8 @@ class Readers:
 
     facts: Facts
     shared: set[ValueId] = field(default_factory=set)
-    _balances: dict[tuple[ValueId, int], bool] = field(default_factory=dict)
-    """Weights that sum to zero along the axis that a product sums, by axis."""
+    _balances: dict[tuple[ValueId, tuple[int, ...]], bool] = field(default_factory=dict)
+    """Weights that sum to zero along the axes that a product sums, by axes."""
     _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
@@ -123,14 +123,12 @@ class Readers:
 
     def _balanced(self, op: Op) -> ValueId | None:
         """Return the input of a product with weights of the sum 0: they take its level away; None for others."""
-        matrices = op.kind in PRODUCTS
-        for slot in () if op.kind == "Einsum" else (1, 0) if matrices else (1,):
+        for slot in (1, 0) if op.kind in PRODUCTS else (1,):
             value, other = op.inputs[slot], op.inputs[1 - slot]
             fact = self.facts[other]
-            if value is None or not (fact.raw or fact.levels):
+            if value is None or not (fact.raw or fact.levels or fact.placed):
                 continue
-            last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
-            key = value, (-1 if last else -2) if matrices else 0
+            key = value, _summed_axes(op, slot)
             if key not in self._balances:
                 self._balances[key] = _sums_to_zero(self.facts.array(value, _FEW), key[1])
             if self._balances[key]:
@@ -198,15 +196,24 @@ class Readers:
                 left += [v for r in readers if row_of(r.kind).way in (Way.COPY, Way.PICK) for v in r.results]
 
 
-def _sums_to_zero(weights: Array | None, axis: int) -> bool:
-    """True for a few weights with the sum 0 along an axis; 0 stands for all axes but the first."""
+def _summed_axes(op: Op, slot: int) -> tuple[int, ...]:
+    """Return the axes of an operand along which a product adds up; none for all but the first, as of a filter."""
+    if op.kind == "Einsum":
+        labels, result = equation(op.node)
+        return tuple(at for at, label in enumerate(labels[slot]) if label not in f"{result}.")
+    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
+    return (-1 if last else -2,) if op.kind in PRODUCTS else ()
+
+
+def _sums_to_zero(weights: Array | None, axes: tuple[int, ...]) -> bool:
+    """True for a few weights with the sum 0 along axes; along all but the first without axes."""
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
         return False
-    axes = (axis,) if axis else tuple(range(1, weights.ndim))
+    axes = axes or tuple(range(1, weights.ndim))
     with np.errstate(invalid="ignore"):  # infinities of both signs, signalling NaN
         numbers = weights.astype(np.float64)
         sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
-    few = weights.size <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
+    few = np.count_nonzero(numbers) <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
     return bool(few and sizes.any() and (sums <= _BALANCE * sizes).all())
 
 

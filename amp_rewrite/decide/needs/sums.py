@@ -49,9 +49,10 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         beside_one=bool(varying)
         and (any(f.number is not None and abs(f.number) == 1 for f in constants) or (guard < INF and fact.beside_one)),
         peak=peak,
-        placed=fact.placed or bool(fact.levels),
+        placed=fact.placed or bool(fact.levels) or _counts_from_afar(facts, varying, constants),
         nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
-        slope=fact.slope or (len(varying) == 2 and fact.nudged and all(f.learned for f in varying)),
+        slope=fact.slope
+        or (len(varying) == 2 and fact.nudged and (all(f.learned for f in varying) or _one_is_nudged(varying))),
         states=tuple((state, True) for state, _ in fact.states),
         steps=steps_of(facts, op, read),
         run=run_of(read),
@@ -65,6 +66,15 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         small=fact.small and (guard == INF or guard < facts.limits.tiny),
         running=False,
     )
+
+
+def _one_is_nudged(varying: Sequence[Fact]) -> bool:
+    return [f.nudged for f in varying].count(True) == 1
+
+
+def _counts_from_afar(facts: Known, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
+    """True for a layer's result beside constants far from 0, as offsets of anchors."""
+    return any(f.learned for f in varying) and any(facts.limits.reach < f.size < INF for f in constants)
 
 
 def _outweighs(facts: Known, op: Op) -> Beyond | None:

@@ -7,11 +7,12 @@ it with a number as far needs the number itself.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,6 +95,7 @@ _PICKS = {*SELECTIONS, "TopK", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceM
 _INDICES = {"ArgMax", "ArgMin", "IsInf", "IsNaN", "NonMaxSuppression", "NonZero", "Sign", *ELEMENTLESS}
 _SQUEEZES = (BOUNDED | SOFTMAXES | {"Exp"}) - {"Cos", "LogSoftmax", "Sin"}
 _FEW = 1 << 16  # elements of a constant that are compared with a fill
+_APART = 2.0**-7  # relative distance of numbers that every low type tells apart
 _MARGIN = 2.0**-10  # what other summands may add to a fill
 _MORE = 4.0  # what an unknown factor, or a sum along an axis, may multiply it by
 _LEAST, _MOST = 2.0**-6, 2.0**6
@@ -211,13 +213,30 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
     """
     extreme = fills_among(view, to, range(len(view.values)), to.max / _MOST)
     far = {value: fill.level for value, fill in extreme.items() if fill.level is not None and fill.selects}
-    compared = {n for op in view.of_kinds(COMPARISONS) for v in op.operands if (n := number(view, v)) is not None}
-    rounded = {n for n in compared if abs(n) <= to.max and float(np.array(n).astype(to.numpy)) != n}
-    if rounded:
+    read = {n for op in view.of_kinds(COMPARISONS) for v in op.operands if (n := _number(view, v)) is not None}
+    compared = sorted(n for n in read if abs(n) <= to.max)
+    if compared:
         places = {v for op in view.of_kinds(PLACES) for slot in PLACES[op.kind] for v in op.inputs[slot : slot + 1]}
-        numbers = {v: n for v in places if v is not None and (n := number(view, v)) in rounded}
-        far = {**{v: n for v, n in numbers.items() if n is not None}, **far}
+        numbers = {v: n for v in places if v is not None and (n := _number(view, v)) is not None and abs(n) <= to.max}
+        far = {**{v: n for v, n in numbers.items() if _confused(n, compared, to)}, **far}
     return far
+
+
+def _confused(number: float, others: Sequence[float], to: DType) -> bool:
+    """True if the type rounds a number or the nearest of others in order, so that a comparison may turn out wrong."""
+    at = bisect.bisect_left(others, number)
+    near = [other for other in others[max(at - 1, 0) : at + 2] if _close(number, other)]
+    return any(float(np.array(n).astype(to.numpy)) != n for n in (number, *near) if near)
+
+
+def _close(numbers: Any, other: float) -> Any:
+    return abs(numbers - other) <= abs(other) * _APART
+
+
+def _number(view: View, value: ValueId) -> float | None:
+    """Return the only number of a constant or a copy of one."""
+    array = view.array(value, 1)
+    return float(array.item()) if array is not None and array.size and array.dtype.kind in "fiu" else None
 
 
 def _step(reach: FillReach, use: Use, held: _Held) -> Iterator[tuple[ValueId, _Held]]:
@@ -280,8 +299,8 @@ def _compare(reach: FillReach) -> None:
             if (held := reach.held.get(value)) is None or other == value:
                 continue
             numbers = view.array(other, _FEW)
-            itself = numbers is not None and bool((numbers == np.float32(reach.level)).any())
+            itself = numbers is not None and bool(_close(numbers.astype(np.float64), reach.level).any())
             reach.compared |= itself
             near = view.fit(other, reach.to).absmax < held.least * bounded(reach.level, reach.to)
-            if other in reach.held or itself or (view.constant(other) is not None and not near):
+            if other in reach.held or itself or (view.copied(other) is not None and not near):
                 reach.exact[op.id] = None
