@@ -254,13 +254,13 @@ def _run(block: Block, names: dict[str, Any], light: bool) -> None:
             if line.startswith("$ "):
                 _command(line.removeprefix("$ "), "", names)
             elif line.startswith(">>> "):
-                exec(compile(line.removeprefix(">>> "), "setup", "exec"), names)
+                exec(compile(line.removeprefix(">>> "), "setup", "exec", dont_inherit=True), names)
             elif line.strip():
                 raise PageError(f"a line of setup starts with '$ ' or '>>> ', not as {line!r}")
     else:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(compile(block.text, "block", "exec"), names)
+            exec(compile(block.text, "block", "exec", dont_inherit=True), names)
 
 
 def _command(command: str, expected: str, names: dict[str, Any]) -> None:
@@ -287,7 +287,7 @@ def _command(command: str, expected: str, names: dict[str, Any]) -> None:
     elif words[:2] == ["python", "-c"]:
         with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
-            exec(compile(words[2], "command", "exec"), names)
+            exec(compile(words[2], "command", "exec", dont_inherit=True), names)
         _judge(command, expected, printed.getvalue(), 0, "")
     else:
         _shell(command, expected)

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from amp_rewrite.errors import FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.targets import check_target
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.reports.evidence import ARGUMENTS, FAILED
@@ -73,6 +74,7 @@ def export(
         raise ModelError(f"module must be a torch.nn.Module, not {type(module).__name__}; load weights into a module")
     if not isinstance(args, (torch.Tensor, tuple, list)):
         raise FeedError(f"args must be a tensor or a tuple of tensors, not {type(args).__name__}; see torch.as_tensor")
+    check_target(Path(path), overwrite)  # before the work, not after it
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
     training = module.training
