@@ -167,7 +167,7 @@ class Backward:
         if need is Need.PATH:
             self._along_state(op, value, state, why)
             return
-        if need is Need.FACTOR and op.kind == "Exp" and why.rule == reasons.MAGNIFIED:  # 1 − eˣ is about −x near 0
+        if need is Need.FACTOR and op.kind == "Exp" and why.rule == _REASONS[Need.TINY]:  # 1 − eˣ is about −x near 0
             self._ask(op.inputs[0], Need.TINY, why)
         product = row.way is Way.PRODUCT
         varying = [v for v in op.operands if not self.facts[v].constant]
