@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 
+import onnx.defs
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Cause
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
-from amp_rewrite.ir.schema import KEPT_VARIABLES, TENSOR, unknown
+from amp_rewrite.ir.schema import KEPT_VARIABLES, TENSOR, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
@@ -129,7 +131,10 @@ class Gate:
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
-        return Cause(reasons.SCHEMA_GATE, None, note)
+        opsets = range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1) if not op.domain else ()
+        newer = (known for opset in opsets if (known := signature("", op.op_type, opset)) is not None)
+        first = next((known.since for known in newer if known.admits(variable.name, self.to)), None)
+        return Cause(reasons.SCHEMA_GATE, None, f"{note}; opset {first} does" if first else note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
