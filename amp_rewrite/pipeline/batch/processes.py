@@ -40,7 +40,8 @@ def through(
                     yield lost(job, _reason(error))
             if not flying:
                 return
-            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            # In turns, since a signal that comes just before a wait does not end it.
+            done, _ = wait(flying, 1, FIRST_COMPLETED)
             for future in done:
                 job, cause = flying.pop(future), future.exception()
                 yield future.result() if cause is None else lost(job, _reason(cause))
