@@ -16,8 +16,8 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.reasons import Cause
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
-from amp_rewrite.ir.op_classes import ELEMENTLESS
+from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
@@ -52,6 +52,7 @@ class Raised:
         for cluster in groups:
             raised._affine(cluster)
         for op in reversed(problem.view.ops) if wishes else ():
+            raised._move(op)
             raised._cast(op, wishes)
         for op in problem.view.of_kinds(ELEMENTLESS):  # they read no element
             source = op.inputs[0]
@@ -110,6 +111,21 @@ class Raised:
             return self._made(value)
         return DType.FLOAT if read_variable(op, use.slot) in self.paints else self.view.dtype(value)
 
+    def _move(self, op: Op) -> None:
+        """Raise a mover of the result of a Cast to a low type, if only raised ops read it.
+
+        The Cast rounds, and the digits that it drops are the reason for which its readers were raised.
+        """
+        uses = [use for value in op.results for use in self.view.uses[value]]
+        if not _moves(self.view, op) or op.id in self.problem.options.lower or not uses:
+            return
+        if any(exposed(self.view, value) for value in op.results) or not _casts_to_low(self.view, op):
+            return
+        low = any(read_variable(self.view.ops[use.op], use.slot) not in self.paints for use in uses)
+        if not low and not isinstance(self.gate.raisable(self.view, op), Cause):
+            note = "moves what is cast, and only ops in float32 read it"
+            self._raise(op.id, Paint.float32(reasons.RAISED, uses[0].op, note))
+
     def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
         """Raise a Cast to a low type with its readers."""
         result = op.outputs[0] if op.kind == "Cast" else None
@@ -124,6 +140,17 @@ class Raised:
         if (raised or through) and (op.id in wishes or len(raised) == len(uses)):
             paint = Paint.float32(reasons.EXISTING_CAST, raised[0].op if raised else None)
             self.paints[op.id, "T2"] = wishes.get(op.id, paint)
+
+
+def _moves(view: View, op: Op) -> bool:
+    return COPIES.get(op.kind) == (0,) and op.kind not in CASTS and low_type(view, op.id) is not None
+
+
+def _casts_to_low(view: View, op: Op) -> bool:
+    _, moved = trail(view, op.outputs[0], lambda step: step.inputs[0] if _moves(view, step) else None)
+    source = view.producer(moved, "Cast")
+    before = view.dtype(source.inputs[0]) if source is not None else None
+    return before is not None and not before.low
 
 
 def _wishes(problem: Problem) -> dict[OpId, Paint]:

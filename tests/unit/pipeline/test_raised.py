@@ -163,6 +163,26 @@ def test_a_cast_to_float16_that_only_raised_ops_read_goes_with_its_rounding() ->
 # -- types in attributes -------------------------------------------------------------------------------
 
 
+def test_ops_that_move_a_cast_value_to_raised_ops_are_raised_so_nothing_is_rounded() -> None:
+    body = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Identity (b)  d = Exp (c)  y = Relu (d)"
+    result = raised(half(body, "int64[8,8] i"), "op=Exp")
+    assert told(result.model)[:4] == ["a = Cast<float32>(i)", "b = Transpose(a)", "c = Identity(b)", "d = Exp(c)"]
+    assert rules(result)["Transpose_1"] == ("float32", "raised")
+
+
+def test_what_moves_a_cast_value_to_low_ops_too_or_no_cast_value_stays_low() -> None:
+    read_low = "a = Cast <to = 10> (i)  b = Transpose (a)  c = Exp (b)  y = Sum (b, c)"
+    assert told(raised(half(read_low, "int64[8,8] i"), "op=Exp").model)[:2] == [
+        "a = Cast<float16>(i)",
+        "b = Transpose(a)",
+    ]
+    low_already = "b = Transpose (x)  y = Exp (b)"
+    assert told(raised(half(low_already), "op=Exp").model)[:2] == ["b = Transpose(x)", "b_float32 = Cast<float32>(b)"]
+
+
+# -- types in attributes -------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("body", "inputs"),
     [
