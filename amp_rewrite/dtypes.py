@@ -1,4 +1,4 @@
-"""Element types of ONNX tensors, and the numbers that bound the floating ones."""
+"""Element types of ONNX tensors, and the bounds of the floating ones."""
 
 from __future__ import annotations
 
@@ -71,27 +71,27 @@ class DType(Enum):
 
     @property
     def max(self) -> float:
-        """The largest finite value. ValueError for a type that is not floating."""
+        """The largest finite value. ValueError for other types than floating ones."""
         return self._limits()[0]
 
     @property
     def tiny(self) -> float:
-        """The smallest positive normal value. ValueError for a type that is not floating."""
+        """The smallest positive normal value. ValueError for other types than floating ones."""
         return self._limits()[1]
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive value. ValueError for a type that is not floating."""
+        """The smallest positive value. ValueError for other types than floating ones."""
         return self.tiny * self.eps
 
     @property
     def eps(self) -> float:
-        """The distance from 1.0 to the next value. ValueError for a type that is not floating."""
+        """The distance from 1.0 to the next value. ValueError for other types than floating ones."""
         return self._limits()[2]
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype, from ml_dtypes where numpy has none. ValueError for strings."""
+        """The numpy dtype, from ml_dtypes if numpy has none. ValueError for strings."""
         import numpy as np
 
         name = _NUMPY.get(self, self.name.lower())

@@ -1,4 +1,4 @@
-"""The errors of this package. Each message names the cause, what it means, and the remedy."""
+"""The errors of this package. Each message names the cause, its meaning, and the remedy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the known names that are most like a word in any case, best first."""
+    """Return the known names most like a word in any case, best first."""
     import difflib  # late: only errors need it
 
     names = list(known)
@@ -108,12 +108,12 @@ def options_spelled(own: Collection[str]) -> Iterator[None]:
 
 
 def spelled_options() -> Collection[str] | None:
-    """Return the options that `spelled` writes; None for keywords of Python."""
+    """Return the options written by `spelled`; None for keywords of Python."""
     return _OPTIONS.get()
 
 
 def option_of(keyword: str) -> str:
-    """Return the option of a keyword: `--rtol`, or `--set rtol` where it is a key alone."""
+    """Return the option of a keyword: `--rtol`, or `--set rtol` for a key alone."""
     key = keyword.replace("_", "-")
     return f"--{key}" if key in (_OPTIONS.get() or ()) else f"--set {key}"
 
@@ -153,7 +153,7 @@ class Finding:
 
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """Return findings by their kind, in the order in which the kinds first occur."""
+    """Return findings by their kind, in order of first occurrence."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.kind, []).append(finding)

@@ -1,4 +1,4 @@
-"""Files of commands: models, outputs with their folders, reports and pages; and data that guide a conversion."""
+"""Files of commands: models, outputs with their folders, reports and pages, and data for a conversion."""
 
 from __future__ import annotations
 

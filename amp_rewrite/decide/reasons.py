@@ -172,7 +172,7 @@ HARMLESS = "harmless"
 
 
 def is_fact(kind: str, message: str) -> bool:
-    """True for a finding that is a fact, not a warning."""
+    """True for a fact, False for a warning."""
     return kind in _FACTS or f" · {HARMLESS}" in message
 
 
@@ -226,7 +226,7 @@ _REMARKS = {
 
 
 def meaning(kind: str) -> tuple[str, str]:
-    """Return the meaning of a kind of finding, and the remedy; empty words for a kind whose messages say both."""
+    """Return the meaning of a kind of finding, and the remedy; empty words if its messages say both."""
     return _REMARKS.get(kind, ("", ""))
 
 

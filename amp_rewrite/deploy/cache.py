@@ -109,7 +109,7 @@ class Cache:
             self._evict()
 
     def _evict(self) -> None:
-        """Remove what was used the longest time ago, what killed processes left included, down to the limit."""
+        """Remove the least recently used entries, leftovers of killed processes included, down to the limit."""
         sizes = {entry: _nbytes(entry) for entry in self._home.iterdir()}
         used = {entry: entry.stat().st_mtime for entry in sizes}
         total = sum(sizes.values())

@@ -138,7 +138,7 @@ class Session:
             process.state.plain_sessions += 1
 
     def _notes(self, ready: _ModelToOpen, first: str, unopened: str, named: bool, graph: bool) -> Iterator[str]:
-        """Yield what differs from the request. `named`: the caller named the providers."""
+        """Yield differences from the request. `named`: the caller named the providers."""
         if ready.left:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {ready.left}"
         if ready.unkept and self.converted:
@@ -338,7 +338,7 @@ def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
-    """Return the cache for converted models: that of the user for True, None without one."""
+    """Return the cache for converted models: the user's own for True, None without one."""
     if cache is True:
         return Cache.usual(os.environ)
     return Cache(Path(cache)) if isinstance(cache, (str, Path)) else cache or None

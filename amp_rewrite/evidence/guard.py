@@ -1,4 +1,4 @@
-"""Guard: compare measured ranges with the low type, and pin ops to float32 whose values do not fit.
+"""Guard: compare measured ranges with the low type, and pin ops to float32 if their values do not fit.
 
 A value that does not fit stays out of the low type: its producer, every op that computes with it, and ops that only
 move it in between are pinned; the minimum cut says what follows. The affected values depend on the colors, so the guard

@@ -89,7 +89,7 @@ def errors(by: Criterion, a: Array, b: Array) -> Array:
 
 
 def score(by: Criterion, a: Array, b: Array, finite: Array) -> float:
-    """Return the number that a criterion judges. `finite`: elements that are finite on both sides."""
+    """Return the score for a criterion. `finite`: elements finite on both sides."""
     if by.name == ALLCLOSE:
         return float(errors(by, a[finite], b[finite]).max(initial=0.0))
     arrays = (a, b) if by.name == "top1" else (a[finite], b[finite])

@@ -1,4 +1,4 @@
-"""Models as opened for a measurement: their device, their low types, and what makes outputs incomparable."""
+"""Models as opened for a measurement: their device, their low types, and causes of incomparable outputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Device:
 
 
 def usual_provider(named: str | None) -> str:
-    """Return the named provider; without one CUDA where it opens, else the CPU."""
+    """Return the named provider; without one CUDA if it opens, else the CPU."""
     return (CUDA if cuda_opens() else CPU) if named is None else named
 
 

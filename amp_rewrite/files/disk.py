@@ -118,7 +118,7 @@ def sync(descriptor: int) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder against other processes while the body runs, where folders can be locked."""
+    """Hold a lock on the folder against other processes while the body runs, if folders can be locked."""
     with ExitStack() as stack:
         if sys.platform != "win32":
             import fcntl

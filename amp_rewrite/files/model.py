@@ -23,7 +23,7 @@ from amp_rewrite.files.tensors import Source, Sources, is_stub
 
 
 class HoldsModel(Protocol):
-    """A result with a model, such as that of `convert` or `repair`."""
+    """A result with a model, as of `convert` or `repair`."""
 
     @property
     def result(self) -> Model:

@@ -140,7 +140,7 @@ class Saving:
             raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
     def _read_on(self, proto: ModelProto) -> frozenset[str]:
-        """Files that tensors of the model are still read from."""
+        """Source files of tensors not yet read."""
         if self.read is not None and replaces(self.path, self.read):
             return frozenset()
         return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
@@ -148,7 +148,7 @@ class Saving:
     def _written(
         self, proto: ModelProto, sources: Sources, progress: Progress | None, undo: ExitStack
     ) -> tuple[Path, list[tuple[Path, Path]]]:
-        """Write the files under temporary names; return that of the model, and both names of the data file, if any."""
+        """Write the files under temporary names; return the model's, and both names of the data file, if any."""
         secret = secrets.token_hex(8)  # as long as the part of the hash that takes its place
         location = (self.name or f"{self.path.stem}.{secret}.data") if self.external else None
         places = Destinations(sources, location)

@@ -128,7 +128,7 @@ class Surroundings:
 
 @once
 def _contents(view: View) -> dict[str, object]:
-    """Return the contents of new names on a view, to which callers add."""
+    """Return the contents of new names on a view; callers add to them."""
     return {}
 
 

@@ -269,7 +269,7 @@ class Flow:
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
-        """Return the readers of some values at which the walk ends."""
+        """Return the readers at the end of the walk from some values."""
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]
 
 

@@ -37,21 +37,17 @@ def export(
     """Export a module of PyTorch to ONNX, convert it, check it on its arguments, and write the file.
 
     The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is that of `convert`,
-    on `args` in place of a random batch; with a criterion it is a `repair` on them.
+    on `args` in place of a random batch; with a criterion it is a `repair` on them. The result is the report.
 
     Args:
         module: a `torch.nn.Module`; its mode stays as it is.
         args: its arguments, a tuple, or one tensor.
         path: the file to write.
         dynamic_shapes: as `torch.onnx.export` takes them, such as `({0: torch.export.Dim("batch")},)`.
-        input_names: names of the inputs in the file.
-        output_names: names of the outputs in the file.
+        input_names, output_names: names in the file.
         check: False converts without a check.
         overwrite: replace an existing file.
         **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
-
-    Returns:
-        The report of the conversion.
 
     Raises:
         MachineError: PyTorch or onnxscript is not installed.
@@ -60,10 +56,9 @@ def export(
         AmpRewriteError: as `convert` and `Converted.save` raise it.
 
     Example:
-        >>> import torch
-        >>> from amp_rewrite import export
+        >>> import torch, amp_rewrite
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-        >>> report = export(net, torch.ones(2, 4), "net_fp16.onnx")
+        >>> report = amp_rewrite.export(net, torch.ones(2, 4), "net_fp16.onnx")
     """
     missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
     if missing:

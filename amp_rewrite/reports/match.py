@@ -1,4 +1,4 @@
-"""Matching of two reports: the ops that count, and the pairs of equal ones.
+"""Matching of two reports: their live ops, and the pairs of equal ones.
 
 Constants, copies and casts between floats are values here, not ops: conversions add and remove them. Neither do ops
 count from which no output is computed.

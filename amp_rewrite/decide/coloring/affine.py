@@ -1,4 +1,4 @@
-"""Scale and bias of written-out norms, in the type of the input where onnxruntime fuses them with it.
+"""Scale and bias of written-out norms, in the type of the input if onnxruntime fuses both.
 
 `placement` weighs the type of both, `raising` raises both.
 """
@@ -38,7 +38,7 @@ def tied(view: View, cluster: Cluster, low: DType) -> bool:
 
 
 def input_type(view: View, cluster: Cluster, low: DType, made: Made, read: Read) -> DType | None:
-    """Return the type that scale and bias of a norm share with its input; None if they are free."""
+    """Return the common type of a norm's input, scale and bias; None if they are free."""
     if not cluster.tail or not tied(view, cluster, low):
         return None
     return _seen_type(view, cluster.entry, cluster.ops, made, read)

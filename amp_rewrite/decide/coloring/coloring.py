@@ -32,7 +32,7 @@ class Paint:
 
     @classmethod
     def float32(cls, rule: str, because: OpId | None, note: str = "") -> Paint:
-        """Return the paint of what stays or becomes float32."""
+        """Return the paint of a float32 variable."""
         return cls(DType.FLOAT, rule, because, note)
 
 

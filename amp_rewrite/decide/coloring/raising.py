@@ -27,7 +27,7 @@ _ANY_TYPE = ELEMENTLESS | {"Cast"}
 
 @dataclass
 class Raised:
-    """The paints of raised variables, and of ops that keep a low type against a wish for float32."""
+    """The paints of raised variables, and of ops without the float32 wished for them."""
 
     problem: Problem
     gate: Gate

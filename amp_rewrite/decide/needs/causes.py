@@ -1,4 +1,4 @@
-"""Ops that facts alone keep in float32: constants and ranges beyond the type, sums and counts by another name."""
+"""Ops in float32 by facts alone: constants and ranges beyond the type, sums and counts by another name."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _inverse(facts: Known, divisor: Fact) -> float:
 
 
 def factor(facts: Known, op: Op, read: Sequence[Fact]) -> float:
-    """Return the finite number that multiplies a value; 0 without one."""
+    """Return the finite factor of a value; 0 without one."""
     numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
     factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
     return factor if factor < INF else 0.0

@@ -207,7 +207,7 @@ def _facts(view: View, to: DType) -> Facts:
 
 
 def _largest_label(op: Op) -> float:
-    """Return the magnitude of the largest number that a LabelEncoder states; 0 for other ops."""
+    """Return the magnitude of the largest number of a LabelEncoder; 0 for other ops."""
     if op.kind != "ai.onnx.ml::LabelEncoder":
         return 0.0
     stated = [a for a in op.node.attribute if a.name.startswith(("values_", "default_"))]

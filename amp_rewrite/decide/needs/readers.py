@@ -197,7 +197,7 @@ class Readers:
 
 
 def _summed_axes(op: Op, slot: int) -> tuple[int, ...]:
-    """Return the axes of an operand along which a product adds up; none for all but the first, as of a filter."""
+    """Return the axes of an operand summed by a product; none for all but the first, as of a filter."""
     if op.kind == "Einsum":
         labels, result = equation(op.node)
         return tuple(at for at, label in enumerate(labels[slot]) if label not in f"{result}.")

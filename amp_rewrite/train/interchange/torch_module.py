@@ -68,9 +68,6 @@ def from_torch(
         dropout: keep dropout, also that of attention, as ops that `training_step(…, training_mode=True)` switches on.
         opset: the ai.onnx opset.
 
-    Returns:
-        The model.
-
     Raises:
         TrainingError: PyTorch or onnxscript is missing, or the module is not in float32 or cannot be exported.
 
