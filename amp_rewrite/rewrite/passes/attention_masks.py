@@ -24,7 +24,7 @@ from amp_rewrite.ir.builder import Surroundings, restate
 from amp_rewrite.ir.dataflow import Flow, exposed, orders
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
-from amp_rewrite.ir.patterns.scores import FILL, MOST, ScoredRow, ScoreTerm, scored_rows
+from amp_rewrite.ir.patterns.scores import FILL, MOST, ScoredRow, ScoreTerm, counts_far, scored_rows
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, ScoreMask, added
@@ -39,7 +39,7 @@ def select_masks(view: View, context: Context) -> Iterator[Replacement]:
     """Replace each sum of scores and a mask before a softmax by a selection. O(nodes + uses).
 
     For masks that a Where between two scalars makes, and constant ones. A constant mask that masks no row throughout
-    stays a summand, for `bound_masks`: runtimes fuse such a sum with the softmax.
+    stays a summand, for `shrink_score_constants`: runtimes fuse such a sum with the softmax.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
@@ -105,26 +105,42 @@ def _selected(view: View, op: Op, mask: ScoreMask, value: ValueId, scores: Value
 # -- constants added to scores -----------------------------------------------------------------------
 
 
-def bound_masks(view: View, context: Context) -> Iterator[Replacement]:
-    """Bound the fill of each constant mask that is added to scores and leaves the range. O(nodes + their numbers).
+def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement]:
+    """Move biases and bound fills in sums of scores, without a change of the softmax. O(nodes + their numbers).
 
-    Only in rows whose keys are known and that show one: the softmax is then the same.
+    A position bias is moved to 0 at the best key that each row shows, and a fill beyond the range is bounded. Both only
+    for known numbers, in rows whose keys are known and that show one. What is subtracted from a row is computed in
+    float64.
     """
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     for row in scored_rows(view, cache(partial(numbers, view))):
-        term = _beyond_range(row, context.to)
-        if term is not None:
-            node, around, mask = clone(term.op.node), Surroundings(view, term.op), term.op.node.input[term.slot]
-            bounded = np.maximum(term.numbers, OUT_OF_REACH).astype(np.float32)
-            node.input[term.slot] = around.constant(f"{mask}_bounded", bounded)
-            said = (Finding("selected", mask, _BOUNDED),)
-            yield Replacement("selected", (term.op.id,), term.op.id, node, findings=said, **around.parts())
+        bias = next((term for term in row.terms if term.alone and counts_far(term.numbers, context.to)), None)
+        moved = _rebased(row, bias) if bias is not None and not row.near(context.to) else None
+        fill = _beyond_range(row, context.to)
+        if bias is not None and moved is not None:
+            yield _with_term(view, "bias", bias, ("rebased", moved), _MOVED)
+        if fill is not None and (moved is None or fill is not bias):
+            bounded = np.maximum(fill.numbers, OUT_OF_REACH).astype(np.float32)
+            yield _with_term(view, "selected", fill, ("bounded", bounded), _BOUNDED)
 
 
+_MOVED = "a position bias far from 0 · less what it adds to the best key of each row, which a softmax does not see"
 _BOUNDED = (
     f"a mask added to scores before a softmax: its fill becomes {OUT_OF_REACH:g}, with the same result in every type"
 )
+
+
+def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
+    """Return the bias less the peak of each row; at hidden keys it is 0 at most."""
+    held, peaks = row.total(), row.peaks()
+    if held is None or peaks is None:
+        return None
+    moved = bias.numbers.astype(np.float64) - peaks
+    moved = np.maximum(np.where(held[1], moved, np.minimum(moved, 0)), OUT_OF_REACH).astype(np.float32)
+    while moved.ndim > max(bias.numbers.ndim, 1) and moved.shape[0] == 1:
+        moved = moved[0]
+    return moved
 
 
 def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
@@ -133,6 +149,13 @@ def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
         return None
     beyond = bool((filled[0].numbers < -to.max / 2).any()) and bool(np.isfinite(filled[0].numbers).all())
     return filled[0] if beyond and row.total() is not None else None
+
+
+def _with_term(view: View, kind: str, term: ScoreTerm, new: tuple[str, Array], words: str) -> Replacement:
+    node, around, name = clone(term.op.node), Surroundings(view, term.op), term.op.node.input[term.slot]
+    node.input[term.slot] = around.constant(f"{name}_{new[0]}", new[1])
+    said = (Finding(kind, name, words),)
+    return Replacement(kind, (term.op.id,), term.op.id, node, findings=said, **around.parts())
 
 
 # -- fills whose number does not matter ------------------------------------------------------------

@@ -31,7 +31,7 @@ from amp_rewrite.rewrite.const_eval import fold_constants
 from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib, fuse_rotations
 from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
 from amp_rewrite.rewrite.passes.attention_biases import move_attention_biases, part_biases
-from amp_rewrite.rewrite.passes.attention_masks import bound_fills, bound_masks, select_masks
+from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
 from amp_rewrite.rewrite.passes.biases import (
     move_into_tables,
     split_biases,
@@ -168,7 +168,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
 _SPELLING: tuple[tuple[Pass, ...], ...] = (
     (spell_out_casts,),
     (select_masks, split_biases),
-    (bound_masks,),
+    (shrink_score_constants,),
 )
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 

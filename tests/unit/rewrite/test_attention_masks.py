@@ -19,7 +19,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, hides
-from amp_rewrite.rewrite.passes.attention_masks import bound_masks, select_masks
+from amp_rewrite.rewrite.passes.attention_masks import select_masks, shrink_score_constants
 from amp_rewrite.rewrite.replacement import (
     Context,
     run_round,
@@ -53,7 +53,7 @@ def constant(values: NDArray[np.float32]) -> ModelProto:
 
 
 def selected(proto: ModelProto) -> View:
-    return run_round(View.of(Model.load(proto)), (select_masks, bound_masks), Context(DType.FLOAT16))[0]
+    return run_round(View.of(Model.load(proto)), (select_masks, shrink_score_constants), Context(DType.FLOAT16))[0]
 
 
 def kinds(view: View) -> str:

@@ -14,7 +14,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.passes.attention_masks import bound_masks
+from amp_rewrite.rewrite.passes.attention_masks import shrink_score_constants
 from amp_rewrite.rewrite.replacement import (
     Context,
     run_round,
@@ -43,7 +43,7 @@ def model(text: str, constants: dict[str, Any], outputs: str = "y", **options: A
 
 
 def bounded(proto: ModelProto, to: DType = DType.FLOAT16) -> ModelProto:
-    return run_round(View.of(Model.load(proto)), (bound_masks,), Context(to))[0].model.to_proto()
+    return run_round(View.of(Model.load(proto)), (shrink_score_constants,), Context(to))[0].model.to_proto()
 
 
 @pytest.mark.parametrize("fill", FILLS)

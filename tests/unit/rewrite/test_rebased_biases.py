@@ -1,0 +1,131 @@
+"""Position biases moved to 0 at the best key of each row: the same softmax, and what is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import pytest
+from onnx import ModelProto
+
+import amp_rewrite
+from amp_rewrite.dtypes import DType
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.attention_masks import shrink_score_constants
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    run_round,
+)
+from support import cases
+from support.fusing import outputs_of
+
+KEYS = 256
+POSITIONS = np.arange(float(KEYS))
+CAUSAL = np.tri(KEYS, dtype=bool)
+FILL = np.array(-1e9)
+LEAST = -16376.0
+PLAIN = "s=MatMul(q,k);b=Add(s,bias);y=Softmax(b)"
+SELECTED = "s=MatMul(q,k);b=Add(s,bias);m=Where(seen,b,fill);y=Softmax(m)"
+HIDDEN = "s=MatMul(q,k);b=Add(bias,s);m=Where(seen,fill,b);y=Softmax(m)"
+MASKED_FIRST = "s=MatMul(q,k);m=Add(s,mask);b=Add(m,bias);y=Softmax(b)"
+MASKED_LAST = "s=MatMul(q,k);b=Add(s,bias);m=Add(b,mask);y=Softmax(m)"
+COUNTED = "s=MatMul(q,k);r=Range(zero,length,one);f=Cast[to=float](r);bias=Mul(f,slope);b=Add(s,bias);y=Softmax(b)"
+MASK = np.where(CAUSAL, 0, LEAST)
+COUNT = {"zero": np.array(0), "one": np.array(1), "length": np.array(KEYS), "slope": np.array(0.5)}
+REBASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "absolute positions": (PLAIN, {"bias": 0.5 * POSITIONS}),
+    "counted positions": (COUNTED, COUNT),
+    "two heads": (PLAIN, {"bias": np.array([0.5, 0.25]).reshape(2, 1, 1) * POSITIONS}),
+    "an offset": (PLAIN, {"bias": -0.5 * abs(POSITIONS[:, None] - POSITIONS) - 300}),
+    "early rows": (SELECTED, {"bias": 0.5 * (POSITIONS - KEYS + 1), "seen": CAUSAL, "fill": FILL}),
+    "early rows of hidden keys": (HIDDEN, {"bias": 0.5 * POSITIONS, "seen": ~CAUSAL, "fill": FILL}),
+    "a mask that is added first": (MASKED_FIRST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
+    "a mask that is added last": (MASKED_LAST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
+    "a mask in the bias": (PLAIN, {"bias": np.where(CAUSAL, 0.5 * POSITIONS, -3e38)}),
+}
+
+
+def model(text: str, constants: dict[str, Any], outputs: str = "y", **options: Any) -> ModelProto:
+    shapes = {"q": (2, KEYS, 8), "k": (2, 8, KEYS), "seen": (KEYS, KEYS)}
+    return cases.build(text, outputs.split(), shapes=shapes, types={"seen": "bool"}, constants=constants, **options)
+
+
+def rebased(proto: ModelProto, to: DType = DType.FLOAT16) -> ModelProto:
+    return run_round(View.of(Model.load(proto)), (shrink_score_constants,), Context(to))[0].model.to_proto()
+
+
+def stored(proto: ModelProto) -> list[Any]:
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    return [array for name, array in held.items() if name.endswith("_rebased")]
+
+
+def feeds(step: float) -> dict[str, Any]:
+    """Operands whose products are multiples of a step, or none of any if it is 0."""
+    rng = np.random.default_rng(0)
+    arrays = {"q": rng.standard_normal((2, KEYS, 8)), "k": rng.standard_normal((2, 8, KEYS))}
+    return {n: (np.round(a / step) * step if step else a).astype(np.float32) for n, a in arrays.items()}
+
+
+@pytest.mark.parametrize("name", REBASED)
+def test_on_numbers_that_float32_adds_exactly_no_bit_of_the_result_changes(name: str) -> None:
+    proto = model(*REBASED[name])
+    moved = rebased(proto)
+    (bias,) = stored(moved)
+    assert bias.max() == 0
+    assert outputs_of(moved, feeds(0.25))[0].tobytes() == outputs_of(proto, feeds(0.25))[0].tobytes()
+
+
+@pytest.mark.parametrize("name", REBASED)
+def test_elsewhere_the_result_differs_by_what_float32_rounds_in_the_original(name: str) -> None:
+    """At 512 float32 rounds a score by 2⁻¹⁵ at most; the sum with the smaller bias rounds it by less."""
+    proto = model(*REBASED[name])
+    found, exact = (outputs_of(m, feeds(0))[0] for m in (rebased(proto), proto))
+    assert np.abs(found - exact).max() <= 2 * 2.0**-15 * exact.max()
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("name", REBASED)
+def test_the_scores_are_low_without_another_cast_and_near_those_of_float32(name: str, to: DType) -> None:
+    proto = model(*REBASED[name])
+    converted = amp_rewrite.convert(proto, to=to, lower=["op=Softmax"])
+    low = [row.dtype for row in converted.report.rows if row.op in ("MatMul", "Add", "Where", "Softmax")]
+    assert set(low) == {to.spelling}
+    assert sum(node.op_type == "Cast" for node in converted.model.graph.node) - ("Cast" in REBASED[name][0]) <= 3
+    found, exact = (outputs_of(m, feeds(0))[0] for m in (amp_rewrite.emulate(converted.model).to_proto(), proto))
+    assert np.abs(found - exact).max() <= (2e-2 if to is DType.FLOAT16 else 16e-2) * exact.max()
+    assert [f.subject for f in converted.report.findings if f.kind == "bias"] == ["bias"]
+
+
+@pytest.mark.parametrize("name", REBASED)
+def test_a_moved_bias_has_no_more_axes_than_its_rows_need(name: str) -> None:
+    one_row = "positions" in name
+    shape = (2, 1, KEYS) if name == "two heads" else (KEYS,) if one_row else (KEYS, KEYS)
+    assert [array.shape for array in stored(rebased(model(*REBASED[name])))] == [shape]
+
+
+@pytest.mark.parametrize(
+    ("text", "constants", "options"),
+    [
+        (PLAIN, {"bias": -0.5 * POSITIONS}, {}),  # near 0 at the best key already
+        (PLAIN, {"bias": np.random.default_rng(0).standard_normal(KEYS) * 100}, {}),  # learned
+        (PLAIN, {"bias": 0.5 * POSITIONS}, {"opset": 12}),  # a softmax over all axes behind one
+        (PLAIN, {"bias": 0.5 * POSITIONS}, {"outputs": "y b"}),
+        (f"{PLAIN};z=Neg(b)", {"bias": 0.5 * POSITIONS}, {"outputs": "y z"}),
+        (PLAIN.replace("(b)", "[axis=1](b)"), {"bias": 0.5 * POSITIONS}, {}),
+        (PLAIN.replace("Softmax", "LogSoftmax"), {"bias": 0.5 * POSITIONS}, {}),
+        (PLAIN.replace("Add(s,bias)", "Sub(s,bias)"), {"bias": 0.5 * POSITIONS}, {}),
+        (SELECTED, {"bias": 0.5 * POSITIONS, "fill": FILL}, {}),  # the mask is an input
+        (
+            SELECTED,
+            {"bias": 0.5 * POSITIONS, "fill": FILL, "seen": np.tri(KEYS, k=-1, dtype=bool)},
+            {},
+        ),  # a row is blind
+        (SELECTED, {"bias": 0.5 * POSITIONS, "fill": np.array(0.0), "seen": CAUSAL}, {}),
+    ],
+)
+def test_other_sums_are_left_alone(text: str, constants: dict[str, Any], options: dict[str, Any]) -> None:
+    proto = model(text, constants, **options)
+    assert rebased(proto).SerializeToString() == proto.SerializeToString()
