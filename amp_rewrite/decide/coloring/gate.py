@@ -131,7 +131,9 @@ class Gate:
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
-        opsets = range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1) if not op.domain else ()
+        if self.kernels is not None or op.domain:  # with kernels, a finding names the opset that helps the whole model
+            return Cause(reasons.SCHEMA_GATE, None, note)
+        opsets = range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1)
         newer = (known for opset in opsets if (known := signature("", op.op_type, opset)) is not None)
         first = next((known.since for known in newer if known.admits(variable.name, self.to)), None)
         return Cause(reasons.SCHEMA_GATE, None, f"{note}; opset {first} does" if first else note)

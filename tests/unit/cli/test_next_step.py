@@ -133,7 +133,7 @@ def test_every_place_that_prints_a_next_line_is_typed_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["bert_ts13", "vit_ts17"])
+@pytest.mark.parametrize("name", ["bert_ts13", "cnn_ts13", "vit_ts17"])
 def test_no_report_advises_an_opset_at_which_ops_fall_to_the_cpu(name: str, to: str) -> None:
     def fallen(opset: str | int) -> int:
         converted = convert(exported(f"tests/models/{name}.onnx"), to=to, opset=opset)
