@@ -37,17 +37,21 @@ def export(
     """Export a module of PyTorch to ONNX, convert it, check it on its arguments, and write the file.
 
     The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is that of `convert`,
-    on `args` in place of a random batch; with a criterion it is a `repair` on them. The result is the report.
+    on `args` in place of a random batch; with a criterion it is a `repair` on them.
 
     Args:
         module: a `torch.nn.Module`; its mode stays as it is.
         args: its arguments, a tuple, or one tensor.
         path: the file to write.
         dynamic_shapes: as `torch.onnx.export` takes them, such as `({0: torch.export.Dim("batch")},)`.
-        input_names, output_names: names in the file.
+        input_names: names of the inputs in the file.
+        output_names: names of the outputs in the file.
         check: False converts without a check.
         overwrite: replace an existing file.
         **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
+
+    Returns:
+        The report of the conversion.
 
     Raises:
         MachineError: PyTorch or onnxscript is not installed.
@@ -60,17 +64,10 @@ def export(
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> report = amp_rewrite.export(net, torch.ones(2, 4), "net_fp16.onnx")
     """
-    missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
-    if missing:
-        raise MachineError(f"export needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+    given = _arguments(module, args)
     import torch
 
-    if not isinstance(module, torch.nn.Module):
-        raise ModelError(f"module must be a torch.nn.Module, not {type(module).__name__}; load weights into a module")
-    if not isinstance(args, (torch.Tensor, tuple, list)):
-        raise FeedError(f"args must be a tensor or a tuple of tensors, not {type(args).__name__}; see torch.as_tensor")
     check_target(Path(path), overwrite)  # before the work, not after it
-    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     named: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
     training = module.training
     try:
@@ -100,3 +97,16 @@ def _fed(source: Model, arrays: Sequence[object]) -> Feed | bool:
         return replace(Feed.of(tuple(arrays), source), origin=ARGUMENTS)
     except FeedError:
         return True
+
+
+def _arguments(module: Any, args: Any) -> tuple[Any, ...]:
+    missing = [name for name in ("torch", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise MachineError(f"export needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"module must be a torch.nn.Module, not {type(module).__name__}; load weights into a module")
+    if not isinstance(args, (torch.Tensor, tuple, list)):
+        raise FeedError(f"args must be a tensor or a tuple of tensors, not {type(args).__name__}; see torch.as_tensor")
+    return (args,) if isinstance(args, torch.Tensor) else tuple(args)

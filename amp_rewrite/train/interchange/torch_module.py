@@ -68,6 +68,9 @@ def from_torch(
         dropout: keep dropout, also that of attention, as ops that `training_step(…, training_mode=True)` switches on.
         opset: the ai.onnx opset.
 
+    Returns:
+        The model.
+
     Raises:
         TrainingError: PyTorch or onnxscript is missing, or the module is not in float32 or cannot be exported.
 
@@ -81,12 +84,7 @@ def from_torch(
     """
     torch = _torch()
     opset = whole_number("opset", opset, _LEAST_OPSET)
-    if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TrainingError(
-            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
-        )
+    _check_module(torch, module)
     given = _inputs(torch, module, example)
     axes = _axes(given, dynamic)
     inputs, state = _doubled(torch, given, axes), _ModuleState.of(torch, module)
@@ -112,6 +110,15 @@ def from_torch(
         _check_outputs(model, inputs, found.outputs)
     described(model, state.declared(), found.notes)
     return model
+
+
+def _check_module(torch: Any, module: object) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TrainingError(
+            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
+        )
 
 
 # -- torch -------------------------------------------------------------------------------------------
