@@ -116,10 +116,10 @@ class Raised:
 
         The Cast rounds, and the digits that it drops are the reason for which its readers were raised.
         """
-        uses = [use for value in op.results for use in self.view.uses[value]]
-        if not _moves(self.view, op) or op.id in self.problem.options.lower or not uses:
+        if not _moves(self.view, op) or op.id in self.problem.options.lower:
             return
-        if any(exposed(self.view, value) for value in op.results) or not _casts_to_low(self.view, op):
+        uses = [use for value in op.results for use in self.view.uses[value]]
+        if not uses or any(exposed(self.view, value) for value in op.results) or not _casts_to_low(self.view, op):
             return
         low = any(read_variable(self.view.ops[use.op], use.slot) not in self.paints for use in uses)
         if not low and not isinstance(self.gate.raisable(self.view, op), Cause):
