@@ -15,7 +15,7 @@ def main() -> None:
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     try:
         for number in numbers:
-            signal.signal(number, _interrupt)
+            signal.signal(number, interrupt)
         from amp_rewrite.cli import main as run  # takes a while, in which a user may interrupt
 
         run()
@@ -33,11 +33,11 @@ def main() -> None:
     os._exit(_INTERRUPTED)  # sys.exit would end by SIGINT where an `exec` was interrupted
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, but after an import, whose locks lose it, and after a finalizer, where it is ignored."""
     while frame is not None and hasattr(signal, "setitimer"):  # not on Windows
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name == "__del__":
-            signal.signal(signal.SIGALRM, _interrupt)
+            signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, _MOMENT)
             return
         frame = frame.f_back

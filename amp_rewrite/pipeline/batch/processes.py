@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from typing import Any, TypeVar
 
+from amp_rewrite.__main__ import interrupt
 from amp_rewrite.errors import AmpRewriteError, MachineError, one_line
 
 J = TypeVar("J")
@@ -97,9 +98,9 @@ class Processes(ThreadPoolExecutor):
 def _serve(pipe: connection.Connection) -> None:
     """Do jobs from a pipe, until SIGTERM, or the end of the parent, also if it was killed; Ctrl-C is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, OSError):
+    with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             function, job = pipe.recv()
             pipe.send(function(job))
@@ -110,10 +111,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end(*_: object) -> None:
-    raise SystemExit(1)
 
 
 def cores() -> int:

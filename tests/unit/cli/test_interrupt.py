@@ -108,6 +108,39 @@ def test_an_interrupt_during_an_import_waits_for_its_end(number: signal.Signals,
     assert (done.stdout, done.stderr, done.returncode) == ("loaded\n", "", 130)
 
 
+LOADING = """
+import importlib, os, signal, sys, time
+from multiprocessing import Pipe
+from amp_rewrite.pipeline.batch.processes import _serve
+
+class Named:
+    def __set_name__(self, *_):  # Python before 3.12 makes a RuntimeError of an exception here
+        os.kill(os.getpid(), signal.SIGTERM)
+
+class Job:
+    def __reduce__(self):
+        return importlib.import_module, ("loading",)
+
+def do(job):
+    time.sleep(60)
+    print("lost")
+
+sys.path.insert(0, sys.argv[1])
+theirs, ours = Pipe()
+ours.send((do, Job()))
+sys.modules["named"] = sys.modules["__main__"]
+_serve(theirs)
+"""
+
+
+@posix
+def test_a_process_that_must_end_while_modules_load_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "loading.py").write_text("import named\nclass Loading:\n    name = named.Named()\nprint('loaded')\n")
+    command = [sys.executable, "-c", LOADING, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heard, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("loaded\n", "", 0)
+
+
 @posix
 @pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
 def test_every_interrupt_of_a_command_is_exit_code_130(line: str, tmp_path: Path) -> None:
