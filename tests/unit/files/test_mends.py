@@ -9,7 +9,7 @@ import onnx.numpy_helper
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 import amp_rewrite
 from amp_rewrite import Model, ModelError
@@ -39,8 +39,8 @@ def model(edit: Edit, words: str = PLAIN, *, opset: int = 17, ir: int = 8, funct
     return made
 
 
-def spelled(nodes: object) -> None:
-    for node in nodes:  # type: ignore[attr-defined]
+def spelled(made: ModelProto) -> None:
+    for node in made.graph.node:
         node.domain = "ai.onnx"
 
 
@@ -52,16 +52,33 @@ def tensor(name: str, values: object) -> TensorProto:
     return onnx.numpy_helper.from_array(np.asarray(values, np.float32), name)
 
 
+def hold(made: ModelProto, name: str, values: object = WEIGHT) -> None:
+    made.graph.initializer.append(tensor(name, values))
+
+
+def declare(made: ModelProto, name: str, *dims: int) -> None:
+    made.graph.value_info.append(helper.make_tensor_value_info(name, 1, dims))
+
+
+def state(value: ValueInfoProto, *dims: int) -> None:
+    value.CopyFrom(helper.make_tensor_value_info(value.name, 1, dims))
+
+
 def old(made: ModelProto, *, listed: bool = False) -> None:
     made.ir_version = 3
     if listed:
-        made.graph.initializer.append(tensor("v", WEIGHT))
+        hold(made, "v")
         made.graph.input.append(helper.make_tensor_value_info("v", 1, [16, 16]))
         made.graph.node[-1].input[1] = "v"
 
 
-def branch(made: ModelProto) -> object:
+def branch(made: ModelProto) -> GraphProto:
     return made.graph.node[-1].attribute[0].g
+
+
+def foreign(node: NodeProto, op_type: str, domain: str, **attributes: object) -> None:
+    """Another op with the same input and output."""
+    node.CopyFrom(helper.make_node(op_type, node.input[:1], node.output, domain=domain, **attributes))
 
 
 def by_bytes(made: ModelProto, before: bytes, after: bytes) -> None:
@@ -79,6 +96,7 @@ def uncalled(made: ModelProto) -> None:
     made.functions[0].node[0].op_type = "Nonsense"
 
 
+NOT_IMPORTED = "which is not imported; opset 1 of it is now"
 MENDED: Mapping[str, tuple[ModelProto, str]] = {
     "a graph without a name": (model(lambda m: m.graph.ClearField("name")), "'graph' is its name now"),
     "a graph name that is not UTF-8": (
@@ -91,50 +109,30 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
     "initializers of IR 3 that are no inputs": (model(old, opset=9), "needs IR version 4, not 3"),
     "some of them inputs": (model(lambda m: old(m, listed=True), opset=9), "needs IR version 4, not 3"),
     "the IR version 0": (model(lambda m: setattr(m, "ir_version", 0)), "needs IR version 4, not 0"),
-    "nodes of ai.onnx": (model(lambda m: spelled(m.graph.node)), "it is '' now"),
+    "nodes of ai.onnx": (model(spelled), "it is '' now"),
     "nodes and an import of ai.onnx": (
-        model(lambda m: (spelled(m.graph.node), setattr(m.opset_import[0], "domain", "ai.onnx"))),
+        model(lambda m: (spelled(m), setattr(m.opset_import[0], "domain", "ai.onnx"))),
         "it is '' now",
     ),
     "com.microsoft not imported": (
-        model(lambda m: m.graph.node[1].MergeFrom(onnx.NodeProto(op_type="Gelu", domain="com.microsoft"))),
-        "com.microsoft, which is not imported; opset 1 of it is now",
+        model(lambda m: foreign(m.graph.node[1], "Gelu", "com.microsoft")),
+        f"com.microsoft, {NOT_IMPORTED}",
     ),
     "com.microsoft not imported, in a branch": (
-        model(
-            lambda m: (
-                branch(m)
-                .node[0]
-                .CopyFrom(  # type: ignore[attr-defined]
-                    helper.make_node("Gelu", ["h"], ["a"], domain="com.microsoft")
-                )
-            ),
-            BRANCHES,
-        ),
-        "com.microsoft, which is not imported; opset 1 of it is now",
+        model(lambda m: foreign(branch(m).node[0], "Gelu", "com.microsoft"), BRANCHES),
+        f"com.microsoft, {NOT_IMPORTED}",
     ),
     "ai.onnx.ml not imported": (
-        model(
-            lambda m: m.graph.node[1].CopyFrom(
-                helper.make_node("Scaler", ["h"], ["r"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])
-            )
-        ),
-        "ai.onnx.ml, which is not imported; opset 1 of it is now",
+        model(lambda m: foreign(m.graph.node[1], "Scaler", "ai.onnx.ml", offset=[0.0], scale=[2.0])),
+        f"ai.onnx.ml, {NOT_IMPORTED}",
     ),
-    "an initializer twice": (
-        model(lambda m: m.graph.initializer.append(tensor("w", WEIGHT))),
-        "there twice, with the same values",
-    ),
+    "an initializer twice": (model(lambda m: hold(m, "w")), "there twice, with the same values"),
     "an initializer twice, in two fields": (
-        model(
-            lambda m: m.graph.initializer.append(
-                TensorProto(name="w", data_type=1, dims=[16, 16], float_data=WEIGHT.ravel().tolist())
-            )
-        ),
+        model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
         "there twice, with the same values",
     ),
     "another declaration of an input": (
-        model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("x", 1, [5, 16]))),
+        model(lambda m: declare(m, "x", 5, 16)),
         "value_info declares the input otherwise",
     ),
     "nodes in another order": (
@@ -142,7 +140,7 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
         "not in the order in which they run",
     ),
     "an initializer again in a branch": (
-        model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),  # type: ignore[attr-defined]
+        model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),
         "bodies repeat initializers",
     ),
     "a metadata key twice": (
@@ -153,33 +151,21 @@ MENDED: Mapping[str, tuple[ModelProto, str]] = {
         model(lambda m: m.opset_import.add(domain="foo", version=0)),
         "foo opset 0, which no node uses",
     ),
-    "an initializer without a name": (
-        model(lambda m: m.graph.initializer.append(tensor("", [1]))),
-        "an initializer has no name",
-    ),
+    "an initializer without a name": (model(lambda m: hold(m, "", [1])), "an initializer has no name"),
 }
 UNCHECKED: Mapping[str, ModelProto] = {
-    "value_info of another shape": model(
-        lambda m: m.graph.value_info.append(helper.make_tensor_value_info("h", 1, [4, 17]))
-    ),
-    "an output of another shape": model(
-        lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [4, 17]))
-    ),
-    "an initializer of another shape in value_info": model(
-        lambda m: m.graph.value_info.append(helper.make_tensor_value_info("w", 1, [2, 2]))
-    ),
-    "a dim of 0": model(lambda m: m.graph.value_info.append(helper.make_tensor_value_info("h", 1, [0, 16]))),
-    "a branch output of another shape": model(
-        lambda m: branch(m).output[0].CopyFrom(helper.make_tensor_value_info("a", 1, [4, 17])),  # type: ignore[attr-defined]
-        BRANCHES,
-    ),
+    "value_info of another shape": model(lambda m: declare(m, "h", 4, 17)),
+    "an output of another shape": model(lambda m: state(m.graph.output[0], 4, 17)),
+    "an initializer of another shape in value_info": model(lambda m: declare(m, "w", 2, 2)),
+    "a dim of 0": model(lambda m: declare(m, "h", 0, 16)),
+    "a branch output of another shape": model(lambda m: state(branch(m).output[0], 4, 17), BRANCHES),
     "a Constant of two values": model(
         lambda m: m.graph.node[0].attribute.append(helper.make_attribute("value_int", 3)),
         "o = Constant <value_float = 1.0> () a = Add (x, o) h = MatMul (a, w) y = MatMul (h, w)",
     ),
     "a dim of -1": model(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1)),
     "GroupNormalization of opset 18": model(
-        lambda m: m.graph.initializer.append(tensor("s", [2, 3])),
+        lambda m: hold(m, "s", [2, 3]),
         "h = MatMul (x, w) o = Constant <value_ints = [4, 4, 4]> () u = Reshape (h, o)"
         " n = GroupNormalization <num_groups = 2> (u, s, s)"
         " p = Constant <value_ints = [4, 16]> () q = Reshape (n, p) y = MatMul (q, w)",
@@ -189,19 +175,14 @@ UNCHECKED: Mapping[str, ModelProto] = {
 OVERLOOKED: Mapping[str, ModelProto] = {
     "an import of ai.onnx": model(lambda m: setattr(m.opset_import[0], "domain", "ai.onnx")),
     "an opset imported twice": model(lambda m: m.opset_import.add(domain="", version=17)),
-    "value_info twice": model(
-        lambda m: m.graph.value_info.extend([helper.make_tensor_value_info("h", 1, [4, 16])] * 2)
-    ),
+    "value_info twice": model(lambda m: [declare(m, "h", 4, 16) for _ in range(2)]),
     "value_info without a type": model(lambda m: m.graph.value_info.add(name="h")),
     "an output twice": model(lambda m: m.graph.output.append(m.graph.output[0])),
     "two fields of values": model(lambda m: m.graph.initializer[0].float_data.append(1.0)),
     "docs that are not UTF-8": model(
         lambda m: (setattr(m.graph, "doc_string", "QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
     ),
-    "a branch output without a type": model(
-        lambda m: branch(m).output[0].ClearField("type"),  # type: ignore[attr-defined]
-        BRANCHES,
-    ),
+    "a branch output without a type": model(lambda m: branch(m).output[0].ClearField("type"), BRANCHES),
     "a function of another opset": model(
         lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION
     ),
@@ -212,9 +193,7 @@ OVERLOOKED: Mapping[str, ModelProto] = {
         )
     ),
     "a value name with NUL": model(lambda m: renamed(m, "a\0b")),
-    "an output that is an initializer": model(
-        lambda m: m.graph.output.append(helper.make_tensor_value_info("w", 1, [16, 16]))
-    ),
+    "an output that is an initializer": model(lambda m: state(m.graph.output.add(name="w"), 16, 16)),
     "an output that is an input": model(lambda m: m.graph.output.append(m.graph.input[0])),
     "a field that onnx does not know": model(lambda m: m.MergeFromString(b"\xfa\x7f\x03abc")),
     "text that is not UTF-8, unread": model(
@@ -225,19 +204,19 @@ OVERLOOKED: Mapping[str, ModelProto] = {
 REFUSED: Mapping[str, tuple[ModelProto, str]] = {
     "two opsets": (model(lambda m: m.opset_import.add(domain="", version=13)), "imports ai.onnx opsets 17 and 13"),
     "ai.onnx not imported": (
-        model(lambda m: m.opset_import[0].MergeFrom(onnx.OperatorSetIdProto(domain="com.microsoft"))),
+        model(lambda m: setattr(m.opset_import[0], "domain", "com.microsoft")),
         "imports no ai.onnx opset",
     ),
     "an initializer twice, with other values": (
-        model(lambda m: m.graph.initializer.append(tensor("w", np.eye(16)))),
+        model(lambda m: hold(m, "w", np.eye(16))),
         "'w' is there twice, with different values",
     ),
     "an initializer in a branch with other values": (
-        model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES),  # type: ignore[attr-defined]
+        model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES),
         "runtimes disagree",
     ),
     "an initializer of a Constant's name": (
-        model(lambda m: m.graph.initializer.append(tensor("h", 0.0)), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1)),
+        model(lambda m: hold(m, "h", 0.0), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1)),
         "'h' is defined twice",
     ),
     "an initializer without values": (
@@ -347,14 +326,14 @@ RETURNED = (
 )
 
 
-def inner(made: ModelProto) -> object:
+def inner(made: ModelProto) -> GraphProto:
     return made.graph.node[2].attribute[0].g.node[0].attribute[0].g
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        model(lambda m: inner(m).initializer.append(tensor("w", WEIGHT)), HIDING),  # type: ignore[attr-defined]
+        model(lambda m: inner(m).initializer.append(tensor("w", WEIGHT)), HIDING),
         model(lambda m: m.graph.node[1].attribute[0].g.initializer.append(tensor("w", WEIGHT)), RETURNED),
     ],
     ids=["a name in between hides it", "the branch returns it"],

@@ -1,49 +1,10 @@
-"""Facts about opsets and IR versions stand in `ir/versions` alone: no other module compares one with a number."""
-
-import ast
-from collections.abc import Iterator
-from pathlib import Path
+"""Facts about opsets: each is a version of the operator that it names."""
 
 import onnx.defs
 import onnx.helper
 import pytest
 
-import amp_rewrite
 from amp_rewrite.ir import versions
-
-PACKAGE = Path(amp_rewrite.__file__).parent
-VERSIONS = ("opset", "opsets", "since", "ir_version", "current")
-
-
-def compared(tree: ast.AST) -> Iterator[int]:
-    """The lines that compare an opset or an IR version with a number of 2 or more."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            names = {getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(node)}
-            numbers = [n.value for n in (node.left, *node.comparators) if isinstance(n, ast.Constant)]
-            if names.intersection(VERSIONS) and any(isinstance(n, int) and n > 1 for n in numbers):
-                yield node.lineno
-
-
-def test_no_module_compares_a_version_with_a_number() -> None:
-    found = [
-        f"{path.relative_to(PACKAGE)}:{line}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for line in compared(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert not found, found
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['x = view.opsets.get("", 1) < 9', "x = op.signature.since >= 11", "x = 4 > proto.ir_version"],
-)
-def test_a_comparison_is_seen(text: str) -> None:
-    assert list(compared(ast.parse(text))) == [1]
-
-
-def inputs(op_type: str, opset: int) -> int:
-    return len(onnx.defs.get_schema(op_type, opset, "").inputs)
 
 
 @pytest.mark.parametrize(

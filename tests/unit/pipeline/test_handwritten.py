@@ -126,15 +126,6 @@ def test_a_captured_value_is_cast_once_outside_the_loop() -> None:
     assert (sorted(outside), inside) == (["a", "e", "x"], ["s", "r"])
 
 
-@pytest.mark.parametrize("name", ["loop_from_deny", "loop_all_allowed"])
-def test_the_state_of_a_loop_keeps_one_type(name: str) -> None:
-    result = converted(name).model
-    body = attribute(result, "loop", "body")
-    types = objections.inferred_types(result)
-    assert types["s_in"] == types["s_out"] == types["s"] == {FLOAT}
-    assert [v.type.tensor_type.elem_type for v in (body.input[2], body.output[1])] == [FLOAT, FLOAT]
-
-
 def test_an_initializer_that_a_caller_may_override_is_cast_and_not_baked() -> None:
     result = converted("overridable_initializer").model
     assert tensor(result, "w").data_type == FLOAT
@@ -227,14 +218,6 @@ def test_quantized_nodes_are_not_touched(name: str) -> None:
         assert node(result, op).op_type == node(before, op).op_type
         assert list(node(result, op).attribute) == list(node(before, op).attribute)
         assert node(result, op).input[1:] == ["scale", "zero"]
-
-
-def test_casts_of_the_user_that_became_copies_are_folded() -> None:
-    result = converted("casts_that_fold").model
-    names = [n.name for n in result.graph.node]
-    assert "lower" not in names and "raise" not in names
-    assert node(result, "public").op_type in ("Identity", "Cast")
-    assert objections.of_casts(result) == []
 
 
 def test_an_output_sequence_stays_float32_and_one_between_allow_ops_does_not() -> None:

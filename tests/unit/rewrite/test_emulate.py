@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import amp_rewrite
 from amp_rewrite import Model, PolicyError, View
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.emulate import emulate
-from suites.models.test_fixtures import LOW, batch, source, tolerance
-from support.corpus import KINDS, small_models
+from suites.models.test_fixtures import LOW, source
+from support.corpus import small_models
 from support.objections import graphs, of_checker, of_names, run, session
 
 both_types = pytest.mark.parametrize("low", LOW, ids=lambda t: t.spelling)
@@ -248,9 +247,8 @@ def test_casts_of_the_model_round_or_vanish() -> None:
 # -- bodies, functions, containers ---------------------------------------------------------------------
 
 
-@both_types
-def test_branches_are_emulated(low: DType) -> None:
-    found = agrees(
+HELD: dict[str, tuple[str, dict[str, np.ndarray], str, int]] = {
+    "branches": (
         """g (LOW[3, 4] x, bool c) => (LOW[3, 4] y) {
             k = Mul (x, x)
             y = If (c) <
@@ -258,15 +256,11 @@ def test_branches_are_emulated(low: DType) -> None:
               else_branch = e () => (LOW[3, 4] b) { b = Sub (k, x) }
             >
         }""",
-        {"x": X, "c": np.array(True)},
-        low,
-    )
-    assert kinds(found).count(f"Cast→{low.spelling}") == 4
-
-
-@both_types
-def test_loops_round_in_each_iteration(low: DType) -> None:
-    agrees(
+        {"c": np.array(True)},
+        "",
+        4,
+    ),
+    "each iteration of a loop": (
         """g (LOW[3, 4] x, int64 n, bool c) => (LOW[3, 4] y) {
             y = Loop (n, c, x) <body = b (int64 i, bool go, LOW[3, 4] s) => (bool go2, LOW[3, 4] s2) {
                 go2 = Identity (go)
@@ -274,20 +268,33 @@ def test_loops_round_in_each_iteration(low: DType) -> None:
                 s2 = Add (p, x)
             }>
         }""",
-        {"x": X, "n": np.array(5), "c": np.array(True)},
-        low,
-    )
+        {"n": np.array(5), "c": np.array(True)},
+        "",
+        3,
+    ),
+    "local functions": (
+        "g (LOW[3, 4] x) => (LOW[3, 4] y) { y = here.f (x) }",
+        {},
+        '<opset_import: ["": 22], domain: "here"> f (x) => (y) { s = Mul (x, x) \n y = Add (s, x) }',
+        3,
+    ),
+    "weights with a low scale": (
+        "g (LOW[3, 4] x, int8[4] q, LOW s) => (LOW[3, 4] y) { w = DequantizeLinear (q, s) \n y = Mul (x, w) }",
+        {"q": np.arange(-2, 2, dtype=np.int8), "s": np.array(0.0123, np.float32)},
+        "",
+        4,
+    ),
+}
+"""By name: the model, what it is fed, its functions, and how many values are rounded."""
 
 
 @both_types
-def test_local_functions_are_emulated(low: DType) -> None:
-    agrees(
-        "g (LOW[3, 4] x) => (LOW[3, 4] y) { y = here.f (x) }",
-        {"x": X},
-        low,
-        functions='<opset_import: ["": 22], domain: "here"> f (x) => (y) { s = Mul (x, x) \n y = Add (s, x) }',
-        domains=', "here": 1',  # type: ignore[arg-type]
-    )
+@pytest.mark.parametrize("name", HELD)
+def test_what_holds_ops_of_its_own_is_emulated(name: str, low: DType) -> None:
+    text, feeds, functions, rounded = HELD[name]
+    domains = ', "here": 1' if functions else ""
+    found = agrees(text, {"x": X, **feeds}, low, functions, domains=domains)  # type: ignore[arg-type]
+    assert kinds(found).count(f"Cast→{low.spelling}") == rounded
 
 
 def test_sequences_hold_rounded_values() -> None:
@@ -347,15 +354,6 @@ def test_statistics_in_the_low_type_become_float32_ones() -> None:
     y, m = run(found, {"x": X, "w": np.ones(4, np.float32)})
     for array in (y, m):
         np.testing.assert_array_equal(array, array.astype(np.float16).astype(np.float32))  # type: ignore[attr-defined]
-
-
-@both_types
-def test_quantized_weights_take_the_rounded_scale(low: DType) -> None:
-    agrees(
-        "g (int8[6] q, LOW s, LOW[6] x) => (LOW[6] y) { w = DequantizeLinear (q, s) \n y = Mul (w, x) }",
-        {"q": np.arange(-3, 3, dtype=np.int8), "s": np.array(0.0123, np.float32), "x": X.ravel()[:6]},
-        low,
-    )
 
 
 def sparse(low: DType) -> onnx.SparseTensorProto:
@@ -472,17 +470,81 @@ def test_a_model_of_other_domains_alone_gets_the_opset_of_its_casts() -> None:
     session(found)
 
 
-# -- whole models --------------------------------------------------------------------------------------
+# -- the widened twin: low types as if they were float32 -------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "low"), tuple(zip(KINDS, cycle(LOW), strict=False)))
-def test_a_converted_model_runs_emulated_within_the_bound(name: str, low: DType) -> None:
-    """Its widened twin, too, of which only the weights are rounded."""
-    result = amp_rewrite.convert(source(name), to=low.spelling).result
-    feeds, expected = batch(name, "input"), batch(name, "output")
-    for rounding in (True, False):
-        found = emulate(result, rounding=rounding, io="float32").to_proto()
-        assert low_values(found) == []
-        outputs = dict(zip((o.name for o in found.graph.output), run(found, feeds), strict=True))
-        for key, right in expected.items():
-            assert np.abs(outputs[key] - right).max() <= tolerance(name, right, low), key
+def widened(model: object, io: str = "float32") -> ModelProto:
+    """The widened twin, which must be a valid model of unique names."""
+    return twin(model, io=io, rounding=False)
+
+
+def as_float32(
+    text: str, feeds: Mapping[str, object], low: DType, functions: str = "", **options: object
+) -> ModelProto:
+    """The widened twin of a model written with LOW for its low type; equal to the model written with float."""
+    low_model = parsed(text.replace("LOW", low.onnx_name), functions.replace("LOW", low.onnx_name), **options)
+    wide_model = parsed(text.replace("LOW", "float"), functions.replace("LOW", "float"), **options)
+    found = widened(low_model)
+    assert not has_low(found)
+    assert [kind for kind in kinds(found) if kind.startswith("Cast→")] == []
+    expected = ReferenceEvaluator(wide_model).run(None, dict(feeds))
+    for level in ("BASIC", "ALL"):
+        for mine, right in zip(run(found, feeds, level), expected, strict=True):
+            np.testing.assert_array_equal(mine, right)
+    return found
+
+
+# -- nothing is rounded --------------------------------------------------------------------------------
+
+
+@both_types
+def test_what_would_overflow_or_lose_digits_does_not(low: DType) -> None:
+    found = as_float32(
+        "g (LOW[3, 4] x) => (LOW[3, 4] y) { e = Mul (x, x) \n y = Mul (e, e) }",
+        {"x": np.float32([[1 + 2.0**-20, 300, 1e-5, 1e9]] * 3)},
+        low,
+    )
+    assert kinds(found) == ["Mul", "Mul"]
+
+
+@both_types
+def test_casts_between_float32_and_low_types_become_identities(low: DType) -> None:
+    model = parsed(f"""g (float[2] x, {low.onnx_name}[2] h) => (float[2] y, int64[2] n, float[2] z, float[2] d) {{
+        a = Cast <to = {low.code}> (x)
+        y = Cast <to = 1> (a)
+        n = Cast <to = 7> (a)
+        l = CastLike (x, h)
+        z = CastLike (l, x)
+        i = Cast <to = {low.code}> (n)
+        e = Cast <to = 11> (i)
+        k = Cast <to = {low.code}> (e)
+        d = Cast <to = 1> (k)
+    }}""")
+    found = widened(model)
+    assert kinds(found) == [
+        *("Identity", "Identity", "Cast→int64", "Identity", "Identity"),
+        *("Cast→float32", "Cast→float64", "Cast→float32", "Identity"),
+    ]
+    x = np.float32([0.1, 4097.9])
+    y, n, z, d = run(found, {"x": x, "h": x})
+    for array in (y, z):
+        np.testing.assert_array_equal(array, x)
+    np.testing.assert_array_equal(n, x.astype(np.int64))
+    np.testing.assert_array_equal(d, np.trunc(x))
+
+
+# -- edges ---------------------------------------------------------------------------------------------
+
+
+def test_what_stands_behind_a_kept_output_is_not_rounded() -> None:
+    model = parsed("""g (float16[2] x) => (float16[2] y, float[2] z, float16[2] w) <float16[2] w = {15872, 16640}> {
+        y = Mul (x, x)
+        d = Div (y, x)
+        z = Cast <to = 1> (d)
+    }""")
+    x = np.float16([300, 2])
+    with np.errstate(over="ignore"):
+        y, z, w = run(widened(model, "numpy"), {"x": x})
+    np.testing.assert_array_equal(y, np.float16([np.inf, 4]))
+    np.testing.assert_array_equal(z, np.float32([300, 2]))
+    np.testing.assert_array_equal(w, np.float16([1.5, 2.5]))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,30 +13,53 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import NodeProto, helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+import amp_rewrite
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
+from amp_rewrite.files.model import Model
+from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite import equivalence, reference
 from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.rewrite.reference import FORMULAS, computed
+from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.runtime.kernels import load_kernels
+from amp_rewrite.settings.choices import Fuse, Target
 from support.contrib_models import (
+    ATTENDED,
     BIASED,
+    EDGES,
     ERF,
+    HIDDEN,
+    INFINITE,
     LAYER_NORM,
+    MASKED,
+    MERGED,
     NORM,
+    NOTHING_SEEN,
     ONE,
     OUT,
+    REST,
     RMS_NORM,
+    SCORES,
+    SOFTMAX,
+    SPLIT,
+    SQUARE,
     SUM,
     TANH,
+    TURNED,
     TWO,
     Arrays,
     agree,
+    attention_of,
     fused,
     model_of,
+    random_feed,
 )
 from support.fusing import kinds, outputs_of
+from support.paths import TESTS
 
 FASTER = "faster with --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
@@ -254,3 +280,217 @@ def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> Non
         # The kernel of FastGelu rounds its two constants to float32, as the CPU computes tanh: both within 1e-6.
         bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(got).max())
         np.testing.assert_allclose(got, wanted[value.name], rtol=0, atol=bound)
+
+
+# -- attention -------------------------------------------------------------------------------------------
+
+
+MASKED_BY = SCORES.replace("s =", "s0 =") + "f = Cast <to = 1> (mask)  "
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "outputs", "expected"),
+    [
+        (SPLIT + SCORES + SOFTMAX + REST + MERGED, EDGES, ATTENDED, ["MultiHeadAttention"]),
+        (
+            SPLIT + SCORES.replace("s =", "s0 =") + "s = Add (s0, causal)  " + SOFTMAX + REST + MERGED,
+            SQUARE,
+            ATTENDED,
+            ["MultiHeadAttention"],
+        ),
+        (
+            SPLIT + SCORES.replace("s =", "s0 =") + "s = Add (s0, added)  " + SOFTMAX + REST + MERGED,
+            EDGES,
+            ATTENDED,
+            ["MultiHeadAttention"],
+        ),
+        (
+            SPLIT + TURNED + SCORES.replace("(keys)", "(kn)").replace("(q,", "(xn,") + SOFTMAX + REST + MERGED,
+            EDGES,
+            ATTENDED,
+            [*("Reshape", "Transpose") * 3, "Neg", "Neg", "Transpose", "Reshape", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + SCORES + SOFTMAX + "y = MatMul (h, v)",
+            EDGES,
+            "float[2,2,3,4] y",
+            ["MultiHeadAttention", "Reshape", "Transpose"],
+        ),
+        (
+            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "ReduceSum", "Cast", "Squeeze", "Where", "Where", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + MASKED_BY + "g = Sub (one, f)  a = Mul (g, lowest)  s = Add (s0, a)  " + SOFTMAX + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "Sub", "Mul", "Greater", "Cast", "ReduceSum", "Cast", "Squeeze", "Where", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "Add", "MultiHeadAttention"],
+        ),
+        (
+            SPLIT + INFINITE + NOTHING_SEEN + REST + MERGED,
+            MASKED,
+            ATTENDED,
+            ["Cast", "ReduceSum", "Cast", "Squeeze", "Where", "MultiHeadAttention", "Where"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("opset", [13, 22])
+def test_attention_becomes_one_node(body: str, inputs: str, outputs: str, expected: list[str], opset: int) -> None:
+    model = attention_of(body, inputs, outputs, opset)
+    made, told = fused(model)
+    assert kinds(made) == expected
+    assert {kind for kind, _, _ in told} == {"fused"}
+    feed: dict[str, Any] = random_feed(model)
+    if "mask" in feed:
+        feed["mask"] = feed["mask"] > 0
+        feed["mask"][:, :, 0] = False  # a token that sees nothing
+    for first, second in zip(outputs_of(model, feed), outputs_of(made, feed), strict=True):
+        np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "why"),
+    [
+        (
+            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
+            EDGES + ", bool[3,5] mask",
+            "its mask does not state batch and heads",
+        ),
+        (
+            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
+            EDGES + ", bool[2,2,3,5] mask",
+            "a row of its mask may hide every key, and not in each head alike",
+        ),
+        (  # the kernel refuses them
+            SPLIT.replace("v =", "v0 =")
+            + "v = Concat <axis = 3> (v0, v0)  "
+            + SCORES
+            + SOFTMAX
+            + "o = MatMul (h, v)  y = Neg (o)",
+            EDGES,
+            "its values are not as wide as its keys, and their heads are split off",
+        ),
+    ],
+)
+def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inputs: str, why: str) -> None:
+    outputs = "float[2,2,3,8] y" if "Concat" in body else "float[2,2,4,3] y" if "v1" in body else ATTENDED
+    made, told = fused(attention_of(body, inputs, outputs))
+    assert "MultiHeadAttention" not in kinds(made)
+    assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in told
+
+
+@pytest.mark.parametrize("axis", ["", "<axis = 1>", "<axis = 3>", "<axis = -1>"])
+def test_below_opset_13_a_softmax_is_over_all_axes_from_one_on(axis: str) -> None:
+    body = SPLIT + SCORES + SOFTMAX.replace("<axis = -1>", axis) + REST + MERGED
+    model = attention_of(body, opset=11)
+    made, _ = fused(model)
+    assert ("MultiHeadAttention" in kinds(made)) is (axis in ("<axis = 3>", "<axis = -1>"))
+    agree(model, made)
+
+
+# -- whole conversions -----------------------------------------------------------------------------------
+
+
+MODELS = TESTS / "models"
+
+
+# -- whole conversions --------------------------------------------------------------------------------
+
+
+def between_products(body: str) -> ModelProto:
+    body = "x0 = MatMul (x, v0)  " + body.replace("Add (x,", "Add (x0,") + "  y1 = MatMul (y, w)"
+    return model_of(body, "float[2,3,8] x, float[8,4] v0, float[2,3,4] z", OUT1)
+
+
+OUT1 = "float[2,3,4] y1"
+
+
+def test_no_cast_parts_a_sum_from_its_norm() -> None:
+    made = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib")
+    assert kinds(made.model)[-4:] == ["MatMul", "SkipLayerNormalization", "MatMul", "Cast"]
+    assert {row.op: row.dtype for row in made.report.rows} == {
+        "MatMul": "float16",
+        "com.microsoft::SkipLayerNormalization": "float16",
+    }
+
+
+def test_converting_twice_changes_nothing() -> None:
+    once = amp_rewrite.convert(between_products(SUM + LAYER_NORM), fuse="contrib").model
+    twice = amp_rewrite.convert(once, fuse="contrib")
+    assert twice.plan.empty
+    assert twice.model.SerializeToString() == once.SerializeToString()
+
+
+@pytest.mark.parametrize("target", ["onnx", "tensorrt"])
+def test_another_target_refuses_operators_of_onnxruntime(target: str) -> None:
+    said = (
+        f"fuse 'contrib' makes operators that only onnxruntime has, and the target is '{target}'; use target"
+        " 'ort-cuda', or fuse 'basic'"
+    )
+    with pytest.raises(PolicyError, match=f"^{re.escape(said)}$"):
+        amp_rewrite.convert(model_of(SUM + NORM), fuse="contrib", target=target)
+
+
+def test_what_else_a_model_carries_stays() -> None:
+    """Metadata, docs, sparse weights, value_info."""
+    model = between_products(SUM + LAYER_NORM)
+    model.metadata_props.add(key="made by", value="hand")
+    model.doc_string = "words"
+    model.graph.node[1].metadata_props.add(key="scope", value="block")
+    model.graph.node[-2].metadata_props.add(key="scope", value="block/norm")
+    sparse = model.graph.sparse_initializer.add(dims=[8])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "few"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([2]), "few_at"))
+    model.graph.node.append(helper.make_node("Add", ["x", "few"], ["f"], "the_f"))
+    model.graph.output.append(helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2, 3, 8]))
+    made = amp_rewrite.convert(model, fuse="contrib").model
+    assert "SkipLayerNormalization" in kinds(made)
+    assert [s.values.name for s in made.graph.sparse_initializer] == ["few"]
+    assert made.metadata_props[0].value == "hand"
+    assert made.doc_string == "words"
+    (norm,) = (n for n in made.graph.node if n.op_type == "SkipLayerNormalization")
+    assert [p.value for p in norm.metadata_props] == ["block/norm"]
+
+
+# -- costs --------------------------------------------------------------------------------------------
+
+
+def test_onnxruntime_is_not_imported() -> None:
+    code = f"""import sys, amp_rewrite
+made = amp_rewrite.convert({str(MODELS / "vit_ts17.onnx")!r}, opset=23)
+assert any(n.domain == "com.microsoft" for n in made.model.graph.node)
+print("onnxruntime" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_of_matrices_only_the_projections_of_attentions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proved with a norm, an activation or a scale are vectors and numbers; other matrices stay."""
+    read: Counter[int] = Counter()
+    array = Model.array
+
+    def counted(self: Model, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        read[len([d for d in tensor.dims if d > 1])] += 1
+        return array(self, tensor)
+
+    monkeypatch.setattr(Model, "array", counted)
+    view = View.of(Model.load(MODELS / "bert_dynamo20.onnx"))
+    for fuse in ("basic", "contrib"):
+        found = canonical_reads(read, view, fuse)  # type: ignore[arg-type]
+        assert found.total() > 9
+        assert {rank: count for rank, count in found.items() if rank > 1} == {2: 2}
+
+
+def canonical_reads(read: Counter[int], view: View, fuse: Fuse) -> Counter[int]:
+    """How many tensors of how many axes fusing reads."""
+    read.clear()
+    fuse_operators(view, Context(DType.FLOAT16), Target.ORT_CUDA, fuse=fuse)
+    return Counter(read)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
+from onnx.numpy_helper import from_array, to_array
 
+import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.tensors import is_stub
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.opset import at_opset
+from amp_rewrite.rewrite.opset import at_opset, moved_to
 from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
 from amp_rewrite.settings.choices import Opset, Target
 from support.paths import TESTS
@@ -150,3 +154,260 @@ def test_a_moved_model_computes_the_same(name: str) -> None:
         found.append(session.run(None, feed))
     for before, after in zip(*found, strict=True):
         np.testing.assert_array_equal(after, before)
+
+
+# -- opsets 7 to 12 --------------------------------------------------------------------------------------
+
+
+def parsed(body: str, opset_of: int, inputs: str, outputs: str, held: str = "", domains: str = "") -> ModelProto:
+    head = f'<ir_version: 6, opset_import: ["": {opset_of}{domains}]> g ({inputs}) => ({outputs})'
+    model = onnx.parser.parse_model(f"{head} {f'<{held}>' if held else ''} {{ {body} }}")
+    for node in model.graph.node:
+        node.name = f"the_{node.output[0]}"
+    return model
+
+
+def raised(model: ModelProto, opset_of: int = 13) -> ModelProto:
+    """The model at another opset_of; its argument untouched."""
+    before = model.SerializeToString()
+    move = moved_to(View.of(Model.load(model)), opset_of)
+    assert not isinstance(move, str), move
+    assert model.SerializeToString() == before
+    onnx.checker.check_model(move.model.proto, full_check=True)
+    assert move.model.proto.opset_import[0].version == opset_of
+    return move.model.proto
+
+
+def refusal(model: ModelProto, opset_of: int = 13) -> str:
+    move = moved_to(View.of(Model.load(model)), opset_of)
+    assert isinstance(move, str)
+    return move
+
+
+def run(model: ModelProto) -> list[np.ndarray]:
+    """Outputs of onnxruntime, nothing optimized, on numbers of all signs or, for indices, on zeros and ones."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    rng, feed = np.random.default_rng(0), {}
+    for port in session.get_inputs():
+        shape = [size if isinstance(size, int) else 2 for size in port.shape]
+        numbers = np.asarray(3 * rng.standard_normal(shape))
+        feed[port.name] = numbers.astype(np.float32) if "float" in port.type else (numbers > 0).astype(np.int64)
+        if port.type == "tensor(bool)":
+            feed[port.name] = np.asarray(numbers > 0)
+        if port.name == "scales":
+            feed[port.name] = np.float32([1, 1, 2, 3])
+    return session.run(None, feed)
+
+
+def kinds(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+X4, Y4 = "float[2,3,4,5] x", "float[A,B,C,D] y"
+MATRIX = "float[2,3] x"
+BATCH_NORM = "float[2,3,4] x, float[3] a, float[3] b, float[3] c, float[3] d"
+BRANCHES = """
+    y = If (c) <then_branch = one () => (float[2,3,4] a) { a = Softmax <axis = 2> (x) },
+                else_branch = two () => (float[2,3,4] a) { a = Clip <max = 1.0> (x) }>
+"""
+COMPUTING_THE_SAME = [
+    ("y = Clip <min = -1.0, max = 1.0> (x)", 7, MATRIX, "float[2,3] y"),
+    ("y = Clip <min = -1.0> (x)", 10, MATRIX, "float[2,3] y"),
+    ("y = Max (x, a)", 8, "float[2,3] x, float[3] a", "float[2,3] y"),
+    ("y = Sum (x, a, x)", 8, "float[2,3] x, float[3] a", "float[2,3] y"),
+    ("y = Dropout <ratio = 0.3> (x)", 7, MATRIX, "float[2,3] y"),
+    ("e = Abs (d) y = BatchNormalization <spatial = 1> (x, a, b, c, e)", 7, BATCH_NORM, "float[2,3,4] y"),
+    ("y = Upsample <mode = 'linear', scales = [1.0,1.0,2.0,3.0]> (x)", 8, X4, "float[2,3,8,15] y"),
+    ("y = Upsample <mode = 'linear'> (x, scales)", 9, f"{X4}, float[4] scales", Y4),
+    ("y = Resize <mode = 'linear'> (x, scales)", 10, f"{X4}, float[4] scales", Y4),
+    ("y = Pad <pads = [1,0,2,1], value = 1.5> (x)", 7, MATRIX, "float[5,4] y"),
+    ("y = Pad <pads = [1,0,1,1], mode = 'reflect'> (x)", 10, MATRIX, "float[4,4] y"),
+    ("y = Slice <starts = [0, -2], ends = [1, 9]> (x)", 7, MATRIX, "float[1,2] y"),
+    ("y, i = TopK <k = 2, axis = 1> (x)", 7, MATRIX, "float[2,2] y, int64[2,2] i"),
+    ("y = Squeeze <axes = [1]> (x)", 11, "float[N,1,3] x", "float[N,3] y"),
+    ("y = Squeeze (x)", 7, "float[2,1,3] x", "float[2,3] y"),
+    ("y = Unsqueeze <axes = [0, 2]> (x)", 9, MATRIX, "float[1,2,1,3] y"),
+    ("y = ReduceSum <axes = [1], keepdims = 0> (x)", 11, MATRIX, "float[2] y"),
+    ("y = ReduceMean <axes = [-1]> (x)", 11, MATRIX, "float[2,1] y"),
+    ("y, z = Split <axis = 1, split = [10, 90]> (x)", 11, "float[2,100] x", "float[2,10] y, float[2,90] z"),
+    ("y = Scatter <axis = 1> (x, i, u)", 9, "float[2,3] x, int64[2,1] i, float[2,1] u", "float[2,3] y"),
+    (BRANCHES, 9, "bool c, float[2,3,4] x", "float[2,3,4] y"),
+]
+
+
+@pytest.mark.parametrize("opset", [13, 19])
+@pytest.mark.parametrize(("body", "start", "inputs", "outputs"), COMPUTING_THE_SAME)
+def test_a_moved_op_computes_the_same(body: str, start: int, inputs: str, outputs: str, opset_of: int) -> None:
+    model = parsed(body.replace("'", '"'), start, inputs, outputs)
+    for before, after in zip(run(model), run(raised(model, opset_of)), strict=True):
+        np.testing.assert_allclose(after, before, rtol=0, atol=2e-6)
+
+
+SOFTMAX = "y = {} <axis = {}> (x)"
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize(
+    ("shape", "axis", "reshapes"),
+    [
+        ("2,3,4", 2, False),
+        ("N,M,L", -1, False),
+        ("2,3,1,1", 1, False),
+        ("N,1,7,1", 1, False),
+        ("2,3,4", 1, True),
+        ("N,3,M", 1, True),
+        ("2,3,4,5", -2, True),
+        ("2,3,4", 0, True),
+    ],
+)
+def test_an_operator_over_all_axes_from_one_on_stays_that(kind: str, shape: str, axis: int, reshapes: bool) -> None:
+    """Over one axis where the others have one element, else between Reshapes to sizes that are known."""
+    model = parsed(SOFTMAX.format(kind, axis), 11, f"float[{shape}] x", f"float[{shape}] y")
+    made = raised(model)
+    assert kinds(made) == (["Reshape", kind, "Reshape"] if reshapes else [kind])
+    for before, after in zip(run(model), run(made), strict=True):
+        np.testing.assert_allclose(after, before, rtol=0, atol=2e-6)
+
+
+def test_a_bound_that_excludes_nothing_is_left_out() -> None:
+    made = raised(parsed("y = Clip <max = 1.0> (x)", 9, MATRIX, "float[2,3] y"))
+    assert (list(made.graph.node[0].input), len(made.graph.initializer)) == (["x", "", "y_max"], 1)
+
+
+def test_names_words_and_metadata_stay() -> None:
+    model = parsed("a = Softmax <axis = 2> (x) y = Clip <min = 0.0> (a)", 10, "float[2,3,4] x", "float[2,3,4] y")
+    model.doc_string, model.graph.node[0].doc_string = "of the model", "of the node"
+    model.metadata_props.add(key="licence", value="free")
+    model.graph.node[0].metadata_props.add(key="layer", value="4")
+    model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 3, 4]))
+    made = raised(model)
+    assert (made.doc_string, made.metadata_props) == (model.doc_string, model.metadata_props)
+    for field in ("name", "input", "output", "value_info"):
+        assert getattr(made.graph, field) == getattr(model.graph, field)
+    assert [node.name for node in made.graph.node] == ["the_a", "the_y"]
+    assert made.graph.node[0].doc_string == "of the node"
+    assert made.graph.node[0].metadata_props[0].value == "4"
+
+
+def test_operators_of_other_domains_stay_as_they_are() -> None:
+    body = "z = com.example.Twice (x) y = Unsqueeze <axes = [0]> (z)"
+    made = raised(parsed(body, 9, MATRIX, "float[A,B,C] y", domains=', "com.example": 1'))
+    assert [(node.domain, node.op_type) for node in made.graph.node] == [("com.example", "Twice"), ("", "Unsqueeze")]
+    clip = parsed("z = com.example.Twice (x) y = Clip <min = 0.0> (z)", 9, MATRIX, "float[A,B] y")
+    clip.opset_import.add(domain="com.example", version=1)
+    assert refusal(clip).endswith("the type of what it reads is not known")
+
+
+def test_local_functions_are_inlined() -> None:
+    text = """
+        <ir_version: 8, opset_import: ["": 11, "local": 1]> g (float[2,3] x) => (float[2,3] y) { y = local.bounded (x) }
+        <domain: "local", opset_import: ["": 11]> bounded (x) => (y)
+        { one = Constant <value = float {1}> () a = Clip (x, one) b = Unsqueeze <axes = [0]> (a)
+          y = Squeeze <axes = [0]> (b) }
+    """
+    model = onnx.parser.parse_model(text)
+    made = raised(model)
+    assert not made.functions and set(kinds(made)) == {"Constant", "Clip", "Unsqueeze", "Squeeze"}
+    np.testing.assert_array_equal(run(made)[0], run(model)[0])
+
+
+def test_weights_stay_where_they_are(tmp_path: Path) -> None:
+    weight = np.ones((64, 128), np.float32)
+    model = parsed("a = MatMul (x, w) y = Squeeze <axes = [0]> (a)", 11, "float[1,64] x", "float[128] y")
+    model.graph.initializer.append(from_array(weight, "w"))
+    onnx.save(model, tmp_path / "old.onnx", save_as_external_data=True, location="old.data", size_threshold=0)
+    (tmp_path / "old.data").write_bytes(bytes(weight.nbytes))  # other numbers than when it was loaded
+    move = moved_to(View.of(Model.load(tmp_path / "old.onnx")), 13)
+    assert not isinstance(move, str) and is_stub(move.model.proto.graph.initializer[0])
+    assert not to_array(move.model.to_proto().graph.initializer[0]).any()
+
+
+def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
+    model = parsed("y = Clip <max = 1.0> (x)", 8, MATRIX, "float[2,3] y")
+    model.ir_version = 3
+    model.graph.initializer.append(from_array(np.ones(3, np.float32), "w"))
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3]))
+    made = raised(model)
+    assert [formal.name for formal in made.graph.input] == ["x"] and made.ir_version == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "start", "inputs", "outputs", "why"),
+    [
+        (
+            "y = BatchNormalization <spatial = 0> (x, a, b, c, d)",
+            7,
+            BATCH_NORM,
+            "float[2,3,4] y",
+            "BatchNormalization 'the_y' states spatial, which is not one of its attributes there: onnx's converter:"
+            " Attribute spatial must have value 1",
+        ),
+        (
+            "y = Resize (x, scales)",
+            10,
+            f"{X4}, float[4] scales",
+            Y4,
+            "Resize 'the_y' means something else at opset_of 13: a nearest pixel of a smaller image was chosen by each"
+            " runtime in its way",
+        ),
+        (
+            "y = Softmax <axis = 1> (x)",
+            11,
+            "float[N,M,L] x",
+            "float[N,M,L] y",
+            "Softmax 'the_y' means something else at opset_of 13: it is over several axes of unknown sizes",
+        ),
+        (
+            "y, m = Dropout <ratio = 0.3> (x)",
+            7,
+            MATRIX,
+            "float[2,3] y, float[2,3] m",
+            "onnx refuses it there: [ShapeInferenceError] Inference error(s): (op_type:Dropout, node name: the_y):",
+        ),
+    ],
+)
+def test_what_holds_a_model_is_named(body: str, start: int, inputs: str, outputs: str, why: str) -> None:
+    assert refusal(parsed(body, start, inputs, outputs)).startswith(why)
+
+
+# -- conversions --------------------------------------------------------------------------------------
+
+CLIPPED = "a = MatMul (x, w) b = Clip <min = 0.0, max = 6.0> (a) y = MatMul (b, w)"
+SQUARE = {"inputs": "float[64,64] x, float[64,64] w", "outputs": "float[64,64] y"}
+
+
+def opset_of(converted: amp_rewrite.Converted) -> int:
+    return converted.result.proto.opset_import[0].version
+
+
+def told(converted: amp_rewrite.Converted) -> list[str]:
+    return [finding.message for finding in converted.report.findings if finding.kind == "opset"]
+
+
+def test_an_old_model_is_moved_unasked_and_not_if_asked_to_keep() -> None:
+    model = parsed(CLIPPED, 10, **SQUARE)
+    made, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset_of="keep")
+    assert (opset_of(made), opset_of(kept)) == (13, 10)
+    assert [sum(op == "Cast" for op in kinds(c.result.proto)) for c in (made, kept)] == [3, 5]
+    assert told(made)[0].startswith("opset 10 became 13; the target serves Clip better")
+    idle = amp_rewrite.convert(parsed("y = MatMul (x, w)", 11, **SQUARE))
+    assert (opset_of(idle), told(idle), told(kept)) == (11, [], [])
+
+
+def test_an_obstacle_is_told() -> None:
+    body = f"{CLIPPED.replace('y =', 'z =')} y = Resize (z, scales)"
+    made = amp_rewrite.convert(parsed(body, 10, f"{SQUARE['inputs']}, float[2] scales", "float[A,B] y"))
+    (message,) = told(made)
+    assert opset_of(made) == 10 and "; opset_of 13: Resize 'the_y' means something else at opset_of 13: " in message
+
+
+def test_a_move_that_adds_more_than_it_serves_is_refused() -> None:
+    """A Clip gains its kernel, and a Softmax becomes three ops."""
+    body = f"{CLIPPED.replace('y =', 'z =')} y = Reshape (z, shape) s = Softmax <axis = 1> (free)"
+    inputs = f"{SQUARE['inputs']}, int64[2] shape, float[2,3,4] free"
+    made = amp_rewrite.convert(parsed(body, 10, inputs, "float[A,B] y, float[2,3,4] s"))
+    assert told(made) == ["opset 10 stays: at 13 it would have 2 more ops, and 1 more in the low type"]
+    assert opset_of(made) == 10

@@ -10,10 +10,8 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from click.testing import CliRunner
 
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
-from amp_rewrite.cli import program
 from amp_rewrite.errors import options_spelled, spelled
 from amp_rewrite.settings import request
 from amp_rewrite.settings.option import checked
@@ -149,18 +147,6 @@ def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
         shown = [spelled(*word) for word in words]
     assert shown == ["--metric", "--set rtol=-1.0", "--overwrite", "--opset auto", "--set external-data=true"]
     assert spelled("metric") == "metric="
-
-
-def test_one_mistake_reads_as_python_here_and_as_a_shell_there(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    onnx.save(NET, path)
-    with pytest.raises(PolicyError, match=r"^metric='scaled' has no finite number from 0 to inf as its bound; "):
-        verify(path, path, DATA, metric="scaled")
-    said = CliRunner().invoke(
-        program, ["verify", str(path), str(path), "--random", "--shape", "x=1,8", "--metric=scaled"]
-    )
-    fact = "error: --metric scaled has no finite number from 0 to inf as its bound"
-    assert said.stderr == f"{fact}; write --metric scaled=0.01, say\n"
 
 
 # -- the words for static checkers ------------------------------------------------------------------------

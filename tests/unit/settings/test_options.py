@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import runpy
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -72,59 +67,3 @@ def test_a_request_tells_of_the_stages_of_a_conversion() -> None:
 def test_the_page_of_options_is_generated() -> None:
     page = runpy.run_path(str(ROOT / "tools" / "build_options.py"))["page"]()
     assert (ROOT / "docs" / "reference" / "options.md").read_text("utf-8") == page
-
-
-FIELD = """    sparkle: str = option(
-        "a",
-        "how it sparkles",
-        metavar="a|b",
-        help="How it sparkles.",
-        stated=UNUSUAL,
-        environment="AMP_REWRITE_SPARKLE",
-    )
-"""
-TYPE = "    sparkle: str | None\n"
-USES = """
-import inspect, os, runpy, sys
-from pathlib import Path
-import amp_rewrite
-from amp_rewrite.cli import program
-from amp_rewrite.reports.report import Report
-from amp_rewrite.settings.config_file import from_file, settings
-
-model, page = sys.argv[1:]
-print(inspect.signature(amp_rewrite.convert).parameters["sparkle"].default)
-Path("amp.toml").write_text("sparkle = 'b'")
-print(from_file(Path("amp.toml"))["sparkle"], settings({"sparkle": "c"}, {}).sparkle)
-converted = amp_rewrite.convert(model, sparkle="b")
-print([p.value.partition("sparkle=")[2] for p in converted.model.metadata_props if p.key == "amp_rewrite"])
-print(Report.from_json(converted.report.to_json(), "r").model.sparkle, "sparkle b" in converted.report.text())
-print(amp_rewrite.convert(model).report.model.sparkle)
-os.environ["AMP_REWRITE_SPARKLE"] = "e"
-print(amp_rewrite.convert(model, sparkle=None).report.model.sparkle)
-print("AMP_REWRITE_SPARKLE" in runpy.run_path(page)["page"]())
-program.main(["convert", "--help"])
-"""
-
-
-def test_a_field_and_its_type_are_enough_for_an_option_to_appear_everywhere(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "amp_rewrite", tmp_path / "amp_rewrite", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "lists", tmp_path / "lists")
-    settings = tmp_path / "amp_rewrite" / "settings"
-    for name, marker, added in (("request", "    external_data: bool", FIELD), ("option", "    shift: Literal", TYPE)):
-        source = (settings / f"{name}.py").read_text("utf-8")
-        assert source.count(marker) == 1
-        (settings / f"{name}.py").write_text(source.replace(marker, added + marker), "utf-8")
-    words = (str(ROOT / "examples" / "models" / "digits_cnn.onnx"), str(ROOT / "tools" / "build_options.py"))
-    done = subprocess.run(
-        [sys.executable, "-c", USES, *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:7] == ["a", "b c", "['b']", "b True", "None", "e", "True"]
-    assert any("--sparkle a|b" in line and "How it sparkles." in line for line in lines)

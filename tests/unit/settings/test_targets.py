@@ -209,36 +209,3 @@ def test_a_request_overrides_a_fault_and_the_report_tells_of_it() -> None:
     (row,) = (row for row in result.report.rows if row.op == "Attention")
     assert row.dtype == "float16"
     assert any("makes NaN of float16 Attention" in f.message for f in result.report.findings)
-
-
-def test_fusions_into_operators_that_a_release_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "a = MatMul (x, w)  s = Add (a, x)  y = LayerNormalization (s, one, one)"
-    fused = {node.op_type for node in convert(graph(body), fuse="contrib").model.graph.node}
-    assert "SkipLayerNormalization" in fused
-    old = load_kernels("1.22.0")
-    without = {op: row for op, row in (old.contrib or {}).items() if op != "SkipLayerNormalization"}
-    monkeypatch.setattr(
-        "amp_rewrite.runtime.kernels.load_kernels",
-        lambda _release="": type(old)(old.runtime, "cuda", old.registrations, old.aliases, 22, 10, without),
-    )
-    result = convert(graph(body), fuse="contrib", target="ort-cuda:1.22")
-    assert "SkipLayerNormalization" not in {node.op_type for node in result.model.graph.node}
-    assert any("has no com.microsoft.SkipLayerNormalization" in f.message for f in result.report.findings)
-
-
-QUANTIZED = """<ir_version: 8, opset_import: ["": 17]> g (float[2,16] x) => (float[2,16] y)
-<float sx = {0.05}, int8 zx = {0}> {
-  a = QuantizeLinear (x, sx, zx)  b = DequantizeLinear (a, sx, zx)
-  v = QuantizeLinear (w, sx, zx)  u = DequantizeLinear (v, sx, zx)
-  c = MatMul (b, u)  d = QuantizeLinear (c, sx, zx)  e = DequantizeLinear (d, sx, zx)  y = MatMul (e, w)
-}"""
-
-
-@pytest.mark.parametrize("target", ["tensorrt", "directml", "openvino", "qnn"])
-def test_ops_between_quantizers_stay_as_they_are(target: str) -> None:
-    proto = onnx.parser.parse_model(QUANTIZED)
-    proto.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
-    result = convert(proto, target=target)  # type: ignore[arg-type]
-    between, after = (row for row in result.report.rows if row.op == "MatMul")
-    assert (between.dtype, between.rule) == ("float32", "quantized")
-    assert after.dtype == "float16"
