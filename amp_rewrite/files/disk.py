@@ -43,6 +43,19 @@ def read_regular(path: str | Path, most: int) -> bytes:
         return file.read(most + 1)
 
 
+def read_text(path: Path, most: int, kind: str, error: type[AmpRewriteError]) -> str:
+    """Return the text of a file of at most `most` bytes, of a kind; another file is an error with its path."""
+    try:
+        content = read_regular(path, most)
+        if len(content) > most:
+            raise error(f"{path}: larger than {most >> 10} KiB, so it is not {kind}; name another")
+        return content.decode("utf-8-sig")
+    except OSError as cause:
+        raise error(f"{path}: cannot be read ({cause.strerror}); name {kind}") from cause
+    except UnicodeDecodeError as cause:
+        raise error(f"{path}: not UTF-8; save it as UTF-8") from cause
+
+
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
     """Create a file beside a target, with the permissions of a file there; closing `undo` removes it."""
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"

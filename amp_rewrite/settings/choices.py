@@ -114,15 +114,11 @@ class Target:
         """The kernel table of the target; None for a runtime of unknown kernels."""
         if self.family not in (Target.ORT_CUDA, Target.WEBGPU):
             return None
-        from amp_rewrite.runtime.kernels import (  # late: not every command converts
-            known_release,
-            load_kernels,
-            load_webgpu_kernels,
-        )
+        from amp_rewrite.runtime import kernels  # late: not every command converts
 
         if self.family == Target.WEBGPU:
-            return load_webgpu_kernels()
-        return load_kernels(known_release(self.release) if self.release else "")
+            return kernels.load_webgpu_kernels()
+        return kernels.load_kernels(kernels.known_release(self.release) if self.release else "")
 
     @property
     def limits(self) -> Limits | None:
@@ -134,25 +130,15 @@ class Target:
     @property
     def aim(self) -> RuntimeTarget:
         """The target as the table of faults knows it."""
-        from amp_rewrite.runtime.faults import (  # late: as above
-            CPU,
-            CUDA,
-            DIRECTML,
-            ONNXRUNTIME,
-            TENSORRT,
-            WEBGPU,
-            RuntimeTarget,
-        )
+        from amp_rewrite.runtime import faults  # late: as above
 
-        family, kernels = self.family, self.kernels
-        if kernels is not None and family != Target.WEBGPU:
-            return RuntimeTarget(ONNXRUNTIME, kernels.runtime.rpartition(" ")[2])
-        runtime = {Target.TENSORRT: TENSORRT, Target.DIRECTML: DIRECTML}.get(family)
-        return (
-            RuntimeTarget(ONNXRUNTIME, providers=(None, CPU, *([WEBGPU] if family == Target.WEBGPU else [])))
-            if runtime is None
-            else RuntimeTarget(runtime, self.release, (None, CUDA))
-        )
+        runtime = {"tensorrt": faults.TENSORRT, "directml": faults.DIRECTML}.get(self.word)
+        if runtime is not None:
+            return faults.RuntimeTarget(runtime, self.release, (None, faults.CUDA))
+        if self.word == "ort-cuda" and self.kernels is not None:
+            return faults.RuntimeTarget(release=self.kernels.runtime.rpartition(" ")[2])
+        webgpu = (faults.WEBGPU,) if self == Target.WEBGPU else ()
+        return faults.RuntimeTarget(providers=(None, faults.CPU, *webgpu))
 
     @property
     def opset(self) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_rewrite.errors import ConfigError, advice, option_of
-from amp_rewrite.files.disk import read_regular
+from amp_rewrite.files.disk import read_text
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.request import CRITERION, SETTINGS, Request, from_environment
 
@@ -82,15 +82,9 @@ def from_file(file: Path) -> Mapping[str, object]:
 def _table(file: Path) -> Mapping[str, Any]:
     import tomllib  # late: most runs have no file
 
+    text = read_text(file, _MAX_BYTES, "a TOML file", ConfigError)
     try:
-        content = read_regular(file, _MAX_BYTES)
-        if len(content) > _MAX_BYTES:
-            raise ConfigError(f"{file}: larger than 64 KiB, which is not a settings file; name another")
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8; save it as UTF-8") from error
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what int() says of thousands of digits
         raise ConfigError(f"{file}: not valid TOML: {error}; correct it (text needs quotes)") from error
 

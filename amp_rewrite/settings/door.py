@@ -105,28 +105,24 @@ def _answer(
     kwargs: Mapping[str, object],
 ) -> str | None:
     """What is wrong with a call, and the way out; None if its arguments are as declared."""
-    own = [p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    name = function.__qualname__
+    own, name = [*signature.parameters.values()], function.__qualname__
     if own and own[0].name in ("self", "cls"):
         owner = getattr(args[0], "__name__", type(args[0]).__name__)
         name = owner if function.__name__ == "__init__" else f"{owner}.{function.__name__}"
         own, args = own[1:], args[1:]
-    known = [p.name for p in own] + [key for key in declared if key not in signature.parameters]
+    known = [p.name for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    known += [key for key in declared if key not in signature.parameters]
     unknown = next((key for key in kwargs if key not in known), None)
     if unknown is not None:
         hint = ELSEWHERE.get(unknown) or advice(unknown, known, f"it takes {', '.join(known) or 'nothing'}")
         return f"{name} does not take {unknown!r}; {hint}"
-    places = [p.name for p in own if p.kind is not p.KEYWORD_ONLY]
-    if len(args) > len(places) and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
-        named = ", ".join(f"{p.name}=…" for p in own if p.kind is p.KEYWORD_ONLY)
-        others = f" by place; name other arguments: {named}" if named else "; leave other arguments out"
-        return f"{name} takes {', '.join(places) or 'nothing'}{others}"
-    needed = [p.name for p in own if p.default is p.empty and p.name not in kwargs]
-    missing = [one for one in needed if one not in places[: len(args)]]
-    if missing:
-        return f"{name} lacks {', '.join(missing)}; call {name}({', '.join(f'{n}=…' for n in needed)})"
-    for key, value in [*zip(places, args, strict=False), *kwargs.items()]:
-        if legal := misfit(value, declared[key], function.__globals__):
+    form = inspect.Signature([p.replace(annotation=p.empty) for p in own])
+    try:
+        given = form.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        return f"{name}: {error}; call {name}{form}"
+    for key, value in {**given, **kwargs}.items():
+        if key in known and (legal := misfit(value, declared[key], function.__globals__)):
             return f"{key} of {name} is {stated(value)}; pass {legal}"
     return None
 
@@ -148,16 +144,12 @@ class Named:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(name) if name.startswith("_") else unknown_name(type(self), name)
+            owner = self if isinstance(self, type) else type(self)
+            raise AttributeError(name) if name.startswith("_") else unknown_name(owner, name)
 
 
-class Namespace(type):
+class Namespace(type, Named):
     """Class of namespaces with an answer to unknown attributes: their words here."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(name) if name.startswith("_") else unknown_name(self, name)
 
 
 _LONGEST = 60

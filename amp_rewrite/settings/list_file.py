@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amp_rewrite.errors import ListError, advice
-from amp_rewrite.files.disk import read_regular
+from amp_rewrite.files.disk import read_text
 from amp_rewrite.ir.ops import Need
 from amp_rewrite.settings.list_entry import Color, Condition, Entry, parse_name
 
@@ -31,20 +31,10 @@ class ListFile:
 
 def read_file(path: Path) -> ListFile:
     """Return the statements of a YAML file. ListError names file and line."""
-    try:
-        content = read_regular(path, _MAX_BYTES)
-    except FileNotFoundError:
+    if not path.exists():
         hint = advice(path, SHIPPED, f"the shipped lists are {', '.join(SHIPPED)}")
-        raise ListError(f"{path}: no such list file; {hint}") from None
-    except OSError as error:
-        raise ListError(f"{path}: cannot be read ({error.strerror}); give a YAML file") from error
-    if len(content) > _MAX_BYTES:
-        raise ListError(f"{path}: larger than {_MAX_BYTES} bytes, which is not an op list; name a YAML file of ops")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ListError(f"{path}: not UTF-8; save the file as UTF-8") from error
-    return _statements(path.name, _parse(text, path.name))
+        raise ListError(f"{path}: no such list file; {hint}")
+    return _statements(path.name, _parse(read_text(path, _MAX_BYTES, "a YAML file of ops", ListError), path.name))
 
 
 def read_mapping(mapping: Mapping[str, object]) -> ListFile:
@@ -65,7 +55,7 @@ class _ListNode(NamedTuple):
 
 _KEYS = ("base", *(color.value for color in Color))
 _NO_REASON = "no reason given"
-_MAX_BYTES = 1_000_000
+_MAX_BYTES = 1 << 20
 _MAX_DEPTH = 8
 
 
@@ -130,26 +120,28 @@ def _pairs(children: list[_ListNode]) -> dict[str, _ListNode]:
     return result
 
 
-def _text(node: _ListNode, what: str) -> str:
-    if not isinstance(node.value, str):
-        raise ListError(f"{node.place}: {what} is {node}; write text")
+def _expect(node: _ListNode, kind: type, fact: str, advice: str) -> Any:
+    if not isinstance(node.value, kind) or node.value == {}:
+        raise ListError(f"{node.place}: {fact} {node}; {advice}")
     return node.value
 
 
+def _text(node: _ListNode, what: str) -> str:
+    text: str = _expect(node, str, f"{what} is", "write text")
+    return text
+
+
 def _statements(name: str, root: _ListNode | None) -> ListFile:
-    if root is None or root.value is None:
+    if root is None or not root.value:
         return ListFile(name)
-    if not isinstance(root.value, dict):
-        raise ListError(f"{root.place}: a list file is a mapping with the keys {', '.join(_KEYS)}")
-    _check_keys(root.value, _KEYS)
-    base = root.value.get("base")
+    keys = _expect(root, dict, "a list file is", f"write a mapping with the keys {', '.join(_KEYS)}")
+    _check_keys(keys, _KEYS)
+    base = keys.get("base")
     if base is not None and base.value not in (*SHIPPED, "empty"):
         raise ListError(f"{base.place}: unknown base {base}; use one of empty, {', '.join(SHIPPED)}")
-    entries = [_entry(node, color) for color in Color for node in _items(root.value, color.value)]
+    entries = [_entry(node, color) for color in Color for node in _items(keys, color.value)]
     _refuse_repeated(entries)
-    if base is None:
-        return ListFile(name, entries=tuple(entries))
-    return ListFile(name, str(base.value), base.place, tuple(entries))
+    return ListFile(name, base and base.value, base.place if base else "", tuple(entries))
 
 
 def _check_keys(pairs: Mapping[str, _ListNode], known: tuple[str, ...]) -> None:
@@ -162,13 +154,12 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return advice(word, known, f"use one of {', '.join(known)}")
 
 
-def _items(root: Mapping[str, _ListNode], key: str) -> list[_ListNode]:
-    node = root.get(key)
+def _items(keys: Mapping[str, _ListNode], key: str) -> list[_ListNode]:
+    node = keys.get(key)
     if node is None or node.value is None:
         return []
-    if not isinstance(node.value, list):
-        raise ListError(f"{node.place}: {key!r} holds {node}; give a list of ops")
-    return node.value
+    items: list[_ListNode] = _expect(node, list, f"{key!r} holds", "give a list of ops")
+    return items
 
 
 def _entry(node: _ListNode, color: Color) -> Entry:
@@ -194,9 +185,8 @@ def _need(node: _ListNode, color: Color) -> Need:
 
 
 def _condition(node: _ListNode) -> Condition:
-    if not isinstance(node.value, dict) or not node.value:
-        raise ListError(f"{node.place}: 'when' holds {node}; write when: {{mode: nearest}}")
-    words = {name: _words(part, name) for name, part in sorted(node.value.items())}
+    pairs = _expect(node, dict, "'when' holds", "write when: {mode: nearest}")
+    words = {name: _words(part, name) for name, part in sorted(pairs.items())}
     least = words.pop("operands", ("0",))
     if len(least) > 1 or not re.fullmatch(r"[0-9]{1,4}", least[0]):
         raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the least number of inputs, as in 2")

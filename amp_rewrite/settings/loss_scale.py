@@ -12,7 +12,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -164,6 +164,7 @@ class FixedLossScale(LossScale):
 
 
 @door()
+@dataclass(eq=False, repr=False)
 class DynamicLossScale(LossScale):
     """A loss scale: it grows after a run of finite steps, shrinks after a nonfinite step, and is always finite.
 
@@ -185,23 +186,22 @@ class DynamicLossScale(LossScale):
         ((None, False), 512.0)
     """
 
-    def __init__(
-        self,
-        initial_loss_scale: float = INITIAL,
-        increment_period: int = PERIOD,
-        multiplier: float = MULTIPLIER,
-        backoff_factor: float | None = None,
-        minimum: float = MINIMUM,
-    ) -> None:
-        self.minimum = _number("minimum", minimum, LEAST, MINIMUM)
-        self.initial_loss_scale = _number("initial loss scale", initial_loss_scale, self.minimum, DType.FLOAT.max)
-        self.increment_period = int(_number("increment period", increment_period, 1, _LONGEST))
-        if self.increment_period != increment_period:
-            raise TrainingError(f"invalid increment period {increment_period!r}; use a whole number of steps ≥ 1")
-        self.multiplier = _number("multiplier", multiplier, 1, DType.FLOAT.max, other_than=1)
-        self.backoff_factor = (
-            None if backoff_factor is None else _number("backoff factor", backoff_factor, LEAST, 1, other_than=1)
-        )
+    initial_loss_scale: float = INITIAL
+    increment_period: int = PERIOD
+    multiplier: float = MULTIPLIER
+    backoff_factor: float | None = None
+    minimum: float = MINIMUM
+
+    def __post_init__(self) -> None:
+        period, backoff, largest = self.increment_period, self.backoff_factor, DType.FLOAT.max
+        self.minimum = _number("minimum", self.minimum, LEAST, MINIMUM)
+        self.initial_loss_scale = _number("initial loss scale", self.initial_loss_scale, self.minimum, largest)
+        self.increment_period = int(_number("increment period", period, 1, _LONGEST))
+        if self.increment_period != period:
+            raise TrainingError(f"invalid increment period {period!r}; use a whole number of steps ≥ 1")
+        self.multiplier = _number("multiplier", self.multiplier, 1, largest, other_than=1)
+        if backoff is not None:
+            self.backoff_factor = _number("backoff factor", backoff, LEAST, 1, other_than=1)
         self.state, self._warned = self.initial, False
 
     @classmethod
@@ -274,7 +274,7 @@ class DynamicLossScale(LossScale):
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
-        config = {name: value for name, value in vars(self).items() if name not in ("state", "_warned")}
+        config = {part.name: getattr(self, part.name) for part in fields(self)}
         not_in_tensorflow = {"backoff_factor": None, "minimum": MINIMUM}
         return {n: value for n, value in config.items() if n not in not_in_tensorflow or value != not_in_tensorflow[n]}
 
@@ -373,11 +373,3 @@ def class_of(
             " classes in custom_objects"
         )
     return found, inner
-
-
-def configured(made: Any, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """Return a dataclass with these settings. TrainingError, quoting the configuration, for unknown or missing ones."""
-    known = {part.name: part.default is MISSING for part in fields(made)}
-    if not {name for name, needed in known.items() if needed} <= settings.keys() <= known.keys():
-        raise TrainingError(f"not the configuration of {made.__name__}: {dict(config)!r}; it has {', '.join(known)}")
-    return made(**settings)

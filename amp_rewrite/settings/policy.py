@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from amp_rewrite.dtypes import DType
@@ -208,13 +206,7 @@ def _usual_scale(name: str) -> str | None:
 def _scale_of(given: object) -> LossScale | None:
     from amp_rewrite.settings import loss_scale  # late: as above
 
-    if given is None or isinstance(given, loss_scale.LossScale):
-        return given
-    plain = isinstance(given, Real) and not isinstance(given, bool)
-    number = plain and 1 <= float(given) < math.inf  # type: ignore[arg-type]
     try:
-        if number or given == "dynamic" or isinstance(given, dict):
-            return loss_scale.get(given)
+        return loss_scale.get(given)
     except TrainingError as cause:
         raise PolicyError(str(cause)) from cause
-    raise PolicyError(f"invalid loss scale {given!r}; use None, 'dynamic' or a finite number ≥ 1")

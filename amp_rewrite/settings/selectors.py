@@ -24,14 +24,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 from amp_rewrite.errors import PatternError, advice
 from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.op_classes import AFFINE, CASTS, MOVES, Slots
 from amp_rewrite.ir.ops import ALL
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def select(view: View, pattern: str) -> tuple[OpId, ...]:
 
 
 def _matching(view: View, terms: Sequence[SelectorTerm]) -> tuple[Selected, list[Selected]]:
-    by_term = [_CRITERIA[term.key].select(view, term.expression) for term in terms]
+    by_term = [_selected(view, term.key, term.expression) for term in terms]
     return frozenset.intersection(*by_term), by_term
 
 
@@ -138,8 +136,8 @@ def _term(pattern: str, part: str) -> SelectorTerm:
     match = _KEY_VALUE.fullmatch(part)
     key, value = match.groups() if match else ("name", part)
     value = value.strip()
-    if key not in _CRITERIA:
-        hint = advice(key, _CRITERIA, f"use one of {', '.join(_CRITERIA)}")
+    if key not in _KEYS:
+        hint = advice(key, _KEYS, f"use one of {', '.join(_KEYS)}")
         raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
     if not value:
         raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
@@ -154,33 +152,16 @@ def _glob(*globs: str) -> re.Pattern[str]:
     return re.compile("|".join(rf"\A{fnmatch.translate(glob)}" for glob in globs))
 
 
-def _by_name(view: View, expression: re.Pattern[str]) -> Selected:
-    return frozenset(op.id for op in view.ops if expression.search(op.name))
-
-
-def _by_type(view: View, expression: re.Pattern[str]) -> Selected:
-    matching = {kind for kind in _kinds(view) if expression.search(kind)}
-    return frozenset(op.id for op in view.of_kinds(matching))
-
-
-def _by_position(view: View, expression: re.Pattern[str]) -> Selected:
-    return frozenset(op.id for op in view.ops if any(expression.search(p) for p in _positions(view, op)))
-
-
-def _by_reader(view: View, expression: re.Pattern[str]) -> Selected:
-    read = (v for op in _by_type(view, expression) for v in view.ops[op].operands)
-    makers = map(view.producer, Flow.of(view, _CONDUITS).back(read))
-    return frozenset(op.id for op in makers if op is not None)
-
-
-def _by_source(view: View, expression: re.Pattern[str]) -> Selected:
-    made = (v for op in _by_type(view, expression) for v in view.ops[op].results)
-    return frozenset(use.op for value in Flow.of(view, _CONDUITS).forth(made) for use in view.uses[value])
-
-
-def _by_values(view: View, expression: re.Pattern[str], values: Callable[[Op], tuple[ValueId | None, ...]]) -> Selected:
-    matching = frozenset(value.id for value in view.values if expression.search(value.name))
-    return frozenset(op.id for op in view.ops if any(value in matching for value in values(op)))
+def _selected(view: View, key: str, expression: re.Pattern[str]) -> Selected:
+    if key == "feeds":
+        read = (v for op in _selected(view, "op", expression) for v in view.ops[op].operands)
+        makers = map(view.producer, Flow.of(view, _CONDUITS).back(read))
+        return frozenset(op.id for op in makers if op is not None)
+    if key == "fed_by":
+        made = (v for op in _selected(view, "op", expression) for v in view.ops[op].results)
+        return frozenset(use.op for value in Flow.of(view, _CONDUITS).forth(made) for use in view.uses[value])
+    texts = _TEXTS_OF[key]
+    return frozenset(op.id for op in view.ops if any(map(expression.search, texts(view, op))))
 
 
 def _path(name: str) -> str:
@@ -205,34 +186,15 @@ def torch_scopes(text: str) -> list[str]:
     return [name[1:-1] for name in _TEXT.findall(text)] if _TEXTS.fullmatch(text) else []
 
 
-def _kinds(view: View) -> Iterable[str]:
-    return view.by_kind
-
-
-def _scopes(view: View) -> Iterable[str]:
-    return (path.rpartition("/")[0] for op in view.ops for path in _positions(view, op))
-
-
-def _value_names(view: View) -> Iterable[str]:
-    return (value.name for value in view.values)
-
-
-class _Criterion(NamedTuple):
-    """The key of a term: its selection, and the names to suggest if it selects nothing."""
-
-    select: Callable[[View, re.Pattern[str]], Selected]
-    known: Callable[[View], Iterable[str]]
-
-
-_CRITERIA = {
-    "name": _Criterion(_by_name, lambda view: (op.name for op in view.ops)),
-    "op": _Criterion(_by_type, _kinds),
-    "scope": _Criterion(_by_position, _scopes),
-    "feeds": _Criterion(_by_reader, _kinds),
-    "fed_by": _Criterion(_by_source, _kinds),
-    "input": _Criterion(partial(_by_values, values=lambda op: op.inputs), _value_names),
-    "output": _Criterion(partial(_by_values, values=lambda op: op.outputs), _value_names),
+_TEXTS_OF: Mapping[str, Callable[[View, Op], Iterable[str]]] = {
+    "name": lambda view, op: (op.name,),
+    "op": lambda view, op: (op.kind,),
+    "scope": _positions,
+    "input": lambda view, op: (view.value_name(value) for value in op.inputs if value is not None),
+    "output": lambda view, op: (view.value_name(value) for value in op.outputs if value is not None),
 }
+"""The texts of an op that the glob of a term is for, by its key."""
+_KEYS = ("name", "op", "scope", "feeds", "fed_by", "input", "output")
 
 
 def _first_pattern(view: View, patterns: Sequence[str]) -> dict[OpId, str]:
@@ -253,9 +215,13 @@ def _nothing_matched(view: View, pattern: str, terms: Sequence[SelectorTerm], by
 
 
 def _hint(view: View, term: SelectorTerm) -> str:
-    if term.key == "name" and term.text in _kinds(view):
+    if term.key == "name" and term.text in view.by_kind:
         return f"did you mean 'op={term.text}'?"
-    return advice_on(term.text, _CRITERIA[term.key].known(view), "see the names that 'amp-rewrite report -v' prints")
+    texts = _TEXTS_OF.get(term.key, _TEXTS_OF["op"])
+    known = (text for op in view.ops for text in texts(view, op))
+    if term.key == "scope":
+        known = (text.rpartition("/")[0] for text in known)
+    return advice_on(term.text, known, "see the names that 'amp-rewrite report -v' prints")
 
 
 def advice_on(text: str, candidates: Iterable[str], otherwise: str) -> str:

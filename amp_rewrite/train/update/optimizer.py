@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.settings.door import door, floats, unknown_name
-from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, class_of, configured, serialize
+from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, class_of, serialize
 
 Values = Mapping[str, Any]
 """Arrays, or values of a graph under construction, by slot."""
@@ -78,8 +78,7 @@ class Schedule:
         Raises:
             TrainingError: a setting is unknown or missing.
         """
-        made: Schedule = configured(cls, config, config)
-        return made
+        return cls(**config)
 
 
 SCHEDULES: dict[str, type[Schedule]] = {}
@@ -233,8 +232,7 @@ class Optimizer:
         own = {part.name for part in fields(cls)}
         named = {_RATE if name == "lr" else name: value for name, value in config.items() if name != "name"}
         kept = {name: value for name, value in named.items() if name in own or value not in _OFF_IN_KERAS.get(name, ())}
-        made: Optimizer = configured(cls, kept, config)
-        return made
+        return cls(**kept)
 
 
 def _norm(parts: list[Any]) -> Any:

@@ -116,7 +116,7 @@ def test_the_environment_gives_level_and_lists() -> None:
         ("data = 1\n", "data=1 is int; give text or a path"),
         ("to = \n", "not valid TOML: Invalid value (at line 1, column 6); correct it (text needs quotes)"),
         ("a = " + "[" * 9999, "not valid TOML: maximum recursion depth exceeded"),
-        ("# " + "x" * (1 << 16), "larger than 64 KiB, which is not a settings file; name another"),
+        ("# " + "x" * (1 << 16), "larger than 64 KiB, so it is not a TOML file; name another"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_named_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:

@@ -247,7 +247,8 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
         ("deny: [3]", "my.yaml:1: no such op as '3'; a custom op needs its domain, as in my.domain::Op"),
         ("deny: [[Exp]]", "my.yaml:1: an op is a list; write text"),
         ("deny: Exp", "my.yaml:1: 'deny' holds 'Exp'; give a list of ops"),
-        ("- Exp", "my.yaml:1: a list file is a mapping with the keys base, allow, gray, clear, deny, unlisted"),
+        ("- Exp", "my.yaml:1: a list file is a list; write a mapping with the keys base, allow, gray, clear, deny, "
+         "unlisted"),
         ("base: float8", "my.yaml:1: unknown base 'float8'; use one of empty, float16, bfloat16, tensorflow"),
         ("deny:\n- {because: x}", "my.yaml:2: an entry without 'op'; write {op: Exp, because: a reason}"),
         ("deny:\n- op: Exp\n  why: x", "my.yaml:3: unknown key 'why'; use one of op, when, need, because"),
@@ -304,8 +305,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"deny:\n- \xff\n")
     with pytest.raises(ListError, match=r"my\.yaml: not UTF-8"):
         load_lists(DType.FLOAT16, [path])
-    path.write_bytes(b"# " + b"x" * 1_000_000)
-    with pytest.raises(ListError, match="larger than 1000000 bytes"):
+    path.write_bytes(b"# " + b"x" * (1 << 20))
+    with pytest.raises(ListError, match="larger than 1024 KiB"):
         load_lists(DType.FLOAT16, [path])
 
 

@@ -99,8 +99,8 @@ def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
         ("sgd,momentum", "optimizer 'sgd': 'momentum' is not a setting; write NAME=NUMBER"),
         (
             "sgd,beta_1=0.5",
-            "not the configuration of SGD: {'beta_1': 0.5}; it has clipnorm, clipvalue, global_clipnorm, weight_decay,"
-            " learning_rate, momentum, nesterov",
+            "SGD does not take 'beta_1'; it takes learning_rate, momentum, nesterov, clipnorm, clipvalue,"
+            " global_clipnorm, weight_decay",
         ),
         ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
         ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),

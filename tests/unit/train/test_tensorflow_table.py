@@ -331,7 +331,7 @@ def test_configurations_that_keras_wrote_are_read(name: str, config: dict[str, A
     for written in (first, later):
         opt = LossScaleOptimizer.from_config(written)
         assert (opt.inner.rule, opt.loss_scale) == (expected, DynamicLossScale(8.0, 7))
-    with pytest.raises(TrainingError, match=f"not the configuration of {name}: .*'decay': 0.1"):
+    with pytest.raises(TrainingError, match=f"^{name} does not take 'decay'; it takes learning_rate, "):
         LossScaleOptimizer.from_config({**first, "optimizer": {"class_name": name, "config": {"decay": 0.1}}})
 
 
