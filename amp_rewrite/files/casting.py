@@ -137,15 +137,11 @@ class Fit:
 
     def merge(self, other: Fit) -> Self:
         """Return the fit of both sets of values together."""
-        least = [fit.absmin for fit in (self, other) if fit.absmin]
+        counts = ("count", "nonfinite", "overflow", "flushed", "subnormal")
         return type(self)(
-            count=self.count + other.count,
-            nonfinite=self.nonfinite + other.nonfinite,
             absmax=max(self.absmax, other.absmax),
-            absmin=min(least, default=0.0),
-            overflow=self.overflow + other.overflow,
-            flushed=self.flushed + other.flushed,
-            subnormal=self.subnormal + other.subnormal,
+            absmin=min(filter(None, (self.absmin, other.absmin)), default=0.0),
+            **{name: getattr(self, name) + getattr(other, name) for name in counts},
         )
 
     @classmethod

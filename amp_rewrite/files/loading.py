@@ -32,8 +32,6 @@ _DEEPEST_CALLS = 100
 _LARGEST, _GROWTH = 200_000, 20
 """Nodes, or KiB if nodes are larger: of any inlined model, and per node of the file."""
 
-_Name = tuple[str, str, str]
-
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -171,7 +169,7 @@ def check_expansion(proto: ModelProto, name: str) -> None:
     if not proto.functions:
         return
     local = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    known: dict[_Name, int] = {}
+    known: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: Iterable[NodeProto], depth: int) -> int:
         if depth > _DEEPEST_CALLS:

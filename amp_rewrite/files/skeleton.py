@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import onnx
 import onnx.helper
@@ -11,7 +12,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import wire
 from amp_rewrite.files.mends import bare
-from amp_rewrite.files.protos import refill
+from amp_rewrite.files.protos import all_nodes, refill
 from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 
 _SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
@@ -55,23 +56,16 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     return out
 
 
-BODIED = frozenset(("If", "Loop", "Scan", "SequenceMap"))
-"""Ops with bodies."""
-
-
 def _stand_in(model: ModelProto) -> None:
     """Replace ops fatal to onnx's inference by ops with the same types and shapes."""
-    holders: list[GraphProto | FunctionProto] = [model.graph, *model.functions]
-    while holders:
-        for node in holders.pop().node:
-            if node.op_type in BODIED:
-                holders.extend(a.g for a in node.attribute if a.HasField("g"))
-            elif node.op_type in _FATAL and node.domain.removeprefix("ai.onnx") == _FATAL[node.op_type][0]:
-                codes = _FATAL[node.op_type][1](node)
-                if codes is not None:
-                    del node.attribute[:]
-                    node.domain, node.op_type = "", "Cast" if codes else "Identity"
-                    node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
+    for node in all_nodes(chain(model.graph.node, *(function.node for function in model.functions))):
+        domain, result = _FATAL.get(node.op_type, (None, None))
+        if result is not None and node.domain.removeprefix("ai.onnx") == domain:
+            codes = result(node)
+            if codes is not None:
+                del node.attribute[:]
+                node.domain, node.op_type = "", "Cast" if codes else "Identity"
+                node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
 
 
 def _without_bare_ends(model: ModelProto) -> None:

@@ -29,6 +29,7 @@ from amp_rewrite.files.program_tensors import ProgramTensor, held
 
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
+_VALUES = ("raw", "float", "double", "int32", "int64", "uint64", "string", "external")  # fields that end in _data
 _DTYPE, _STAMP, _EXPONENT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.exponent"
 _CHANGED = "{} has changed since the model was loaded from it; load it again"
 _COPIED = 1 << 20  # bytes
@@ -122,10 +123,9 @@ def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def drop_values(tensor: onnx.TensorProto) -> None:
     """Clear the values of a tensor and their location."""
-    for name in ("raw_data", "float_data", "int32_data", "string_data", "int64_data"):
-        tensor.ClearField(name)
-    for name in ("double_data", "uint64_data", "external_data", "data_location"):
-        tensor.ClearField(name)
+    for name in _VALUES:
+        tensor.ClearField(f"{name}_data")
+    tensor.ClearField("data_location")
 
 
 def dtype(tensor: onnx.TensorProto) -> DType:

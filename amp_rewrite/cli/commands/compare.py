@@ -117,13 +117,7 @@ def _command(verdict: Verdict, report_file: Path | None) -> str:
     *parameters.REPORT,
 )
 def locate(
-    a: Path,
-    b: Path,
-    top: int | None,
-    as_json: bool,
-    quiet: bool,
-    report_file: Path | None,
-    **given: Any,
+    a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **given: Any
 ) -> None:
     """Show where B departs from A, and which ops add most error.
 

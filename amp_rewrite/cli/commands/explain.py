@@ -15,7 +15,7 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import ops as known_ops
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import meaning
-from amp_rewrite.errors import PatternError, advice
+from amp_rewrite.errors import advice
 from amp_rewrite.reports.render import table
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
 from amp_rewrite.settings.policy import low_type
@@ -140,29 +140,26 @@ def known_words() -> set[str]:
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return all facts about a rule, fusion, reason or kind of finding; PatternError for an unknown name."""
+    """Return all facts about a rule, fusion, reason or kind of finding."""
     from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS
 
-    known = records()
-    if name not in (names := known_words()):
-        hint = advice(name, sorted(names), "`amp-rewrite explain rules` lists all")
-        raise PatternError(f"no rule or reason {name!r}; {hint}")
-    record = known.get(name)
-    spoken = record.reason if record is not None else name
-    pairs = record.pairs if record is not None else ()
-    cases = {case: {end: known[name].model(end, case) for end in _HEADINGS} for case in pairs}
+    record = records().get(name)
+    spoken = name if record is None else record.reason
     reason = REASONS.get(spoken)
-    return {
-        "name": record.name if record is not None and name not in KINDS else name,
+    fact: dict[str, Any] = {
+        "name": name if record is None or name in KINDS else record.name,
         "reason": spoken,
-        "tier": reason.strength.words if reason is not None else "finding",
-        "words": reason.words if reason is not None else KINDS[spoken],
-        "promise": record.promise if record is not None else None,
-        "docs": record.docs if record is not None else reason.docs if reason is not None else f"{FINDINGS}#{name}",
-        "sections": dict(record.sections) if record is not None else {},
-        "models": next(iter(cases.values()), {}),
-        "cases": cases,
+        "tier": "finding" if reason is None else reason.strength.words,
+        "words": KINDS[spoken] if reason is None else reason.words,
+        "docs": f"{FINDINGS}#{name}" if reason is None else reason.docs,
+        "promise": "",
+        "sections": {},
+        "cases": {},
     }
+    if record is not None:
+        cases = {case: {end: record.model(end, case) for end in _HEADINGS} for case in record.pairs}
+        fact |= {"docs": record.docs, "promise": record.promise, "sections": record.sections, "cases": cases}
+    return fact
 
 
 def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -204,27 +201,20 @@ _WHERE = "lists"
 
 
 def list_table(entries: Iterable[Entry]) -> str:
-    return "\n".join(table(map(_cells, entries), head=_LIST_HEAD, indent=0))
+    rows = [(e.name, e.color.value, str(e.condition or ""), e.source, e.because) for e in entries]
+    return "\n".join(table(rows, head=_LIST_HEAD, indent=0))
 
 
 def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
     """Return the entries of an op by name, and the entry without a condition; ListError for an unknown op."""
+    from amp_rewrite.ir.schema import contrib_schemas
+
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:
-        check_known(domain, op_type, _WHERE, _listed_anywhere(lists))
+        check_known(domain, op_type, _WHERE, {*lists.entries, *(parse_name(n, _WHERE) for n in contrib_schemas())})
     whole = entries and entries[-1].condition is None
     return entries if whole else (*entries, lists.otherwise(domain, op_type))
-
-
-def _cells(entry: Entry) -> tuple[str, str, str, str, str]:
-    return entry.name, entry.color.value, str(entry.condition or ""), entry.source, entry.because
-
-
-def _listed_anywhere(lists: OpLists) -> set[tuple[str, str]]:
-    from amp_rewrite.ir.schema import contrib_schemas
-
-    return {*lists.entries, *(parse_name(name, _WHERE) for name in contrib_schemas())}
 
 
 # -- report --------------------------------------------------------------------------------------------------
@@ -245,12 +235,7 @@ def _listed_anywhere(lists: OpLists) -> set[tuple[str, str]]:
     parameters.flag("--overwrite", "Replace an existing output."),
 )
 def report(
-    model: Path,
-    expect: tuple[str, ...],
-    as_json: bool,
-    verbose: bool,
-    output: Path | None,
-    overwrite: bool,
+    model: Path, expect: tuple[str, ...], as_json: bool, verbose: bool, output: Path | None, overwrite: bool
 ) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 

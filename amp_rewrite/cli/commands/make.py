@@ -123,17 +123,9 @@ _STEP = (
         default="sgd",
         show_default=True,
     ),
+    option("--loss-scale", "dynamic|none|NUMBER", "Loss scale.  [default: by the policy]", _TRAINING),
     option(
-        "--loss-scale",
-        "dynamic|none|NUMBER",
-        "Loss scale.  [default: by the policy]",
-        _TRAINING,
-    ),
-    option(
-        "--policy",
-        "mixed_float16|mixed_bfloat16|float32",
-        "Precision policy.  [default: mixed_float16]",
-        _TRAINING,
+        "--policy", "mixed_float16|mixed_bfloat16|float32", "Precision policy.  [default: mixed_float16]", _TRAINING
     ),
     option("--parameters", "GLOB", "Initializers to train; repeatable.", _TRAINING, multiple=True),
     option("--freeze", "GLOB", "Initializers not to train; repeatable.", _TRAINING, multiple=True),
