@@ -8,6 +8,7 @@ from types import FrameType
 
 _INTERRUPTED = 130  # as shells report death by SIGINT
 _MOMENT = 0.01  # seconds
+_HIDING = ("__del__", "__set_name__")
 
 
 def main() -> None:
@@ -34,9 +35,12 @@ def main() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but after an import, whose locks lose it, and after a finalizer, where it is ignored."""
+    """Raise KeyboardInterrupt, but after an import, whose locks lose it, and after what hides an exception.
+
+    A finalizer ignores it, and a class body of Python before 3.12 makes a RuntimeError of it.
+    """
     while frame is not None and hasattr(signal, "setitimer"):  # not on Windows
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name == "__del__":
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name in _HIDING:
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, _MOMENT)
             return

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from typing import Any, TypeVar
 
 from amp_rewrite.__main__ import interrupt
@@ -73,7 +73,8 @@ class Processes(ThreadPoolExecutor):
         if not hasattr(self._own, "pipe"):
             self._own.pipe, there = _SPAWN.Pipe()
             process = _SPAWN.Process(target=_serve, args=(there,), daemon=True)
-            process.start()
+            with _interrupts_held():
+                process.start()
             there.close()
             self._running.append((process, self._own.pipe))
         try:
@@ -93,6 +94,20 @@ class Processes(ThreadPoolExecutor):
         for process, pipe in self._running:
             pipe.close()
             process.join()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep Ctrl-C from this thread, and from what it starts: a process that loads answers it with a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which lets them through once it has started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: connection.Connection) -> None:

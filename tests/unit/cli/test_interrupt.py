@@ -84,7 +84,7 @@ def test_an_interrupted_batch_ends_with_whole_files_and_no_process(tmp_path: Pat
 
 
 IMPORTING = """
-import sys, threading, types
+import signal, sys, threading, types
 from amp_rewrite.__main__ import main
 
 def run():
@@ -141,8 +141,18 @@ def test_a_process_that_must_end_while_modules_load_says_nothing(tmp_path: Path)
     assert (done.stdout, done.stderr, done.returncode) == ("loaded\n", "", 0)
 
 
+HIDING = """
+    class Named:
+        def __set_name__(self, *_):
+            signal.raise_signal(signal.SIGINT)
+
+    class Body:
+        name = Named()
+"""
+
+
 @posix
-@pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+@pytest.mark.parametrize("line", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')", HIDING])
 def test_every_interrupt_of_a_command_is_exit_code_130(line: str, tmp_path: Path) -> None:
     """Python itself would end by SIGINT after an interrupt in an exec, as in the middle of a dataclass."""
     (tmp_path / "interrupting.py").write_text("")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_a_process_that_is_killed_costs_its_own_job_alone() -> None:
         "2",
         "3",
     ]
+
+
+@posix
+def test_ctrl_c_is_for_the_parent_from_the_start_of_a_process_on() -> None:
+    """A process that loads modules would answer it with a traceback."""
+    with Processes(1) as pool:
+        blocked = pool.submit(partial(signal.pthread_sigmask, signal.SIG_BLOCK), []).result()
+    assert signal.SIGINT in blocked and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @posix
