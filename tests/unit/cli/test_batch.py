@@ -14,8 +14,6 @@ import pytest
 from support.repositories import net, repository, tree
 from unit.cli.test_cli import run
 
-HELP = "; see 'amp-rewrite convert --help'\n"
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -69,29 +67,6 @@ def test_a_tolerance_that_is_not_met_is_the_exit_code_one() -> None:
     done = run("src/model.onnx", "-o", "out/", "--data", "d.npz", "--tolerance", "1e-12", "--set", "budget=1")
     assert (done.exit_code, tree(Path("out")) if Path("out").exists() else {}) == (1, {})
     assert "not written: the tolerance is not met" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    {
-        "src": "several models go to a folder; add -o FOLDER",
-        "src -o out --report r.json": "--report writes the report of one model; name a .jsonl file, with a line",
-        "src -o out --report r.html": "--report writes the report of one model; name a .jsonl file",
-        "src -o out -j two": "two is not a number of jobs at a time; use 1 or more, or HOST:PORT",
-        "src -o out -j 0": "0 is not a number of jobs at a time",
-        "src/model.onnx -o m.onnx -j 2": "--jobs is for several models; name a folder, and -o FOLDER",
-        "src/model.onnx --resume": "--resume is for several models",
-        "src -o src": "src/decoder/model.onnx would be written over src/decoder/model.onnx, itself",
-        "src src/gone.onnx -o out": "cannot read src/gone.onnx: No such file or directory",
-        "nothing/*.onnx -o out": "no file matches 'nothing/*.onnx'",
-    }.items(),
-)
-def test_what_a_batch_cannot_be_asked_is_one_line(words: str, message: str) -> None:
-    before = tree(Path("src"))
-    done = run(*words.split())
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
-    assert tree(Path("src")) == before and sorted(path.name for path in Path().iterdir()) == ["src"]
 
 
 def test_a_pattern_that_matches_in_no_model_is_an_error_after_all_are_written() -> None:

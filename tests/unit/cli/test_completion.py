@@ -18,7 +18,6 @@ import pytest
 
 from amp_rewrite.cli.group import COMMANDS
 from support.paths import ROOT
-from unit.cli.test_cli import run
 
 SETUP = {
     "bash": "bind 'set bell-style none'; eval \"$(amp-rewrite completion bash)\"",
@@ -112,12 +111,6 @@ def test_fish_completes_the_last_word(folder: Path) -> None:
     )
     candidates = [line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()]
     assert candidates == [line.split(" ")[-1] for line in TYPED.values()], done.stderr
-
-
-def test_an_unknown_shell_is_answered_with_the_shells() -> None:
-    done = run("completion", "bsh")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "'bsh' is not one of 'bash', 'zsh', 'fish'" in done.stderr
 
 
 def asked(*words: str) -> list[str]:

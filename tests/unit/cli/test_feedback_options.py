@@ -69,27 +69,3 @@ def test_a_settings_file_may_name_them() -> None:
     Path("amp.toml").write_text('data = "one.npz"\nfeedback = "hn=h"\nsteps = 300\ntolerance = 0.01\n')
     assert run("verify", "leaky.onnx", "low.onnx").exit_code == 1
     assert run("bench", "leaky.onnx", "--rounds", "1", "--no-memory").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("leaky.onnx", *KEYS), "--set feedback needs input data; add --data FILE"),
-        (
-            ("verify", "sum.onnx", "sum.onnx", "--data", "many.npz", "--tolerance", "0", "--steps", "2"),
-            "--steps 2 needs --feedback OUT=IN, and 1 step or more",
-        ),
-        (
-            ("verify", "sum.onnx", "sum.onnx", "--random", "--tolerance", "0", "--feedback", "hn=h"),
-            "one batch is one run, and nothing is fed back; give several batches, or --steps 100 to run it 100 times",
-        ),
-        (
-            ("verify", "sum.onnx", "sum.onnx", "--random", "--tolerance", "0", "--feedback", "hn=x1", "--steps", "2"),
-            "--feedback hn=x1: the model has no input 'x1'; did you mean 'x'?",
-        ),
-    ],
-)
-def test_what_cannot_be_fed_back_is_refused(words: tuple[str, ...], why: str) -> None:
-    run("calibrate", "sum.onnx", "--random", "-o", "r.json")
-    done = run(*words)
-    assert done.exit_code == 2 and why in done.stderr

@@ -420,3 +420,13 @@ def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> 
     hardmax = "(float[4, 4] x) => (float[4, 4] y) { a = MatMul (x, x) h = Hardmax (a) y = MatMul (h, h) }"
     assert ("kernel_gate", "Hardmax") in found(hardmax, target="ort-cuda")
     assert ("kernel_gate", "Hardmax") not in found(hardmax, target="onnx")
+
+
+def test_what_is_float16_in_the_model_is_said_to_be_so_and_its_casts_did_not_stay_float32() -> None:
+    half = model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float16[8, 8] x) => (float[8, 8] y)'
+        " { a = MatMul (x, x)  y = Cast <to = 1> (a) }"
+    )
+    report = convert(half).report
+    assert "stays float32" not in report.text() and "stay float32" not in report.text()
+    assert "(MatMul) is float16 in the model already\n" in str(explained(report, ["#0"]))

@@ -171,32 +171,3 @@ def test_in_float32_the_file_omits_lowering_and_the_command_line_must_omit_it(fo
             " options, or use mixed_float16\n"
         ),
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "net.onnx",
-            "Missing option '--loss', as in `amp-rewrite train-step model.onnx --loss 'cross_entropy(logits,labels)'`",
-        ),
-        (
-            "net.onnx --loss cross_entropy(y) --optimizer adamax",
-            "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad",
-        ),
-        (
-            "net.onnx --loss cross_entropy(y) --policy float17",
-            "unknown policy 'float17'; did you mean 'mixed_float16'?",
-        ),
-        (
-            "net.onnx --loss cross_entropy(y) --config no.toml",
-            "no.toml: cannot be read (No such file or directory); name a TOML file",
-        ),
-        ("none.onnx --loss y", "cannot read none.onnx: No such file or directory"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words: str, message: str, folder: Path) -> None:
-    done = run("train-step", *words.split())
-
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
-    assert [file.name for file in folder.iterdir()] == ["net.onnx"]
