@@ -36,7 +36,7 @@ _EVALUATED = frozenset(
 )
 """Ops that take a moment per element; onnx's reference runs windows, cells and scatters in loops of Python."""
 _MOST_OPS = 64
-_MOST_ELEMENTS = 1 << 24  # of a constant that is looked at, and of what is computed from constants
+_MOST_ELEMENTS = 1 << 24  # of a constant that is looked at
 _MOST_FLAGS = 1 << 28  # of a constant mask, of which one batch is computed with if all are equal
 
 
@@ -60,7 +60,7 @@ def _ops_behind(view: View, value: ValueId) -> tuple[OpId, ...] | None:
     while pending:
         read = pending.pop()
         if (tensor := view.constant(read)) is not None:
-            if math.prod(tensor.dims) > _MOST_ELEMENTS and not _of_batches(view, read):
+            if math.prod(tensor.dims) > _most(view, read):
                 return None
             continue
         op = view.producer(read)
@@ -74,9 +74,10 @@ def _ops_behind(view: View, value: ValueId) -> tuple[OpId, ...] | None:
 
 def numbers(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a constant, or of a value computed from constants; None if they are not known."""
-    if view.constant(value) is not None:
-        return _one_batch(view, value) if _of_batches(view, value) else view.array(value, _MOST_ELEMENTS)
-    return _made(view, value)
+    if view.constant(value) is None:
+        return _made(view, value)
+    held = view.array(value, _most(view, value))
+    return _one_batch(held) if held is not None and held.size > _MOST_ELEMENTS else held
 
 
 @once
@@ -90,17 +91,14 @@ def _made(view: View, value: ValueId) -> Array | None:
     return None if isinstance(results, str) else results[0]
 
 
-def _of_batches(view: View, value: ValueId) -> bool:
-    tensor = view.constant(value)
-    if tensor is None or len(tensor.dims) != 4 or view.dtype(value) is not DType.BOOL:
-        return False
-    return bool(_MOST_ELEMENTS < math.prod(tensor.dims) <= min(_MOST_FLAGS, _MOST_ELEMENTS * tensor.dims[0]))
+def _most(view: View, value: ValueId) -> int:
+    return _MOST_FLAGS if view.dtype(value) is DType.BOOL else _MOST_ELEMENTS
 
 
-def _one_batch(view: View, value: ValueId) -> Array | None:
-    """Return the first batch of a constant, if the others equal it."""
-    held = view.array(value)
-    return held[:1] if held is not None and all(np.array_equal(batch, held[0]) for batch in held) else None
+def _one_batch(held: Array) -> Array:
+    """Return the first of several batches of heads if the others equal it, else all of them."""
+    alike = held.ndim == 4 and all(np.array_equal(batch, held[0]) for batch in held[1:])
+    return held[:1] if alike else held
 
 
 # -- folding ---------------------------------------------------------------------------------------

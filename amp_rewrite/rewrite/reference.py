@@ -31,7 +31,7 @@ from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
 DOMAIN = "com.microsoft"
 MOST_ELEMENTS = 1 << 25
-"""Elements of all results of a run; in float64, 256 MB."""
+"""Elements of all results of a run in float64, 256 MB; of bools eight times as many."""
 
 Shape = tuple[int, ...]
 Arrays = Mapping[str, Array]
@@ -46,7 +46,7 @@ def run(
 ) -> list[Array] | str:
     """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them.
 
-    `most`: elements of all that is computed for one feed.
+    `most`: elements of all that is computed for one feed, in float64.
     """
     from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
 
@@ -86,7 +86,7 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
         operands = [known[name] for name in node.input]
         if _misread(node, operands, opsets):
             raise ValueError(f"it runs {node.op_type} otherwise than runtimes")
-        left -= _elements(node, operands, opsets)
+        left -= math.ceil(_elements(node, operands, opsets) * _width(node, operands, opsets))
         if left < 0:
             raise ValueError(f"{node.op_type} would compute more than {most} elements")
         more = {"context": known} if node.need_context() else {}
@@ -99,6 +99,18 @@ def _misread(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> boo
     if op.op_type in SOFTMAXES and opsets.get("", 1) < FIRST_ROW_SOFTMAX:
         return int_attribute(op.onnx_node, "axis", 1) not in (-1, operands[0].ndim - 1)
     return op.op_type == "Slice" and bool((np.asarray(operands[4:]) < 0).any())
+
+
+def _width(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> float:
+    """Return the width of the elements of the first result beside that of float64; 1 if it is not known in advance."""
+    schema = onnx_schema(domain := normal_domain(op.domain), op.op_type, opsets.get(domain, 1))
+    if schema is None:
+        return 1
+    result = schema.outputs[0]
+    if result.types == {"tensor(bool)"}:
+        return 1 / 8
+    alike = (x for formal, x in zip(schema.inputs, operands, strict=False) if formal.type_str == result.type_str)
+    return next((x.dtype.itemsize / 8 for x in alike if x is not None), 1)
 
 
 def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> int:

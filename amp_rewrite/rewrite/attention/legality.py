@@ -201,7 +201,7 @@ def _whole(stated: Sequence[Dims], lengths: Dims) -> bool:
 
 def _triangular(shown: Array) -> bool:
     rows, keys = shown.shape[-2:] if shown.ndim > 1 else (0, 1)
-    return rows == keys and bool((shown == np.tri(rows, dtype=bool)).all())
+    return rows == keys and all(bool((shown[..., row, :] == (np.arange(keys) <= row)).all()) for row in range(rows))
 
 
 def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:

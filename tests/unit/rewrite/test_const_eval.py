@@ -9,6 +9,7 @@ import pytest
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.const_eval import numbers
+from amp_rewrite.rewrite.reference import run
 from support.fusing import outputs_of
 
 
@@ -40,3 +41,15 @@ def test_known_numbers_are_those_of_the_runtime(body: str, known: bool, opset: i
     assert (found is not None) is known
     if found is not None:
         np.testing.assert_allclose(found, outputs_of(model, {})[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("last", "most", "runs"), [("Not", 12, True), ("Not", 11, False), ("Cast", 12, False)])
+def test_bools_count_an_eighth_of_the_limit(last: str, most: int, runs: bool) -> None:
+    rows, columns = np.arange(4.0).reshape(4, 1), np.arange(8.0)
+    ends = {"Not": "y = Not (t)", "Cast": "y = Cast <to = 1> (t)"}
+    text = f"g (double[4,1] a, double[8] b) => (y) {{ s = LessOrEqual (b, a)  t = And (s, s)  {ends[last]} }}"
+    nodes = list(onnx.parser.parse_graph(text).node)
+    found = run(nodes, "y", [{"a": rows, "b": columns}], {"": 18}, most)
+    assert (not isinstance(found, str)) is runs
+    if not isinstance(found, str):
+        np.testing.assert_array_equal(found[0], rows < columns)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 import amp_rewrite
 from amp_rewrite.rewrite import const_eval
+from amp_rewrite.rewrite.attention import build
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.passes import spell_out
 from amp_rewrite.settings.choices import Target
@@ -376,6 +377,23 @@ def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monk
     assert ("unidirectional" in {a.name for n in result.graph.node for a in n.attribute}) == alike
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5, 5)])
+def test_a_large_mask_is_causality_too_and_no_file_gets_another_one(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(const_eval, "_MOST_ELEMENTS", 20)
+    monkeypatch.setattr(build, "_MOST_STORED", 20)
+    text = "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);s=Where(hidden,lowest,p);" + SOFTMAX + "y=MatMul(h,v)"
+    hidden = np.broadcast_to(~np.tri(5, dtype=bool), shape).copy()
+    causal = after(model(text, shapes=FOUR, hidden=hidden))
+    assert "unidirectional" in {a.name for n in causal.graph.node for a in n.attribute}
+    hidden[..., 4, 0] = True
+    other = after(model(text, shapes=FOUR, opset=23, hidden=hidden), fuse="basic")
+    assert "Attention" in kinds(other)
+    assert "is_causal" not in {a.name for n in other.graph.node for a in n.attribute}
+    assert [tuple(t.dims) for t in other.graph.initializer if t.data_type == TensorProto.BOOL] == [shape]
+
+
 # -- a bias before a table of positions ------------------------------------------------------------
 
 TABLED = "m=MatMul(x,wq);b=Add(m,bq);c=Concat[axis=1](first,b);y=Add(c,table)"
@@ -452,3 +470,15 @@ def test_rows_that_the_request_says_see_a_key_are_not_tested(text: str) -> None:
     assert not {"ReduceSum", "IsNaN"} & set(kinds(made.model))
     assert json.loads(made.report.to_json())["model"]["assume"] == "rows-see-a-key"
     assert "ReduceSum" in kinds(amp_rewrite.convert(proto).model)
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16"])
+@pytest.mark.parametrize("text", [HEADS + HIDDEN + REST, HEADS + BLIND + REST])
+def test_rows_are_tested_in_the_low_type(text: str, to: Any) -> None:
+    made = amp_rewrite.convert(model(text), to=to).model
+    (counting,) = (n for n in made.graph.node if n.op_type == "ReduceSum")
+    (counted,) = (n for n in made.graph.node if counting.input[0] in n.output)
+    assert (counted.op_type, list(counted.input)) == ("Cast", ["mask"])
+    low = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}[to]
+    assert [a.i for a in counted.attribute] == [low]
+    assert [n.op_type for n in made.graph.node if counting.output[0] in n.input] == ["Cast"]
