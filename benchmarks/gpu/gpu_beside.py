@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.gpu import gpu_models, skeleton_files
-from benchmarks.gpu.gpu_latency import CAPTURED, has_convolutions
+from benchmarks.gpu import skeleton_files
+from benchmarks.gpu.gpu_latency import CAPTURED
 from benchmarks.gpu.gpu_session import CUDA, batch_of, open_way
 from benchmarks.gpu.gpu_turns import error, ratio, timed
 from benchmarks.gpu.gpu_ways import files
@@ -34,6 +36,9 @@ OURS = {
     "plain command": ("amp", False),
     "plain command, CUDA graph": ("amp", True),
 }
+LAYOUTS = ("", "channels last")
+IMAGE = 4
+"""Axes of an image with its batch, and of the weight of its convolution."""
 MODES = {"eager": None, "torch.compile": "default", "torch.compile, CUDA graphs": "reduce-overhead"}
 BASES = ("float32, TF32", "plain command")
 """Ways with which the others are compared."""
@@ -88,14 +93,17 @@ def _opened(opened: Any) -> Way:
 
 
 def _of_torch(job: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], Way]]]:
-    if gpu_models.source(job["model"]).__class__ is gpu_models.Dense:
+    if job["model"].startswith("dense"):
         return  # it is written as ONNX
-    float32 = files(Path(job["models"]), job["model"]).get("float32")
-    layouts = ("", "channels last") if float32 is not None and has_convolutions(float32) else ("",)
-    for layout in layouts:
-        for key, mode in MODES.items():
-            words = ", ".join(filter(None, ("PyTorch", key, layout)))
-            yield words, lambda mode=mode, layout=layout: _module(made_of(job), job["provider"], mode, bool(layout))
+    ready: list[Placed] = []
+    for layout, key in ((layout, key) for layout in LAYOUTS for key in MODES):
+
+        def opened(layout: str = layout, key: str = key) -> Way:
+            ready[:] = ready or [placed(made_of(job), job["provider"])]
+            return _module(ready[0].laid(layout), MODES[key])
+
+        if not layout or (ready and ready[0].images):
+            yield ", ".join(filter(None, ("PyTorch", key, layout))), opened
 
 
 def made_of(job: Mapping[str, Any]) -> Module:
@@ -111,27 +119,53 @@ def made_of(job: Mapping[str, Any]) -> Module:
     return made
 
 
-def _module(made: Module, provider: str, mode: str | None, channels_last: bool) -> Way:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A module in half with float32 inputs and results, and its batch, on the device."""
+
+    module: Any
+    tensors: Sequence[Any]
+    wait: Callable[[], object]
+
+    @property
+    def images(self) -> bool:
+        """True if the module has convolutions in two dimensions, for which the layout matters."""
+        return any(parameter.dim() == IMAGE for parameter in self.module.parameters())
+
+    def laid(self, layout: str) -> Placed:
+        """Return the module and its batch in a layout."""
+        import torch
+
+        if not layout:
+            return self
+        last = torch.channels_last
+        tensors = [t.contiguous(memory_format=last) if t.dim() == IMAGE else t for t in self.tensors]
+        return replace(self, module=copy.deepcopy(self.module).to(memory_format=last), tensors=tensors)
+
+
+def placed(made: Module, provider: str) -> Placed:
+    """Return a module on a device."""
     import torch
 
     from benchmarks.gpu import gpu_builds
 
-    device = "cuda" if provider == CUDA else "cpu"
+    device, wait = ("cuda", torch.cuda.synchronize) if provider == CUDA else ("cpu", contextlib.nullcontext)
     if device == "cuda":
         torch.backends.cuda.enable_math_sdp(False)
     module = gpu_builds.InHalf(made.module.half().to(device)).eval()
-    tensors = [tensor.to(device) for tensor in made.tensors.values()]
-    if channels_last:
-        module = module.to(memory_format=torch.channels_last)
-        tensors = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
-    call = module if mode is None else torch.compile(module, mode=mode)
-    wait = torch.cuda.synchronize if device == "cuda" else contextlib.nullcontext
+    return Placed(module, [tensor.to(device) for tensor in made.tensors.values()], wait)
+
+
+def _module(ready: Placed, mode: str | None) -> Way:
+    import torch
+
+    call = ready.module if mode is None else torch.compile(ready.module, mode=mode)
     given: list[Any] = []
 
     def run() -> None:
         with torch.inference_mode():
-            given[:] = [call(*tensors)]
-        wait()
+            given[:] = [call(*ready.tensors)]
+        ready.wait()
 
     def outputs() -> list[Array]:
         found = given[0] if isinstance(given[0], tuple) else (given[0],)
@@ -158,8 +192,10 @@ def main() -> None:
         provider = CUDA if given.provider == "cuda" else "CPUExecutionProvider"
         from benchmarks.gpu import gpu_builds
 
-        for mode in filter(None, MODES.values()):
-            _module(gpu_builds.Module.of(given.names[0], exported=False), provider, mode, channels_last=False)[0]()
+        ready = placed(gpu_builds.Module.of(given.names[0], exported=False), provider)
+        for layout in LAYOUTS if ready.images else LAYOUTS[:1]:
+            for mode in filter(None, MODES.values()):
+                _module(ready.laid(layout), mode)[0]()
         return
     with ThreadPoolExecutor(given.workers) as pool:
         for fault in filter(None, pool.map(lambda name: compiled(name, given.provider), given.names)):

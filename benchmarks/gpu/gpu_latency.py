@@ -14,7 +14,7 @@ from benchmarks.gpu.gpu_session import CUDA, Card, Opened, batch_of, open_way
 from benchmarks.gpu.gpu_turns import error, ratio, timed
 from benchmarks.gpu.gpu_ways import BASELINES, files
 
-CHOSEN = ("tf32", "amp", "amp_contrib", "torch_half", "ort_opt")
+CHOSEN = ("tf32", "amp", "torch_half", "ort_opt")
 """Ways that are also timed in variants: the baselines that are fast, and what they are compared with."""
 CAPTURED = 3
 """Runs after which onnxruntime has recorded a CUDA graph: two plain ones, and the recording."""

@@ -50,7 +50,7 @@ WAYS: Mapping[str, Way] = {
     "float32": Way("float32", packages=EXPORT),
     "tf32": Way("float32 with TF32", file="float32", provider={"use_tf32": "1"}),
     "amp": Way("amp-rewrite", options={}),
-    "amp_contrib": Way("amp-rewrite --fuse contrib", options={"fuse": "contrib"}),
+    "amp_basic": Way("amp-rewrite --fuse basic", options={"fuse": "basic"}),
     "torch_half": Way("module.half()", packages=EXPORT),
     "amp_bf16": Way("amp-rewrite --to bfloat16", options={"to": "bfloat16"}),
     "amp_bf16_opset": Way("amp-rewrite --to bfloat16 --opset auto", options={"to": "bfloat16", "opset": "auto"}),
