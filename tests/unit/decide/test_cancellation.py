@@ -103,8 +103,7 @@ WRITTEN = "m=ReduceMax[keepdims=1](a,{});d=Sub(a,m);p=Exp(d);"
 
 
 @pytest.mark.parametrize(
-    ("peaks", "summed", "expected"),
-    [("last", "last", False), ("first", "last", True), ("first", "both", False)],
+    ("peaks", "summed", "expected"), [("last", "last", False), ("first", "last", True), ("first", "both", False)]
 )
 @pytest.mark.parametrize("softmax", ["p=Softmax[axis={}](a);", WRITTEN], ids=["one op", "written out"])
 def test_a_sum_of_exponentials_is_small_unless_it_adds_the_largest_of_each_row(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections import Counter
 from typing import Any
 
@@ -96,20 +95,6 @@ def test_a_second_run_changes_nothing(case: dict[str, Any]) -> None:
     twice = converted(case, once)
     assert twice.plan.empty
     assert twice.model.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
-
-
-@pytest.mark.parametrize("safety", ["none", "default"])
-@pytest.mark.parametrize("opset", [13, 17, 18, 21])
-def test_a_layer_normalization_in_pieces_opens_at_every_opset(opset: int, safety: str) -> None:
-    """From opset 17 on onnxruntime fuses half, Cast, float32 pieces, Cast into one node of two types, and fails."""
-    row = next(case for case in TABLE if case["id"] == "C42")
-    graph = row["graph"] if opset < 18 else re.sub(r"\[axes=-1\]\((\w+)\)", r"(\1,last)", row["graph"])
-    constants = {"last": [-1]} if opset >= 18 else {}
-    model = cases.build(graph, row["outputs"], shapes=row["shapes"], constants=constants, opset=opset)
-    result = convert(model, lists=["tensorflow"], safety=safety, target="onnx").model
-    assert objections.of_loading(result) == []
-    feeds = feeds_of(row, model)
-    assert objections.of_outputs(objections.run(model, feeds), objections.run(result, feeds), bound=BOUND) == []
 
 
 def inserted(before: ModelProto, after: ModelProto) -> int:

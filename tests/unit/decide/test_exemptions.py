@@ -128,24 +128,6 @@ def test_of_a_stream_fewer_numbers_are_averaged_than_of_maps_that_are_pooled(tok
     assert dtype(amp_rewrite.convert(proto), "m") == held
 
 
-TABLE = "e=Gather(table,i);n=LayerNormalization(e,scale);b=MatMul(n,w)"
-
-
-def embedded(text: str, largest: float, safety: str = "default") -> Converted:
-    table = np.full((5, 8), 0.5)
-    table[1, 2] = largest
-    constants = {"table": table, "scale": np.ones(8)}
-    types, shapes = {"i": "int"}, {"i": (3,)}
-    proto = cases.build(text, ["b"], types=types, shapes=shapes, constants=constants)
-    return amp_rewrite.convert(proto, safety=safety)
-
-
-def test_what_is_looked_up_in_a_table_of_weights_is_low_from_there_on() -> None:
-    found = embedded(TABLE, 1.0)
-    assert (dtype(found, "e"), dtype(found, "n")) == ("float16", "float16")
-    assert [(cast.value, cast.to) for cast in found.report.casts] == [("w", "float16"), ("b", "float32")]
-
-
 SQUARE = "a=MatMul(x,w);p=Pow(a,two);"
 
 

@@ -23,7 +23,7 @@ SHAPES: dict[str, Any] = {
     **dict.fromkeys(("a", "b", "c", "scale", "stop"), ()),
 }
 TYPES = {"mask": "int", "ids": "int", "seen": "bool"}
-ONE, ZERO = np.array([1]), np.array([0])
+ONE = np.array([1])
 
 
 def view_of(text: str, shapes: dict[str, Any] | None = None, **constants: object) -> View:
@@ -39,9 +39,6 @@ def kept(text: str, shapes: dict[str, Any] | None = None, **constants: object) -
 def kept_in(text: str) -> list[str]:
     """The same for a model in the language of onnx, which has bodies."""
     return list(held(View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')))))
-
-
-# -- shapes -----------------------------------------------------------------------------------------
 
 
 def test_a_size_computed_in_floats_stays_float32_up_to_the_integer_it_came_from() -> None:
@@ -95,8 +92,6 @@ def test_needs_of_a_shape_go_into_branches_and_out_of_loops() -> None:
     assert kept_in(text) == ["h", "p", "q", "n", "next", "k"]
 
 
-# -- numbers of elements ----------------------------------------------------------------------------
-
 GRAM = "gram=MatMul(f,t);s=Shape[start=1](f);COUNT;y=Mul(a,a)"
 FREE: dict[str, Any] = {"f": ("B", "C", "N"), "t": ("N", "C")}
 
@@ -114,9 +109,6 @@ def test_what_reads_a_product_of_sizes_stays_float32(count: str) -> None:
     assert COUNTS[count] <= set(kept(GRAM.replace("COUNT", count), FREE, one=ONE))
 
 
-# -- indices ----------------------------------------------------------------------------------------
-
-
 def test_integer_division_done_in_floats_stays_float32() -> None:
     text = "f=Cast[to=float](ids);d=Div(f,seven);r=Floor(d);j=Cast[to=int](r);y=Gather(table,j)"
     assert kept(text, {"table": (100,)}, seven=7.0) == ["f", "d", "r", "j"]
@@ -128,9 +120,6 @@ def test_what_an_index_picks_is_left_alone_and_the_ranked_scores_are_not() -> No
         "f=Cast[to=float](at);live=Equal(f,zero);b=MatMul(rows,v);s=Sigmoid(b);y=Gather(s,row)"
     )
     assert kept(text, all=np.array([-1]), one=ONE, five=np.array(5), zero=0.0) == ["p", "flat", "top"]
-
-
-# -- counters ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,9 +143,6 @@ def test_a_state_of_a_loop_is_added_up_in_float32_and_a_recurrent_one_is_not(bod
     assert kept_in(text) == expected
 
 
-# -- angles -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "product", ['Einsum <equation = "ij,k->ik"> (time, k)', "MatMul (time, k1)", "Gemm <transB = 1> (time, k2)"]
 )
@@ -164,8 +150,6 @@ def test_an_outer_product_is_an_angle_whatever_it_is_spelled_with(product: str) 
     inputs = "float[N,1] time, float[4] k, float[1,4] k1, float[4,1] k2"
     assert "turns" in kept_in(f"g ({inputs}) => (float[N,4] y) {{ turns = {product}  y = Sin (turns) }}")
 
-
-# -- numbers that count or point ----------------------------------------------------------------------
 
 POWERS = 2.0 ** np.arange(8)[:, None]
 

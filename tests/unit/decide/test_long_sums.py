@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from amp_rewrite import convert
 from amp_rewrite.decide.needs.find import MOST_TERMS, long_sums
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -57,14 +56,3 @@ def test_the_longest_sums_are_pinned_until_the_others_have_few_terms_in_all() ->
 )
 def test_short_sums_and_other_types_are_left_alone(body: str) -> None:
     assert notes(body) == []
-
-
-def test_the_rule_holds_for_webgpu_alone_and_gives_way_to_lower() -> None:
-    text = f"{HEAD} g (float[4,400] x, float[400,3] w) => (float[4,3] y) {{ y = MatMul (x, w) }}"
-    rules = {
-        (target, lower): next(
-            row.rule for row in convert(onnx.parser.parse_model(text), target=target, lower=lower).report.rows
-        )
-        for target, lower in (("ort-cuda", ()), ("webgpu", ()), ("webgpu", ("op=MatMul",)))
-    }
-    assert list(rules.values()) == ["allow_root", "long_sum", "lower"]

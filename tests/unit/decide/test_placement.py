@@ -38,8 +38,6 @@ MODELS = TESTS / "models"
 
 bounded = settings(max_examples=15)
 
-# -- elimination -------------------------------------------------------------------------------------------
-
 
 @given(
     arcs=st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14), st.integers(1, 9)), max_size=40),
@@ -66,9 +64,6 @@ def test_elimination_finds_a_cut_of_the_value_that_networkx_finds(
     side = low | {"s"}
     crossing = [data.get("capacity", np.inf) for u, v, data in network.edges(data=True) if u in side and v not in side]
     assert sum(crossing) == nx.minimum_cut_value(network, "s", "t")
-
-
-# -- the labelling against all others ------------------------------------------------------------------------
 
 
 def problem_of(model: ModelProto, to: DType) -> tuple[Problem, Spread]:
@@ -112,9 +107,6 @@ def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
         other = (found - set(free)) | {v for v, low in zip(free, choice, strict=True) if low}
         if not any(arc.share == np.inf and arc.low in other and arc.high not in other for arc in labelling.arcs):
             assert least <= net_casts(problem, labelling, other), other
-
-
-# -- what is placed ------------------------------------------------------------------------------------------
 
 
 def placed(model: ModelProto | Path, **options: Any) -> Converted:

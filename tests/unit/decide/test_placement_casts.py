@@ -13,10 +13,6 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
-from support.corpus import KINDS
-from support.paths import TESTS
-
-MODELS = TESTS / "models"
 
 
 def casts(model: ModelProto | Path) -> Counter[str]:
@@ -115,13 +111,6 @@ def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
         assert folded(convert(model)) == []
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_no_exported_model_keeps_a_cast_that_does_nothing(name: str) -> None:
-    assert copies(convert(MODELS / f"{name}.onnx").model) == {}
-
-
-# -- weights that two share, norms that run as their function body -------------------------------------------
-
 SCALED = (
     '<ir_version: 10, opset_import: ["" : 21]> g (float[4,8] x, float[2] fed) => (float[4,2] y)'
     " <float[8,2] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}, float[2,2] v = {1,2,3,4}, float[2] scale = {0.5,0.25}>"
@@ -157,6 +146,3 @@ def normed(opset: int, stash: int | None = None) -> ModelProto:
 def test_a_group_norm_whose_body_casts_to_float32_by_itself_needs_no_casts(stash: int | None, low: bool) -> None:
     result = convert(normed(21, stash))
     assert casts(result.model) == {"float32 → float16": 1 + (not low), "float16 → float32": 1 + (not low)}
-
-
-# -- beside other converters -------------------------------------------------------------------------------

@@ -54,11 +54,6 @@ def test_an_op_between_quantizers_is_pinned_with_the_copies_around_it() -> None:
     assert pinned(text) == set("tprf")
 
 
-@pytest.mark.parametrize("op", ["Sigmoid (a)", "Softmax (a)", "Transpose (a)", "Mul (a, w)"])
-def test_any_op_of_dequantized_numbers_and_constants_whose_result_is_quantized_counts(op: str) -> None:
-    assert pinned(f"a = DequantizeLinear (i, s, z)  r = {op}  y = QuantizeLinear (r, s, z)") == {"r"}
-
-
 @pytest.mark.parametrize("op", ["y = Gemm (a, b, w)", "y = MatMul (a, b)"])
 def test_a_product_ends_a_region(op: str) -> None:
     assert pinned(f"{CODES}  {op}", "float[8,8] y") == {"y"}
@@ -115,9 +110,6 @@ def test_rescaled_quantizers_and_the_ops_between_them_take_the_low_type() -> Non
     assert {init.name: init.data_type for init in result.model.graph.initializer}["s"] == onnx.TensorProto.FLOAT16
     assert result.report.model.quantized == "rescale"
     assert result.report.totals.integer_ops == 0
-
-
-# -- quantizers that reach beyond the type, by their scale -----------------------------------------------
 
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16

@@ -9,14 +9,9 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Report, convert, decide
-from amp_rewrite.decide.reasons import HEADINGS, KINDS, REASONS, RULES, Rule, Strength
-from support import corpus, objections
-from support.paths import ROOT
+from amp_rewrite.decide.reasons import HEADINGS, REASONS, RULES, Rule, Strength
+from support import objections
 
-FIXTURES = (
-    *(ROOT / "tests" / "models" / f"{name}.onnx" for name in corpus.KINDS),
-    *sorted((ROOT / "tests" / "models_text").glob("*.onnxtxt")),
-)
 named = pytest.mark.parametrize("rule", RULES, ids=[rule.name for rule in RULES])
 CASES = [(rule, case) for rule in RULES for case in rule.pairs]
 
@@ -58,12 +53,3 @@ def test_every_model_beside_the_rules_belongs_to_one() -> None:
 def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
     safety = {reason.id for reason in REASONS.values() if reason.strength is Strength.SAFETY}
     assert sorted(rule.reason for rule in RULES) == sorted(rule.name for rule in RULES) == sorted(safety)
-
-
-@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_every_reason_and_kind_in_the_report_of_a_fixture_is_registered(path: Path) -> None:
-    model = onnx.load(path) if path.suffix == ".onnx" else onnx.parser.parse_model(path.read_text("utf-8"))
-    for to in ("float16", "bfloat16"):
-        report = convert(model, to=to).report
-        assert {row.rule for row in report.rows} - {None} <= REASONS.keys()
-        assert {finding.kind for finding in report.findings} <= KINDS.keys() | REASONS.keys()

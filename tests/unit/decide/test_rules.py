@@ -13,7 +13,6 @@ from onnx import numpy_helper
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from support import cases, corpus
-from support.counting import lowered_ops
 
 TENSORFLOW = {"lists": ["tensorflow"], "safety": "none", "target": "onnx"}
 IMAGES = {"x": [1, 4, 8, 8], "w": [4, 4, 3, 3]}
@@ -124,19 +123,9 @@ def test_the_edges_of_a_body_and_of_an_unknown_op_are_boundaries() -> None:
     assert painted(convert(known, **TENSORFLOW), "a") == {"boundary"}
 
 
-def test_an_op_that_reads_an_unknown_type_stays_as_it_is() -> None:
-    result = convert(corpus.text_model("custom_domain"), **TENSORFLOW)
-    assert painted(result, "reads_known") == {"allow_root"}
-    assert painted(result, "custom") == {"unknown_type"}
-    assert "reads_unknown" not in lowered_ops(result.view, result.coloring)
-
-
 def painted(result: Converted, name: str) -> set[str]:
     found = next(op.id for op in result.view.ops if op.name == name)
     return {paint.rule for (op, _), paint in result.coloring.paints.items() if op == found}
-
-
-# -- what no single graph shows -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [["t"], []])
@@ -171,15 +160,6 @@ def test_paint_names_the_op_that_it_is_due_to(graph: str, because: str) -> None:
     paint = next(p for (op, _), p in result.coloring.paints.items() if result.view.ops[op].name == FIRES[graph].op)
     assert paint.because is not None
     assert result.view.ops[paint.because].name == because
-
-
-def test_one_cast_serves_all_who_read_a_tensor_in_the_other_type() -> None:
-    """Three float32 readers and two lowered ones."""
-    text = "a=MatMul(x,x);d1=Exp(a);d2=Exp(a);d3=Exp(a);b=MatMul(a,a);c=MatMul(a,a)"
-    model = cases.build(text, ["d1", "d2", "d3", "b", "c"])
-    result = convert(model, **TENSORFLOW)
-    assert [cast.name for cast in result.plan.casts if result.view.value_name(cast.value) == "a"] == ["a_float32"]
-    assert sum(n.op_type == "Cast" and n.input[0] == "a" for n in result.model.graph.node) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,7 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import is_stub
-from support.paths import TESTS
 from support.weights import external, model, one, plain, scatter, values
-
-MODELS = sorted((TESTS / "models").glob("*.onnx"))
 
 
 @pytest.fixture
@@ -67,11 +64,6 @@ def loaded_by_onnx(path: Path) -> onnx.ModelProto:
     return plain(out)
 
 
-def test_light_external_tensors_are_in_memory_so_that_shapes_are_known(scattered):
-    shape = tensor(Model.load(scattered), "shape")
-    assert numpy_helper.to_array(shape).tolist() == [2, -1]
-
-
 def test_bytes_and_protos_are_taken_as_they_are(inline):
     proto = onnx.load(inline)
     before = proto.SerializeToString(deterministic=True)
@@ -102,15 +94,6 @@ def test_a_path_may_have_its_data_in_another_folder(scattered, tmp_path):
     with pytest.raises(ModelError, match="No such file"):
         Model.load(moved / "m.onnx")
     assert heavy(Model.load(str(moved / "m.onnx"), folder=str(tmp_path)).proto)
-
-
-def test_values_are_read_when_asked_for(inline, scattered):
-    for path in (inline, scattered):
-        found = Model.load(path)
-        np.testing.assert_array_equal(found.array(tensor(found, "heavy")), values(65, 64))
-        chunks = list(found.chunks(tensor(found, "heavy"), 1000))
-        assert [c.size for c in chunks] == [1000] * 4 + [160]
-        np.testing.assert_array_equal(np.concatenate(chunks), values(65, 64).ravel())
 
 
 def test_fit_and_baked_agree_for_stubs_and_for_memory(inline):
@@ -152,9 +135,6 @@ def test_more_than_protobuf_can_hold_is_not_made_a_proto(tmp_path):
     with pytest.raises(ModelError, match="more than protobuf can read; use external data"):
         found.save(tmp_path / "out.onnx", external_data=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "sparse.bin"]
-
-
-# -- external data ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

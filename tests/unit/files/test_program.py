@@ -116,17 +116,6 @@ def test_every_type_and_layout_is_read(dtype, order):
 
 
 @pytest.mark.torch
-def test_tensors_of_torch_are_read_where_they_are():
-    torch = pytest.importorskip("torch")
-    weight = torch.nn.Parameter(torch.from_numpy(values(64, 65)).t())
-    brief = torch.from_numpy(values(100, 100)).to(torch.bfloat16)
-    adapted = map(ir.tensor_adapters.TorchTensor, (weight, brief))
-    found = Model.load(program(*adapted)).to_proto()
-    np.testing.assert_array_equal(numpy_helper.to_array(found.graph.initializer[0]), weight.detach().numpy())
-    assert found.graph.initializer[1].raw_data == brief.view(torch.uint16).numpy().tobytes()
-
-
-@pytest.mark.torch
 def test_a_tensor_without_values_is_named():
     torch = pytest.importorskip("torch")
     with torch._subclasses.fake_tensor.FakeTensorMode():

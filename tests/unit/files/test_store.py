@@ -19,10 +19,8 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, wire
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import is_stub
-from support.paths import ROOT, TESTS
+from support.paths import ROOT
 from support.weights import model, one, plain, scatter, values
-
-MODELS = sorted((TESTS / "models").glob("*.onnx"))[::4]
 
 
 @pytest.fixture
@@ -40,17 +38,6 @@ def files(folder: Path) -> dict[str, bytes]:
 def data_file(path: Path) -> Path:
     (found,) = path.parent.glob(f"{path.stem}.*.data")
     return found
-
-
-@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
-def test_an_exported_model_is_the_same_after_saving_both_ways(path, tmp_path):
-    expected = plain(onnx.load(path))
-    first, second = tmp_path / "first.onnx", tmp_path / "second.onnx"
-    Model.load(path).save(first, external_data=True)
-    onnx.checker.check_model(first, full_check=True)
-    assert plain(onnx.load(first)) == expected
-    Model.load(first).save(second, external_data=False)
-    assert plain(onnx.load(second)) == expected
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -312,12 +299,6 @@ def same(path: Path) -> bool:
 def out(tmp_path: Path) -> Path:
     (tmp_path / "out").mkdir()
     return tmp_path / "out"
-
-
-def test_external_data_gets_the_name_that_is_asked_for(tmp_path: Path, out: Path) -> None:
-    Model.load(net(tmp_path / "m.onnx")).save(out / "m_fp16.onnx", external_data="m_fp16.onnx_data")
-    assert listed(out) == ["m_fp16.onnx", "m_fp16.onnx_data"]
-    assert same(out / "m_fp16.onnx")
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "n.onnx", "..", "a\\b"])

@@ -104,9 +104,6 @@ def test_values_that_do_not_fill_their_dims_are_an_error():
         tensors.array(tensor, sources)
 
 
-# -- pending scales ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stored", [np.float32, np.float16])
 @pytest.mark.parametrize("to", [DType.FLOAT, DType.FLOAT16, DType.BFLOAT16])
 def test_a_scaled_stub_reads_as_its_values_times_a_power_of_two(tmp_path: Path, stored: type, to: DType) -> None:

@@ -7,16 +7,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import (
-    behind,
-    exact,
-    first_input_of,
-    multiples,
-    number,
-    only_reader,
-    origin,
-    trail,
-)
+from amp_rewrite.ir.dataflow import behind, exact, first_input_of, multiples, number, only_reader, origin, trail
 from amp_rewrite.ir.view import ValueId, View
 from support import cases
 

@@ -13,13 +13,6 @@ def view() -> View:
     return View.of(Model.load(cases.build("a=Relu(x);b=Tanh(a);c=Neg(b);d=Relu(c)", ("d",))))
 
 
-def test_ops_of_several_kinds_come_in_the_order_of_the_model() -> None:
-    found = view()
-    assert [op.kind for op in found.of_kinds({"Tanh", "Relu"})] == ["Relu", "Tanh", "Relu"]
-    assert [op.id for op in found.of_kinds(("Neg",))] == [2]
-    assert not found.of_kinds(("Add",))
-
-
 def test_an_analysis_runs_once_for_each_view_and_its_arguments() -> None:
     asked: list[tuple[int, int]] = []
 

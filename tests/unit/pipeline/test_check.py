@@ -13,7 +13,6 @@ import pytest
 from amp_rewrite import Converted, Model, View, convert, verify
 from amp_rewrite.errors import FeedError, PatternError
 from amp_rewrite.pipeline import check
-from amp_rewrite.runtime.runner import CPU
 from amp_rewrite.settings.choices import KEEP_KEY
 from amp_rewrite.settings.selectors import exactly, select
 from support.hard_models import HARD
@@ -104,11 +103,6 @@ def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, made: st
 def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MOST_WEIGHTS", 100)
     assert "more than 1 GB" in convert(loud(), check=True).report.evidence.objection
-
-
-def test_a_search_emulates_also_where_cuda_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.evidence.opening.cuda_opens", lambda: True)
-    assert check._EMULATED.way(Model.load(loud())) == (CPU, True)
 
 
 def test_a_batch_that_is_asked_for_must_fit() -> None:

@@ -79,10 +79,6 @@ def test_only_ways_to_more_kernels_are_named(model: ModelProto, options: dict[st
     assert told.rpartition(" · ")[2] == f"more kernels: {remedy}"
 
 
-def test_a_model_without_products_is_not_told() -> None:
-    assert found("y=Relu(x)", "y") == []
-
-
 def test_a_repair_that_pins_everything_is_told() -> None:
     model = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1 / 3)})
     data = {"x": np.full((8, 8), 1 / 7, np.float32)}

@@ -193,13 +193,6 @@ def test_what_reads_a_value_of_unknown_type_says_so_and_counts_as_left_behind() 
     assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 1)
 
 
-def test_the_shape_of_a_weight_keeps_no_float32_copy_of_it() -> None:
-    model = cases.build("s=Shape(w);a=MatMul(x,w)", ["s", "a"], constants={"w": np.ones((8, 8))})
-    result = convert(model)
-    assert [t.data_type for t in result.model.graph.initializer] == [HALF]
-    assert result.report.totals.weights_after < result.report.totals.weights_before
-
-
 def test_a_cast_like_becomes_the_cast_that_it_is_and_reads_no_activation() -> None:
     model = cases.build("a=MatMul(x,x);c=CastLike(n,a);b=MatMul(c,a)", ["b"], types={"n": "int"})
     result = convert(model)
@@ -223,13 +216,6 @@ def test_quantized_nodes_are_not_touched(name: str) -> None:
 def test_an_output_sequence_stays_float32_and_one_between_allow_ops_does_not() -> None:
     types = objections.inferred_types(converted("sequences").model)
     assert (types["s"], types["s2"], types["t"], types["kept"]) == ({HALF}, {HALF}, {FLOAT}, {FLOAT})
-
-
-def test_what_an_unknown_op_gives_is_taken_from_value_info_or_not_at_all() -> None:
-    result = converted("custom_domain")
-    assert [f.kind for f in result.report.findings] == ["unknown_type"]
-    assert list(node(result.model, "reads_unknown").input) == ["unknown"]
-    assert list(node(result.model, "custom").input) == ["a_float32"]
 
 
 def test_what_stands_beside_the_graph_is_kept() -> None:

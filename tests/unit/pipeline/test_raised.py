@@ -107,21 +107,6 @@ def test_without_keep_a_half_model_comes_back_as_it_is() -> None:
     assert written(convert(model).model) == written(model)
 
 
-def test_bfloat16_ops_are_raised_where_their_model_is_to_stay_bfloat16() -> None:
-    """To float16, its default, the whole model would change its type."""
-    model = half("a = Relu (x)  b = Exp (a)  y = Relu (b)", "bfloat16[4,4] x", "bfloat16[4,4] y")
-    result = raised(model, "op=Exp", to="bfloat16")
-    assert told(result.model) == [
-        "a = Relu(x)",
-        "a_float32 = Cast<float32>(a)",
-        "b = Exp(a_float32)",
-        "b_bfloat16 = Cast<bfloat16>(b)",
-        "y = Relu(b_bfloat16)",
-    ]
-    totals = result.report.totals
-    assert (totals.casts_to_low, totals.casts_to_float32) == (1, 1)
-
-
 def test_shape_takes_a_raised_value_as_it_comes() -> None:
     result = raised(
         half("a = Exp (x)  s = Shape (a)  y = Tanh (a)", outputs=f"{HALF} y, int64[2] s"), "op=Exp", "op=Tanh"

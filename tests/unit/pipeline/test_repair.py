@@ -18,7 +18,7 @@ from amp_rewrite.evidence.verify import verify
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.pipeline.repaired import Repaired
 from support.cases import build
-from support.hard_models import HARD, halved
+from support.hard_models import HARD
 
 MODULE = sys.modules["amp_rewrite.pipeline.repair"]  # the name in the package is the function
 NEAR: dict[str, Any] = {"tolerance": 1e-2}
@@ -137,15 +137,3 @@ def test_the_json_of_a_repair_has_its_outcome_and_its_parts() -> None:
     assert {name: document[name] for name in ("schema", *stated)} == {"schema": 1, **stated}
     assert document["regions"] == [region.because for region in found.regions]
     assert document.keys() - {"schema", *stated, "regions"} == {"trail", "ranges", "verdict", "report"}
-
-
-# -- bad input ---------------------------------------------------------------------------------------
-
-
-def test_a_half_model_is_repaired_with_few_of_its_regions() -> None:
-    hard = HARD["offset_norm"]()
-    half = halved(hard.model)
-    found = repair(half, {name: array.astype(np.float16) for name, array in hard.batch.items()}, tolerance=1e-2)
-    assert found.solved and found.minimal
-    assert 0 < len(found.regions) < found.candidates
-    assert all("alone adds a relative error of" in region.because for region in found.regions)

@@ -60,8 +60,6 @@ def test_a_model_that_is_half_already_is_shifted_against_its_upcast_twin() -> No
     assert amp_rewrite.verify(reference, shift, batch, tolerance=1e-2, emulate=True).ok  # type: ignore[arg-type]
 
 
-# -- when nothing is shifted ---------------------------------------------------------------------------
-
 WEIGHTS = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 FEED = {"x": np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)}
 STREAM = "h=MatMul(x,w);r=Relu(h);t=MatMul(r,w);a=Add(t,h);n=LayerNormalization(a,g);y=MatMul(n,w)"
@@ -122,9 +120,6 @@ def test_a_model_in_training_mode_is_not_shifted() -> None:
     assert not any("shifted" in node.output[0] for node in converted.model.graph.node)
 
 
-# -- what is shared, and what others know by name --------------------------------------------------------
-
-
 def test_an_embedding_that_is_also_the_head_is_stored_once() -> None:
     rng = np.random.default_rng(2)
     table = rng.standard_normal((1024, 8)).astype(np.float32)
@@ -150,8 +145,6 @@ def test_a_cache_keeps_its_meaning_for_callers() -> None:
     assert [value.name for value in after.graph.output] == ["c", "y"]
     assert bits(before, feed) == bits(after, feed)
 
-
-# -- proofs, and what the report says --------------------------------------------------------------------
 
 OUTLIERS = "b=Gather(e,i);c=Mul(b,s);n=LayerNormalization(c,g);h=MatMul(n,w);a=Add(c,h)"
 TOKENS = {"i": np.array([1, 5, 60, 7])}
@@ -199,9 +192,6 @@ def test_explain_says_which_ops_are_shifted_and_why() -> None:
     assert chain["shift"] == region.exponent
     unmoved = next(row.name for row in converted.report.rows if row.op == "MatMul" and row.name != maker.name)
     assert "shifted" not in amp_rewrite.explain(converted, unmoved).text()
-
-
-# -- words and ranges ----------------------------------------------------------------------
 
 
 def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_does() -> None:

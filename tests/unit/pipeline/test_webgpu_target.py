@@ -12,12 +12,9 @@ from amp_rewrite import convert
 from amp_rewrite.evidence.opening import Device
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
-from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
 from amp_rewrite.settings.choices import Target, target_of
 from support.paths import TESTS
-
-HALF, FULL = "tensor(float16)", "tensor(float)"
 
 
 def kinds(model: onnx.ModelProto) -> set[str]:
@@ -36,23 +33,6 @@ def test_attention_is_opened_into_the_ops_of_its_function(name: str) -> None:
     converted = convert(TESTS / "models" / f"{name}.onnx", target="webgpu")
     assert "Attention" not in kinds(converted.model)
     assert ("inlined", "Attention") in {(finding.kind, finding.subject) for finding in converted.report.findings}
-
-
-def test_the_table_knows_types_and_versions() -> None:
-    table = load_webgpu_kernels()
-    assert table.runs("", "MatMul", 13, {"T": HALF})
-    assert not table.runs("", "Range", 11, {"T": HALF})
-    assert not table.has("", "Attention", 23)
-    assert not table.has("", "MaxPool", 22)
-    assert table.runs("", "MaxPool", 12, {"T": HALF})
-    assert not table.runs("", "LSTM", 14, {"T": HALF}) and table.runs("", "LSTM", 14, {"T": FULL})
-    assert not table.runs("", "MatMul", 13, {"T": "tensor(bfloat16)"})
-
-
-def test_the_refusal_names_the_provider_and_its_release() -> None:
-    assert load_webgpu_kernels().refusal("", "IsNaN", 13, {"T1": HALF}) == "no webgpu kernel for IsNaN"
-    assert Target.WEBGPU.kernels is load_webgpu_kernels()
-    assert load_webgpu_kernels().runtime.startswith("onnxruntime-ep-webgpu ")
 
 
 def test_a_converted_model_says_its_target_and_is_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

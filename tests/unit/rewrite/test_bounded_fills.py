@@ -15,10 +15,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.attention_masks import shrink_score_constants
-from amp_rewrite.rewrite.replacement import (
-    Context,
-    run_round,
-)
+from amp_rewrite.rewrite.replacement import Context, run_round
 from support import cases
 from support.fusing import kinds, outputs_of
 

@@ -77,9 +77,6 @@ def test_every_measured_op_is_a_case() -> None:
     assert len(MEASURED) == 60
 
 
-# -- recurrent ops -----------------------------------------------------------------------------------
-
-
 def cell(op_type: str, steps: int = 2, slots: Sequence[str] = "xwrb", **attributes: Any) -> onnx.ModelProto:
     """A layer of 24 units over 32 features whose inputs are `slots`: input, weights, bias, lengths, states."""
     ways = 2 if attributes.get("direction") == "bidirectional" else 1
@@ -138,9 +135,6 @@ def test_a_layer_whose_steps_and_batch_are_free_is_written_out(op_type: str) -> 
     assert np.array_equal(emulated(free, feeds)["Y"], emulated(known, feeds)["Y"])
 
 
-# -- reductions --------------------------------------------------------------------------------------
-
-
 def by_blocks(x: Array, blocks: int, height: int) -> Array:
     """The sum over rows: those of a block add up exactly, and the blocks in float16, the last one first."""
     owner = np.arange(len(x)) // height % blocks
@@ -192,9 +186,6 @@ def test_a_run_tells_how_an_instance_norm_rounds_whose_batch_is_free(samples: in
     found, alone = emulated(free, feeds)["y"], once(free, feeds)["y"]
     assert np.array_equal(found, emulated(case.model(), feeds)["y"])
     assert np.array_equal(found, alone) == (samples == 1)
-
-
-# -- what stays --------------------------------------------------------------------------------------
 
 
 def reduced(op_type: str, shape: tuple[int, ...], axes: Sequence[int]) -> onnx.ModelProto:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from onnx import ModelProto, helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.equivalence import ROUNDINGS, UNIT, mismatch
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.rewrite.replacement import Context
@@ -21,7 +19,6 @@ from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.settings.choices import Target
 from support.fuse_models import CENTERED, ERF, LAYER_NORM, RMS_NORM, SOFTMAX, TANH, agree, model_of
 from support.fusing import kinds, outputs_of, standard
-from support.paths import TESTS
 
 FASTER = "faster with --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
@@ -77,13 +74,7 @@ ENDS_IN_Y = "1 stays unfused (ends in the_y): "
             "layer_normalization",
             f"opset 16 has no LayerNormalization · {AUTO} 17",
         ),
-        (
-            RMS_NORM,
-            22,
-            "",
-            "rms_normalization",
-            f"opset 22 has no RMSNormalization · {AUTO} 23",
-        ),
+        (RMS_NORM, 22, "", "rms_normalization", f"opset 22 has no RMSNormalization · {AUTO} 23"),
         (ERF, 19, "", "gelu_erf", f"opset 19 has no Gelu · {AUTO} 20"),
         (FIRST_AXIS, 18, "", "layer_normalization", "it is not over the last axis alone"),
         (FIRST_AXIS.replace("first", "both"), 18, "", "layer_normalization", "it is not over the last axis alone"),
@@ -242,9 +233,6 @@ def test_what_is_not_exact_or_no_constant_is_left(body: str) -> None:
     assert kinds(standard(model_of(body, 18))[0])[-2:] == kinds(model_of(body, 18))[-2:]
 
 
-# -- the proof ----------------------------------------------------------------------------------------
-
-
 def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
     y, step, differ = np.ones(3), ROUNDINGS * UNIT, "on random inputs the results differ by up to"
     assert mismatch([y], [y * (1 + step / 2)], [1.0]) is None
@@ -252,30 +240,6 @@ def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
     assert mismatch([y], [np.array([1, np.nan, 1])], [None]) == f"{differ} more than any bound"
     assert mismatch([y], [np.ones((1, 3))], [None]) == "its shape would be [1, 3] instead of [3]"
     assert mismatch("no shape", [y], []) == "no shape"
-
-
-# -- whole models -------------------------------------------------------------------------------------
-
-MODELS = TESTS / "models"
-
-
-def test_what_is_fused_in_the_models_of_exporters() -> None:
-    """How many of what, each at the opset that serves it best."""
-    found = {}
-    for name in ("bert_ts13", "cnn_dynamo18", "gpt2_ts17", "llama_dynamo21", "t5_ts14", "vit_ts17"):
-        made = convert(MODELS / f"{name}.onnx", opset="auto", fuse="basic")
-        kinds = [
-            f.message.split(":")[0] for f in made.report.findings if f.kind == "fused" and f.subject != "constants"
-        ]
-        found[name] = dict(Counter(kinds))
-    assert found == {
-        "bert_ts13": {"attention": 2, "gelu erf": 2, "layer normalization": 5},
-        "cnn_dynamo18": {"batch normalization": 5},
-        "gpt2_ts17": {"attention": 2, "gelu tanh": 2},
-        "llama_dynamo21": {"attention": 2, "rms normalization": 5},
-        "t5_ts14": {"attention": 6, "rms normalization": 12},
-        "vit_ts17": {"attention": 2, "gelu erf": 2},
-    }
 
 
 # -- GroupNormalization spelled with InstanceNormalization -----------------------------------------------

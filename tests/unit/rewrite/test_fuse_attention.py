@@ -80,14 +80,6 @@ def test_keys_are_read_before_they_were_transposed(before: str, key: str, expect
     agree(model, made)
 
 
-def test_dimensions_with_names_are_enough() -> None:
-    inputs = "float[b,2,n,4] q, float[b,2,n,4] k, float[b,2,n,6] v, bool[b,1,n,n] mask"
-    model = model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, inputs=inputs, output="float[b,2,n,6] y")
-    made, _ = standard(model)
-    assert kinds(made) == [*HIDDEN, "Where", "Attention"]
-    agree(model, made)
-
-
 GROUPED = """a = Unsqueeze (k, second)  b = Expand (a, repeated)  c = Reshape (b, grouped)
     d = Unsqueeze (v, second)  e = Expand (d, repeated)  f = Reshape (e, grouped)
     t = Transpose <perm = [0, 1, 3, 2]> (c)  m = MatMul (q, t)  p = Softmax (m)  y = MatMul (p, f)"""
@@ -125,11 +117,6 @@ def test_copies_between_the_softmax_and_its_products_go_along(copy: str) -> None
     agree(model, made)
 
 
-# -- what stays written out --------------------------------------------------------------------------
-
-FASTER = "faster with --opset auto, unless others lose a kernel at opset"
-AUTO = f"the same numbers, more kernels · {FASTER}"
-
 ROWS_HIDDEN = "a row of its mask may hide every key"
 
 
@@ -155,11 +142,7 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         ),
         (SCORES + "m = Where (mask, z, inf)  " + WEIGHTS, MASK, f"{ROWS_HIDDEN}: it would give 0 instead of NaN"),
         (SCORES.replace("z = Mul (s, half)", "z = Where (mask, s, fill)  m = Mul (z, half)") + WEIGHTS, MASK, SCALED),
-        (
-            SCORES + "m = Where (mask, z, modest)  " + WEIGHTS,
-            MASK,
-            "the_m replaces scores by what is not a mask",
-        ),
+        (SCORES + "m = Where (mask, z, modest)  " + WEIGHTS, MASK, "the_m replaces scores by what is not a mask"),
         (SCORES + "n = Where (mask, zero, billion)  m = Add (z, n)  " + WEIGHTS, MASK, A_BILLION),
         (BIASED + "m = Add (b, bias)  " + WEIGHTS, "", "a bias is added to its scores twice"),
         (SCORES + "b = Where (some, z, fill)  m = Where (some, b, fill)  " + WEIGHTS, "", "two masks hide its scores"),
@@ -201,14 +184,6 @@ def test_what_the_operator_would_not_broadcast_stays(operands: str, why: str) ->
     assert [message.endswith(why) for _, _, message in told] == [True]
 
 
-def test_before_opset_23_there_is_no_such_operator() -> None:
-    model = model_of(PLAIN, opset=22)
-    made, told = standard(model)
-    message = f"1 stays unfused (ends in the_y): opset 22 has no Attention · {AUTO} 23"
-    assert told == [("not_fused", "attention", message)]
-    assert made.SerializeToString() == model.SerializeToString()
-
-
 def test_attention_of_three_axes_stays() -> None:
     body = "t = Transpose <perm = [0, 2, 1]> (k)  s = MatMul (q, t)  m = Mul (s, half)  " + WEIGHTS
     model = model_of(body, inputs="float[4,3,4] q, float[4,5,4] k, float[4,5,6] v", output="float[4,3,6] y")
@@ -227,9 +202,6 @@ def test_a_softmax_between_no_products_is_no_attention() -> None:
         KEYS + "s = MatMul (q, t)  y = Softmax (s)",
     ):
         assert standard(model_of(body, ", float[4,6] w", output="float[a,b,c,d] y"))[1] == []
-
-
-# -- the proof can fail -------------------------------------------------------------------------------
 
 
 def site_of(model: ModelProto) -> FusibleAttention:
@@ -259,9 +231,6 @@ def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: s
     assert str(mismatch_of(site, without(write(site), op_type))).startswith(
         "on random inputs the results differ by up to"
     )
-
-
-# -- masks and biases ------------------------------------------------------------------------------------
 
 
 IDS = ", int64[2,1,3,5] ids"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -14,17 +12,10 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.opset import at_opset
-from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
-from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Fuse, Target
-from support import stub
 from support.attention_models import BIASED, INVERTED, MASK, PLAIN, SCORES, TESTED, WEIGHTS, feed_of, model_of
 from support.contrib_models import MERGED, REST, SOFTMAX, SPLIT, attention_of
 from support.contrib_models import SCORES as SCORES_OF_HEADS
-from support.fusing import kinds, outputs_of
-from support.paths import TESTS
-
-MODELS = TESTS / "models"
 
 
 @pytest.mark.parametrize(
@@ -92,15 +83,6 @@ def test_it_is_lowered_like_a_product_with_its_mask_in_its_type(kind: str, to: s
     assert amp_rewrite.convert(made.model, to=to, keep=KEPT[kind], fuse="basic").plan.empty
 
 
-def float_mask() -> ModelProto:
-    """What must never come out: queries, keys and values in half, a mask to add in float32."""
-    half = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, [2, 2, 3, 4]) for n in ("q", "k", "v", "y")]
-    mask = helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [1, 1, 3, 3])
-    node = helper.make_node("Attention", ["q", "k", "v", "w"], ["y"])
-    graph = helper.make_graph([node], "g", [*half[:3], mask], half[3:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-
-
 FORMS = {
     "multiplied": model_of(SCORES + INVERTED + WEIGHTS, ", int64[2,1,3,5] ids"),
     "tested": model_of(SCORES + TESTED + WEIGHTS, ", int64[2,1,3,5] ids"),
@@ -119,50 +101,3 @@ def test_in_half_precision_it_is_as_near_as_half_precision_is(form: str, to: str
     feed = feed_of(FORMS[form])
     verdict = amp_rewrite.verify(FORMS[form], made.model, [feed], rtol=16 * unit, atol=16 * unit)
     assert verdict.ok, verdict.because
-
-
-@pytest.mark.stub
-def test_the_runtime_keeps_it_one_node_on_cuda(tmp_path: Path) -> None:
-    """The twin of this: where its mask is of another float type, it is taken to pieces."""
-    if stub.folder()[0] is None:
-        pytest.skip(stub.folder()[1])
-    paths = []
-    for name, model, keep in (*((n, m, []) for n, m in FORMS.items()), *((k, projected(k), KEPT[k]) for k in BODIES)):
-        for to in ("float16", "bfloat16"):
-            paths.append(tmp_path / f"{name}.{to}.onnx")
-            amp_rewrite.convert(model, to=to, keep=keep, fuse="basic").save(paths[-1])
-    onnx.save(float_mask(), tmp_path / "twin.onnx")
-    *rows, twin = stub.placements([*paths, tmp_path / "twin.onnx"])
-    assert [(row["ops"].get("Attention"), row["cpu_float"]) for row in rows] == [(1, [])] * len(paths)
-    assert "Attention" not in twin["ops"] and twin["nodes"] > 30
-
-
-FUSED_AT_23 = {
-    "bert_ts13": 2,
-    "gpt2_dynamo18": 2,
-    "llama_dynamo21": 2,
-    "t5_dynamo18": 6,
-    "unet_ts15": 0,  # it computes its scale from a shape
-    "vit_ts17": 2,
-    "whisper_encoder_ts17": 2,
-    "whisper_step_dynamo20": 4,
-}
-
-
-@pytest.mark.parametrize("name", FUSED_AT_23)
-def test_the_models_of_exporters_compute_the_same_with_it(name: str) -> None:
-    """In float32, and with a sequence that is masked throughout where the model takes a mask of padding."""
-    source = View.of(Model.load(MODELS / f"{name}.onnx"))
-    moved, _ = at_opset(source, 23, DType.FLOAT16, Target.ORT_CUDA)
-    view, told = fuse_operators(moved, Context(DType.FLOAT16), Target.ORT_CUDA)
-    made = view.model.to_proto()
-    assert sum(f.message.startswith("attention: ") for f in told if f.kind == "fused") == FUSED_AT_23[name]
-    assert kinds(made).count("Attention") == FUSED_AT_23[name]
-    with np.load(MODELS / f"{name}.npz") as stored:
-        feed = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
-    if "attention_mask" in feed:
-        feed["attention_mask"] = feed["attention_mask"].copy()
-        feed["attention_mask"][0] = 0
-    before = outputs_of(onnx.load(MODELS / f"{name}.onnx"), feed)
-    for first, second in zip(before, outputs_of(made, feed), strict=True):
-        np.testing.assert_allclose(second, first, rtol=0, atol=1e-5 * float(np.abs(first).max()))

@@ -18,7 +18,6 @@ import amp_rewrite
 from amp_rewrite.deploy.checkup import FINDING
 from amp_rewrite.deploy.doctor import doctor
 from amp_rewrite.errors import ModelError
-from amp_rewrite.rewrite import equivalence
 from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.providers import misfit
 from amp_rewrite.runtime.runner import CPU, CUDA
@@ -67,9 +66,6 @@ def needs(made: amp_rewrite.Converted) -> str:
     return next((word for word in entry.split() if word.startswith("needs=")), "")
 
 
-# -- targets and releases -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("target", "fuse", "made"),
     [
@@ -108,14 +104,6 @@ def test_a_release_gets_what_it_runs_right_and_the_file_says_the_oldest(
     assert told == ([f"onnxruntime {oldest}"] if oldest else [])
 
 
-@pytest.mark.parametrize(("installed", "made"), [("1.26.0", {}), ("1.30.0", {SKIP: 1}), ("", {SKIP: 1})])
-def test_without_a_release_that_of_the_installed_onnxruntime_counts(
-    installed: str, made: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amp_rewrite.runtime.kernels.installed_release", lambda: installed)
-    assert own(amp_rewrite.convert(wide(BLOCK)).model) == made
-
-
 def test_the_report_says_why_a_wrong_kernel_is_left_out() -> None:
     report = amp_rewrite.convert(wide(BLOCK), target="ort-cuda:1.26").report
     (told,) = (f.message for f in report.findings if f.kind == "not_fused")
@@ -127,9 +115,6 @@ def test_own_attention_goes_before_that_of_the_standard(fuse: str, expected: str
     made, told = standard(attention_of(SPLIT + SCORES + SOFTMAX + REST + MERGED, opset=23), fuse=fuse)
     assert expected in kinds(made)
     assert {kind for kind, _, _ in told} == {"fused"}
-
-
-# -- who opens it -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,9 +155,6 @@ def test_doctor_finds_that_the_installed_release_is_too_old(file: Path, monkeypa
     (check,) = (check for check in doctor(file).checks if check.topic == "release")
     fact = "it needs onnxruntime 1.28.0 or later for SkipLayerNormalization"
     assert (check.state, check.fact.partition(", and")[0]) == (FINDING, fact)
-
-
-# -- the files ----------------------------------------------------------------------------------------
 
 
 def opened(model: ModelProto) -> None:
@@ -239,31 +221,6 @@ def untyped(model: ModelProto) -> list[str]:
     constants = {n.output[0] for n in inferred.graph.node if n.op_type == "Constant"}
     walk(inferred.graph, constants)
     return missing
-
-
-# -- costs --------------------------------------------------------------------------------------------
-
-
-def test_layers_that_differ_in_names_and_weights_are_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[str] = []
-    run = equivalence.run
-
-    def counted(*arguments: Any) -> Any:
-        runs.append(arguments[1])
-        return run(*arguments)
-
-    monkeypatch.setattr(equivalence, "run", counted)
-    monkeypatch.setattr(equivalence, "_PROVED", set())
-    body, last = "", "x"
-    for i in range(3):
-        body += f"a{i} = MatMul ({last}, w)  t{i} = Add (a{i}, {last})  "
-        body += f"y{i} = LayerNormalization <epsilon = 0.001> (t{i}, g{i}, shift)  "
-        last = f"y{i}"
-    model = wide(body + f"y = MatMul ({last}, w)", "float[2,3,8] x")
-    gains = [numpy_helper.from_array(np.full(8, 1 + i, np.float32), f"g{i}") for i in range(3)]
-    model.graph.initializer.extend(gains)
-    assert own(amp_rewrite.convert(model).model) == {SKIP: 3}
-    assert len(runs) == 2
 
 
 @pytest.mark.parametrize(("size", "inputs"), [(1.0, 4), (1e5, 3)])

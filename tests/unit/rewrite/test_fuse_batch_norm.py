@@ -21,8 +21,6 @@ from amp_rewrite.settings.choices import Target
 from support.fuse_models import agree
 from support.fusing import kinds, standard
 
-# -- BatchNormalization -------------------------------------------------------------------------------
-
 
 def with_batch_norm(
     op: str, weight: tuple[int, ...], channels: int, shape: tuple[int, ...], **stated: object
@@ -106,10 +104,7 @@ def with_fed(model: ModelProto, name: str) -> ModelProto:
         (changed(conv(), "gamma", [9e9] * 6), "its folded weights would reach 1.97e+10, beyond the range of float16"),
         (changed(conv(), "gamma", [1e-9] * 6), "the folded weights of 6 channels would be subnormal in float16"),
         (changed(conv(), "var", [-1] * 6), "its folded weights are not finite"),
-        (
-            with_batch_norm("ConvTranspose", (4, 3, 2, 2), 6, (2, 4, 5, 5), group=2),
-            "its ConvTranspose has groups",
-        ),
+        (with_batch_norm("ConvTranspose", (4, 3, 2, 2), 6, (2, 4, 5, 5), group=2), "its ConvTranspose has groups"),
         (with_batch_norm("Gemm", (4, 6), 6, (2, 4), beta=0.5), "its Gemm scales its bias"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

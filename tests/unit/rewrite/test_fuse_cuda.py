@@ -78,13 +78,6 @@ def after(proto: ModelProto, **options: object) -> ModelProto:
 # -- biases of attention ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", [UNMASKED, HIDDEN, BLIND])
-def test_only_queries_and_the_projection_keep_a_bias(attention: str) -> None:
-    result = after(model(HEADS + attention + REST))
-    assert kinds(result).count("Add") == 2
-    assert [n.input[1] for n in result.graph.node if n.op_type == "Add"] == ["bq_wide", "y_bias_wide"]
-
-
 OWN = "y0=Attention(q,k,v);ot=Transpose[perm=0 2 1 3](y0);f=Reshape(ot,flat);pm=MatMul(f,wo);y=Add(pm,bo)"
 PACKED_HEADS = "".join(f"{x}m=MatMul({read},w{x});{x}=Add({x}m,b{x});" for x, read in zip("qkv", "xzz", strict=True))
 PACKED_OWN = "f=Attention[q_num_heads=2,kv_num_heads=2](q,k,v);pm=MatMul(f,wo);y=Add(pm,bo)"

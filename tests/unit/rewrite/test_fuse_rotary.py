@@ -78,9 +78,6 @@ def after(proto: ModelProto, **options: object) -> list[str]:
     return kinds(result)
 
 
-# -- rotations -------------------------------------------------------------------------------------
-
-
 def test_a_rotation_of_split_heads_rotates_tokens_by_features() -> None:
     assert after(model(ROTATED, "r")) == [
         *("MatMul", "Concat", "Cos", "Sin", "Slice", "Reshape", "Slice", "Reshape"),
@@ -160,10 +157,6 @@ def test_a_rotation_of_which_a_part_is_an_output_stays(shown: str) -> None:
     assert shown in [output.name for output in convert(proto).model.graph.output]
 
 
-def test_the_operand_of_a_rotation_may_be_an_output() -> None:
-    assert "RotaryEmbedding" in after(model(ROTATED, "r q0", {"q0": (2, 2, 3, 16)}))
-
-
 ONE = dict.fromkeys("xzu", (1, 3, 16))
 TURN = np.asarray(NUMBERS["angles"])[None]
 
@@ -209,11 +202,7 @@ ROTATING = ("com.microsoft::RotaryEmbedding", "com.microsoft::GroupQueryAttentio
 @pytest.mark.parametrize("text", [ROTATED, GROUPED_OF_PRODUCTS], ids=["alone", "before attention"])
 @pytest.mark.parametrize(
     ("tables", "far", "dtype"),
-    [
-        (CONSTANT, 1e5, DType.FLOAT),
-        (COMPUTED, 1e5, DType.FLOAT),
-        (GATHERED, 3e4, DType.FLOAT16),
-    ],
+    [(CONSTANT, 1e5, DType.FLOAT), (COMPUTED, 1e5, DType.FLOAT), (GATHERED, 3e4, DType.FLOAT16)],
 )
 def test_tables_beyond_the_type_are_multiplied_in_float32(text: str, tables: str, far: float, dtype: DType) -> None:
     angles = np.concatenate([NUMBERS["angles"]] * 2, axis=-1)  # type: ignore[arg-type, list-item]
@@ -232,9 +221,6 @@ def _error(proto: ModelProto, converted: ModelProto) -> float:
     session = onnxruntime.InferenceSession(converted.SerializeToString(), providers=["CPUExecutionProvider"])
     feed = random_feed(proto)
     return float(np.abs(session.run(None, feed)[0] - outputs_of(proto, feed)[0]).max())
-
-
-# -- several heads of queries for one of keys ------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [GROUPED, UNROTATED])
@@ -308,16 +294,3 @@ def test_an_attention_that_ranges_keep_float32_is_not_grouped() -> None:
     converted = convert(proto, data=[wide], shift="none")
     assert "GroupQueryAttention" not in kinds(converted.model)
     assert "GroupQueryAttention" in kinds(convert(proto, data=[random_feed(proto)]).model)
-
-
-LOUD = UNROTATED.replace("us=Reshape(u,fewer)", "loud=MatMul(u,large);us=Reshape(loud,fewer)")
-LARGE = (1e5 * np.eye(16)).astype(np.float32)
-
-
-def test_a_check_keeps_float32_without_grouping_and_its_patterns_repeat_the_file() -> None:
-    source = model(LOUD, large=LARGE)
-    checked = convert(source, check=True)
-    again = convert(source, keep=checked.report.evidence.keep)
-    assert checked.report.evidence.level == "repaired"
-    assert "GroupQueryAttention" not in kinds(checked.model)
-    assert [node.op_type for node in again.model.graph.node] == [node.op_type for node in checked.model.graph.node]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import onnx
@@ -13,9 +12,8 @@ import pytest
 from amp_rewrite import convert
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.versions import FIRST_FUSED
-from amp_rewrite.rewrite import fusions, replacement
+from amp_rewrite.rewrite import fusions
 from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
-from amp_rewrite.rewrite.shift import emit
 
 named = pytest.mark.parametrize("fusion", FUSIONS, ids=[fusion.name for fusion in FUSIONS])
 
@@ -52,26 +50,3 @@ def test_every_model_beside_the_fusions_belongs_to_one() -> None:
 
 def test_every_operator_that_the_standard_got_later_has_a_fusion() -> None:
     assert FIRST_FUSED.keys() <= {fusion.operator for fusion in FUSIONS}
-
-
-def kinds_in(node: ast.AST) -> set[object]:
-    """The kinds that a call states, or an assignment: KIND, and tables and pairs of kinds and operators."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Replacement", "_activation"):
-        own = any(keyword.arg == "findings" for keyword in node.keywords)  # of a pass that is not a fusion
-        return {arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant) and not own}
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KIND":
-        return {ast.literal_eval(node.value)}
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("_SKIP_NORMS", "(kind, op_type)"):
-        pairs = [pair.elts for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple)]
-        return {kind.value for kind, _ in pairs if isinstance(kind, ast.Constant)}
-    return set()
-
-
-def test_every_kind_that_stands_in_the_code_has_a_record() -> None:
-    known = {fusion.name for fusion in FUSIONS} | {emit.KIND}  # a shift is not a fusion
-    built = set()
-    for path in Path(replacement.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            built |= kinds_in(node)
-    assert built <= known
-    assert len(built) > 9

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -11,7 +9,6 @@ from onnx import ModelProto, helper, numpy_helper
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
-from support import stub
 from support.paths import TESTS
 from support.train.vjp_case import Feed, evaluator, run_float32, widened, widened_feed
 
@@ -37,21 +34,6 @@ NAMES = (
 IN_FLOAT32 = ("llama_dynamo23", "bert_dynamo23", "unet_ts15", "cnn_ts13", "lstm_dynamo18")
 """With operators that the standard has no float64 of, that take long without a kernel, or that no judge has right."""
 
-ON_GPU = (
-    "bert_dynamo20",
-    "cnn_dynamo18",
-    "cnn_ts13",
-    "gpt2_ts17",
-    "if_dynamo20",
-    "llama_dynamo21",
-    "loop_dynamo21",
-    "lstm_dynamo18",
-    "moe_dynamo21",
-    "t5_dynamo18",
-    "vit_ts17",
-    "whisper_encoder_dynamo19",
-    "whisper_step_dynamo20",
-)
 _STEP = 1e-5
 _CLOSE = 1e-6
 """Of a float64 difference in steps of 1e-5 along a direction of length 1: h²/6 times third derivatives of 1e4."""
@@ -134,17 +116,3 @@ def test_along_the_gradient_itself_in_float32(name: str) -> None:
         moved = {n: w + (step / size * g).astype(np.float32) for (n, w), g in zip(weights.items(), found, strict=True)}
         sides.append(run_float32(bare, {**feed, **moved}, ["loss"])[0].item())
     assert (sides[0] - sides[1]) / 2e-3 == pytest.approx(size, rel=_CLOSE_FLOAT32)
-
-
-@pytest.mark.stub
-def test_backward_passes_stay_on_the_gpu(tmp_path: Path) -> None:
-    folder, reason = stub.folder()
-    if folder is None:
-        pytest.skip(reason)
-    paths = []
-    for name in ON_GPU:
-        model = with_loss(name)
-        paths.append(tmp_path / f"{name}.onnx")
-        gradients(model, "loss", list(parameters(model))).save(paths[-1])
-    rows = dict(zip(ON_GPU, stub.placements(paths), strict=True))
-    assert {name: row for name, row in rows.items() if row.get("error") or row["cpu_float"]} == {}

@@ -91,12 +91,6 @@ def test_the_second_result_of_a_simplified_norm_is_float32() -> None:
     assert convert(proto).report.totals.compute_lowered == 2
 
 
-def test_the_opset_of_such_a_model_can_be_moved() -> None:
-    for op in OPS:
-        result = convert(model(op), opset="auto")
-        np.testing.assert_allclose(outputs(result.model), outputs(model(op)), rtol=1e-2, atol=1e-2)
-
-
 @pytest.mark.parametrize("name", ["bert_ts13", "llama_ts16", "t5_ts14"])
 def test_a_file_of_the_runtimes_optimizer_is_converted_and_verified(name: str, tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()

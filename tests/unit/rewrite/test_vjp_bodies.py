@@ -23,7 +23,6 @@ def sdpa(**words: object) -> Torch:
 CASES = (
     attention("plain", "", HEADS, sdpa()),
     attention("causal", "is_causal=1", {**HEADS, "k": (2, 2, 3, 4), "v": (2, 2, 3, 3)}, sdpa(is_causal=True)),
-    attention("scaled", "scale=0.25", HEADS, sdpa(scale=0.25)),
     attention("with a mask that is added", "", {**HEADS, "m": (3, 5)}, sdpa()),
     attention("with fewer heads of keys", "", {"q": (2, 4, 3, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)},
               sdpa(enable_gqa=True)),

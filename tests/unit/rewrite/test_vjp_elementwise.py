@@ -52,11 +52,7 @@ UNARY = {
     "Mish": lambda t, x: t.nn.functional.mish(x),
     "Identity": lambda t, x: x,
 }
-POSITIVE = {
-    "Log": lambda t, x: x.log(),
-    "Sqrt": lambda t, x: x.sqrt(),
-    "Reciprocal": lambda t, x: 1 / x,
-}
+POSITIVE = {"Log": lambda t, x: x.log(), "Sqrt": lambda t, x: x.sqrt(), "Reciprocal": lambda t, x: 1 / x}
 UNIT = {
     "Tan": lambda t, x: x.tan(),
     "Asin": lambda t, x: x.asin(),
@@ -98,7 +94,6 @@ CASES = (
         Case(f"{op} and the input itself", f"f={op}(x);y=Add(f,x)", {"x": (3, 5)})
         for op in ("Floor", "Ceil", "Round", "Sign")
     ),
-    Case("HardSigmoid, steep", "y=HardSigmoid[alpha=0.5,beta=0.25](x)", {"x": (3, 5)}),
     Case("Swish", "y=Swish(x)", {"x": (3, 5)}, opsets=(24,), torch=lambda t, x: t.nn.functional.silu(x)),
     Case("Swish, steep", "y=Swish[alpha=1.5](x)", {"x": (3, 5)}, opsets=(24,)),
     Case("PRelu", "y=PRelu(x,s)", {"x": (2, 3, 4), "s": (3, 1)}),
@@ -106,8 +101,6 @@ CASES = (
     Case("Mod", "y=Mod[fmod=1](a,b)", {"a": (3, 4), "b": (4,)}, values={"b": [0.7, -0.6, 1.1, -1.3]},
          torch=lambda t, a, b: t.fmod(a, b)),
     Case("Max of three", "y=Max(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
-    Case("Max of one", "y=Max(a)", {"a": (3, 4)}),
-    Case("Min of three", "y=Min(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
     Case("Sum of three", "y=Sum(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
     Case("Mean of three", "y=Mean(a,b,c)", {"a": (3, 4), "b": (4,), "c": ()}),
     Case("Where", "y=Where(c,a,b)", {"c": (3, 1), "a": (4,), "b": (3, 4)}, types={"c": "bool"},
@@ -125,7 +118,6 @@ CASES = (
     Case("a square", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 2.0}, torch=lambda t, x: x**2),
     Case("a square by an integer", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": [2]}, torch=lambda t, x: x**2),
     Case("a cube", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 3.0}, torch=lambda t, x: x**3),
-    Case("a first power", "y=Pow(x,p)", {"x": (3, 5)}, constants={"p": 1.0}),
     Case("powers for each column", "y=Pow(x,p)", {"x": (3, 3)}, low=0.5, constants={"p": [0.0, 1.0, -1.5]},
          torch=lambda t, x: x ** t.tensor([0.0, 1.0, -1.5])),
     Case("x to the 0 at 0", "y=Pow(x,p)", {"x": (3,)}, values={"x": [0.0, 1.0, -2.0]}, constants={"p": 0.0}),
@@ -133,7 +125,6 @@ CASES = (
          torch=lambda t, x, p: t.pow(x, p)),
     Case("a Cast there and back", "h=Cast[to=float](x);y=Mul(h,h)", {"x": (3, 4)}),
     Case("CastLike", "h=CastLike(x,t);y=Mul(h,h)", {"x": (3, 4), "t": (1,)}, wrt=("x",)),
-    Case("one value used twice", "y=Mul(x,x)", {"x": (3, 4)}, torch=lambda t, x: x * x),
     Case("one value used three times", "e=Exp(x);m=Mul(e,x);y=Sub(m,x)", {"x": (3, 4)},
          torch=lambda t, x: x.exp() * x - x),
     Case("Max of equal numbers", "y=Max(a,b)", {"a": (3,), "b": (3,)}, values={"a": [1, 2, 3], "b": [1, 1, 3]},

@@ -46,16 +46,12 @@ def by_sizes(words: str, *sizes: int, **also: object) -> Case:
 PRODUCTS = {
     "matrix by matrix": ((3, 4), (4, 2)),
     "batch by batch": ((2, 3, 4), (2, 4, 2)),
-    "batch by one matrix": ((2, 3, 4), (4, 2)),
     "one matrix by a batch": ((3, 4), (2, 4, 2)),
     "batches that broadcast": ((2, 1, 3, 4), (5, 4, 2)),
-    "a batch of 1": ((1, 3, 4), (2, 4, 2)),
     "vector by vector": ((4,), (4,)),
     "vector by matrix": ((4,), (4, 2)),
     "matrix by vector": ((3, 4), (4,)),
-    "vector by batch": ((4,), (2, 4, 3)),
     "batch by vector": ((2, 3, 4), (4,)),
-    "no rows": ((0, 4), (4, 2)),
     "an empty batch by one matrix": ((0, 3, 4), (4, 2)),
     "nothing to sum over": ((2, 3, 0), (0, 2)),
 }
@@ -71,23 +67,18 @@ GEMMS = {
 }
 CASES = (
     einsum("ij,jk->ik"),
-    einsum("bij,bjk->bik"),
     einsum("bhij,bhkj->bhik"),
-    einsum("ij,kj->ik"),
     einsum("ij , jk"),
     einsum("ij,ij->"),
     einsum("i,j->ij"),
     einsum("ij,k->i"),
     einsum("ij->ji"),
-    einsum("ij->j"),
     einsum("bij,jk,kl->bil"),
     einsum("...ij,jk->...ik", (2, 3, 3, 4), (4, 2)),
     einsum("...ij,...jk->...ik", (2, 1, 3, 4), (1, 5, 4, 2)),
-    einsum("...ij,...jk", (2, 3, 4), (2, 4, 2)),
     einsum("ij,jk->ik", (3, 1), (1, 2), name="a sum over one"),
     by_scales("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 2, 3, opsets=(16, 20),
               torch=lambda t, x: t.nn.functional.interpolate(x, scale_factor=(2.0, 3.0))),
-    by_scales("mode=nearest", 2, 1, name="nearest along one axis"),
     *(
         by_scales(f"mode=nearest,coordinate_transformation_mode={c},nearest_mode={n}", 1.5, 0.75)
         for c, n in zip(COORDINATES, ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"), strict=True)
@@ -99,14 +90,10 @@ CASES = (
         if (mode, c) != ("cubic", "half_pixel_symmetric")
     ),
     by_scales("mode=linear", 0.5, 0.75, name="linear, smaller"),
-    by_sizes("mode=linear,coordinate_transformation_mode=half_pixel", 5, 6,
-             torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear")),
     by_sizes("mode=linear,coordinate_transformation_mode=align_corners", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bilinear", align_corners=True)),
     by_sizes("mode=cubic,coordinate_transformation_mode=half_pixel", 5, 6,
              torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6), mode="bicubic")),
-    by_sizes("mode=nearest,coordinate_transformation_mode=asymmetric,nearest_mode=floor", 5, 6,
-             torch=lambda t, x: t.nn.functional.interpolate(x, (5, 6))),
     by_scales("mode=cubic,exclude_outside=1,cubic_coeff_a=-0.5", 2, 1.5, name="cubic without an outside"),
     *(by_scales(f"mode={mode},antialias=1", 0.5, 0.75) for mode in ("linear", "cubic")),
     Case("named axes", "y=Resize[mode=linear,axes=3](x,,s)", X, constants={"s": [1.5]}),

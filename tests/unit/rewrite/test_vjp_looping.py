@@ -17,12 +17,6 @@ y = If (c) <
   else_branch = other () => (float[3] e) { m = Sub (a, b)  e = Sigmoid (m) }
 >
 """
-ONE_SIDED = """
-y = If (c) <
-  then_branch = then () => (float[3] t) { t = Mul (a, a) },
-  else_branch = other () => (float[3] e) { e = Neg (b) }
->
-"""
 INNER = """
 h = Exp (a)
 y = If (c) <
@@ -130,11 +124,6 @@ last = Scan <num_scan_inputs = 1, body = step (float[3] h, float[3] s) => (float
   m = Add (h, s)  n = Add (m, w)
 }> (h0, x)
 """
-COUNTED_ADDS = """
-last = Loop (trips, yes, h0) <body = step (int64 i, bool go, float[3] h) => (bool on, float[3] n) {
-  on = Identity (go)  n = Add (h, w)
-}>
-"""
 IN_A_BRANCH = """
 y = If (yes) <
   then_branch = then () => (float[3] t) {
@@ -194,17 +183,14 @@ def rnn(t: object, h: object, x: object, w: object, order: Sequence[int] = range
 
 CASES = (
     *(branching("two branches", TWO, c) for c in (True, False)),
-    *(branching("branches that read one value each", ONE_SIDED, c) for c in (True, False)),
     *(branching("a branch in a branch", INNER, c, d) for c, d in ((True, True), (True, False))),
     *(branching("one result of several", SEVERAL, c, outputs=("z",)) for c in (True, False)),
     *(branching("a value that is used outside, too", USED_OUTSIDE, c) for c in (True, False)),
     case("Scan", TANH, MATRIX, torch=rnn),
     case("Scan, what its steps gave", TANH, MATRIX, ("y",), torch=lambda *a: rnn(*a)[1]),
-    case("Scan of one step", TANH, {**MATRIX, "x": (1, 2, 3)}),
     case("Scan from the back", BACKWARDS, MATRIX, torch=lambda t, h, x, w: rnn(t, h, x, w, range(3, -1, -1))),
     case("Scan along other axes", TURNED, {**MATRIX, "x": (2, 4, 3)}),
     case("Scan whose states change places", HANDED_ON, {**VECTOR, "g0": (3,)}, ("p", "q", "y")),
-    case("Scan by its first state alone", HANDED_ON, {**VECTOR, "g0": (3,)}, ("p", "q"), wrt=("h0",)),
     case("Scan by what its body reads", HANDED_ON, {**VECTOR, "g0": (3,)}, ("y",), wrt=("w",)),
     case("Scan that gives equal values", TWICE, VECTOR, ("last", "y", "z"), wrt=("h0", "x")),
     case("Scan without a state", WITHOUT_STATE, {"x": (4, 3), "w": (4, 3)}, ("y",), torch=lambda t, x, w: x * w),
@@ -214,7 +200,6 @@ CASES = (
     case("Loop until a condition", BY_CONDITION, {"h0": (3,), "w": (3,), "yes": (), "limit": ()}, wrt=("h0", "w"),
          low=1.5, high=2),
     case("Scan that only adds", ADDS, VECTOR, ("last",)),
-    case("Loop that only adds", COUNTED_ADDS, {"h0": (3,), "w": (3,), **TOLD}, ("last",)),
     case("Loop that counts beside", COUNTS_BESIDE, {"h0": (3,), "x": (4, 3), **TOLD, "zero": (), "one": ()}),
     Case("a body for a norm in a branch", "", {"x": (2, 3), "s": (3,), "m": (3,), "v": (3,), "c": ()}, wrt=("x", "s"),
          text=NORMED, types={"c": "bool"}, values={"c": True}, low=0.5, single=True),

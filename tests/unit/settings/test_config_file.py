@@ -85,10 +85,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 
 def test_the_environment_gives_level_and_lists() -> None:
     assert from_environment(
-        {
-            "AMP_REWRITE_LEVEL": "TREAT_GRAY_AS_DENY",
-            "AMP_REWRITE_LISTS": f"{os.pathsep}a.yaml",
-        }
+        {"AMP_REWRITE_LEVEL": "TREAT_GRAY_AS_DENY", "AMP_REWRITE_LISTS": f"{os.pathsep}a.yaml"}
     ) == {"level": "TREAT_GRAY_AS_DENY", "lists": ("a.yaml",)}
     assert from_environment({"AMP_REWRITE_LEVEL": "", "AMP_REWRITE_LISTS": "", "PATH": "/bin"}) == {}
 

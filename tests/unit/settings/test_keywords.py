@@ -24,9 +24,6 @@ NET = onnx.parser.parse_model(
 DATA = {"x": np.ones((2, 8), np.float32)}
 
 
-# -- forms of a low type ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "to",
     [
@@ -75,9 +72,6 @@ def test_what_is_not_a_low_type_is_refused(to: Any, message: str) -> None:
     with pytest.raises(PolicyError) as error:
         convert(NET, to=to)
     assert str(error.value) == message
-
-
-# -- None, and values of a wrong type ------------------------------------------------------------------
 
 
 def test_none_stands_for_the_default_of_every_keyword() -> None:
@@ -137,9 +131,6 @@ def test_verify_checks_its_keywords_too(keyword: str, value: Any, message: str) 
     assert str(error.value) == message
 
 
-# -- keywords in Python, options on the command line ------------------------------------------------------
-
-
 def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
     words = (("metric",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"), ("external_data", True))
     assert [spelled(*word) for word in words[:4]] == ["metric=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
@@ -147,12 +138,6 @@ def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
         shown = [spelled(*word) for word in words]
     assert shown == ["--metric", "--set rtol=-1.0", "--overwrite", "--opset auto", "--set external-data=true"]
     assert spelled("metric") == "metric="
-
-
-# -- the words for static checkers ------------------------------------------------------------------------
-
-
-# -- saving ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keyword", ["overwrite", "external_data"])

@@ -91,20 +91,6 @@ def test_bfloat16_lists_move_sums_and_means_to_gray() -> None:
     )
 
 
-def test_tensorflow_lists_differ_between_the_two_types_as_tensorflow_s_do() -> None:
-    half, brain = (load_lists(to, ["tensorflow"]) for to in (DType.FLOAT16, DType.BFLOAT16))
-    ops = sorted(op for domain, op in half.entries if domain == "")
-    changed = {op: (color(half, op), color(brain, op)) for op in ops if color(half, op) != color(brain, op)}
-    assert changed == {
-        **dict.fromkeys(("ReduceL1", "ReduceLogSum", "ReduceMean", "ReduceSum"), ("deny", "gray")),
-        **dict.fromkeys(("Attention", "GRU", "LSTM", "RNN"), ("allow", "unlisted")),
-        **dict.fromkeys(("OneHot", "Size"), ("clear", "unlisted")),
-        "ScatterND": ("unlisted", "clear"),
-    }
-    assert (color(half, "Resize", mode="linear"), color(brain, "Resize", mode="linear")) == ("unlisted", "clear")
-    assert [color(half, op) for op in ("LRN", "Sin", "Cos", "CumSum", "Mod", "Cast")] == ["unlisted"] * 6
-
-
 def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
     code = (
         "import sys; from amp_rewrite.settings.op_lists import load_lists; from amp_rewrite.dtypes import DType;"
@@ -155,10 +141,7 @@ def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, doma
 
 
 def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
-    lists = overlaid(
-        tmp_path,
-        "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\n",
-    )
+    lists = overlaid(tmp_path, "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\n")
     found = {
         name: (entry.color.value, entry.because, entry.source)
         for name, entry in {
@@ -176,9 +159,7 @@ def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
     assert lists.name == "float16+my.yaml"
 
 
-def test_an_unconditional_entry_replaces_conditional_ones_and_they_precede_it(
-    tmp_path: Path,
-) -> None:
+def test_an_unconditional_entry_replaces_conditional_ones_and_they_precede_it(tmp_path: Path) -> None:
     whole = overlaid(tmp_path, "deny: [Resize]")
     assert (color(whole, "Resize", mode="nearest"), color(whole, "Resize", mode="cubic")) == ("deny", "deny")
     assert [entry.source for entry in whole.entries_of("", "Resize")] == ["my.yaml:1"]

@@ -27,10 +27,7 @@ def test_each_option_has_a_type_and_a_default() -> None:
 def test_a_function_that_takes_options_shows_them(function: Callable[..., object]) -> None:
     shown = inspect.signature(function).parameters
     assert {name: shown[name].default for name in DEFAULTS} == DEFAULTS
-    assert {name: shown[name].annotation for name in ("to", "fuse")} == {
-        "to": "LowType | None",
-        "fuse": "Fuse | None",
-    }
+    assert {name: shown[name].annotation for name in ("to", "fuse")} == {"to": "LowType | None", "fuse": "Fuse | None"}
     assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in shown.values())
 
 
@@ -44,9 +41,6 @@ def test_verify_and_repair_show_the_keywords_of_a_criterion(function: Callable[.
     }
     lines = (inspect.getdoc(function) or "").splitlines()
     assert all(f"{name}: {row.doc}." in lines for name, row in CRITERION.items())
-
-
-# -- the table -------------------------------------------------------------------------------------------
 
 
 def test_a_request_reads_what_is_stated_once() -> None:

@@ -43,9 +43,6 @@ def kinds(result: amp_rewrite.Converted) -> set[str]:
     return {finding.kind for finding in result.report.findings}
 
 
-# -- words ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("word", "value"),
     [
@@ -80,9 +77,6 @@ def test_a_target_of_a_release_has_one_spelling(word: str, value: str) -> None:
 def test_another_target_is_refused_with_what_is_wrong(word: str, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         convert(graph(PRODUCT), target=word)  # type: ignore[arg-type]
-
-
-# -- the installed release, and unknown ones -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,9 +114,6 @@ def test_ops_of_an_opset_beyond_the_table_stay_float32_and_are_named(
     assert told.message.endswith("kept in float32, because their opset is newer: Relu")
 
 
-# -- what a release opens ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("target", "opset"), [("ort-cuda:1.20", 21), ("ort-cuda:1.23", 23), ("directml", 20)])
 def test_auto_never_exceeds_the_opset_of_the_target(target: str, opset: int) -> None:
     model = graph(NORM, 24, 10)
@@ -138,9 +129,6 @@ def test_a_model_that_the_target_does_not_open_is_told() -> None:
         "onnxruntime-gpu 1.22.0 opens models up to IR version 10, not 11",
         "ort-cuda:1.22.0 opens models up to opset 22, and this one has 23",
     ]
-
-
-# -- types, operators, faults --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["directml", "coreml", "qnn"])

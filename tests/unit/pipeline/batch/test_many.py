@@ -46,9 +46,6 @@ def broken(path: Path) -> Path:
     return path
 
 
-# -- the tree -------------------------------------------------------------------------------------------
-
-
 def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path) -> None:
     outcomes = done(src, out=out)
     assert sorted(tree(out)) == sorted(tree(src))
@@ -58,9 +55,6 @@ def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path)
         alone = out.parent / "alone.onnx"
         convert(path).save(alone, overwrite=True)
         assert (out / path.relative_to(src)).read_bytes() == alone.read_bytes()
-
-
-# -- whole batches that cannot be -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,9 +114,6 @@ def test_an_empty_folder_and_one_without_models_are_named(tmp_path: Path, out: P
         convert_many([], out=out)
 
 
-# -- files that are not as they should be ---------------------------------------------------------------------
-
-
 def test_a_model_that_fails_leaves_the_others(src: Path, out: Path) -> None:
     broken(src / "decoder" / "model.onnx")
     net(src / "out_of_folder.onnx", data="w.bin")
@@ -171,18 +162,12 @@ def test_names_that_are_not_unicode_are_copied_and_refused_for_models(src: Path,
     assert str(src / f"{name}.onnx") in {line["source"] for line in lines}
 
 
-# -- patterns -----------------------------------------------------------------------------------------------
-
-
 def test_a_pattern_has_to_match_in_some_model(src: Path, out: Path) -> None:
     net(src / "named.onnx", names=("mask", "z"))
     outcomes = done(src, out=out, io="mask=float16", keep="second")
     assert {outcome.rc for outcome in outcomes} == {0}
     assert sum("mask=float16" in outcome.unmatched for outcome in outcomes) == 3
     assert onnx.load(out / "named.onnx").graph.input[0].type.tensor_type.elem_type == FLOAT16
-
-
-# -- resuming -----------------------------------------------------------------------------------------------
 
 
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -243,9 +228,6 @@ def test_a_summary_is_not_replaced_unasked(src: Path, out: Path, tmp_path: Path)
         convert_many(src, out=out, summary=tmp_path / "s.jsonl")
     with pytest.raises(ReportError, match=r"name a \.jsonl file"):
         convert_many(src, out=out, summary=tmp_path / "model.onnx")
-
-
-# -- executors ----------------------------------------------------------------------------------------------
 
 
 class Counting(Executor):

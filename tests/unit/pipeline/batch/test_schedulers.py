@@ -55,10 +55,7 @@ def dask(monkeypatch: pytest.MonkeyPatch, threads: dict[str, int], refusal: Exce
 
 @pytest.mark.parametrize(
     ("scheduler", "given", "named"),
-    [
-        ("head:8786", ("head:8786",), {}),
-        ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"}),
-    ],
+    [("head:8786", ("head:8786",), {}), ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"})],
 )
 def test_a_running_scheduler_is_connected_to_and_left_running(
     monkeypatch: pytest.MonkeyPatch, scheduler: str, given: tuple[str, ...], named: dict[str, str]
