@@ -1,4 +1,4 @@
-"""Which ops stay float32 because of a constant, and which constants saturate instead."""
+"""Ops that stay float32 because of a constant or as they are folded, and constants that saturate instead."""
 
 from __future__ import annotations
 

@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import NodeProto, TensorProto
-from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
-from onnx.numpy_helper import from_array
 
 from amp_rewrite.decide.needs.backward import Backward
 from amp_rewrite.decide.needs.facts import MOST_NAMED
-from amp_rewrite.decide.needs.find import Needs, find_needs
+from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.decide.needs.forward import Facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import Op, ValueId, View
+from support import cases
 from support.held import held
 
 F16 = DType.FLOAT16
+EYE = np.eye(8, dtype=np.float32)
 
 
-def view_of(nodes: list[NodeProto], out: str, *inputs: str, **constants: np.ndarray) -> View:
-    formals = [make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in inputs]
-    outs = [make_tensor_value_info(out, TensorProto.FLOAT, None)]
-    stored = [from_array(array, name) for name, array in constants.items()]
-    opsets = [make_opsetid("", 20), make_opsetid("ai.onnx.ml", 4)]
-    return View.of(Model.load(make_model(make_graph(nodes, "g", formals, outs, stored), opset_imports=opsets)))
-
-
-def needs_of(view: View) -> Needs:
-    return find_needs(view, F16)
+def view_of(statements: Sequence[str], out: str, **constants: np.ndarray) -> View:
+    proto = cases.build(";".join(statements), [out], shapes={"x": (1, 8)}, constants=constants, opset=20)
+    return View.of(Model.load(proto))
 
 
 @pytest.mark.filterwarnings("error")
 def test_weights_with_infinities_of_both_signs_are_read_without_a_warning() -> None:
     weights = np.array([[np.inf, 1], [-np.inf, 2]], np.float32).repeat(4, axis=0)
-    assert needs_of(view_of([make_node("MatMul", ["x", "w"], ["y"])], "y", "x", w=weights)).pins == ()
+    assert find_needs(view_of(["y=MatMul(x,w)"], "y", w=weights), F16).pins == ()
 
 
-def copies(count: int) -> list[NodeProto]:
-    copied = [make_node("Identity", [f"c{i}"], [f"c{i + 1}"]) for i in range(count)]
-    return [make_node("MatMul", ["x", "w"], ["c0"]), *copied]
-
-
-def behind_copies(count: int) -> list[NodeProto]:
+def behind_copies(count: int) -> list[str]:
     """Return a layer, copies, and Acos, which needs digits of them all."""
-    return [*copies(count), make_node("Acos", [f"c{count}"], ["y"])]
+    return ["c0=MatMul(x,w)", *(f"c{i + 1}=Identity(c{i})" for i in range(count)), f"y=Acos(c{count})"]
 
 
-def sums_of_copies(count: int) -> list[NodeProto]:
+def sums_of_copies(count: int) -> list[str]:
     """Return a layer, copies, and the sum of each and a bias."""
-    adds = [make_node("Add", [f"c{i}", "b"], [f"a{i}"]) for i in range(count)]
-    return [*copies(count), *adds, make_node("Sum", [f"a{i}" for i in range(count)], ["y"])]
+    adds = [f"a{i}=Add(c{i},b)" for i in range(count)]
+    return [*behind_copies(count)[:-1], *adds, f"y=Sum({','.join(f'a{i}' for i in range(count))})"]
 
 
 @pytest.mark.parametrize("nodes", [behind_copies, sums_of_copies])
-def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[NodeProto]], monkeypatch: pytest.MonkeyPatch) -> None:
-    w, b = np.eye(8, dtype=np.float32), np.ones(8, np.float32)
-    view = view_of(nodes(500), "y", "x", w=w, b=b)
+def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    view = view_of(nodes(500), "y", w=EYE, b=np.ones(8, np.float32))
     steps, step = 0, View.producer
 
     def counted(self: View, value: ValueId | None, *kinds: str) -> Op | None:
@@ -75,16 +61,13 @@ def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[NodeProto]], m
 
 def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 200
-    states, nexts = [f"s{i}" for i in range(count)], [f"z{i}" for i in range(count)]
-    shifted = [make_node("Neg", [states[i + 1]], [nexts[i]]) for i in range(count - 1)]
-    last = [make_node("Acos", ["s0"], ["a"]), make_node("MatMul", ["a", "w"], [nexts[-1]])]
-    formals = [make_tensor_value_info("i", TensorProto.INT64, []), make_tensor_value_info("c", TensorProto.BOOL, [])]
-    formals += [make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in states]
-    outs = [make_tensor_value_info("d", TensorProto.BOOL, [])]
-    outs += [make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in nexts]
-    body = make_graph([make_node("Identity", ["c"], ["d"]), *shifted, *last], "body", formals, outs)
-    loop = make_node("Loop", ["n", "", *["x"] * count], ["y", *[f"y{i}" for i in range(1, count)]], body=body)
-    view = view_of([loop], "y", "x", n=np.array(3), w=np.eye(8, dtype=np.float32))
+    shifted = " ".join(f"z{i} = Neg (s{i + 1})" for i in range(count - 1))
+    into = ", ".join(f"float[1,8] s{i}" for i in range(count))
+    out = ", ".join(f"float[1,8] z{i}" for i in range(count))
+    view = parsed_view(f"""g (float[1,8] x, float[8,8] w, int64 n) => (float[1,8] y) {{
+        y{"".join(f", y{i}" for i in range(1, count))} = Loop (n{", " + ", x" * count}) <
+            body = b (int64 i, bool c, {into}) => (bool d, {out}) {{
+                d = Identity (c) {shifted} a = Acos (s0) z{count - 1} = MatMul (a, w) }}> }}""")
     visits, visit = 0, Backward._visit
 
     def counted(self: Backward, op: Op) -> None:
@@ -100,8 +83,8 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
 
 def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
     names = [f"s{i}" for i in range(3 * MOST_NAMED)]
-    sums = [make_node("Add", [f"a{i}", name], [f"a{i + 1}"]) for i, name in enumerate(names)]
-    view = view_of([make_node("Identity", ["x"], ["a0"]), *sums], f"a{len(names)}", "x", *names)
+    sums = [f"a{i + 1}=Add(a{i},{name})" for i, name in enumerate(names)]
+    view = view_of(["a0=Identity(x)", *sums], f"a{len(names)}")
     fact = Facts.of(view, F16)[view.scopes[0].outputs[0]]
     assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST_NAMED
     assert names[-1] in {view.value_name(state) for state, _ in fact.states}

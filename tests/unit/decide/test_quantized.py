@@ -1,4 +1,4 @@
-"""The ops that run on integers: between DequantizeLinear and QuantizeLinear, copies between."""
+"""Ops that run on integers, between DequantizeLinear and QuantizeLinear; and quantizers beyond the type."""
 
 from __future__ import annotations
 

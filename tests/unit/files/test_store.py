@@ -1,12 +1,15 @@
-"""Saving: what is written, and that it is whole or not there at all."""
+"""Saving: what is written, and that it is whole or not there at all; data files and scratch files."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import stat
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, wire
+from amp_rewrite.files.disk import alone, replacing, scratch, sweep, write_whole
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.tensors import is_stub
 from support.paths import ROOT
@@ -341,3 +345,54 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, out: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         Model.load(net(tmp_path / "m.onnx")).save(out / "m.onnx", external_data=True)
     assert listed(out) == []
+
+
+OLD = time.time() - 7200
+
+
+def left_behind(folder: Path, name: str, age: float = OLD) -> Path:
+    path = folder / f".amp-rewrite.{name}.tmp"
+    path.write_bytes(b"half")
+    os.utime(path, (age, age))
+    return path
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    dead, young = left_behind(tmp_path, "dead"), left_behind(tmp_path, "young", time.time())
+    other, target = tmp_path / "model.tmp", left_behind(tmp_path / "..", tmp_path.name)
+    other.write_bytes(b"")
+    os.utime(other, (OLD, OLD))
+    link = tmp_path / ".amp-rewrite.link.tmp"
+    link.symlink_to(target)
+    with ExitStack() as undo:
+        mine, _ = scratch(tmp_path, undo)
+        sweep(tmp_path)
+        assert (dead.exists(), young.exists(), other.exists(), link.is_symlink(), mine.exists()) == (
+            False,
+            *(True,) * 4,
+        )
+    assert not mine.exists()
+    target.unlink()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    target, dead = tmp_path / "words", left_behind(tmp_path, "dead")
+    write_whole(target, b"first")
+    target.chmod(0o640)
+    write_whole(target, b"second")
+    assert (target.read_bytes(), stat.S_IMODE(target.stat().st_mode), dead.exists()) == (b"second", 0o640, False)
+    with pytest.raises(KeyboardInterrupt), replacing(target) as file:
+        file.write(b"third")
+        raise KeyboardInterrupt
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("words", b"second")]
+
+
+def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    import fcntl
+
+    with alone(tmp_path):
+        other = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)

@@ -1,4 +1,4 @@
-"""Which opset serves a target best, what a move changes, and what holds a model where it is."""
+"""Opsets: which serves a target best, what a move changes, also from opset 7 to 12, and what holds a model."""
 
 from __future__ import annotations
 
@@ -139,27 +139,27 @@ def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
 # -- opsets 7 to 12 --------------------------------------------------------------------------------------
 
 
-def parsed(body: str, opset_of: int, inputs: str, outputs: str, held: str = "", domains: str = "") -> ModelProto:
-    head = f'<ir_version: 6, opset_import: ["": {opset_of}{domains}]> g ({inputs}) => ({outputs})'
+def parsed(body: str, opset: int, inputs: str, outputs: str, held: str = "", domains: str = "") -> ModelProto:
+    head = f'<ir_version: 6, opset_import: ["": {opset}{domains}]> g ({inputs}) => ({outputs})'
     model = onnx.parser.parse_model(f"{head} {f'<{held}>' if held else ''} {{ {body} }}")
     for node in model.graph.node:
         node.name = f"the_{node.output[0]}"
     return model
 
 
-def raised(model: ModelProto, opset_of: int = 13) -> ModelProto:
-    """The model at another opset_of; its argument untouched."""
+def raised(model: ModelProto, opset: int = 13) -> ModelProto:
+    """The model at another opset; its argument untouched."""
     before = model.SerializeToString()
-    move = moved_to(View.of(Model.load(model)), opset_of)
+    move = moved_to(View.of(Model.load(model)), opset)
     assert not isinstance(move, str), move
     assert model.SerializeToString() == before
     onnx.checker.check_model(move.model.proto, full_check=True)
-    assert move.model.proto.opset_import[0].version == opset_of
+    assert move.model.proto.opset_import[0].version == opset
     return move.model.proto
 
 
-def refusal(model: ModelProto, opset_of: int = 13) -> str:
-    move = moved_to(View.of(Model.load(model)), opset_of)
+def refusal(model: ModelProto, opset: int = 13) -> str:
+    move = moved_to(View.of(Model.load(model)), opset)
     assert isinstance(move, str)
     return move
 
@@ -220,9 +220,9 @@ COMPUTING_THE_SAME = [
 
 @pytest.mark.parametrize("opset", [13, 19])
 @pytest.mark.parametrize(("body", "start", "inputs", "outputs"), COMPUTING_THE_SAME)
-def test_a_moved_op_computes_the_same(body: str, start: int, inputs: str, outputs: str, opset_of: int) -> None:
+def test_a_moved_op_computes_the_same(body: str, start: int, inputs: str, outputs: str, opset: int) -> None:
     model = parsed(body.replace("'", '"'), start, inputs, outputs)
-    for before, after in zip(run(model), run(raised(model, opset_of)), strict=True):
+    for before, after in zip(run(model), run(raised(model, opset)), strict=True):
         np.testing.assert_allclose(after, before, rtol=0, atol=2e-6)
 
 
@@ -312,7 +312,7 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
             10,
             f"{X4}, float[4] scales",
             Y4,
-            "Resize 'the_y' means something else at opset_of 13: a nearest pixel of a smaller image was chosen by each"
+            "Resize 'the_y' means something else at opset 13: a nearest pixel of a smaller image was chosen by each"
             " runtime in its way",
         ),
         (
@@ -320,7 +320,7 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
             11,
             "float[N,M,L] x",
             "float[N,M,L] y",
-            "Softmax 'the_y' means something else at opset_of 13: it is over several axes of unknown sizes",
+            "Softmax 'the_y' means something else at opset 13: it is over several axes of unknown sizes",
         ),
         (
             "y, m = Dropout <ratio = 0.3> (x)",
@@ -341,22 +341,18 @@ CLIPPED = "a = MatMul (x, w) b = Clip <min = 0.0, max = 6.0> (a) y = MatMul (b, 
 SQUARE = {"inputs": "float[64,64] x, float[64,64] w", "outputs": "float[64,64] y"}
 
 
-def opset_of(converted: amp_rewrite.Converted) -> int:
-    return converted.result.proto.opset_import[0].version
-
-
 def told(converted: amp_rewrite.Converted) -> list[str]:
     return [finding.message for finding in converted.report.findings if finding.kind == "opset"]
 
 
 def test_an_old_model_is_moved_unasked_and_not_if_asked_to_keep() -> None:
     model = parsed(CLIPPED, 10, **SQUARE)
-    made, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset_of="keep")
-    assert (opset_of(made), opset_of(kept)) == (13, 10)
+    made, kept = amp_rewrite.convert(model), amp_rewrite.convert(model, opset="keep")
+    assert (opset(made.result.proto), opset(kept.result.proto)) == (13, 10)
     assert [sum(op == "Cast" for op in kinds(c.result.proto)) for c in (made, kept)] == [3, 5]
     assert told(made)[0].startswith("opset 10 became 13; the target serves Clip better")
     idle = amp_rewrite.convert(parsed("y = MatMul (x, w)", 11, **SQUARE))
-    assert (opset_of(idle), told(idle), told(kept)) == (11, [], [])
+    assert (opset(idle.result.proto), told(idle), told(kept)) == (11, [], [])
 
 
 def test_a_move_that_adds_more_than_it_serves_is_refused() -> None:
@@ -365,4 +361,4 @@ def test_a_move_that_adds_more_than_it_serves_is_refused() -> None:
     inputs = f"{SQUARE['inputs']}, int64[2] shape, float[2,3,4] free"
     made = amp_rewrite.convert(parsed(body, 10, inputs, "float[A,B] y, float[2,3,4] s"))
     assert told(made) == ["opset 10 stays: at 13 it would have 2 more ops, and 1 more in the low type"]
-    assert opset_of(made) == 10
+    assert opset(made.result.proto) == 10

@@ -1,20 +1,161 @@
-"""The options of a conversion: stated once, shown wherever they are taken."""
-
-from __future__ import annotations
+"""Options of a conversion: from files, variables and the command line, which of them wins, and where they are shown."""
 
 import inspect
+import os
 import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from amp_rewrite import convert, repair, verify
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import ConfigError
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.config_file import from_file, settings
 from amp_rewrite.settings.option import CriterionKeywords, Options
-from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request
+from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request, from_environment
 from support.paths import ROOT
+
+
+def written(folder: Path, text: str, name: str = "amp.toml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_file_sets_every_option(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+        to = "bfloat16"
+        lists = ["tensorflow", "mine.yaml"]
+        level = "tensor-cores-only"
+        target = "onnx"
+        safety = "none"
+        keep = ["op=Softmax"]
+        lower = ["scope=encoder/*", "op=Exp"]
+        io = "low"
+        external_data = true
+        overwrite = true
+        fail-on = ["lowered", "casts"]
+        fuse = "none"
+        opset = 21
+        ranges = "ranges.json"
+        headroom = 4
+        data = "batches"
+        """,
+    )
+
+    found = settings({}, {}, config=file)
+    assert found.config.startswith("to = bfloat16, lists = tensorflow mine.yaml, level = tensor-cores-only, ")
+    assert found.config.endswith(f"ranges = ranges.json, headroom = 4, data = batches, from {file.name}")
+    assert replace(found, config="") == Request(
+        to=DType.BFLOAT16,
+        lists=("tensorflow", str(tmp_path / "mine.yaml")),
+        level="tensor-cores-only",
+        target=Target.ONNX,
+        safety="none",
+        keep=("op=Softmax",),
+        lower=("scope=encoder/*", "op=Exp"),
+        io=("low",),
+        external_data=True,
+        overwrite=True,
+        fail_on=("lowered", "casts"),
+        fuse="none",
+        opset=21,
+        ranges=str(tmp_path / "ranges.json"),
+        headroom=4.0,
+        data=str(tmp_path / "batches"),
+    )
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    written(tmp_path, 'level = "lower-all"\nto = "bfloat16"\ntarget = "onnx"\noverwrite = true\nlists = ["a.yaml"]\n')
+    environ = {"AMP_REWRITE_LEVEL": "unsafe-force-all", "AMP_REWRITE_LISTS": f"b.yaml{os.pathsep}c.yaml"}
+
+    found = settings({"to": "float16", "keep": (), "overwrite": None}, environ, folder=tmp_path)
+
+    assert found == Request(
+        level="unsafe-force-all",
+        target=Target.ONNX,
+        overwrite=True,
+        lists=("b.yaml", "c.yaml"),
+        config="target = onnx, overwrite = true, from amp.toml",
+    )
+    assert settings({"level": "default"}, environ, folder=tmp_path).level == "default"
+    assert settings({"lists": ("d.yaml",)}, environ, folder=tmp_path).lists == ("d.yaml",)
+
+
+def test_the_environment_gives_level_and_lists() -> None:
+    assert from_environment(
+        {"AMP_REWRITE_LEVEL": "TREAT_GRAY_AS_DENY", "AMP_REWRITE_LISTS": f"{os.pathsep}a.yaml"}
+    ) == {"level": "TREAT_GRAY_AS_DENY", "lists": ("a.yaml",)}
+    assert from_environment({"AMP_REWRITE_LEVEL": "", "AMP_REWRITE_LISTS": "", "PATH": "/bin"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('to = "float16"\nkep = ["a"]\n', "unknown key 'kep'; did you mean 'keep'?"),
+        ("'colour' = 1\n", "unknown key 'colour'; use one of to, lists, level, target, safety, keep, lower, "
+         "io, narrow, quantized, fuse, assume, opset, shift, placement, gray-follows-allow, external-data, "
+         "overwrite, fail-on, ranges, headroom, data, check, int-range, allow-nonfinite, feedback, "
+         "steps, tolerance, rtol, atol, metric, budget"),
+        ("fail_onn = []\n", "unknown key 'fail_onn'; did you mean 'fail-on'?"),
+        ("to = 1.5\n", "unknown type or policy 1.5; use float16 (f16, fp16, half), bfloat16 (bf16), "
+         "mixed_float16 or mixed_bfloat16"),
+        ("keep = [1]\n", "keep is [1]; write a list of text"),
+        ("lists = {a = 1}\n", "lists is {'a': 1}; write a list of text"),
+        ("to = 2020-01-01\n", "to is datetime.date(2020, 1, 1); write text, a number, true or false"),
+        ('overwrite = "yes"\n', "overwrite='yes' is str; give True or False"),
+        ('level = "deafult"\n', "unknown value 'deafult' for level; did you mean 'default'?"),
+        ("headroom = true\n", "headroom=True is bool; give a number"),
+        ("headroom = 1\n", "a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
+        ("headroom = inf\n", "a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
+        (f"headroom = {10**400}\n", "a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
+        ("data = 1\n", "data=1 is int; give text or a path"),
+        ("to = \n", "not valid TOML: Invalid value (at line 1, column 6); correct it (text needs quotes)"),
+        ("a = " + "[" * 9999, "not valid TOML: maximum recursion depth exceeded"),
+        ("# " + "x" * (1 << 16), "larger than 64 KiB, so it is not a TOML file; name another"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_named_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
+    file = written(tmp_path, text)
+
+    with pytest.raises(ConfigError) as caught:
+        from_file(file)
+
+    assert str(caught.value).startswith(f"{file}: {message}")
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings({}, {}, config=tmp_path / "none.toml")
+    assert str(caught.value) == (f"{tmp_path}/none.toml: cannot be read (No such file or directory); name a TOML file")
+
+    (tmp_path / "latin.toml").write_bytes(b'to = "\xe9"')
+    with pytest.raises(ConfigError) as caught:
+        settings({}, {}, config=tmp_path / "latin.toml")
+    assert str(caught.value) == f"{tmp_path}/latin.toml: not UTF-8; save it as UTF-8"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigError, match=r"pipe\.toml: cannot be read \(it is not a regular file\); name a TOML file"):
+        settings({}, {}, config=tmp_path / "pipe.toml")
+
+
+def test_an_unknown_choice_names_the_variable_or_the_option_that_made_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^AMP_REWRITE_LEVEL: unknown value 'x' for level; use one of default, "):
+        settings({}, {"AMP_REWRITE_LEVEL": "x"}, folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"^--set safety: unknown value 'x' for safety; use one of default, none$"):
+        settings({"safety": "x"}, {}, folder=tmp_path)
+
 
 DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
 
