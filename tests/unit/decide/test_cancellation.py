@@ -106,7 +106,7 @@ WRITTEN = "m=ReduceMax[keepdims=1](a,{});d=Sub(a,m);p=Exp(d);"
     ("peaks", "summed", "expected"), [("last", "last", False), ("first", "last", True), ("first", "both", False)]
 )
 @pytest.mark.parametrize("softmax", ["p=Softmax[axis={}](a);", WRITTEN], ids=["one op", "written out"])
-def test_a_sum_of_exponentials_is_small_unless_it_adds_the_largest_of_each_row(
+def test_a_sum_of_exponentials_is_small_unless_it_adds_all_peaks(
     softmax: str, peaks: str, summed: str, expected: bool
 ) -> None:
     axes = {"first": np.array([0]), "last": np.array([-1]), "both": np.array([0, 1])}

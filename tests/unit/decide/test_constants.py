@@ -171,7 +171,7 @@ def test_an_epsilon_below_the_normal_range_is_held_up_to_where_it_fits(text: str
 @pytest.mark.parametrize(
     ("number", "divided", "multiplied"), [(1e-9, True, True), (1e-5, True, False), (2.0**-13, False, False)]
 )
-def test_a_subnormal_divisor_holds_the_division_and_a_factor_only_if_it_vanishes(
+def test_a_subnormal_divisor_is_held_and_a_factor_if_it_vanishes(
     number: float, divided: bool, multiplied: bool
 ) -> None:
     found = [list(held(view_of(f"y={op}(x,c)", c=number))) for op in ("Div", "Mul")]

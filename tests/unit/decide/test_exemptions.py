@@ -173,9 +173,7 @@ def dtype_of_sum(shape: tuple[int | str, ...], axes: str, made: str = "v = Relu 
         ((), "1", "float32"),
     ],
 )
-def test_a_sum_is_small_if_the_model_states_at_most_eight_terms(
-    shape: tuple[int | str, ...], axes: str, dtype: str
-) -> None:
+def test_a_sum_is_small_if_at_most_eight_terms_are_stated(shape: tuple[int | str, ...], axes: str, dtype: str) -> None:
     assert dtype_of_sum(shape, axes) == dtype
 
 

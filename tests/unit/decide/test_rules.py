@@ -165,9 +165,7 @@ def test_paint_names_the_op_that_it_is_due_to(graph: str, because: str) -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "kept"), [(1e6, "saturated", 65504.0), (-1e6, "saturated", -65504.0), (1e-9, "flushed", 0.0)]
 )
-def test_a_constant_that_does_not_fit_is_reported_when_no_safety_rule_protects_it(
-    value: float, kind: str, kept: float
-) -> None:
+def test_a_constant_that_does_not_fit_is_reported_without_safety_rules(value: float, kind: str, kept: float) -> None:
     weight = np.ones((8, 8))
     weight[0, 0] = value
     result = convert(cases.build("a=MatMul(x,w)", ["a"], constants={"w": weight}), **TENSORFLOW)

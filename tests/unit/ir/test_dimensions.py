@@ -60,9 +60,7 @@ def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
         (SHAPE + "m = Div (n1, two)  t = Concat <axis = 0> (b1, m)  y = Expand (w, t)", ONE, ("b", "?")),
     ],
 )  # fmt: skip
-def test_a_dimension_keeps_its_name_through_what_a_shape_is_computed_by(
-    body: str, inputs: str, expected: tuple[Dim, ...]
-) -> None:
+def test_a_dimension_keeps_its_name_through_computed_shapes(body: str, inputs: str, expected: tuple[Dim, ...]) -> None:
     assert followed(body, inputs or "float[b,n,32] x") == tuple("?" if d is None else d for d in expected)
 
 
@@ -83,9 +81,7 @@ N2 = times("n", 2)
         ("y = Relu (d)", "", ("b", N2, 16)),
     ],
 )
-def test_each_op_passes_dimensions_on_that_onnx_does_not_know(
-    body: str, inputs: str, expected: tuple[Dim, ...]
-) -> None:
+def test_ops_pass_dimensions_on_that_onnx_does_not_know(body: str, inputs: str, expected: tuple[Dim, ...]) -> None:
     assert followed(MADE + body, ", ".join(filter(None, ("float[b,n,32] x", inputs)))) == expected
 
 

@@ -156,7 +156,7 @@ ROWS: dict[str, tuple[Pattern, str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("body", "row"), ROWS.items())
-def test_a_pattern_is_found_in_its_spelling_and_not_where_one_condition_breaks(
+def test_a_pattern_is_found_and_not_where_a_condition_breaks(
     body: str, row: tuple[Pattern, str, dict[str, str]]
 ) -> None:
     pattern, anchor, twins = row
@@ -309,9 +309,7 @@ def test_what_only_resembles_one_is_no_cluster(body: str, more: str) -> None:
 @pytest.mark.parametrize("behind", [1, 10])
 @pytest.mark.parametrize("scale", [1, 10])
 @pytest.mark.parametrize("shared", [False, True])
-def test_onnxruntime_opens_a_normalization_iff_tail_and_entry_have_one_type(
-    behind: int, scale: int, shared: bool
-) -> None:
+def test_onnxruntime_opens_a_norm_iff_tail_and_entry_have_one_type(behind: int, scale: int, shared: bool) -> None:
     """The entry of its fusion lies before a Cast that the normalization alone reads, and after one that others
     read too. Were this test to fail with a newer onnxruntime, the rule could go."""
     ort = pytest.importorskip("onnxruntime")

@@ -21,9 +21,7 @@ from amp_rewrite.ir.schema import _LINKED, signature
         ("If", ["B", None], ["V[0]", "V[1]"]),
     ],
 )
-def test_each_slot_has_the_variable_of_its_formal_one(
-    kind: str, inputs: list[str | None], outputs: list[str | None]
-) -> None:
+def test_a_slot_has_the_variable_of_its_formal(kind: str, inputs: list[str | None], outputs: list[str | None]) -> None:
     known = signature("", kind, 21)
     assert known is not None
     assert [known.input_variable(slot) for slot in range(len(inputs))] == inputs

@@ -185,8 +185,6 @@ def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
         (np.array([[True, True], [False, False]]), False),
     ],
 )
-def test_a_fill_hides_beside_a_score_that_its_row_shows_or_if_it_is_huge(
-    shown: NDArray[np.bool_] | None, seen: bool
-) -> None:
+def test_a_fill_hides_beside_a_shown_score_or_if_it_is_huge(shown: NDArray[np.bool_] | None, seen: bool) -> None:
     fills = (OUT_OF_REACH / 2, OUT_OF_REACH, LOST / 2, LOST)
     assert [hides(fill, shown) for fill in fills] == [False, seen, seen, True]

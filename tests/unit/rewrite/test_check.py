@@ -43,9 +43,7 @@ def converted(body: str) -> Converted:
 
 
 @pytest.mark.parametrize("teller", TEXTS)
-def test_what_is_as_planned_passes_and_the_teller_is_the_one_meant(
-    teller: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_as_planned_passes_by_the_teller_that_is_meant(teller: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = converted(TEXTS[teller])
     asked = []
     monkeypatch.setattr(module, "_view_types", lambda view: asked.append(view) or _view_types(view))

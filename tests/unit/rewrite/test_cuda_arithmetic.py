@@ -148,9 +148,7 @@ def by_blocks(x: Array, blocks: int, height: int) -> Array:
     ("shape", "axes", "blocks", "height"),
     [((500, 18), [0], 7, 16), ((2, 250, 3, 6), [0, 1], 7, 16), ((4096, 1), [0], 2, 512), ((1, 600, 40), [1], 9, 16)],
 )
-def test_a_sum_over_leading_axes_adds_up_blocks_of_rows(
-    shape: tuple[int, ...], axes: list[int], blocks: int, height: int
-) -> None:
+def test_leading_axes_are_added_by_blocks(shape: tuple[int, ...], axes: list[int], blocks: int, height: int) -> None:
     case = OpCase("ReduceSum", (shape,), ints=[axes], attributes={"keepdims": 0})
     feeds = case.feeds()
     rows = int(np.prod([shape[axis] for axis in axes]))

@@ -275,7 +275,7 @@ ADDED = ["Where", "Where", "Where"]
         (SCORES + "a = Where (mask, inf, zero)  m = Add (a, z)  " + GUARDED, MASK, ["Not", *HIDDEN, *ZEROED], 4),
     ],
 )  # fmt: skip
-def test_a_mask_of_each_form_gives_the_same_also_where_it_hides_every_key(
+def test_each_form_of_mask_gives_the_same_where_all_is_hidden(
     body: str, more: str, expected: list[str], read: int
 ) -> None:
     model = model_of(body, more)
@@ -313,7 +313,7 @@ def test_a_triangle_over_as_many_keys_as_queries_is_the_causal_attribute() -> No
         (attention_of(SPLIT + SCORES_OF_HEADS + SOFTMAX + REST + MERGED), Target.ORT_CUDA, "contrib", 18),
     ],
 )
-def test_the_opset_that_has_the_operator_is_the_better_one(
+def test_an_opset_with_the_operator_is_the_better_one(
     model: ModelProto, target: Target, fuse: Fuse, opset: int
 ) -> None:
     """Unless nothing is fused there, or the runtime's own operator stands for it at any opset."""

@@ -94,9 +94,7 @@ def test_operators_of_onnxruntime_are_made_for_its_cuda_provider(target: Any, fu
         (GATE, "bfloat16", "1.31", {"QuickGelu": 1}, "1.23.0"),
     ],
 )
-def test_a_release_gets_what_it_runs_right_and_the_file_says_the_oldest(
-    body: str, to: Any, release: str, made: dict[str, int], oldest: str
-) -> None:
+def test_a_release_gets_what_it_runs_right(body: str, to: Any, release: str, made: dict[str, int], oldest: str) -> None:
     converted = amp_rewrite.convert(wide(body), to=to, target=f"ort-cuda:{release}")  # type: ignore[arg-type]
     assert own(converted.model) == made
     assert needs(converted) == (f"needs=onnxruntime>={oldest}" if oldest else "")
@@ -126,9 +124,7 @@ def test_own_attention_goes_before_that_of_the_standard(fuse: str, expected: str
         ("1.31.1", "TensorrtExecutionProvider", "TensorrtExecutionProvider has no known kernel for SkipLayer"),
     ],
 )
-def test_an_older_release_and_a_provider_without_kernels_do_not_fit(
-    release: str, provider: str, said: str | None
-) -> None:
+def test_older_releases_and_providers_without_kernels_do_not_fit(release: str, provider: str, said: str | None) -> None:
     found = misfit("1.28.0", [SKIP], release, provider)
     assert (found is None) if said is None else (found or "").startswith(said)
 

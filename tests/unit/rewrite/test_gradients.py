@@ -101,7 +101,7 @@ def test_a_computed_shape_of_known_length_tells_the_rank() -> None:
         (["N", 4], [4, 4], True),
     ],
 )
-def test_shapes_are_compared_at_run_time_only_where_dims_do_not_tell(
+def test_shapes_are_compared_at_run_time_where_dims_do_not_tell(
     a: list[object], b: list[object], compared: bool
 ) -> None:
     model = graph("y=Add(a,b)", a=(4, 4), b=(4, 4))

@@ -191,9 +191,7 @@ def test_an_op_that_is_kept_and_lowered_is_a_contradiction(block: View) -> None:
         (["low", "keep"], {}),
     ],
 )
-def test_io_rules_give_types_to_float32_inputs_and_outputs_and_the_last_one_wins(
-    block: View, rules: str | list[str] | None, expected: dict[str, str]
-) -> None:
+def test_of_io_rules_the_last_one_wins(block: View, rules: str | list[str] | None, expected: dict[str, str]) -> None:
     found = io_types(block, parse_io(rules), DType.FLOAT16)
 
     assert {block.value_name(v): t.spelling for v, t in found.items()} == expected

@@ -99,9 +99,7 @@ def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
     assert "kernel_table" not in kinds(newest)
 
 
-def test_ops_of_an_opset_beyond_the_table_stay_float32_and_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ops_of_an_opset_beyond_the_table_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest table is played by one that ends at opset 13."""
     old = load_kernels("1.20.0")
     object.__setattr__(old, "opset", 13)
@@ -165,9 +163,7 @@ def grouped(group: int) -> ModelProto:
         ("ort-cuda", 4, "float16", False),
     ],
 )
-def test_grouped_convolutions_stay_float32_where_tensorrt_has_no_kernel(
-    target: str, group: int, dtype: str, told: bool
-) -> None:
+def test_grouped_convolutions_without_a_kernel_stay_float32(target: str, group: int, dtype: str, told: bool) -> None:
     result = convert(grouped(group), target=target)  # type: ignore[arg-type]
     (conv,) = (row for row in result.report.rows if row.op == "Conv")
     assert conv.dtype == dtype

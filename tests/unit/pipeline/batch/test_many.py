@@ -181,7 +181,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_summary_tells_what_need_not_be_converted_again(
+def test_a_summary_tells_what_is_finished(
     src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "s.jsonl"
@@ -197,7 +197,7 @@ def test_a_summary_tells_what_need_not_be_converted_again(
 
 
 @pytest.mark.parametrize("change", ["source", "options", "target", "data"])
-def test_what_has_changed_is_converted_again(
+def test_what_changed_is_done_again(
     src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     summary, options = tmp_path / "s.jsonl", {"external_data": True}
@@ -250,9 +250,7 @@ class Counting(Executor):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_processes_and_any_executor_give_the_same_files_with_a_bounded_number_in_flight(
-    src: Path, out: Path, tmp_path: Path, jobs: int
-) -> None:
+def test_processes_and_executors_give_the_same_files(src: Path, out: Path, tmp_path: Path, jobs: int) -> None:
     done(src, out=tmp_path / "here", jobs=jobs)
     executor = Counting()
     assert {outcome.rc for outcome in done(src, out=out, executor=executor, jobs=jobs)} == {0}

@@ -67,9 +67,7 @@ def test_a_running_scheduler_is_connected_to_and_left_running(
 
 
 @pytest.mark.parametrize("refusal", [TimeoutError("too late"), ValueError("too late")])
-def test_a_scheduler_without_workers_or_an_answer_says_how_to_start_one(
-    monkeypatch: pytest.MonkeyPatch, refusal: Exception
-) -> None:
+def test_a_scheduler_without_workers_is_told_of(monkeypatch: pytest.MonkeyPatch, refusal: Exception) -> None:
     module = dask(monkeypatch, {})
     with pytest.raises(MachineError, match="has no workers; start some with `dask worker head:8786`"):
         executor_of("head:8786").__enter__()

@@ -81,9 +81,7 @@ def test_a_constant_may_not_leave_the_range_that_it_is_in(size: int) -> None:
         ([np.nan, np.inf, 1.0], 3, True),
     ],
 )
-def test_float32_numbers_times_a_power_of_two_are_exact_unless_they_lose_bits(
-    numbers: list[float], exponent: int, exact: bool
-) -> None:
+def test_a_power_of_two_is_exact_unless_numbers_lose_bits(numbers: list[float], exponent: int, exact: bool) -> None:
     array = np.array(numbers, np.float32)
     finite = array[np.isfinite(array)].astype(np.float64)
     assert is_exact(fit_of(finite), [array], exponent) is exact
