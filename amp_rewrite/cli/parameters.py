@@ -6,7 +6,7 @@ The options themselves are fields of `settings/request.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +16,9 @@ from click.shell_completion import CompletionItem
 from amp_rewrite.cli import files
 from amp_rewrite.cli.group import write_examples
 from amp_rewrite.errors import ConfigError, ModelError, options_spelled
-from amp_rewrite.settings import request
 from amp_rewrite.settings.config_file import setting_of, settings
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.request import KEYWORDS, OPTIONS, PAINTING, SETTINGS, Request
+from amp_rewrite.settings.request import CRITERION, OPTIONS, Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -178,18 +177,12 @@ class _Keys(_Grouped):
         if any(f"--{row.key}" in param.opts for param in ctx.command.params):
             value = f" {text}" if row.kind is not Kind.SWITCH else ""
             raise ConfigError(f"--set {key}: this setting has an option of its own; write --{row.key}{value}")
-        legal = ", ".join(SETTINGS[name].key for name in self.keys)
+        legal = ", ".join(OPTIONS[name].key for name in self.keys)
         raise ConfigError(f"--set {key}: {ctx.info_name} does not read this setting; it reads {legal}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        known = [f"{SETTINGS[name].key}=" for name in self.keys]
+        known = [f"{OPTIONS[name].key}=" for name in self.keys]
         return [CompletionItem(word) for word in known if word.startswith(incomplete)]
-
-
-def keys(*names: str) -> Callable[[F], F]:
-    """Return the decorator of `--set` for settings by name."""
-    words = "Another setting, by its key in amp.toml; repeatable."
-    return click.option("--set", "settings", cls=_Keys, keys=names, metavar="KEY=VALUE", help=words, multiple=True)
 
 
 model = click.argument("model", type=MODEL)
@@ -214,54 +207,40 @@ def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
     return flag("-q --quiet", f"Print only {but}.")
 
 
-def _own(names: Iterable[str]) -> tuple[Callable[[Any], Any], ...]:
-    return tuple(ROWS[name] for name in names if name in ROWS)
+def reads(*names: str, keys: Sequence[str] = ()) -> tuple[Callable[[Any], Any], ...]:
+    """Return decorators for the settings of a command: options, the file, and `--set` for settings without an option.
+
+    `keys`: settings whose option belongs to other commands.
+    """
+    own = [ROWS[name] for name in names if name in ROWS]
+    keyed = [*(name for name in names if name not in ROWS), *keys]
+    words = "Another setting, by its key in amp.toml; repeatable."
+    others = click.option("--set", "settings", cls=_Keys, keys=keyed, metavar="KEY=VALUE", help=words, multiple=True)
+    return (*own, config, *([others] if keyed else []))
 
 
-def _keyed(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name not in ROWS and name in SETTINGS)
-
-
-STEP, STEP_KEYS = _own(PAINTING), _keyed(PAINTING)
-"""Options and keys of a conversion that a training step takes, too."""
-
-CONVERSION, CONVERSION_KEYS = _own(KEYWORDS), _keyed(KEYWORDS)
-"""Options and keys of a conversion that decide its types."""
-
-FEEDING = (
-    ROWS["data"],
+FEED = ("data", "int_range", "allow_nonfinite")
+"""Settings of the input data of a model."""
+FEEDBACK = ("feedback", "steps")
+"""Settings of states between runs."""
+MEASURED = ("data", *CRITERION, "ranges", "check", "headroom", "budget", "int_range", "allow_nonfinite")
+"""Settings of a conversion that data guides."""
+RANDOM = (
     flag("--random", "Use random inputs instead of data.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
 )
-FEEDING_KEYS = ("int_range", "allow_nonfinite")
-"""Options and keys for the input data of a model."""
-
-FEEDBACK = (ROWS["feedback"], ROWS["steps"])
-"""Options for states between runs."""
-
-CRITERION, CRITERION_KEYS = _own(request.CRITERION), _keyed(request.CRITERION)
-"""Options and keys that say how near outputs must be."""
-
-MEASURING = (
-    ROWS["data"],
-    *CRITERION,
-    ROWS["ranges"],
-    ROWS["check"],
-    option("--shape", "NAME=1,128", "The shape of an input in the random batch.", DATA, multiple=True),
-)
-MEASURING_KEYS = ("headroom", *CRITERION_KEYS, "budget", *FEEDING_KEYS, "feedback", "steps")
-"""Options and keys of a conversion that data guides."""
+SHAPE = option("--shape", "NAME=1,128", "The shape of an input in the random batch.", DATA, multiple=True)
 
 
 def explicit(given: dict[str, Any]) -> Collection[str]:
     """Return the names of the settings on the command line."""
-    own = [name for name, value in given.items() if name in SETTINGS and value not in (None, ())]
+    own = [name for name, value in given.items() if name in OPTIONS and value not in (None, ())]
     return [*own, *given["settings"]]
 
 
 def in_force(given: dict[str, Any]) -> Request:
     """Take the settings out of all options; return those of the run, with environment and file."""
-    own = {name: given.pop(name) for name in SETTINGS if name in given} | given.pop("settings", {})
+    own = {name: given.pop(name) for name in OPTIONS if name in given} | given.pop("settings", {})
     if given.get("random") and own.get("data"):
         raise click.UsageError("--data and --random exclude each other; leave one out")
     return settings(own, os.environ, config=given.pop("config", None))

@@ -39,7 +39,7 @@ from amp_rewrite.runtime.runner import (
     unloaded_library,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target
-from amp_rewrite.settings.option import checked
+from amp_rewrite.settings.option import check_known, checked
 from amp_rewrite.settings.policy import Policy, low_type
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.version import VERSION
@@ -315,10 +315,7 @@ def _records(options: Mapping[str, Mapping[str, str]]) -> bool:
 
 
 def _check_options(options: Mapping[str, object]) -> None:
-    known = [name for name in signature(convert).parameters if name not in _OWN]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"Session() got an unexpected keyword argument {name!r}; convert takes {', '.join(known)}")
+    check_known("Session", options, [name for name in signature(convert).parameters if name not in _OWN])
 
 
 def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:

@@ -40,12 +40,6 @@ def one_of(words: Collection[str], spelling: object, what: str) -> str:
     raise PolicyError(f"unknown value {spelling!r} for {what}; {advice(spelling, words, legal)}")
 
 
-def fusions(fuse: Fuse, target: Target) -> Fuse:
-    """Return the fusions of a target in place of "auto"."""
-    own: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
-    return own if fuse == "auto" else fuse
-
-
 _OTHER_WORDS = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from amp_rewrite.errors import ConfigError, advice, option_of
 from amp_rewrite.files.disk import read_text
 from amp_rewrite.settings.option import Kind, Option
-from amp_rewrite.settings.request import CRITERION, SETTINGS, Request, from_environment
+from amp_rewrite.settings.request import CRITERION, OPTIONS, Request, from_environment
 
 NAME = "amp.toml"
 _ALTERNATIVES = ({"data", "ranges"}, CRITERION.keys())
@@ -38,8 +38,8 @@ def settings(
     merged: dict[str, Any] = {
         key: value for key, value in filed.items() if not any(key in group and said & group for group in _ALTERNATIVES)
     }
-    merged.update((key, value) for key, value in from_environment(environ).items() if key in SETTINGS)
-    merged.update((key, SETTINGS[key].check(given[key], option_of(key))) for key in said)
+    merged.update((key, value) for key, value in from_environment(environ).items())
+    merged.update((key, OPTIONS[key].check(given[key], option_of(key))) for key in said)
     changed = {name: value for name, value in filed.items() if merged.get(name) is value}
     return Request(**merged, config=_stated(changed, file) if file else "")
 
@@ -48,19 +48,19 @@ def _stated(changed: Mapping[str, object], file: Path) -> str:
     """Return the settings that a file changes, and the file; "" without any. Paths are those of the file."""
     parts = []
     for name, value in changed.items():
-        if value != SETTINGS[name].default:
+        if value != OPTIONS[name].default:
             words = value if isinstance(value, (list, tuple)) else (value,)
             text = " ".join(str(word).removeprefix(f"{file.parent}{os.sep}") for word in words)
-            parts.append(f"{SETTINGS[name].key} = {text.lower() if isinstance(value, bool) else text}")
+            parts.append(f"{OPTIONS[name].key} = {text.lower() if isinstance(value, bool) else text}")
     shown = f"./{file.as_posix()}" if not file.is_absolute() and ".." not in file.parts else file.name
     return f"{', '.join(parts)}, from {shown}" if parts else ""
 
 
 def setting_of(key: str, where: str) -> Option:
     """Return the option of a key, with "-" or "_". ConfigError for an unknown one."""
-    option = SETTINGS.get(key.replace("-", "_"))
+    option = OPTIONS.get(key.replace("-", "_"))
     if option is None:
-        legal = [option.key for option in SETTINGS.values()]
+        legal = [option.key for option in OPTIONS.values()]
         hint = advice(key.replace("_", "-"), legal, f"use one of {', '.join(legal)}")
         raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
     return option

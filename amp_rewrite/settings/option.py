@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -207,7 +207,9 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*given: Any, **keywords: Any) -> Any:
-        _check_known(call, keywords)
+        own = signature(call).parameters
+        if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in own.values()):
+            check_known(function.__name__, keywords, own)
         said = {
             name: value
             for name, value in keywords.items()
@@ -220,15 +222,12 @@ def checked(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def _check_known(function: Callable[..., Any], keywords: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that a function does not take."""
-    known = signature(function).parameters
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
-        return
+def check_known(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for a keyword that a function does not take, with the nearest one."""
     for name in keywords:
         if name not in known:
             hint = advice(name, known, f"it takes {', '.join(known)}")
-            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}; {hint}")
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:

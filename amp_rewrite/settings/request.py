@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, advice, spelled
+from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.settings.choices import (
     Assumption,
@@ -27,7 +27,6 @@ from amp_rewrite.settings.choices import (
     Shift,
     Target,
     check_headroom,
-    fusions,
     parse_opset,
     parse_shift,
 )
@@ -44,6 +43,7 @@ from amp_rewrite.settings.option import (
     Options,
     Painting,
     Progress,
+    check_known,
     option,
 )
 from amp_rewrite.settings.policy import low_type
@@ -315,10 +315,7 @@ class Request:
 
         Raises what `convert` raises, and TypeError for an unknown keyword.
         """
-        unknown = next((name for name in options if name not in KEYWORDS), None)
-        if unknown is not None:
-            hint = advice(unknown, KEYWORDS, f"the options of a conversion are {', '.join(KEYWORDS)}")
-            raise TypeError(f"unexpected keyword argument {unknown!r}; {hint}")
+        check_known("convert", options, KEYWORDS)
         given = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
         request = cls(**{**from_environment(os.environ), **given}, progress=progress)._served()
         assert request.op_lists is not None  # read here, so that a mistake in them is an error now
@@ -332,7 +329,8 @@ class Request:
                 "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
             )
-        return replace(self, target=target, fuse=fusions(self.fuse, target))
+        own: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
+        return replace(self, target=target, fuse=own if self.fuse == "auto" else self.fuse)
 
     @cached_property
     def op_lists(self) -> OpLists:
@@ -409,8 +407,6 @@ OPTIONS = {row.name: row for row in _rows()}
 """Every option. Report and metadata state them in this order, too."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.keyword}
 """Options that `convert` takes."""
-SETTINGS = OPTIONS
-"""Options that a settings file may have."""
 STATED = tuple(name for name, row in OPTIONS.items() if row.stated)
 """Options that the header of a report may state."""
 PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)

@@ -13,7 +13,7 @@ from amp_rewrite.cli.files import Batches, check_report, criterion, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.option import DATA
-from amp_rewrite.settings.request import STARTS
+from amp_rewrite.settings.request import CRITERION, STARTS
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.benchmark import Benchmark
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 @parameters.command(
     *parameters.PAIR,
-    parameters.ROWS["fail_on"],
+    *parameters.reads("fail_on"),
     parameters.form("text", "json", "markdown", "github", says="Output format; github: workflow annotations."),
     parameters.verbose,
-    parameters.config,
     *parameters.REPORT,
 )
 def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, **given: Any) -> int:
@@ -60,12 +59,9 @@ _RUNNING = (
 
 @parameters.command(
     *parameters.PAIR,
-    *parameters.FEEDING,
-    *parameters.FEEDBACK,
-    *parameters.CRITERION,
+    *parameters.reads(*parameters.FEED, *parameters.FEEDBACK, *CRITERION),
+    *parameters.RANDOM,
     *_RUNNING,
-    parameters.config,
-    parameters.keys(*parameters.CRITERION_KEYS, *parameters.FEEDING_KEYS),
     parameters.as_json,
     parameters.quiet(),
     parameters.flag("-v --verbose", "Print every batch."),
@@ -107,10 +103,8 @@ def _command(verdict: Verdict, report_file: Path | None) -> str:
 
 @parameters.command(
     *parameters.PAIR,
-    *parameters.FEEDING,
-    *parameters.FEEDBACK,
-    parameters.config,
-    parameters.keys(*parameters.FEEDING_KEYS),
+    *parameters.reads(*parameters.FEED, *parameters.FEEDBACK),
+    *parameters.RANDOM,
     option("--top", "N", "The number of ops to show.  [default: 10]", type=click.IntRange(min=1)),
     parameters.as_json,
     parameters.quiet(),
@@ -149,10 +143,9 @@ _TIMING = (
 
 @parameters.command(
     click.argument("models", metavar="A [B]...", type=parameters.MODEL, nargs=-1, required=True),
-    *parameters.FEEDING,
+    *parameters.reads(*parameters.FEED),
+    *parameters.RANDOM,
     *_TIMING,
-    parameters.config,
-    parameters.keys(*parameters.FEEDING_KEYS),
     parameters.as_json,
     parameters.quiet(),
 )

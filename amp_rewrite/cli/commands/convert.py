@@ -33,7 +33,7 @@ from amp_rewrite.errors import ModelError, count, option_of
 from amp_rewrite.files.disk import is_several, name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.settings.request import USUAL_TOLERANCES
+from amp_rewrite.settings.request import KEYWORDS, USUAL_TOLERANCES
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -61,17 +61,14 @@ _OUTCOME = (
     option("-j --jobs", "N|HOST:PORT", "Models at a time, or a Dask scheduler.  [default: 1]"),
     parameters.flag("--resume", "Skip models that an earlier run has finished."),
 )
-_KEYS = (*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS, "external_data")
 
 
 @parameters.command(
     parameters.model,
     click.argument("out", metavar="[OUT]", nargs=-1),
-    *parameters.CONVERSION,
-    *parameters.MEASURING,
     *_OUTCOME,
-    parameters.config,
-    parameters.keys(*_KEYS),
+    *parameters.reads(*KEYWORDS, *parameters.MEASURED, "external_data", keys=parameters.FEEDBACK),
+    parameters.SHAPE,
 )
 @gc_paused(last=True)
 def convert(

@@ -19,6 +19,7 @@ from amp_rewrite.errors import advice
 from amp_rewrite.reports.render import table
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
 from amp_rewrite.settings.policy import low_type
+from amp_rewrite.settings.request import KEYWORDS
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
@@ -36,10 +37,7 @@ _TOPICS = ("lists", "rules")
         shell_complete=lambda _ctx, _param, start: [word for word in _known() if word.startswith(start)],
     ),
     *parameters.borrowed(
-        *parameters.CONVERSION,
-        *parameters.MEASURING,
-        parameters.config,
-        parameters.keys(*parameters.CONVERSION_KEYS, *parameters.MEASURING_KEYS),
+        *parameters.reads(*KEYWORDS, *parameters.MEASURED, keys=parameters.FEEDBACK), parameters.SHAPE
     ),
     parameters.as_json,
 )

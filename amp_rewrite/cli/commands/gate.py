@@ -75,7 +75,7 @@ class _GatedFile:
 @parameters.command(
     click.argument("files", metavar="FILE...", nargs=-1, required=True, type=parameters.FILE),
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
-    parameters.ROWS["fail_on"],
+    *parameters.reads("fail_on"),
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
     parameters.flag("--accept", "Accept what fails, in FILE.accepted.json."),
     parameters.form("text", "github", says="Output format; github: workflow annotations."),
@@ -83,7 +83,6 @@ class _GatedFile:
         "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", type=parameters.FILE_OUT
     ),
     parameters.verbose,
-    parameters.config,
 )
 def gate(
     files: tuple[Path, ...],

@@ -13,7 +13,7 @@ from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.settings.option import PRECISION
 from amp_rewrite.settings.policy import Policy
-from amp_rewrite.settings.request import PAINTING, SETTINGS, Request
+from amp_rewrite.settings.request import OPTIONS, PAINTING, Request
 
 # -- calibrate -----------------------------------------------------------------------------------------------
 
@@ -28,14 +28,12 @@ _RUNNING = (
 @parameters.command(
     parameters.model,
     *_RUNNING,
-    *parameters.FEEDING,
-    *parameters.FEEDBACK,
+    *parameters.RANDOM,
     parameters.output("MODEL-stem.ranges.json", "file"),
     parameters.report_file,
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
-    parameters.config,
-    parameters.keys(*parameters.FEEDING_KEYS),
+    *parameters.reads(*parameters.FEED, *parameters.FEEDBACK),
 )
 def calibrate(model: Path, output: Path | None, report_file: Path | None, **given: Any) -> None:
     """Run MODEL on data and write the ranges of its values.
@@ -73,8 +71,7 @@ _TWIN = (
     parameters.flag("--no-rounding", "Do not round: write the float32 reference of a half model."),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
-    parameters.config,
-    parameters.keys("external_data"),
+    *parameters.reads("external_data"),
 )
 
 
@@ -133,7 +130,7 @@ _STEP = (
         "--micro-batches", "N", "Runs to accumulate for one step.", _TRAINING, type=int, default=1, show_default=True
     ),
     parameters.flag("--training-mode", "Use batch statistics and dropout.", _TRAINING),
-    *parameters.borrowed(*parameters.STEP, parameters.config, parameters.keys(*parameters.STEP_KEYS, "external_data")),
+    *parameters.borrowed(*parameters.reads(*PAINTING, "external_data")),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     parameters.verbose,
@@ -166,7 +163,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
 
 
 def _step_settings(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
-    own = {name: given.pop(name) for name in [*given] if name not in (*SETTINGS, "settings", "config")}
+    own = {name: given.pop(name) for name in [*given] if name not in (*OPTIONS, "settings", "config")}
     explicit = parameters.explicit(given)
     settings = parameters.in_force(given)
     asked = {name: value for name, value in own.items() if value not in (None, ())}
