@@ -16,9 +16,8 @@ from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, one_line
-from amp_rewrite.files.program_tensors import ProgramTensor
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.tensors import Source, dtype, elements, stamp
+from amp_rewrite.files.tensors import ProgramTensor, Source, dtype, elements, stamp
 
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 

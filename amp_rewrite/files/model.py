@@ -16,10 +16,9 @@ from amp_rewrite.files import casting, store, tensors, wire
 from amp_rewrite.files.casting import Array, Fit, cast
 from amp_rewrite.files.loading import HEAVY, of_memory, of_path
 from amp_rewrite.files.mends import mended
-from amp_rewrite.files.program_tensors import ProgramTensor, any_held
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.skeleton import skeleton
-from amp_rewrite.files.tensors import Source, Sources, is_stub
+from amp_rewrite.files.tensors import HELD, ProgramTensor, Source, Sources, is_stub
 
 
 class HoldsModel(Protocol):
@@ -80,7 +79,7 @@ class Model:
     _fits: dict[tuple[Source, int, DType] | None, Fit] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if any_held() else ()
+        stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if HELD else ()
         object.__setattr__(self, "held", frozenset(h for t in stubs if (h := tensors.source(t).held) is not None))
 
     @classmethod

@@ -26,8 +26,7 @@ spaces `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_val
 class IoRule:
     """A type (None: the low one) for inputs ("in"), outputs ("out") or both ("") of names like `names`.
 
-    `strict`: a float32 one must match. `cache`: the names are those of caches; a model whose caches have the type
-    already needs no other.
+    `strict`: a float32 one must match, unless the names are those of caches, and the model has some in the type.
     """
 
     text: str
@@ -35,8 +34,7 @@ class IoRule:
     glob: str
     names: re.Pattern[str]
     dtype: DType | None
-    strict: bool
-    cache: bool = False
+    strict: bool = True
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
@@ -63,7 +61,7 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
             )
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if rule.names.fullmatch(view.value_name(v))]
-        if rule.strict and not matched and not (rule.cache and _has_caches(view)):
+        if rule.strict and not matched and not (rule.names is _CACHE and _has_caches(view)):
             matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates]))
         kept = rule.dtype is DType.FLOAT and not rule.strict
         chosen.update((v, None if kept else rule.dtype or to) for v in matched)
@@ -78,29 +76,31 @@ def _has_caches(view: View) -> bool:
 def _nothing_matched(rule: IoRule, names: Sequence[str]) -> str:
     there = f"there are: {', '.join(names[:5]) or 'none'}"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
-    like = "as a key-value cache" if rule.cache else repr(rule.glob)
+    like = "as a key-value cache" if rule.names is _CACHE else repr(rule.glob)
     return f"io {rule.text!r}: no float32 {kind} is named {like}; {advice_on(rule.glob, names, there)}"
 
 
 def _io_rule(text: str) -> IoRule:
     prefix, colon, rest = text.partition(":")
     side, body = (prefix, rest) if colon and prefix in ("in", "out") else ("", text)
-    if body in ("keep", "low"):
-        return IoRule(text, side, "*", _ANY, DType.FLOAT if body == "keep" else None, strict=False)
-    if body == "caches":
-        return IoRule(text, side, body, _CACHE, None, strict=True, cache=True)
+    if body in _WORDS:
+        return IoRule(text, side, body, *_WORDS[body])
     glob, equals, spelling = body.rpartition("=")
-    if not equals or not glob.strip():
-        hint = advice(body, ("keep", "low", "caches"), _FORMS)
-        raise PatternError(f"io {text!r} is not a rule; {hint}")
+    glob = glob.strip()
+    if not equals or not glob:
+        raise PatternError(f"io {text!r} is not a rule; {advice(body, _WORDS, _FORMS)}")
     try:
-        names = re.compile(fnmatch.translate(glob.strip()))
-        return IoRule(text, side, glob.strip(), names, DType.parse(spelling), strict=True)
+        return IoRule(text, side, glob, re.compile(fnmatch.translate(glob)), DType.parse(spelling))
     except PolicyError as error:
         raise PatternError(f"io {text!r}: {error}") from error
 
 
-_ANY = re.compile(fnmatch.translate("*"))
+_ANY = re.compile(".*", re.DOTALL)
+_WORDS: Mapping[str, tuple[re.Pattern[str], DType | None, bool]] = {
+    "keep": (_ANY, DType.FLOAT, False),
+    "low": (_ANY, None, False),
+    "caches": (_CACHE, None, True),
+}
 _FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
 
 

@@ -19,8 +19,17 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError, PolicyError
 from amp_rewrite.ir.names import normal_domain
 from amp_rewrite.settings.choices import Level
-from amp_rewrite.settings.list_entry import Color, Entry, check_attribute, check_known, parse_name, spell
-from amp_rewrite.settings.list_file import SHIPPED, ListFile, read_file, read_mapping
+from amp_rewrite.settings.list_entry import (
+    SHIPPED,
+    Color,
+    Entry,
+    ListFile,
+    check_attribute,
+    check_known,
+    parse_name,
+    read,
+    spell,
+)
 
 Key = tuple[str, str]
 Table = Mapping[Key, tuple[Entry, ...]]
@@ -131,17 +140,13 @@ def load_lists(
     to = DType.parse(to)
     if not to.low:
         raise PolicyError(f"there are no op lists for {to.spelling}; use float16 or bfloat16")
-    files = [ListFile(to.spelling, base=to.spelling), *map(_read_overlay, overlays)]
-    table: Table = {}
-    names: list[str] = []
-    for position, file in enumerate(files):
+    table, names = _shipped(to.spelling, to), [to.spelling]
+    for position, file in enumerate(map(_read_overlay, overlays)):
         if file.base is not None:
-            if position > 1:
+            if position:
                 raise ListError(f"{file.base_place}: a base would discard the lists before it; name it first")
-            table = {} if file.base == "empty" else _shipped(file.base, to)
-            names = [file.base]
-        if file.name not in SHIPPED:
-            names.append(file.name)
+            table, names = {} if file.base == "empty" else _shipped(file.base, to), [file.base]
+        names += [file.name] if file.name not in SHIPPED else []
         table = _overlay(table, file)
     for edit in edits:
         table = _edit(table, *edit)
@@ -184,7 +189,7 @@ def _shipped(name: str, to: DType) -> Table:
 @cache
 def _shipped_file(folder: Path, name: str) -> Table:
     """Table of a shipped file, parsed once in a process: the YAML takes 17 ms longer than a JSON copy took."""
-    file = read_file(folder / f"{name}.yaml")
+    file = read(folder / f"{name}.yaml")
     # the base of a shipped file is a file name, not a choice by target type
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 
@@ -218,7 +223,7 @@ def _edit(table: Table, color: Color, new: Entry) -> Table:
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:
     if isinstance(overlay, str) and overlay in SHIPPED:
         return ListFile(overlay, base=overlay, base_place=overlay)
-    file = read_mapping(overlay) if isinstance(overlay, Mapping) else read_file(Path(overlay))
+    file = read(overlay)
     for entry in file.entries:
         check_known(entry.domain, entry.op_type, entry.source, _shipped_ops())
         for attribute, _ in entry.condition.attributes if entry.condition else ():

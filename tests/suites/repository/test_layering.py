@@ -22,7 +22,7 @@ ENTRANCES = {"__init__", "__main__"}
 
 # Third-party and standard modules that only some of ours may import.
 CONFINED = {
-    "yaml": {"settings.list_file", "settings.op_lists"},
+    "yaml": {"settings.list_entry", "settings.op_lists"},
     "onnxruntime": {"runtime.installation", "runtime.probes", "runtime.runner"},
     "click": {"cli"},
     "rich": {"cli"},

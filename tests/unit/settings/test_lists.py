@@ -14,7 +14,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import amp_rewrite.settings.list_file
 import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError
