@@ -28,12 +28,12 @@ _RUNNING = (
 @parameters.command(
     parameters.model,
     *_RUNNING,
-    *parameters.RANDOM,
     parameters.output("MODEL-stem.ranges.json", "file"),
     parameters.report_file,
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     *parameters.reads(*parameters.FEED, *parameters.FEEDBACK),
+    *parameters.RANDOM,
 )
 def calibrate(model: Path, output: Path | None, report_file: Path | None, **given: Any) -> None:
     """Run MODEL on data and write the ranges of its values.
