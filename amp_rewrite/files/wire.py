@@ -21,34 +21,25 @@ class NotOnnxError(ModelError):
     """Bytes other than an ONNX model: another format, or a truncated one."""
 
 
-# Paths to tensors: {message: {field number: (field, message of the field)}}. Sparse tensors are separate
-# because their parts are always in memory.
-DENSE: dict[type[Message], dict[int, tuple[str, type[Message]]]] = {
-    onnx.ModelProto: {
-        7: ("graph", onnx.GraphProto),
-        20: ("training_info", onnx.TrainingInfoProto),
-        25: ("functions", onnx.FunctionProto),
-    },
-    onnx.TrainingInfoProto: {1: ("initialization", onnx.GraphProto), 2: ("algorithm", onnx.GraphProto)},
-    onnx.FunctionProto: {7: ("node", onnx.NodeProto), 11: ("attribute_proto", onnx.AttributeProto)},
-    onnx.GraphProto: {1: ("node", onnx.NodeProto), 5: ("initializer", onnx.TensorProto)},
-    onnx.NodeProto: {5: ("attribute", onnx.AttributeProto)},
-    onnx.AttributeProto: {
-        5: ("t", onnx.TensorProto),
-        6: ("g", onnx.GraphProto),
-        10: ("tensors", onnx.TensorProto),
-        11: ("graphs", onnx.GraphProto),
-    },
+# The fields that lead to tensors. Sparse tensors are separate because their parts are always in memory.
+DENSE: dict[type[Message], tuple[str, ...]] = {
+    onnx.ModelProto: ("graph", "training_info", "functions"),
+    onnx.TrainingInfoProto: ("initialization", "algorithm"),
+    onnx.FunctionProto: ("node", "attribute_proto"),
+    onnx.GraphProto: ("node", "initializer"),
+    onnx.NodeProto: ("attribute",),
+    onnx.AttributeProto: ("t", "g", "tensors", "graphs"),
 }
-SPARSE: dict[type[Message], dict[int, tuple[str, type[Message]]]] = {
-    onnx.GraphProto: {15: ("sparse_initializer", onnx.SparseTensorProto)},
-    onnx.AttributeProto: {
-        22: ("sparse_tensor", onnx.SparseTensorProto),
-        23: ("sparse_tensors", onnx.SparseTensorProto),
-    },
-    onnx.SparseTensorProto: {1: ("values", onnx.TensorProto), 2: ("indices", onnx.TensorProto)},
+SPARSE: dict[type[Message], tuple[str, ...]] = {
+    onnx.GraphProto: ("sparse_initializer",),
+    onnx.AttributeProto: ("sparse_tensor", "sparse_tensors"),
 }
-RAW_DATA = 9  # TensorProto.raw_data
+_NESTED: dict[type[Message], dict[int, Any]] = {
+    kind: {(field := kind.DESCRIPTOR.fields_by_name[name]).number: field for name in names}
+    for kind, names in DENSE.items()
+}
+"""The same fields by number."""
+RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
 
 _PLAIN_ATTRIBUTES = frozenset(
     onnx.AttributeProto.AttributeType.Value(name)
@@ -106,8 +97,8 @@ def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorPr
                     yield part
 
 
-def _children(message: Message, table: dict[type[Message], dict[int, tuple[str, type[Message]]]]) -> Iterator[Message]:
-    for name, _ in table.get(type(message), {}).values():
+def _children(message: Message, table: dict[type[Message], tuple[str, ...]]) -> Iterator[Message]:
+    for name in table.get(type(message), ()):
         value: Any = getattr(message, name)
         if name == "node":
             for node in value:
@@ -128,8 +119,8 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
     """
     if isinstance(message, onnx.TensorProto):
         return replace(message)
-    replaced: dict[int, list[tuple[Message, list[Piece] | None]]] = {}
-    for number, (name, _) in DENSE.get(type(message), {}).items():
+    replaced: dict[str, list[tuple[Message, list[Piece] | None]]] = {}
+    for name in DENSE.get(type(message), ()):
         value: Any = getattr(message, name)
         single = isinstance(value, Message)
         if single and not message.HasField(name):
@@ -141,7 +132,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
             if not (name == "node" and _plain(child)) and (body := pieces(child, replace)) is not None
         }
         if bodies:
-            replaced[number] = [(child, bodies.get(at)) for at, child in enumerate(children)]
+            replaced[name] = [(child, bodies.get(at)) for at, child in enumerate(children)]
     return _spliced(message, replaced) if replaced else None
 
 
@@ -153,14 +144,14 @@ def _plain(node: onnx.NodeProto) -> bool:
     return True
 
 
-def _spliced(message: Message, replaced: dict[int, list[tuple[Message, list[Piece] | None]]]) -> list[Piece]:
+def _spliced(message: Message, replaced: dict[str, list[tuple[Message, list[Piece] | None]]]) -> list[Piece]:
     """Return the wire format of a message, in field order, with new bodies for some fields."""
     out: list[Piece] = []
     for field, value in message.ListFields():
-        if field.number not in replaced:
+        if field.name not in replaced:
             out.append(_alone(message, field.name, value))
             continue
-        for child, body in replaced[field.number]:
+        for child, body in replaced[field.name]:
             parts = [child.SerializeToString(deterministic=True)] if body is None else body
             out += [head(field.number, total(parts)), *parts]
     out += [_unknown(field) for field in UnknownFieldSet(message)]
@@ -242,18 +233,17 @@ class _WireWalk:
             raise self.window.bad(start, f"messages are nested deeper than {_DEEPEST}")
         if kind is onnx.TensorProto:
             return self.tensor(start, stop)
-        nested = DENSE[kind]
+        nested = _NESTED[kind]
         out: list[bytes] = []
         written = start
         for number, wire, at, begin, end in _fields(self.window, start, stop):
             if number not in nested:
                 continue
-            name, child = nested[number]
             if wire != 2:
-                raise self.window.bad(at, f"field {name} of {kind.__name__} has wire type {wire}")
+                raise self.window.bad(at, f"field {nested[number].name} of {kind.__name__} has wire type {wire}")
             if end - begin <= self.threshold:
                 continue
-            body = self.message(begin, end, child, depth + 1)
+            body = self.message(begin, end, nested[number].message_type._concrete_class, depth + 1)
             if body is not None:
                 out += [self.window.read(written, at), head(number, len(body)), body]
                 written = end

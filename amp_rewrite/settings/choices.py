@@ -16,18 +16,12 @@ if TYPE_CHECKING:
     from amp_rewrite.runtime.kernels import Kernels, Limits
 
 Level = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
-"""Extent of the conversion; the first four levels are TensorFlow's."""
 Safety = Literal["default", "none"]
-"""Rules for numbers on top of the lists: this project's, or none, which is TensorFlow's algorithm alone."""
 Quantized = Literal["keep", "rescale"]
-"""Ops between DequantizeLinear and QuantizeLinear: left to integer kernels, or in the low type, as their scales."""
 Fuse = Literal["auto", "none", "basic", "contrib"]
-"""Fusions into operators of the standard ("basic"), of onnxruntime as well ("contrib"), or none, or by the target."""
 Assumption = Literal["rows-see-a-key"]
-"""What the user knows of the model's inputs: no row of an attention's mask hides every key."""
 ROWS_SEE: Assumption = "rows-see-a-key"
 Placement = Literal["mincut", "propagate"]
-"""Border between the types: where Casts cost least, or as TensorFlow's rules leave it."""
 TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn", "webgpu"]
 
 

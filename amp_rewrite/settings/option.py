@@ -56,7 +56,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option; name and, unless it is a path, kind are those of its field.
+    """One option; name, words of a Literal and, unless it is a path, kind are those of its field.
 
     `words`: those that the value may be. `help`: the sentence of the command line; without one, `--set` takes the key
     there. `doc`: the sentence of the documentation. `default` holds where neither the caller nor the environment says
@@ -133,8 +133,6 @@ ROW = "option"
 
 def option(default: Any, doc: str, **words: Any) -> Any:
     """Return a field of a dataclass with its option; the words are those of `Option`."""
-    if "words" in words:
-        words["metavar"] = "|".join(words["words"])
     return field(default=default, metadata={ROW: Option(doc=doc, default=default, **words)})
 
 

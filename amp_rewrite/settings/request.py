@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args, get_origin, get_type_hints
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -98,7 +98,6 @@ class Request:
     level: Level = option(
         "default",
         'how far to go, by TensorFlow\'s names or "lower-all"',
-        words=get_args(Level),
         stated=ALWAYS,
         environment="AMP_REWRITE_LEVEL",
     )
@@ -116,7 +115,6 @@ class Request:
     safety: Safety = option(
         "default",
         '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and with them `placement`',
-        words=get_args(Safety),
         stated=ALWAYS,
     )
     keep: tuple[str, ...] = option(
@@ -149,7 +147,6 @@ class Request:
         "keep",
         '"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
         ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
-        words=get_args(Quantized),
         stated=UNUSUAL,
     )
     fuse: Fuse = option(
@@ -158,14 +155,12 @@ class Request:
         ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
         ' "contrib" for that target, and "basic" for all others',
         help="Fusions: auto, none, basic or contrib.",
-        words=get_args(Fuse),
         stated=UNUSUAL,
     )
     assume: Assumption | None = option(
         None,
         '"rows-see-a-key" says that no row of an attention\'s mask hides every key, as where each token sees itself:'
         " attention then needs no test of its rows. A row that sees none gives other numbers",
-        words=get_args(Assumption),
         stated=UNUSUAL,
     )
     opset: Opset | None = option(
@@ -191,7 +186,6 @@ class Request:
         None,
         '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
         ' "propagate" leaves it; by default "mincut", and "propagate" without safety rules',
-        words=get_args(Placement),
         stated=UNUSUAL,
     )
     gray_follows_allow: bool | None = option(
@@ -397,10 +391,13 @@ def _installed(target: Target, to: DType) -> Target:
 
 
 def _rows() -> Iterator[Option]:
+    types = get_type_hints(Request)
     for part in fields(Request):
         if row := part.metadata.get(ROW):
             kind = Kind.PATH if row.kind is Kind.PATH else Kind.of(str(part.type))
-            yield replace(row, name=part.name, kind=kind)
+            literals = (t for t in (types[part.name], *get_args(types[part.name])) if get_origin(t) is Literal)
+            words = get_args(next(literals, None))
+            yield replace(row, name=part.name, kind=kind, words=words, metavar=row.metavar or "|".join(words))
 
 
 OPTIONS = {row.name: row for row in _rows()}

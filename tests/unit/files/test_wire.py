@@ -40,24 +40,15 @@ def light(content: bytes, threshold: int = 0) -> bytes:
     return wire.lightened(io.BytesIO(content), len(content), threshold, never, "m.onnx")
 
 
-def test_the_table_of_nested_fields_is_that_of_onnx():
-    for table in (wire.DENSE, wire.SPARSE):
-        for message, fields in table.items():
-            for number, (name, child) in fields.items():
-                field = message.DESCRIPTOR.fields_by_number[number]
-                assert (field.name, field.message_type.full_name) == (name, child.DESCRIPTOR.full_name)
-    assert onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number == wire.RAW_DATA
-
-
 def test_every_field_that_leads_to_a_tensor_is_in_a_table():
-    known = {**wire.DENSE, onnx.SparseTensorProto: {}, onnx.TensorProto: {}}
+    known = (*wire.DENSE, onnx.SparseTensorProto, onnx.TensorProto)
     for message, fields in wire.DENSE.items():
         for field in message.DESCRIPTOR.fields:
             if field.message_type is None:
                 continue
             child = field.message_type.name
             if child in {kind.DESCRIPTOR.name for kind in known}:
-                assert field.number in {**fields, **wire.SPARSE.get(message, {})}, (message, field.name)
+                assert field.name in (*fields, *wire.SPARSE.get(message, ())), (message, field.name)
 
 
 def test_heavy_tensors_are_left_out_at_every_depth_and_their_bytes_lie_as_stated():
