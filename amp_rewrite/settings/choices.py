@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from amp_rewrite.errors import PolicyError, advice
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.ir.versions import OLDEST_MOVED
 
 if TYPE_CHECKING:
@@ -96,6 +97,23 @@ class Target:
     def family(self) -> Target:
         """The target of the runtime, for any release."""
         return Target(self.word)
+
+    def installed(self, to: DType) -> Target:
+        """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
+        if self == Target.WEBGPU and to is DType.BFLOAT16:
+            raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
+        limits = self.limits
+        if limits is not None and to not in limits.low:
+            known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
+            raise PolicyError(
+                f"{limits.runtime} does not compute in {to.spelling}, only in {known}; use {spelled('to', known)}"
+            )
+        if self != Target.ORT_CUDA:
+            return self
+        from amp_rewrite.runtime import kernels  # late: help needs no package metadata
+
+        release = kernels.installed_release()
+        return self if release in ("", kernels.known_release("")) else Target.parse(f"{self.value}:{release}")
 
     @property
     def kernels(self) -> Kernels | None:

@@ -317,7 +317,7 @@ class Request:
 
     def _served(self) -> Request:
         """Return the request for the installed runtime, with its fusions. PolicyError for options beyond it."""
-        target = _installed(self.target, self.to)
+        target = self.target.installed(self.to)
         if self.fuse == "contrib" and target.family != Target.ORT_CUDA:
             raise PolicyError(
                 "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
@@ -370,24 +370,6 @@ def _absent(name: str, value: object) -> bool:
 
 def _spelling(value: object) -> str:
     return "" if value is None else str(getattr(value, "value", value))
-
-
-def _installed(target: Target, to: DType) -> Target:
-    """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
-    if target == Target.WEBGPU and to is DType.BFLOAT16:
-        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
-    limits = target.limits
-    if limits is not None and to not in limits.low:
-        known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
-        raise PolicyError(
-            f"{limits.runtime} does not compute in {to.spelling}, only in {known}; use {spelled('to', known)}"
-        )
-    if target != Target.ORT_CUDA:
-        return target
-    from amp_rewrite.runtime.kernels import installed_release, known_release  # late: help needs no package metadata
-
-    installed = installed_release()
-    return target if installed in ("", known_release("")) else Target.parse(f"{target.value}:{installed}")
 
 
 def _rows() -> Iterator[Option]:
