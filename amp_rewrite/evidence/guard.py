@@ -112,7 +112,7 @@ def overflowing(
 
 def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, RangeFault]]:
     """Yield the faults of every floating value but constants: the last one counts."""
-    seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow.of(view, _PICKS)
+    seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
         if dtype is None or not dtype.floating or view.constant(value.id) is not None:
@@ -136,7 +136,7 @@ def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
     Values that fusion introduced were not measured. Each gets the range of the value that it is selected from, or of
     the only value that is selected from it.
     """
-    flow, picks = Flow.of(view, COPIES), Flow.of(view, _PICKS)
+    flow, picks = Flow(view, COPIES), Flow(view, _PICKS)
     seen: dict[ValueId, Range] = {}
     for value in view.values:  # sources come first, except for the state that a loop carries
         own = ranges.of(view, value.id)
@@ -207,7 +207,7 @@ def _magnified(view: View) -> Collection[ValueId]:
         for slot in MAGNIFIES.get(op.kind, ())
         if slot < len(op.inputs) and (value := op.inputs[slot]) is not None
     )
-    return Flow.of(view, COPIES).back(starts)
+    return Flow(view, COPIES).back(starts)
 
 
 def _arises(view: View, value: ValueId, seen: Mapping[ValueId, Range]) -> bool:

@@ -13,19 +13,16 @@ def attribute(node: NodeProto, name: str) -> AttributeProto | None:
 
 
 def float_attribute(node: NodeProto, name: str, default: float) -> float:
-    """Return a node's float attribute."""
     stated = attribute(node, name)
     return default if stated is None else stated.f
 
 
 def int_attribute(node: NodeProto, name: str, default: int) -> int:
-    """Return a node's integer attribute."""
     stated = attribute(node, name)
     return default if stated is None else stated.i
 
 
 def text_attribute(node: NodeProto, name: str, default: str = "") -> str:
-    """Return a node's text attribute."""
     stated = attribute(node, name)
     return default if stated is None else stated.s.decode("utf-8", "replace")
 

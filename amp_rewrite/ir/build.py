@@ -65,7 +65,7 @@ def build(proto: ModelProto) -> Index:
     O(nodes + uses).
     """
     index = Index({normal_domain(o.domain): o.version for o in proto.opset_import}, [], [], [], [], [], [], set())
-    _Build(proto, index).graph(proto.graph, None, "", ChainMap(), [])
+    _Graph(_Build(proto, index), proto.graph, None, "", [])
     for function in proto.functions:
         index.names.update(name for n in all_nodes(function.node) for name in (n.name, *n.input, *n.output))
     _refuse_bytes(index.names, "a name in the model")
@@ -94,7 +94,6 @@ def in_order(proto: ModelProto) -> ModelProto | None:
 
 
 def _names_needed(node: NodeProto) -> set[str]:
-    """Return the names read by a node, and by its bodies from outside."""
     read = set(filter(None, node.input))
     for _, body in bodies(node):
         inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
@@ -129,28 +128,9 @@ def _refuse_untyped(formal: ValueInfoProto) -> None:
 
 
 def _refuse_bytes(texts: Iterable[str], what: str) -> None:
-    """Raise ModelError for text not in UTF-8, returned by protobuf as bytes."""
     for text in texts:
         if isinstance(text, bytes):
             raise ModelError(f"{what} is not UTF-8: {text[:80]!r}; the file is damaged, export it again")
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """A graph under construction: its visible names, declared types and outputs."""
-
-    scope: ScopeId
-    path: str
-    main: bool
-    visible: ChainMap[str, ValueId]
-    own: dict[str, ValueId]
-    """The innermost map of `visible`, which holds most names that are read."""
-    declared: Mapping[str, ValueType]
-    outputs: frozenset[str]
-
-    @property
-    def where(self) -> str:
-        return f"graph {self.path or 'main'!r}"
 
 
 _Kind = tuple[str, str, str, Signature | None]
@@ -158,6 +138,8 @@ _Kind = tuple[str, str, str, Signature | None]
 
 @dataclass
 class _Build:
+    """What the graphs of a model share while they are indexed."""
+
     proto: ModelProto
     index: Index
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
@@ -168,127 +150,20 @@ class _Build:
         check_imports(self.proto)
         self.functions = {(normal_domain(f.domain), f.name) for f in self.proto.functions}
 
-    # -- graphs --------------------------------------------------------------------------------------
+    def kind(self, node: NodeProto, position: int) -> _Kind:
+        key = node.domain, node.op_type
+        if key not in self.kinds:
+            _refuse_bytes(key, f"node {position}: a part of it")
+            domain, op_type = normal_domain(key[0]), key[1]
+            kind = f"{domain}::{op_type}" if domain else op_type
+            opset = self.index.opsets.get(domain)
+            known = (domain, op_type) not in self.functions
+            if known and opset is None and not domain and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
+                raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
+            self.kinds[key] = domain, op_type, kind, signature(domain, op_type, opset or 1) if known else None
+        return self.kinds[key]
 
-    def graph(
-        self,
-        graph: GraphProto,
-        parent: ScopeId | None,
-        path: str,
-        visible: ChainMap[str, ValueId],
-        outer: Sequence[ValueType | None],
-    ) -> ScopeId:
-        """Index a graph. `outer`: the types of its formal inputs by its owner."""
-        scope = Scope(ScopeId(len(self.index.scopes)), parent, path, graph)
-        self.index.scopes.append(scope)
-        formals = (*graph.value_info, *graph.output)
-        self.index.names.update(v.name for v in formals)
-        declared = {v.name: stated for v in formals if (stated := type_of_proto(v.type)) is not None}
-        public = frozenset(o.name for o in graph.output) if parent is None else frozenset()
-        own: dict[str, ValueId] = {}
-        frame = _Frame(scope.id, path, parent is None, visible.new_child(own), own, declared, public)
-        scope.inputs = self._inputs(graph, frame, outer)
-        scope.ops = tuple([self._op(node, i, frame) for i, node in enumerate(graph.node)])
-        for out in graph.output:
-            if out.name not in frame.visible:
-                raise ModelError(f"{frame.where}: output {out.name!r} has no producer; fix the model's graph")
-        scope.outputs = tuple(frame.visible[out.name] for out in graph.output)
-        return scope.id
-
-    def _inputs(self, graph: GraphProto, frame: _Frame, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
-        """Define formal inputs and initializers; return the inputs open to a caller, in order."""
-        constants = {t.name: t for t in graph.initializer}
-        may_override = frame.main and self.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
-        inputs = []
-        for i, formal in enumerate(graph.input):
-            tensor = constants.pop(formal.name, None)
-            if tensor is not None:
-                value = self._initializer(frame, tensor, public=may_override, overridable=may_override)
-            else:
-                if frame.main:
-                    _refuse_untyped(formal)
-                vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
-                value = self._define(frame, formal.name, vtype, Role.INPUT, public=frame.main)
-            if tensor is None or may_override:
-                inputs.append(value)
-        for tensor in constants.values():
-            self._initializer(frame, tensor, public=tensor.name in frame.outputs, overridable=False)
-        for sparse in graph.sparse_initializer:
-            name, vtype = sparse.values.name, ValueType(TENSOR, DType.of(sparse.values.data_type))
-            self._define(frame, name, vtype, Role.INITIALIZER, public=name in frame.outputs)
-        return tuple(inputs)
-
-    def _initializer(self, frame: _Frame, tensor: TensorProto, *, public: bool, overridable: bool) -> ValueId:
-        if not tensor.data_type:
-            raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
-        if not frame.main and tensor.name in frame.visible:
-            raise ModelError(
-                f"{frame.where}: initializer {tensor.name!r} has the name of a value outside, and runtimes disagree"
-                " about which of the two is read; rename one of them"
-            )
-        elements(tensor)  # raises for dims that no tensor has
-        vtype = ValueType(TENSOR, dtype(tensor))
-        return self._define(frame, tensor.name, vtype, Role.INITIALIZER, tensor, public=public, overridable=overridable)
-
-    def _define(
-        self,
-        frame: _Frame,
-        name: str,
-        vtype: ValueType | None,
-        role: Role,
-        tensor: TensorProto | None = None,
-        producer: OpId | None = None,
-        *,
-        public: bool,
-        overridable: bool = False,
-    ) -> ValueId:
-        if name in frame.own:
-            raise ModelError(f"{frame.where}: value {name!r} is defined twice; rename one of the two")
-        value = frame.own[name] = ValueId(len(self.index.values))
-        self.index.values.append(Value(value, frame.scope, name, role, producer, public, overridable, tensor))
-        self.index.types.append(vtype)
-        self.index.uses.append([])
-        self.index.names.add(name)
-        return value
-
-    # -- nodes ---------------------------------------------------------------------------------------
-
-    def _op(self, node: NodeProto, position: int, frame: _Frame) -> OpId:
-        # Each access to a field of a node makes a new object, so each field is read once; lists as a slice, which takes
-        # half as long as to iterate over them.
-        named, read, written, stated = node.name, node.input[:], node.output[:], node.attribute[:]
-        domain, op_type, kind, schema = self._kind(node, position)
-        if stated:
-            _refuse_bytes([a.name for a in stated], f"node {position}: a part of it")
-        name = named or f"{frame.path}{op_type}_{position}"
-        self.index.names.add(name)
-        own = frame.own
-        inputs = tuple([own[r] if r and r in own else self._read(frame, name, op_type, r) for r in read])
-        plain = not (stated or "" in read or "" in written or op_type in _SCALED)
-        alike = (schema, len(read), len(written)) if plain else None
-        if alike is None or alike not in self.sound:  # most nodes are like many others, and are checked once
-            self._check(node, name, schema, inputs, stated)
-            self.sound.add(alike)
-        graphs = list(graphs_in(stated)) if stated else ()
-        scopes = self._bodies(node, domain, name, frame, inputs, graphs) if graphs else ()
-        ids = count(len(self.index.values))  # the ids of the values that `_result` defines below
-        outputs = tuple([ValueId(next(ids)) if out else None for out in written])
-        op_id = OpId(len(self.index.ops))
-        op = Op(op_id, frame.scope, domain, op_type, name, node, inputs, outputs, scopes, schema, kind)
-        for read_here, vtype in types_read(op, self.index.types):
-            self.index.types[read_here] = vtype
-        for slot, out in enumerate(written):
-            if out:
-                self._result(op, slot, out, frame, stated)
-        self.index.ops.append(op)
-        for slot, value in enumerate(inputs):
-            if value is not None:
-                self.index.uses[value].append(Use(op_id, slot))
-        for body in scopes:
-            self.index.scopes[body].owner = op_id
-        return op_id
-
-    def _check(
+    def check(
         self,
         node: NodeProto,
         name: str,
@@ -297,46 +172,157 @@ class _Build:
         stated: Sequence[AttributeProto],
     ) -> None:
         fault = unreadable(stated) or (violation(schema, node, stated) if schema is not None else None)
-        if schema is not None and schema.kind in _SCALED:
+        if fault is None and schema is not None and schema.kind in _SCALED:
             at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # a region stands before the scales
-            fault = fault or self._scale_fault(inputs[at : at + 1])
+            tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
+            scales = [float(x) for t in tensors if t is not None and not is_stub(t) for x in in_memory(t).ravel()]
+            # onnx infers a size below 0 from a wrong one, and may crash
+            wrong = next((scale for scale in scales if not 0 < scale <= _LARGEST_SCALE), None)
+            fault = f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
         if fault:
             raise ModelError(f"node {name!r} ({node.op_type}) {fault}")
 
-    def _scale_fault(self, read: Sequence[ValueId | None]) -> str | None:
-        """Return the fault of a constant scale: onnx infers a size below 0 from it, and may crash."""
-        tensors = [self.index.values[value].tensor for value in read if value is not None]
-        held = [float(scale) for t in tensors if t is not None and not is_stub(t) for scale in in_memory(t).ravel()]
-        wrong = next((scale for scale in held if not 0 < scale <= _LARGEST_SCALE), None)
-        return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
 
-    def _kind(self, node: NodeProto, position: int) -> _Kind:
-        key = node.domain, node.op_type
-        if key not in self.kinds:
-            _refuse_bytes(key, f"node {position}: a part of it")
-            domain, op_type = normal_domain(key[0]), key[1]
-            kind = f"{domain}::{op_type}" if domain else op_type
-            self.kinds[key] = domain, op_type, kind, self._signature(domain, op_type)
-        return self.kinds[key]
+class _Graph:
+    """A graph under construction: the main one, or a body. `outer`: the types of its formal inputs by its owner."""
 
-    def _read(self, frame: _Frame, node: str, op_type: str, name: str) -> ValueId | None:
-        if not name:
-            return None
-        value = frame.visible.get(name)
-        if value is None:
+    def __init__(
+        self, build: _Build, graph: GraphProto, around: _Graph | None, path: str, outer: Sequence[ValueType | None]
+    ) -> None:
+        self.build, self.index = build, build.index
+        self.scope: Scope = Scope(ScopeId(len(self.index.scopes)), around.scope.id if around else None, path, graph)
+        self.index.scopes.append(self.scope)
+        self.own: dict[str, ValueId] = {}
+        """The innermost map of `visible`, which holds most names that are read."""
+        self.visible: ChainMap[str, ValueId] = ChainMap(self.own, *(around.visible.maps if around else ()))
+        formals = (*graph.value_info, *graph.output)
+        self.index.names.update(v.name for v in formals)
+        self.declared = {v.name: stated for v in formals if (stated := type_of_proto(v.type)) is not None}
+        self.main = around is None
+        self.outputs = frozenset(o.name for o in graph.output) if self.main else frozenset()
+        self.where = f"graph {path or 'main'!r}"
+        self.scope.inputs = self._inputs(outer)
+        self.scope.ops = tuple([self._op(node, i) for i, node in enumerate(graph.node)])
+        for out in graph.output:
+            if out.name not in self.visible:
+                raise ModelError(f"{self.where}: output {out.name!r} has no producer; fix the model's graph")
+        self.scope.outputs = tuple(self.visible[out.name] for out in graph.output)
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def _inputs(self, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
+        """Define formal inputs and initializers; return the inputs open to a caller, in order."""
+        graph = self.scope.graph
+        constants = {t.name: t for t in graph.initializer}
+        may_override = self.main and self.build.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
+        inputs = []
+        for i, formal in enumerate(graph.input):
+            tensor = constants.pop(formal.name, None)
+            if tensor is not None:
+                value = self._initializer(tensor, public=may_override, overridable=may_override)
+            else:
+                if self.main:
+                    _refuse_untyped(formal)
+                vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
+                value = self._define(formal.name, vtype, Role.INPUT, public=self.main)
+            if tensor is None or may_override:
+                inputs.append(value)
+        for tensor in constants.values():
+            self._initializer(tensor)
+        for sparse in graph.sparse_initializer:
+            self._define(sparse.values.name, ValueType(TENSOR, DType.of(sparse.values.data_type)), Role.INITIALIZER)
+        return tuple(inputs)
+
+    def _initializer(self, tensor: TensorProto, *, public: bool | None = None, overridable: bool = False) -> ValueId:
+        if not tensor.data_type:
+            raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
+        if not self.main and tensor.name in self.visible:
+            raise ModelError(
+                f"{self.where}: initializer {tensor.name!r} has the name of a value outside, and runtimes disagree"
+                " about which of the two is read; rename one of them"
+            )
+        elements(tensor)  # raises for dims that no tensor has
+        vtype = ValueType(TENSOR, dtype(tensor))
+        return self._define(tensor.name, vtype, Role.INITIALIZER, tensor, public=public, overridable=overridable)
+
+    def _define(
+        self,
+        name: str,
+        vtype: ValueType | None,
+        role: Role,
+        tensor: TensorProto | None = None,
+        producer: OpId | None = None,
+        *,
+        public: bool | None = None,
+        overridable: bool = False,
+    ) -> ValueId:
+        """Add a value; it is public by default if it is an output of the model."""
+        if name in self.own:
+            raise ModelError(f"{self.where}: value {name!r} is defined twice; rename one of the two")
+        index, value = self.index, ValueId(len(self.index.values))
+        self.own[name] = value
+        public = name in self.outputs if public is None else public
+        index.values.append(Value(value, self.scope.id, name, role, producer, public, overridable, tensor))
+        index.types.append(vtype)
+        index.uses.append([])
+        index.names.add(name)
+        return value
+
+    # -- nodes ---------------------------------------------------------------------------------------
+
+    def _op(self, node: NodeProto, position: int) -> OpId:
+        # Each access to a field of a node makes a new object, so each field is read once; lists as a slice, which takes
+        # half as long as to iterate over them.
+        named, read, written, stated = node.name, node.input[:], node.output[:], node.attribute[:]
+        domain, op_type, kind, schema = self.build.kind(node, position)
+        if stated:
+            _refuse_bytes([a.name for a in stated], f"node {position}: a part of it")
+        index, own = self.index, self.own
+        name = named or f"{self.scope.path}{op_type}_{position}"
+        index.names.add(name)
+        inputs = tuple([own[r] if r and r in own else self._read(name, op_type, r) for r in read])
+        plain = not (stated or "" in read or "" in written or op_type in _SCALED)
+        alike = (schema, len(read), len(written)) if plain else None
+        if alike is None or alike not in self.build.sound:  # most nodes are like many others, and are checked once
+            self.build.check(node, name, schema, inputs, stated)
+            self.build.sound.add(alike)
+        graphs = list(graphs_in(stated)) if stated else ()
+        bodies = self._bodies(node, domain, name, inputs, graphs) if graphs else ()
+        ids = count(len(index.values))  # the ids of the values that are defined below
+        outputs = tuple([ValueId(next(ids)) if out else None for out in written])
+        op_id = OpId(len(index.ops))
+        op = Op(op_id, self.scope.id, domain, op_type, name, node, inputs, outputs, bodies, schema, kind)
+        for read_here, vtype in types_read(op, index.types):
+            index.types[read_here] = vtype
+        tensor = _constant_tensor(stated) if kind == "Constant" else None
+        for slot, out in enumerate(written):
+            if out:
+                known = result_type(op, slot, index.types, index.scopes)
+                if known is None or known.dtype is None:
+                    known = self.declared.get(out, known)  # only the declaration tells
+                self._define(out, known, Role.RESULT, tensor, op_id)
+        index.ops.append(op)
+        for slot, value in enumerate(inputs):
+            if value is not None:
+                index.uses[value].append(Use(op_id, slot))
+        for body in bodies:
+            index.scopes[body].owner = op_id
+        return op_id
+
+    def _read(self, node: str, op_type: str, name: str) -> ValueId | None:
+        if name and name not in self.visible:
             raise UnsortedError(
                 f"node {node!r} ({op_type}) reads {name!r}, which nothing before it produces: "
                 "the graph is cyclic, unsorted, or lacks an input"
             )
-        return value
+        return self.visible[name] if name else None
 
     def _bodies(
         self,
         node: NodeProto,
         domain: str,
         name: str,
-        frame: _Frame,
-        inputs: tuple[ValueId | None, ...],
+        inputs: Sequence[ValueId | None],
         graphs: Iterable[tuple[str, GraphProto]],
     ) -> tuple[ScopeId, ...]:
         scopes: list[ScopeId] = []
@@ -349,27 +335,11 @@ class _Build:
                     f"node {name!r} ({node.op_type}) needs {least} outputs of its {attribute}, which has"
                     f" {len(graph.output)}; export it again"
                 )
-            path = f"{frame.path if node.name else ''}{name}/{attribute}/"  # a generated name contains the path
-            body = self.graph(graph, frame.scope, path, frame.visible, outer)
-            self.index.carried.extend(state_pairs(node, domain, self.index.scopes[body]))
-            scopes.append(body)
+            path = f"{self.scope.path if node.name else ''}{name}/{attribute}/"  # a generated name contains the path
+            body = _Graph(self.build, graph, self, path, outer).scope
+            self.index.carried.extend(state_pairs(node, domain, body))
+            scopes.append(body.id)
         return tuple(scopes)
-
-    def _result(self, op: Op, slot: int, name: str, frame: _Frame, stated: Sequence[AttributeProto]) -> None:
-        vtype = result_type(op, slot, self.index.types, self.index.scopes)
-        if vtype is None or vtype.dtype is None:
-            vtype = frame.declared.get(name, vtype)  # only the declaration tells
-        tensor = _constant_tensor(stated) if op.op_type == "Constant" and not op.domain else None
-        public = name in frame.outputs
-        self._define(frame, name, vtype, Role.RESULT, tensor, op.id, public=public)
-
-    def _signature(self, domain: str, op_type: str) -> Signature | None:
-        if (domain, op_type) in self.functions:
-            return None
-        opset = self.index.opsets.get(domain)
-        if opset is None and domain == "" and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
-            raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
-        return signature(domain, op_type, opset or 1)
 
 
 def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:

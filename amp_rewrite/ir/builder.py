@@ -21,19 +21,13 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.names import numbered, unused
 from amp_rewrite.ir.op_classes import UNREPEATABLE
-from amp_rewrite.ir.versions import (
-    FIRST_ALLOWZERO,
-    FIRST_AXES_INPUT,
-    FIRST_CAST_BY_CODE,
-    FIRST_REDUCTION_AXES_INPUT,
-)
+from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_CAST_BY_CODE, FIRST_REDUCTION_AXES_INPUT
 from amp_rewrite.ir.view import MAIN, Op, View, once
 
 # -- single nodes ----------------------------------------------------------------------------------
 
 
 def new_node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> NodeProto:
-    """Return a node with one output."""
     return onnx.helper.make_node(op_type, inputs, [output], name, **attributes)
 
 
@@ -62,12 +56,10 @@ def _nameless_cast(to: DType, in_words: bool) -> bytes:
 
 
 def new_constant(output: str, values: Array) -> NodeProto:
-    """Return a Constant node."""
     return new_node("Constant", [], output, value=from_array(values))
 
 
 def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) -> ValueInfoProto:
-    """Return the declaration of a tensor."""
     info: ValueInfoProto = onnx.helper.make_tensor_value_info(name, dtype.code, shape)
     return info
 
@@ -128,7 +120,6 @@ class Surroundings:
 
 @once
 def _contents(view: View) -> dict[str, object]:
-    """Return the contents of new names on a view; callers add to them."""
     return {}
 
 
@@ -174,7 +165,6 @@ class NodeBuilder:
         return self.fresh(f"{stem}_{self._counts[stem] - 1}")
 
     def dtype(self, name: str) -> DType | None:
-        """Return the element type of an appended input or constant."""
         return self._dtypes.get(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
@@ -209,7 +199,6 @@ class NodeBuilder:
         self.nodes.append(node)
 
     def inner(self, region: str) -> NodeBuilder:
-        """Return a builder of a body, with names that are free here, too."""
         return NodeBuilder(self._taken, opset=self.opset, region=region)
 
     def choice(
@@ -236,11 +225,9 @@ class NodeBuilder:
         return name
 
     def scalar(self, value: float, dtype: DType) -> str:
-        """Return a constant of rank 0."""
         return self.constant(np.array(value, dtype.numpy))
 
     def ints(self, values: Sequence[int]) -> str:
-        """Return an int64 constant of rank 1."""
         return self.constant(np.array(values, np.int64))
 
     # -- forms that differ between opsets ----------------------------------------------------------------
@@ -280,7 +267,6 @@ class NodeBuilder:
         return self._listing("Unsqueeze", x, "axes", axes, results=1)[0] if axes else x
 
     def squeeze(self, x: str, axes: Sequence[int]) -> str:
-        """Remove the dims of 1 at these axes."""
         return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
 
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:

@@ -9,21 +9,21 @@ cells, and ops that return an index or a truth value (ArgMax, comparisons, Shape
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import networkx as nx
 import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import BLOCK
 from amp_rewrite.ir.attributes import ints_attribute, text_attribute
-from amp_rewrite.ir.op_classes import CARRIERS, CASTS, COPIES, EXACT, SCALINGS, SCATTERS, Slots
+from amp_rewrite.ir.op_classes import CASTS, COPIES, EXACT, SCALINGS, SCATTERS, Slots
 from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
 Node = TypeVar("Node")
-_Edges = Mapping[ValueId, tuple[ValueId, ...]]
 Step = Callable[[Op], ValueId | None]
 """The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
 
@@ -114,7 +114,6 @@ def loses_digits(view: View, value: ValueId, to: DType) -> bool:
 
 
 def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
-    """Return the norm of a constant, or of its change by rounding. Read in parts."""
     tensor, squares = view.copied(value), 0.0
     for chunk in view.model.chunks(tensor, BLOCK) if tensor is not None else ():
         exact = chunk.astype(np.float64)
@@ -164,7 +163,6 @@ def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> V
 
 
 def first_input_of(kinds: Container[str]) -> Step:
-    """Return the step to the first input of ops of these kinds."""
     return lambda op: op.inputs[0] if op.kind in kinds else None
 
 
@@ -222,19 +220,16 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
 # -- walks -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flow:
-    """Walks over a view along one table of operators. Each walk is O(values touched + their uses)."""
+    """Walks over a view along one table of operators, into and out of bodies. O(values touched + their uses)."""
 
     view: View
     slots: Slots
-    _origins: _Edges = field(repr=False)
-    _fates: _Edges = field(repr=False)
+    _seams: nx.DiGraph[ValueId] = field(init=False, repr=False)
 
-    @classmethod
-    def of(cls, view: View, slots: Slots = CARRIERS) -> Flow:
-        """Return the walks along a table, into and out of bodies of If, Loop, Scan and SequenceMap."""
-        return cls(view, slots, *_edges(view))
+    def __post_init__(self) -> None:
+        self._seams = _seams(self.view)
 
     def through(self, op: Op) -> Sequence[int]:
         """Return the inputs behind the op's result; none for an op at the end of the walk."""
@@ -250,7 +245,8 @@ class Flow:
                 read = made_by.inputs[slot]
                 if read is not None:
                     yield read
-        yield from self._origins.get(value, ())
+        if value in self._seams:
+            yield from self._seams.pred[value]
 
     def results(self, value: ValueId) -> Iterator[ValueId]:
         """Yield the values computed from a value, one step down."""
@@ -258,14 +254,13 @@ class Flow:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):
                 yield from op.results
-        yield from self._fates.get(value, ())
+        if value in self._seams:
+            yield from self._seams.succ[value]
 
     def back(self, starts: Iterable[ValueId], enter: Callable[[ValueId], bool] = lambda _: True) -> set[ValueId]:
-        """Return the starts and all their sources."""
         return reach(starts, self.sources, enter)
 
     def forth(self, starts: Iterable[ValueId], enter: Callable[[ValueId], bool] = lambda _: True) -> set[ValueId]:
-        """Return the starts and all values computed from them."""
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
@@ -274,12 +269,10 @@ class Flow:
 
 
 def float32_ops(view: View, kinds: Container[str]) -> Iterator[Op]:
-    """Yield the float32 ops of some kinds, in order."""
     return (op for op in view.of_kinds(kinds) if computes(view, op, (DType.FLOAT,)))
 
 
 def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
-    """True if an op has a type variable of one of these types."""
     return any(v.type is not None and v.type.dtype in dtypes for v in view.variables[op.id])
 
 
@@ -305,19 +298,10 @@ iteration number and the condition as first inputs, and the condition as first o
 
 
 @once
-def _edges(view: View) -> tuple[_Edges, _Edges]:
-    """Return the sources of values at the edges of bodies, and the values of these sources."""
-    origins: dict[ValueId, tuple[ValueId, ...]] = {}
-    fates: dict[ValueId, tuple[ValueId, ...]] = {}
-    for into, source in _seams(view):
-        origins[into] = (*origins.get(into, ()), source)
-        fates[source] = (*fates.get(source, ()), into)
-    return origins, fates
-
-
-def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
-    """Yield pairs of a value and its source at the edges of bodies, carried state included."""
-    yield from ((body_input, body_output) for body_output, body_input in view.carried)
+def _seams(view: View) -> nx.DiGraph[ValueId]:
+    """Return the edges into, out of and between iterations of bodies, from each source to the value that it becomes."""
+    seams: nx.DiGraph[ValueId] = nx.DiGraph()
+    seams.add_edges_from(view.carried)
     for scope in view.scopes:
         op = view.ops[scope.owner] if scope.owner is not None else None
         if op is None or op.kind not in _OFFSETS:
@@ -325,6 +309,7 @@ def _seams(view: View) -> Iterator[tuple[ValueId, ValueId]]:
         owner_input, body_input, body_output = _OFFSETS[op.kind]
         if op.kind == "Scan" and view.opset < FIRST_UNBATCHED_SCAN:
             owner_input = 1
-        inputs = zip(scope.inputs[body_input:], op.inputs[owner_input:], strict=False)
-        outputs = zip(op.outputs, scope.outputs[body_output:], strict=False)
-        yield from ((a, b) for a, b in (*inputs, *outputs) if a is not None and b is not None)
+        inputs = zip(op.inputs[owner_input:], scope.inputs[body_input:], strict=False)
+        outputs = zip(scope.outputs[body_output:], op.outputs, strict=False)
+        seams.add_edges_from((a, b) for a, b in (*inputs, *outputs) if a is not None and b is not None)
+    return seams

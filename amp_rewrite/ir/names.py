@@ -23,7 +23,6 @@ def unused(name: str, taken: Container[str]) -> str:
 
 
 def claimed(name: str, taken: set[str]) -> str:
-    """Return `unused(name)`, and take it."""
     free = unused(name, taken)
     taken.add(free)
     return free

@@ -20,7 +20,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, parse_type, stated_dtype
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, stated_dtype
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 OpId = NewType("OpId", int)
@@ -64,12 +64,10 @@ class Op(NamedTuple):
 
     @property
     def operands(self) -> tuple[ValueId, ...]:
-        """The inputs but the omitted ones."""
         return tuple([value for value in self.inputs if value is not None])
 
     @property
     def results(self) -> tuple[ValueId, ...]:
-        """The outputs but the omitted ones."""
         return tuple([value for value in self.outputs if value is not None])
 
     @property
@@ -131,69 +129,52 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
     if op.signature is None:
         return None
     inputs = _input_types(op, types)
-    by_inputs = _bound_result(op.signature, slot, inputs)
-    if by_inputs is not None:
-        return by_inputs
-    bound(op, types)  # for its errors
-    formal = op.signature.output(slot)
-    if formal is None:
-        return None
-    dtype = stated_dtype(op.node, inputs)
-    if dtype is None:
-        legal = {parse_type(t).dtype for t in op.signature.types[formal.type]}
-        dtype = legal.pop() if len(legal) == 1 else None
-    return ValueType(_container(op.signature, formal.type, None), dtype)
+    known, settled = _by_schema(op.signature, slot, inputs)
+    if settled:
+        return known
+    _bound(op, types)  # for its errors
+    return known and known.of(stated_dtype(op.node, inputs) or known.dtype)
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _bound_result(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> ValueType | None:
-    """Return the type of an output by the schema and the inputs' types alone; else None."""
+def _by_schema(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> tuple[ValueType | None, bool]:
+    """Return the type of an output by the schema; and True, unless an attribute may state another element type."""
     formal = signature.output(slot)
-    if formal is None:
-        return None
-    if formal.type not in signature.types:
-        return parse_type(formal.type)
-    binding = _binding(signature, inputs)
-    match = None if isinstance(binding, str) else binding.get(signature.output_variable(slot) or "")
-    return match and ValueType(_container(signature, formal.type, match), match.dtype)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _container(signature: Signature, variable: str, match: ValueType | None) -> str:
-    legal = {parse_type(t).container for t in signature.types[variable]}
-    if len(legal) == 1:
-        return legal.pop()
+    if formal is None or formal.fixed is not None:
+        return (formal.fixed, True) if formal is not None else (None, False)
+    binding, legal = _binding(signature, inputs), signature.types[formal.type]
+    match = None if isinstance(binding, str) else binding.get(formal.variable)
+    containers, dtypes = {known.container for known in legal}, {known.dtype for known in legal}
     container = match.container if match else TENSOR
-    if signature.op_type == "OptionalGetElement":
-        return "seq" if "seq" in container else TENSOR
-    if signature.op_type == "Optional":
-        return "optional(seq)" if container == "seq" else "optional"
-    return container
+    if len(containers) == 1:
+        container = containers.pop()
+    elif signature.op_type == "OptionalGetElement":
+        container = "seq" if "seq" in container else TENSOR
+    elif signature.op_type == "Optional":
+        container = "optional(seq)" if container == "seq" else "optional"
+    dtype = match.dtype if match else dtypes.pop() if len(dtypes) == 1 else None
+    return ValueType(container, dtype), match is not None
 
 
 def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
     return tuple([types[v] if v is not None else None for v in op.inputs])
 
 
-def bound(op: Op, types: Types) -> Mapping[str, ValueType]:
-    """Return the type of each variable bound by the op's inputs. ModelError if two inputs disagree."""
-    if op.signature is None:
-        return {}
-    binding = _binding(op.signature, _input_types(op, types))
-    if isinstance(binding, str):
-        raise ModelError(f"node {op.name!r} ({op.kind}){binding}")
-    return binding
-
-
 def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
     """Yield inputs of unknown type, such as results of unknown ops, with the only type readable by an op."""
     for slot, value in enumerate(op.inputs if op.signature is not None else ()):
         if value is not None and types[value] is None and op.signature is not None:
-            formal, variable = op.signature.input(slot), op.signature.input_variable(slot)
-            known = parse_type(formal.type) if formal and formal.type not in op.signature.types else None
-            known = known or bound(op, types).get(variable or "")
+            formal = op.signature.input(slot)
+            known = (formal.fixed or _bound(op, types).get(formal.variable)) if formal is not None else None
             if known is not None and known.container == TENSOR:
                 yield value, known
+
+
+def _bound(op: Op, types: Types) -> Mapping[str, ValueType]:
+    binding = _binding(op.signature, _input_types(op, types)) if op.signature is not None else {}
+    if isinstance(binding, str):
+        raise ModelError(f"node {op.name!r} ({op.kind}){binding}")
+    return binding
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -203,19 +184,18 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
     first: dict[str, int] = {}
     for slot, actual in enumerate(inputs):
         formal = signature.input(slot)
-        if formal is None or actual is None or actual.dtype is None or formal.type not in signature.types:
+        if formal is None or actual is None or actual.dtype is None or formal.fixed is not None:
             continue
-        if actual.onnx_spelling not in signature.types[formal.type]:
+        if actual not in signature.types[formal.type]:
             versioned = f"version {signature.since} of {signature.kind}"
             return f": input {slot} is {actual}, which {versioned} does not admit; the model is invalid"
-        variable = signature.input_variable(slot) or ""
-        known = binding.setdefault(variable, actual)
+        known = binding.setdefault(formal.variable, actual)
         if known.dtype is not actual.dtype:
             return (
-                f": inputs {first[variable]} and {slot} must have one element type, "
+                f": inputs {first[formal.variable]} and {slot} must have one element type, "
                 f"but they are {known} and {actual}; the model is invalid"
             )
-        first.setdefault(variable, slot)
+        first.setdefault(formal.variable, slot)
     return binding
 
 

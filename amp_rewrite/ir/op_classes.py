@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from amp_rewrite.ir.ops import OPS, Need, Trait, Way
 
-Slots = Mapping[str, Sequence[int]]
-"""Inputs by op."""
+Slots = Mapping[str, Sequence[int]]  # inputs by op
 
 
 def _ops(trait: Trait) -> frozenset[str]:
@@ -20,68 +19,46 @@ def _walked(*ways: Way) -> dict[str, Sequence[int]]:
 
 # -- how numbers travel ------------------------------------------------------------------------------
 
-COPIES = _walked(Way.COPY)
-"""Ops whose result consists of elements of these inputs."""
+COPIES = _walked(Way.COPY)  # ops whose result consists of elements of these inputs
 SELECTIONS = {op: slots for op, slots in _walked(Way.SELECT).items() if op != "Relu"}
 """Ops whose result consists of elements of these inputs, chosen by comparison."""
-ARITHMETIC = _walked(Way.SUM, Way.SCALE, Way.FUNCTION) | {"Relu": (0,)}
-"""Elementwise arithmetic."""
-REDUCTIONS = _walked(Way.REDUCE)
-"""Small reductions, and the running sum."""
-CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}
-"""All ops that a walk along numbers passes."""
+ARITHMETIC = _walked(Way.SUM, Way.SCALE, Way.FUNCTION) | {"Relu": (0,)}  # elementwise arithmetic
+REDUCTIONS = _walked(Way.REDUCE)  # small reductions, and the running sum
+CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}  # all ops that a walk along numbers passes
 KEEP_SCALE: Slots = {**COPIES, **SELECTIONS, "MaxPool": (0,), "Relu": (0,)}
 """Ops whose results are numbers of these inputs, or 0: integers with a scale keep it."""
 
 # -- copies of numbers -------------------------------------------------------------------------------
 
-RELABELS = _ops(Trait.RELABELS)
-"""Ops that keep all elements in order and change at most the shape: no memory moves."""
-MOVES = _ops(Trait.MOVES)
-"""Ops that give all elements of their first input, moved or repeated, and no others."""
-SCATTERS = _ops(Trait.SCATTERS)
-"""Ops that copy their first input and put input 2 in some places, which are an input."""
-FILLS = SCATTERS | {"Pad"}
-"""Ops that copy their first input and put input 2 in some places."""
-CASTS = _ops(Trait.CASTS)
-"""Ops that only change the element type."""
-ELEMENTLESS = _ops(Trait.ELEMENTLESS)
-"""Ops that read the shape of a value and none of its elements."""
+RELABELS = _ops(Trait.RELABELS)  # ops that keep all elements in order and change at most the shape: no memory moves
+MOVES = _ops(Trait.MOVES)  # ops that give all elements of their first input, moved or repeated, and no others
+SCATTERS = _ops(Trait.SCATTERS)  # ops that copy their first input and put input 2 in some places, which are an input
+FILLS = SCATTERS | {"Pad"}  # ops that copy their first input and put input 2 in some places
+CASTS = _ops(Trait.CASTS)  # ops that only change the element type
+ELEMENTLESS = _ops(Trait.ELEMENTLESS)  # ops that read the shape of a value and none of its elements
 
 # -- sources of numbers ------------------------------------------------------------------------------
 
-RANDOM = _ops(Trait.RANDOM)
-"""Ops that draw random numbers."""
-UNREPEATABLE = RANDOM | {"Dropout"}
-"""Ops whose results may differ from run to run."""
-GENERATORS = _ops(Trait.GENERATES)
-"""Generators of constants. No provider has a half-precision kernel for them."""
-LABEL_LOSSES = _ops(Trait.LABEL_LOSS)
-"""Losses that compare scores with labels."""
+RANDOM = _ops(Trait.RANDOM)  # ops that draw random numbers
+UNREPEATABLE = RANDOM | {"Dropout"}  # ops whose results may differ from run to run
+GENERATORS = _ops(Trait.GENERATES)  # generators of constants. No provider has a half-precision kernel for them.
+LABEL_LOSSES = _ops(Trait.LABEL_LOSS)  # losses that compare scores with labels
 QUANTIZES, DEQUANTIZES = _ops(Trait.QUANTIZES), _ops(Trait.DEQUANTIZES)
 """Ops to and from integers or 8-bit floats with a scale, those of onnxruntime included."""
-QUANTIZERS = QUANTIZES | DEQUANTIZES
-"""Both."""
+QUANTIZERS = QUANTIZES | DEQUANTIZES  # both
 
-INTEGER = _ops(Trait.INTEGER)
-"""Ops that compute on integers with scales."""
+INTEGER = _ops(Trait.INTEGER)  # ops that compute on integers with scales
 
 # -- arithmetic --------------------------------------------------------------------------------------
 
-SUMS = _ops(Trait.SUMS)
-"""Elementwise sums and differences."""
-PAIR_SUMS = SUMS - {"Sum"}
-"""Sums of exactly two operands."""
-SCALINGS = _ops(Trait.SCALES)
-"""Elementwise products and quotients."""
-AFFINE = SUMS | SCALINGS | {"Neg"}
-"""Elementwise ops that are affine in one operand if all others are constant."""
-COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))
-"""Ops whose operands may stand in any order."""
+SUMS = _ops(Trait.SUMS)  # elementwise sums and differences
+PAIR_SUMS = SUMS - {"Sum"}  # sums of exactly two operands
+SCALINGS = _ops(Trait.SCALES)  # elementwise products and quotients
+AFFINE = SUMS | SCALINGS | {"Neg"}  # elementwise ops that are affine in one operand if all others are constant
+COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))  # ops whose operands may stand in any order
 MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops(Trait.MAGNIFIES), (0,))}
 """Ops in which small elements of these inputs count as much as large ones."""
-COMPARISONS = _ops(Trait.COMPARES)
-"""Comparisons of two values, element by element."""
+COMPARISONS = _ops(Trait.COMPARES)  # comparisons of two values, element by element
 EXACT = _ops(Trait.EXACT)
 """Ops that turn values of a low type into values of that type, with any attributes: copies, selections, and roundings
 to integers. The float32 kernel keeps to the low type for all inputs, infinities included; MaxPool starts from the
@@ -93,38 +70,28 @@ BOUNDED = frozenset(
     op for op, row in OPS.items() if row.way in (Way.FUNCTION, Way.NORM) and row.low >= -1 and row.high <= 1
 )
 """Ops whose results lie between -1 and 1."""
-SOFTMAXES = _ops(Trait.SOFTMAX)
-"""Softmax, its logarithm, and onnxruntime's softmax of a sum."""
+SOFTMAXES = _ops(Trait.SOFTMAX)  # softmax, its logarithm, and onnxruntime's softmax of a sum
 
-LONG_SUMS = _ops(Trait.LONG_SUM)
-"""Sums along axes."""
-GROWS = _ops(Trait.GROWS)
-"""Ops whose results can outgrow what they read."""
-CHOOSES = COMPARISONS | {op for op, row in OPS.items() if Need.ORDER in dict(row.needs).values()}
+LONG_SUMS = _ops(Trait.LONG_SUM)  # sums along axes
+GROWS = _ops(Trait.GROWS)  # ops whose results can outgrow what they read
+CHOOSES = COMPARISONS | {op for op, row in OPS.items() if Need.ORDER in row.needs.values()}
 """Ops whose results say which number is larger."""
 
 # -- products ----------------------------------------------------------------------------------------
 
-PRODUCTS = _ops(Trait.MULTIPLIES)
-"""Products of matrices."""
-LAYERS = _ops(Trait.LAYER)
-"""Products and convolutions with weights, of two operands and perhaps a bias."""
-RECURRENT = _ops(Trait.RECURRENT)
-"""Recurrent cells."""
-TENSOR_CORE_STEP = 8
-"""Terms that tensor cores sum at once."""
+PRODUCTS = _ops(Trait.MULTIPLIES)  # products of matrices
+LAYERS = _ops(Trait.LAYER)  # products and convolutions with weights, of two operands and perhaps a bias
+RECURRENT = _ops(Trait.RECURRENT)  # recurrent cells
+TENSOR_CORE_STEP = 8  # terms that tensor cores sum at once
 HEAVY = frozenset(op for op, row in OPS.items() if row.way is Way.PRODUCT) - INTEGER
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 
-LOW_ONLY = _ops(Trait.LOW_ONLY)
-"""Ops with kernels for low types alone: what would stay float32 is not fused to one."""
+LOW_ONLY = _ops(Trait.LOW_ONLY)  # ops with kernels for low types alone: what would stay float32 is not fused to one
 
 # -- shapes ------------------------------------------------------------------------------------------
 
-SAME_SHAPE = _ops(Trait.SAME_SHAPE)
-"""Ops whose first result has the shape of their first input."""
-BROADCASTS = _ops(Trait.BROADCASTS)
-"""Ops whose result has the shape that all inputs broadcast to."""
+SAME_SHAPE = _ops(Trait.SAME_SHAPE)  # ops whose first result has the shape of their first input
+BROADCASTS = _ops(Trait.BROADCASTS)  # ops whose result has the shape that all inputs broadcast to
 
 # -- attention ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from typing import Any
 
@@ -121,7 +121,7 @@ class OpRow:
     traits: Trait = Trait.NONE
     slots: Sequence[int] = (0,)
     shapes: Sequence[int] = ()
-    needs: Sequence[tuple[int, Need]] = ()
+    needs: Mapping[int, Need] = field(default_factory=dict)
     passes: frozenset[Need] | None = None
     low: float = -INF
     high: float = INF
@@ -176,16 +176,16 @@ OPS: Mapping[str, OpRow] = {
     **_contrib("Pad", Way.COPY, T.CARRIES, slots=(0, 2), shapes=(1,)),
     **_rows("If Scan SequenceMap", Way.COPY, T.EXACT, slots=()),
     **_rows("Loop", Way.COPY, T.EXACT, slots=(), shapes=(0,)),
-    **_rows("GridSample RoiAlign com.microsoft::GridSample", Way.PICK, needs=((1, Need.PLACE),)),
+    **_rows("GridSample RoiAlign com.microsoft::GridSample", Way.PICK, needs={1: Need.PLACE}),
     **_rows("Hardmax Unique com.microsoft::ExpandDims", Way.PICK, T.EXACT),
     **_rows("GlobalMaxPool MaxPool", Way.PICK, bends=True),
     **_rows("AffineGrid Upsample", Way.PICK, shapes=(1,)),
-    **_rows("TopK", Way.PICK, T.EXACT, shapes=(1,), needs=((0, Need.ORDER),)),
+    **_rows("TopK", Way.PICK, T.EXACT, shapes=(1,), needs={0: Need.ORDER}),
     **_rows("Col2Im com.microsoft::RelativePositionBias", Way.PICK, shapes=(1, 2)),
     **_rows("Resize", Way.PICK, shapes=(1, 2, 3)),
     **_rows("MaxUnpool", Way.PICK, shapes=(2,)),
     **_rows("TensorScatter", Way.PICK, T.EXACT, shapes=(2,)),
-    **_contrib("CropAndResize", Way.PICK, shapes=(3,), needs=((1, Need.PLACE),)),
+    **_contrib("CropAndResize", Way.PICK, shapes=(3,), needs={1: Need.PLACE}),
     **_rows("Max Min", Way.SELECT, _COPIED | T.BROADCASTS, slots=ALL),
     **_rows("Relu", Way.SELECT, _COPIED | T.SAME_SHAPE, low=0.0),
     **_rows("ThresholdedRelu", Way.SELECT, T.EXACT | T.SAME_SHAPE),
@@ -195,43 +195,39 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Mean", Way.SUM, T.CARRIES, slots=ALL),
     **_contrib("BiasAdd BiasDropout BitmaskBiasDropout", Way.SUM, T.SAME_SHAPE, slots=(0, 1, 2)),
     **_rows("Neg", Way.SUM, _COPIED | T.SAME_SHAPE),
-    **_rows("Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL, needs=((1, Need.TINY),)),
+    **_rows("Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL, needs={1: Need.TINY}),
     **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, T.DEQUANTIZES, slots=(0, 1)),
     **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=(*_LEVELS, "states")),
     **_rows("Pow", Way.FUNCTION, T.CARRIES | T.BROADCASTS | T.GROWS, slots=ALL, passes=_MAGNITUDE, keeps=("near_one",)),
-    **_rows("Acos Acosh Asin", Way.FUNCTION, needs=((0, Need.DIGITS),), passes=_ROOT),
-    **_rows("Atanh", Way.FUNCTION, needs=((0, Need.RATIO),), passes=_ROOT),
+    **_rows("Acos Acosh Asin", Way.FUNCTION, needs={0: Need.DIGITS}, passes=_ROOT),
+    **_rows("Atanh", Way.FUNCTION, needs={0: Need.RATIO}, passes=_ROOT),
     **_rows("Asinh Atan Celu Mish Swish com.microsoft::ScaledSiLU", Way.FUNCTION),
     **_rows("Cosh", Way.FUNCTION, T.SAME_SHAPE | T.GROWS, low=1.0),
     **_rows("Sinh", Way.FUNCTION, T.SAME_SHAPE | T.GROWS, passes=_ROOT, keeps=("small",)),
-    **_rows("Tan", Way.FUNCTION, T.SAME_SHAPE | T.GROWS, needs=((0, Need.PLACE),), passes=frozenset()),
+    **_rows("Tan", Way.FUNCTION, T.SAME_SHAPE | T.GROWS, needs={0: Need.PLACE}, passes=frozenset()),
     **_rows("Shrink", Way.FUNCTION, T.SAME_SHAPE, passes=_MAGNITUDE, keeps=("small",)),
     **_rows("Sigmoid", Way.FUNCTION, _MAPPED, low=0.0, high=1.0, small=True, near_one=True),
     **_rows("Tanh", Way.FUNCTION, _MAPPED, low=-1.0, high=1.0, near_one=True),
-    **_rows("Cos Sin", Way.FUNCTION, T.SAME_SHAPE, needs=((0, Need.PLACE),), passes=frozenset(), low=-1.0, high=1.0),
+    **_rows("Cos Sin", Way.FUNCTION, T.SAME_SHAPE, needs={0: Need.PLACE}, passes=frozenset(), low=-1.0, high=1.0),
     **_rows("Erf Softsign", Way.FUNCTION, T.SAME_SHAPE, low=-1.0, high=1.0),
     **_rows("HardSigmoid", Way.FUNCTION, T.SAME_SHAPE, passes=frozenset(), low=0.0, high=1.0),
     **_rows("PRelu", Way.FUNCTION, T.BROADCASTS),
     **_rows("Abs", Way.FUNCTION, _COPIED | T.SAME_SHAPE, passes=_MAGNITUDE, low=0.0, keeps=("small", "whole", "terms")),
-    **_rows(
-        "Ceil Floor Round", Way.FUNCTION, _COPIED | T.SAME_SHAPE, needs=((0, Need.PLACE),), whole=True, keeps=_LEVELS
-    ),
+    **_rows("Ceil Floor Round", Way.FUNCTION, _COPIED | T.SAME_SHAPE, needs={0: Need.PLACE}, whole=True, keeps=_LEVELS),
     **_rows(
         "Sign", Way.FUNCTION, _COPIED | T.SAME_SHAPE, passes=frozenset(), low=-1.0, high=1.0, whole=True, keeps=_LEVELS
     ),
-    **_rows(
-        "Reciprocal", Way.FUNCTION, _MAPPED | T.MAGNIFIES, needs=((0, Need.TINY),), passes=_ROOT, keeps=("near_one",)
-    ),
+    **_rows("Reciprocal", Way.FUNCTION, _MAPPED | T.MAGNIFIES, needs={0: Need.TINY}, passes=_ROOT, keeps=("near_one",)),
     **_rows(
         "Sqrt",
         Way.FUNCTION,
         _MAPPED | T.MAGNIFIES,
-        needs=((0, Need.TINY),),
+        needs={0: Need.TINY},
         passes=_ROOT,
         keeps=("small", "squares", "near_one"),
     ),
-    **_rows("Log", Way.FUNCTION, _MAPPED | T.MAGNIFIES, needs=((0, Need.RATIO),), passes=_ROOT),
+    **_rows("Log", Way.FUNCTION, _MAPPED | T.MAGNIFIES, needs={0: Need.RATIO}, passes=_ROOT),
     **_rows("Exp", Way.FUNCTION, _MAPPED | T.GROWS, low=0.0, small=True, keeps=("peak",)),
     **_rows("Softplus", Way.FUNCTION, _MAPPED, low=0.0, small=True),
     **_rows("Elu Gelu HardSwish LeakyRelu Selu", Way.FUNCTION, T.SAME_SHAPE),
@@ -242,20 +238,10 @@ OPS: Mapping[str, OpRow] = {
     **_contrib("LinearAttentionGate", Way.FUNCTION, slots=(0, 1, 2, 3), near_one=True),
     **_contrib("MRotaryEmbedding", Way.FUNCTION, T.SAME_SHAPE, slots=ALL, passes=_SUMMED),
     **_rows(
-        "RotaryEmbedding",
-        Way.FUNCTION,
-        T.SAME_SHAPE,
-        slots=ALL,
-        needs=((1, Need.RANGE), (2, Need.RANGE)),
-        passes=_SUMMED,
+        "RotaryEmbedding", Way.FUNCTION, T.SAME_SHAPE, slots=ALL, needs={1: Need.RANGE, 2: Need.RANGE}, passes=_SUMMED
     ),
     **_contrib(
-        "RotaryEmbedding",
-        Way.FUNCTION,
-        T.SAME_SHAPE,
-        slots=ALL,
-        needs=((2, Need.RANGE), (3, Need.RANGE)),
-        passes=_SUMMED,
+        "RotaryEmbedding", Way.FUNCTION, T.SAME_SHAPE, slots=ALL, needs={2: Need.RANGE, 3: Need.RANGE}, passes=_SUMMED
     ),
     **_contrib(
         "ComplexMul ComplexMulConj GatedAdd HyperConnectionPostMix HyperConnectionPreMix",
@@ -324,9 +310,9 @@ OPS: Mapping[str, OpRow] = {
         T.LOW_ONLY,
         slots=(0, 1, 2),
         shapes=(5, 6),
-        needs=((7, Need.RANGE), (8, Need.RANGE)),
+        needs={7: Need.RANGE, 8: Need.RANGE},
     ),
-    **_rows("ArgMax ArgMin", Way.TEST, needs=((0, Need.ORDER),)),
+    **_rows("ArgMax ArgMin", Way.TEST, needs={0: Need.ORDER}),
     **_rows("NonZero", Way.TEST),
     **_rows("SequenceLength", Way.TEST, slots=()),
     **_rows("And BitwiseAnd BitwiseOr Or Xor", Way.TEST, T.BROADCASTS, slots=ALL),
@@ -335,12 +321,12 @@ OPS: Mapping[str, OpRow] = {
         Way.TEST,
         T.BROADCASTS | T.COMPARES,
         slots=ALL,
-        needs=((0, Need.SIDE), (1, Need.SIDE)),
+        needs={0: Need.SIDE, 1: Need.SIDE},
     ),
     **_rows("QuantizeLinear com.microsoft::QuantizeLinear", Way.TEST, T.QUANTIZES),
-    **_rows("IsInf IsNaN", Way.TEST, T.SAME_SHAPE, needs=((0, Need.SIDE),)),
+    **_rows("IsInf IsNaN", Way.TEST, T.SAME_SHAPE, needs={0: Need.SIDE}),
     **_rows("Not", Way.TEST, T.SAME_SHAPE),
-    **_rows("NonMaxSuppression", Way.TEST, slots=(0, 1), shapes=(2,), needs=((0, Need.PLACE), (1, Need.ORDER))),
+    **_rows("NonMaxSuppression", Way.TEST, slots=(0, 1), shapes=(2,), needs={0: Need.PLACE, 1: Need.ORDER}),
     **_rows("Shape Size", Way.SOURCE, T.ELEMENTLESS, slots=(), whole=True),
     **_rows("Constant", Way.SOURCE, T.EXACT, slots=()),
     **_rows("EyeLike", Way.SOURCE, T.EXACT | T.GENERATES, slots=(), low=0.0, high=1.0, whole=True),
@@ -363,5 +349,4 @@ OPS: Mapping[str, OpRow] = {
 
 
 def row_of(kind: str) -> OpRow:
-    """Return the row of a kind of op."""
     return OPS.get(kind, UNKNOWN)

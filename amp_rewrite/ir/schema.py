@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -41,7 +41,6 @@ class ValueType(NamedTuple):
         return _spell(self.container, self.dtype)
 
     def of(self, dtype: DType | None) -> ValueType:
-        """Return the same container with elements of another type."""
         return ValueType(self.container, dtype)
 
 
@@ -59,7 +58,6 @@ def _spell(container: str, dtype: DType | None) -> str:
 
 
 def parse_type(spelling: str) -> ValueType:
-    """Return the type of a schema's spelling."""
     container = "optional(seq)" if spelling.startswith("optional(seq(") else spelling.split("(", 1)[0]
     return _BY_SPELLING.get(spelling) or ValueType(container, None)
 
@@ -95,14 +93,13 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A formal input or output. `variable` is its type, or the variable linked with this type."""
+    """A formal input or output. `variable` is the type variable, or the one linked with it; else the `fixed` type."""
 
-    name: str
     type: str
-    needed: bool
+    variable: str
+    fixed: ValueType | None
     variadic: bool
     homogeneous: bool
-    variable: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +111,7 @@ class Signature:
     since: int
     inputs: tuple[Param, ...]
     outputs: tuple[Param, ...]
-    types: Mapping[str, frozenset[str]]
+    types: Mapping[str, frozenset[ValueType]]
     expandable: bool
     """True if the schema has a function body."""
     checked: bool
@@ -132,7 +129,6 @@ class Signature:
         return _formal(self.inputs, slot)
 
     def output(self, slot: int) -> Param | None:
-        """Return the formal output of a slot; None past the last."""
         return _formal(self.outputs, slot)
 
     def input_variable(self, slot: int) -> str | None:
@@ -140,31 +136,26 @@ class Signature:
 
         The variable of a port of one fixed type is that type. None past the last formal input.
         """
-        params = self.inputs  # a hot path: several calls per input of a model
-        return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
+        formal = _formal(self.inputs, slot)
+        return formal.variable if formal is not None else None
 
     def output_variable(self, slot: int) -> str | None:
-        """Return the type variable of an actual output, like `input_variable`."""
-        params = self.outputs
-        return params[slot].variable if slot < len(params) and not params[slot].variadic else _variable(params, slot)
+        formal = _formal(self.outputs, slot)
+        return formal.variable if formal is not None else None
 
     def admits(self, variable: str, dtype: DType) -> bool:
         """True if tensors (or sequences, for a sequence variable) of this element type are legal."""
-        legal = self.types.get(variable.split("[", 1)[0], (variable,))  # a fixed type is its only choice
-        return any(parse_type(t).dtype is dtype for t in legal)
+        legal = self.types.get(variable.split("[", 1)[0]) or (parse_type(variable),)
+        return any(known.dtype is dtype for known in legal)
 
 
 def _formal(params: tuple[Param, ...], slot: int) -> Param | None:
-    if slot < len(params):
+    if slot < len(params) and not params[slot].variadic:
         return params[slot]
-    return params[-1] if params and params[-1].variadic else None
-
-
-def _variable(params: tuple[Param, ...], slot: int) -> str | None:
-    formal = _formal(params, slot)
-    if formal is None or not formal.variadic or formal.homogeneous:
-        return formal.variable if formal is not None else None
-    return f"{formal.type}[{slot - len(params) + 1}]"
+    if not params or not params[-1].variadic:
+        return None
+    last = params[-1]
+    return last if last.homogeneous else replace(last, variable=f"{last.type}[{slot - len(params) + 1}]")
 
 
 def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
@@ -180,25 +171,38 @@ def signature(domain: str, op_type: str, opset: int) -> Signature | None:
     """Return the schema in force at an opset version of a domain; None for an unknown operator."""
     domain = normal_domain(domain)
     schema = onnx_schema(domain, op_type, opset)
-    if schema is None:
-        return _contrib_signature(domain, op_type)
-    linked = _LINKED.get((domain, op_type), {})
-    sides: Any = (schema.inputs, schema.outputs)
-    formals = ([(p.name, p.type_str, p.option.name, p.is_homogeneous) for p in side] for side in sides)
-    inputs, outputs = (_params(side, linked) for side in formals)
-    types = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
-    expandable = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
-    known = expandable, not schema.deprecated, _needed(inputs)
-    return Signature(domain, op_type, schema.since_version, inputs, outputs, types, *known)
-
-
-def _contrib_signature(domain: str, op_type: str) -> Signature | None:
-    row = contrib_schemas().get(f"{domain or 'ai.onnx'}::{op_type}")
-    if row is None:
+    if schema is not None:
+        sides: Any = (schema.inputs, schema.outputs)
+        sides = [[(p.name, p.type_str, p.option.name, p.is_homogeneous) for p in side] for side in sides]
+        legal = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        expandable = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
+        since, checked = schema.since_version, not schema.deprecated
+    elif (row := contrib_schemas().get(_contrib_name(domain, op_type))) is not None:
+        sides, legal, since, expandable, checked = (
+            [row["inputs"], row["outputs"]],
+            row["types"],
+            row["since"],
+            False,
+            False,
+        )
+    else:
         return None
-    types = {name: frozenset(legal) for name, legal in row["types"].items()}
-    inputs, outputs = (_params(row[side], {}) for side in ("inputs", "outputs"))
-    return Signature(domain, op_type, row["since"], inputs, outputs, types, False, False, _needed(inputs))
+    types = {name: frozenset(map(parse_type, spellings)) for name, spellings in legal.items()}
+    linked = _LINKED.get((domain, op_type), {})
+    inputs, outputs = (tuple([_param(types, linked, *formal) for formal in side]) for side in sides)
+    needed = tuple([slot for slot, (_, _, option, *_) in enumerate(sides[0]) if option == "Single"])
+    return Signature(domain, op_type, since, inputs, outputs, types, expandable, checked, needed)
+
+
+def _param(
+    types: Mapping[str, Any], linked: Mapping[str, str], _: str, spelling: str, option: str, homogeneous: bool = True
+) -> Param:
+    fixed = None if spelling in types else parse_type(spelling)
+    return Param(spelling, linked.get(spelling, spelling), fixed, option == "Variadic", homogeneous)
+
+
+def _contrib_name(domain: str, op_type: str) -> str:
+    return f"{domain or 'ai.onnx'}::{op_type}"
 
 
 def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
@@ -217,24 +221,11 @@ def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
 
     Its optimizers write them: LayerNormalization below opset 17, SimplifiedLayerNormalization at any.
     """
-    key = f"ai.onnx::{op_type}"
-    return not normal_domain(domain) and onnx_schema("", op_type, opset) is None and key in contrib_schemas()
-
-
-def _params(formals: Iterable[Sequence[Any]], linked: Mapping[str, str]) -> tuple[Param, ...]:
-    params = []
-    for name, spelling, option, *homogeneous in formals:
-        variable = linked.get(spelling, spelling)
-        params.append(Param(name, spelling, option == "Single", option == "Variadic", all(homogeneous), variable))
-    return tuple(params)
-
-
-def _needed(inputs: Sequence[Param]) -> tuple[int, ...]:
-    return tuple(slot for slot, param in enumerate(inputs) if param.needed)
+    known = _contrib_name("", op_type) in contrib_schemas()
+    return known and not normal_domain(domain) and onnx_schema("", op_type, opset) is None
 
 
 def contrib_schemas() -> Mapping[str, Any]:
-    """Return onnxruntime's own operators by "domain::Op"."""
     return _table("contrib_schemas")
 
 
@@ -302,11 +293,10 @@ PLAIN_CONSTANTS: Mapping[str, tuple[DType, str]] = {
 
 @cache
 def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto]:
-    """Return the defaults of an operator's attributes, by name."""
     schema = onnx_schema(signature.domain, signature.op_type, signature.since)
     if schema is not None:
         return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.type}
-    stated = _table("contrib_defaults").get(f"{signature.domain or 'ai.onnx'}::{signature.op_type}", {})
+    stated = _table("contrib_defaults").get(_contrib_name(signature.domain, signature.op_type), {})
     return {name: onnx.helper.make_attribute(name, value) for name, value in stated.items()}
 
 

@@ -88,17 +88,14 @@ def _formals(view: View, graph: GraphProto) -> Iterator[tuple[ScopeId, ValueInfo
 
 
 def fixed(dims: Dims) -> Shape:
-    """Return dimensions with None in place of names."""
     return tuple([d if isinstance(d, int) else None for d in dims])
 
 
 def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId | None) -> S | None:
-    """Return the known shape of a value; None if its rank is not known."""
     return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
 def _long_range(view: View, op: Op) -> bool:
-    """True for a constant Range too long for onnx's inference of values."""
     start, limit, delta = (number(view, value) for value in (*op.inputs, None, None, None)[:3])
     if start is None or limit is None or not delta:
         return False

@@ -47,7 +47,6 @@ def plus(a: Dim, b: Dim) -> Dim:
 
 
 def times(a: Dim, b: Dim) -> Dim:
-    """Return a · b; None if either is unknown."""
     if a is None or b is None:
         return None
     (n, left), (m, right) = _parts(a), _parts(b)
@@ -55,12 +54,10 @@ def times(a: Dim, b: Dim) -> Dim:
 
 
 def minus(a: Dim, b: Dim) -> Dim:
-    """Return a − b, perhaps less than 0; None as for a sum."""
     return plus(a, times(b, -1))
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """Multiply sizes; None if one is unknown."""
     one: Dim = 1
     return reduce(times, dims, one)
 
@@ -81,12 +78,10 @@ def countable(dim: Dim) -> bool:
 
 
 def names_in(dim: Dim) -> tuple[str, ...]:
-    """Return the names in a size."""
     return () if dim is None else _parts(dim).names
 
 
 def renamed(dim: Dim, known: Mapping[str, Dim]) -> Dim:
-    """Replace the names in a size by known sizes."""
     if dim is None or known.keys().isdisjoint(names_in(dim)):
         return dim
     factor, names = _parts(dim)
@@ -152,7 +147,6 @@ class Reading:
         return _known(self.contents, slot)
 
     def stated(self, name: str, default: int) -> int:
-        """Return an integer attribute."""
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:

@@ -155,11 +155,11 @@ def _glob(*globs: str) -> re.Pattern[str]:
 def _selected(view: View, key: str, expression: re.Pattern[str]) -> Selected:
     if key == "feeds":
         read = (v for op in _selected(view, "op", expression) for v in view.ops[op].operands)
-        makers = map(view.producer, Flow.of(view, _CONDUITS).back(read))
+        makers = map(view.producer, Flow(view, _CONDUITS).back(read))
         return frozenset(op.id for op in makers if op is not None)
     if key == "fed_by":
         made = (v for op in _selected(view, "op", expression) for v in view.ops[op].results)
-        return frozenset(use.op for value in Flow.of(view, _CONDUITS).forth(made) for use in view.uses[value])
+        return frozenset(use.op for value in Flow(view, _CONDUITS).forth(made) for use in view.uses[value])
     texts = _TEXTS_OF[key]
     return frozenset(op.id for op in view.ops if any(map(expression.search, texts(view, op))))
 

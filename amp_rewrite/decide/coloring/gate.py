@@ -212,16 +212,12 @@ def kernel_types(view: View, op: Op, changed: tuple[str, ...] = (), to: DType = 
     """Return the type of each variable of the schema, as kernel tables spell it, if `changed` ones become `to`."""
     assert op.signature is not None
     types: dict[str, str] = {}
-    sides = (
-        (op.inputs, op.signature.input, op.signature.input_variable),
-        (op.outputs, op.signature.output, op.signature.output_variable),
-    )
-    for values, formal_at, variable_at in sides:
+    for values, formal_at in ((op.inputs, op.signature.input), (op.outputs, op.signature.output)):
         for slot, value in enumerate(values):
             formal = formal_at(slot)
             now = view.types[value] if value is not None else None
-            if formal is None or now is None or formal.type not in op.signature.types:
+            if formal is None or now is None or formal.fixed is not None:
                 continue
-            changes = variable_at(slot) in changed and now.dtype is not None and now.dtype.floating
+            changes = formal.variable in changed and now.dtype is not None and now.dtype.floating
             types.setdefault(formal.type, now.of(to if changes else now.dtype).onnx_spelling)
     return types

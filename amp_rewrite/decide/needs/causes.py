@@ -91,7 +91,7 @@ def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | 
 
 
 def _for_products(facts: Facts, op: Op) -> bool:
-    copies = Flow.of(facts.view, COPIES)
+    copies = Flow(facts.view, COPIES)
     reached = copies.forth(op.results)
     ways = [row_of(reader.kind).way for reader in copies.readers(reached)]
     return facts.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)

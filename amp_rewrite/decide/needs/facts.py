@@ -284,7 +284,7 @@ class Known:
     @cached_property
     def outside(self) -> Flow:
         """The walk across the edges of bodies alone."""
-        return Flow.of(self.view, {})
+        return Flow(self.view, {})
 
     @cached_property
     def _carried(self) -> frozenset[ValueId]:

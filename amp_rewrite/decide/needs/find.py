@@ -137,7 +137,7 @@ _POOLED_FOR = LAYERS - {"ConvTranspose"}
 
 def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
     """Yield ops with needs of no reader. O(nodes), plus the copies after squares and means."""
-    view, copies = facts.view, Flow.of(facts.view, COPIES)
+    view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
         if is_snake(view, op):
             yield op.id, Unneeded(_PLACE, "of a snake activation: off by no more than the sum behind it rounds")

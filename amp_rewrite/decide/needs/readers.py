@@ -60,7 +60,7 @@ class Readers:
         """Yield the needs of an op of its inputs, for any reader of its result."""
         facts = [self.facts[v] for v in op.inputs]
         sign = any(f.constant and f.number == 0 for f in facts)
-        for slot, need in row.needs:
+        for slot, need in row.needs.items():
             if slot < len(op.inputs) and not (sign and need is Need.SIDE):
                 yield Asked(op.inputs[slot], need)
         for slot in row.shapes:

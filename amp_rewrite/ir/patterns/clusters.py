@@ -230,7 +230,7 @@ def integer_ops(view: View) -> frozenset[OpId]:
     for maker in reversed(view.ops):
         encoded.update(value for value in maker.results if _encoded(view, value, encoded))
     own = [op for op in view.ops if _on_integers(view, op, decoded, encoded)]
-    flow = Flow.of(view, KEEP_SCALE)
+    flow = Flow(view, KEEP_SCALE)
     before = flow.back((v for op in own for v in op.operands), decoded.__contains__)
     behind = flow.forth((v for op in own for v in op.results), encoded.__contains__)
     near = [op for value in behind for op in view.readers(value)]
@@ -239,7 +239,6 @@ def integer_ops(view: View) -> frozenset[OpId]:
 
 
 def _decoded(view: View, op: Op, decoded: Collection[ValueId]) -> bool:
-    """True if all float32 operands of an op are dequantized, or constants beside those."""
     read = [v for v in op.inputs if v is not None and view.dtype(v) is DType.FLOAT]
     varying = read[:2] if op.kind in _WEIGHTED else [v for v in read if view.constant(v) is None]
     return bool(varying) and all(v in decoded for v in varying)

@@ -145,12 +145,10 @@ class FillReach:
 
     @property
     def most(self) -> float:
-        """The largest factor of arithmetic on the fill."""
         return max((held.most for held in self.held.values()), default=1.0)
 
     @property
     def farthest(self) -> float:
-        """The size of the largest number made of the fill."""
         return abs(self.level) * self.most
 
     @property
@@ -179,7 +177,7 @@ def held_fills(view: View, to: DType) -> Iterator[tuple[OpId, OpId | None, float
 def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> FillReach:
     """Return the way of a fill from these uses of it. O(values reached + their uses)."""
     reach = FillReach(view, to, level)
-    edges = Flow.of(view, {})
+    edges = Flow(view, {})
     pending = deque[ValueId]()
 
     def carry(value: ValueId, held: _Held) -> None:
@@ -234,7 +232,6 @@ def _close(numbers: Any, other: float) -> Any:
 
 
 def _number(view: View, value: ValueId) -> float | None:
-    """Return the only number of a constant or a copy of one."""
     array = view.array(value, 1)
     return float(array.item()) if array is not None and array.size and array.dtype.kind in "fiu" else None
 

@@ -35,7 +35,6 @@ class Match:
     direct: bool = False
 
     def bare(self, view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
-        """Return the value behind Casts, and these Casts."""
         return (value, []) if self.direct else behind_casts(view, value)
 
     def bind(self, name: str, value: ValueId) -> Match | None:
@@ -45,7 +44,6 @@ class Match:
         return None if name in self.values else replace(self, values={**self.values, name: value})
 
     def take(self, *ops: OpId) -> Match:
-        """Add ops."""
         return replace(self, ops=self.ops.union(ops)) if ops else self
 
 
@@ -151,7 +149,6 @@ X = anything(ENTRY)
 
 
 def constant(view: View, value: ValueId) -> bool:
-    """True for a constant, Casts looked through."""
     return view.constant(behind_casts(view, value)[0]) is not None
 
 
@@ -234,7 +231,6 @@ def readers(view: View, value: ValueId | None) -> list[OpId]:
 
 
 def is_transparent(view: View, op: Op) -> bool:
-    """True for a Cast between floating types and for an Identity."""
     return op.kind == "Identity" or casts_floats(view, op)
 
 

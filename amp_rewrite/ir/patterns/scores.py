@@ -159,7 +159,6 @@ def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[Score
 
 
 def _selected(view: View, op: Op, numbers: Numbers) -> tuple[Array, ValueId] | None:
-    """Return the condition of a Where for keeping scores, and the scores."""
     condition = numbers(op.inputs[0]) if op.inputs[0] is not None else None
     for slot in (1, 2):
         scores, fill = op.inputs[slot], number(view, op.inputs[3 - slot], axes=1)

@@ -71,7 +71,7 @@ def _scored(view: View) -> list[Op]:
 
 
 def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
-    flow = Flow.of(view, _CARRY)
+    flow = Flow(view, _CARRY)
     origins = flow.back(value for op in sums for value in op.operands)
     levels = fills_among(view, DType.FLOAT16, origins).items()
     return frozenset(flow.forth(value for value, fill in levels if fill.absmax >= -LOST))
