@@ -19,6 +19,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import BLOCK
 from amp_rewrite.ir.attributes import ints_attribute, text_attribute
+from amp_rewrite.ir.nodes import BODY_PORTS
 from amp_rewrite.ir.op_classes import CASTS, COPIES, EXACT, SCALINGS, SCATTERS, Slots
 from amp_rewrite.ir.versions import FIRST_PAD_WITH_INPUTS, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
@@ -292,11 +293,6 @@ def reach(
     return seen
 
 
-_OFFSETS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
-"""The first inputs of an op and of its body that correspond, and the body's first output. A Loop's body has the
-iteration number and the condition as first inputs, and the condition as first output."""
-
-
 @once
 def _seams(view: View) -> nx.DiGraph[ValueId]:
     """Return the edges into, out of and between iterations of bodies, from each source to the value that it becomes."""
@@ -304,9 +300,9 @@ def _seams(view: View) -> nx.DiGraph[ValueId]:
     seams.add_edges_from(view.carried)
     for scope in view.scopes:
         op = view.ops[scope.owner] if scope.owner is not None else None
-        if op is None or op.kind not in _OFFSETS:
+        if op is None or op.kind not in BODY_PORTS:
             continue
-        owner_input, body_input, body_output = _OFFSETS[op.kind]
+        owner_input, body_input, body_output = BODY_PORTS[op.kind]
         if op.kind == "Scan" and view.opset < FIRST_UNBATCHED_SCAN:
             owner_input = 1
         inputs = zip(op.inputs[owner_input:], scope.inputs[body_input:], strict=False)

@@ -9,7 +9,7 @@ trusted, since `value_info` may be absent or wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -201,6 +201,10 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
 
 # -- bodies ------------------------------------------------------------------------------------------
 
+BODY_PORTS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
+"""The first inputs of an op and of its body that correspond, and the body's first output. A Loop's body has the
+iteration number and the condition as first inputs, and the condition as first output."""
+
 
 def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> Types:
     """Return the types of a body's formal inputs, from the types of its owner's inputs."""
@@ -215,17 +219,17 @@ def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> 
     return ()
 
 
-def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterator[tuple[ValueId, ValueId]]:
-    """Yield (body output, body input) of each state carried to the next iteration of a Loop or Scan."""
-    if node.op_type == "Loop" and not domain:
-        yield from zip(body.outputs[1:], body.inputs[2:], strict=False)
-    elif node.op_type == "Scan" and not domain:
-        states = len(body.inputs) - int_attribute(node, "num_scan_inputs", 0)
-        yield from zip(body.outputs[:states], body.inputs[:states], strict=False)
+def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterable[tuple[ValueId, ValueId]]:
+    """Return (body output, body input) of each state carried to the next iteration of a Loop or Scan."""
+    if domain or node.op_type not in ("Loop", "Scan"):
+        return ()
+    _, first_input, first_output = BODY_PORTS[node.op_type]
+    states = len(body.inputs) - int_attribute(node, "num_scan_inputs", 0)
+    return zip(body.outputs[first_output:], body.inputs[first_input:states], strict=False)
 
 
 def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    at = slot + 1 if op.op_type == "Loop" else slot
+    at = slot + (op.op_type == "Loop")  # behind the condition
     for body in op.bodies if op.op_type == "If" else op.bodies[:1]:
         outputs = scopes[body].outputs
         result = types[outputs[at]] if at < len(outputs) else None

@@ -115,6 +115,7 @@ class OpRow:
         bends: results are not linear in the inputs, as the way alone would say.
         keeps: facts of the input that hold for the result of a function, too.
         states: inputs that are states, each with the output that holds the next one.
+        kept: the type variable that kernels compute or read in float32 anyway, and that stays so.
     """
 
     way: Way
@@ -131,6 +132,7 @@ class OpRow:
     bends: bool = False
     keeps: tuple[str, ...] = ()
     states: Sequence[tuple[int, int]] = ()
+    kept: str = ""
 
     @property
     def passed(self) -> frozenset[Need]:
@@ -160,8 +162,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Flatten", Way.COPY, _COPIED | T.RELABELS | T.MOVES),
     **_rows("Identity", Way.COPY, _COPIED | T.SAME_SHAPE | T.RELABELS | T.MOVES),
     **_contrib("GatherND RemovePadding RestorePadding TorchEmbedding UnfoldTensor", Way.COPY, _COPIED),
-    **_contrib("BitmaskDropout", Way.COPY, T.SAME_SHAPE),
-    **_rows("Dropout", Way.COPY, _MAPPED),
+    **_contrib("BitmaskDropout", Way.COPY, T.SAME_SHAPE, kept="T1"),
+    **_rows("Dropout", Way.COPY, _MAPPED, kept="T1"),
     **_rows(
         "CenterCropPad SequenceAt SequenceErase Split SplitToSequence ReverseSequence", Way.COPY, _COPIED, shapes=(1,)
     ),
@@ -182,7 +184,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("AffineGrid Upsample", Way.PICK, shapes=(1,)),
     **_rows("TopK", Way.PICK, T.EXACT, shapes=(1,), needs={0: Need.ORDER}),
     **_rows("Col2Im com.microsoft::RelativePositionBias", Way.PICK, shapes=(1, 2)),
-    **_rows("Resize", Way.PICK, shapes=(1, 2, 3)),
+    **_rows("Resize", Way.PICK, shapes=(1, 2, 3), kept="T2"),
     **_rows("MaxUnpool", Way.PICK, shapes=(2,)),
     **_rows("TensorScatter", Way.PICK, T.EXACT, shapes=(2,)),
     **_contrib("CropAndResize", Way.PICK, shapes=(3,), needs={1: Need.PLACE}),
@@ -193,7 +195,8 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Where", Way.SELECT, _COPIED | T.BROADCASTS, slots=(1, 2)),
     **_rows("Add Sub Sum", Way.SUM, T.CARRIES | T.BROADCASTS | T.SUMS, slots=ALL),
     **_rows("Mean", Way.SUM, T.CARRIES, slots=ALL),
-    **_contrib("BiasAdd BiasDropout BitmaskBiasDropout", Way.SUM, T.SAME_SHAPE, slots=(0, 1, 2)),
+    **_contrib("BiasAdd", Way.SUM, T.SAME_SHAPE, slots=(0, 1, 2)),
+    **_contrib("BiasDropout BitmaskBiasDropout", Way.SUM, T.SAME_SHAPE, slots=(0, 1, 2), kept="T1"),
     **_rows("Neg", Way.SUM, _COPIED | T.SAME_SHAPE),
     **_rows("Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL, needs={1: Need.TINY}),
     **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL),
@@ -265,14 +268,17 @@ OPS: Mapping[str, OpRow] = {
     **_rows("ReduceMean", Way.REDUCE, T.CARRIES, shapes=(1,)),
     **_rows("ReduceSum", Way.REDUCE, T.CARRIES | T.LONG_SUM | T.GROWS, shapes=(1,)),
     **_rows("CumSum", Way.REDUCE, _MAPPED | T.LONG_SUM | T.GROWS, shapes=(1,)),
-    **_rows("LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization", Way.NORM),
-    **_contrib("BranchwiseRMSNorm EngramGate GatedRMSNorm GroupNorm", Way.NORM),
-    **_contrib("SkipGroupNorm", Way.NORM, states=((0, 1), (3, 1))),
-    **_contrib("SkipLayerNormalization SkipSimplifiedLayerNormalization", Way.NORM, states=((0, 3), (1, 3))),
-    **_contrib("EmbedLayerNormalization", Way.NORM, slots=()),
+    **_rows("LpNormalization MeanVarianceNormalization", Way.NORM),
+    **_rows("SimplifiedLayerNormalization", Way.NORM, kept="U"),
+    **_contrib("BranchwiseRMSNorm EngramGate GatedRMSNorm", Way.NORM),
+    **_contrib("GroupNorm", Way.NORM, kept="M"),
+    **_contrib("SkipGroupNorm", Way.NORM, states=((0, 1), (3, 1)), kept="M"),
+    **_contrib("SkipLayerNormalization SkipSimplifiedLayerNormalization", Way.NORM, states=((0, 3), (1, 3)), kept="U"),
+    **_contrib("EmbedLayerNormalization", Way.NORM, slots=(), kept="U"),
     **_rows("Softmax", Way.NORM, T.SAME_SHAPE | T.SOFTMAX, low=0.0, high=1.0, small=True),
     **_rows("BatchNormalization", Way.NORM, T.SAME_SHAPE, slots=(0, 1, 2, 3, 4)),
-    **_rows("GroupNormalization InstanceNormalization LayerNormalization RMSNormalization", Way.NORM, T.SAME_SHAPE),
+    **_rows("GroupNormalization InstanceNormalization RMSNormalization", Way.NORM, T.SAME_SHAPE),
+    **_rows("LayerNormalization", Way.NORM, T.SAME_SHAPE, kept="U"),
     **_rows("LogSoftmax", Way.NORM, T.SAME_SHAPE | T.SOFTMAX, high=0.0),
     **_contrib("BiasSoftmax", Way.NORM, T.SOFTMAX),
     **_rows("LinearAttention com.microsoft::LinearAttention", Way.PRODUCT, slots=(0, 1, 2), states=((3, 1),)),

@@ -243,21 +243,6 @@ _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {
     **{("", op): {"O": "V"} for op in ("Optional", "OptionalGetElement")},
 }
 
-# Variables that stay float32 by choice, because the operator computes or reads there in float32 anyway.
-KEPT_VARIABLES: Mapping[tuple[str, str], frozenset[str]] = {
-    (domain, op): frozenset({variable})
-    for domain, variable, ops in (
-        ("", "T1", ("Dropout",)),
-        ("", "T2", ("Resize",)),
-        ("", "U", ("LayerNormalization", "SimplifiedLayerNormalization")),
-        ("com.microsoft", "M", ("GroupNorm", "SkipGroupNorm")),
-        ("com.microsoft", "T1", ("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout")),
-        ("com.microsoft", "U", ("EmbedLayerNormalization", "SkipLayerNormalization")),
-        ("com.microsoft", "U", ("SkipSimplifiedLayerNormalization",)),
-    )
-    for op in ops
-}
-
 # The attribute that states the element type of the output, by operator; all hold a DataType code.
 DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     **{("", op): "output_datatype" for op in GENERATORS},

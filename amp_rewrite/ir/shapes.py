@@ -6,7 +6,7 @@ Equal names are equal sizes. No input is taken to be empty: on an empty one, a m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -82,11 +82,6 @@ def _shapes(view: View) -> Mapping[tuple[ScopeId, str], StatedDims]:
     return stated_dims(view, _inferred(view, False))
 
 
-def _formals(view: View, graph: GraphProto) -> Iterator[tuple[ScopeId, ValueInfoProto]]:
-    for place, own in enumerate(all_graphs(graph) if len(view.scopes) > 1 else (graph,)):
-        yield from ((ScopeId(place), formal) for formal in (*own.input, *own.value_info, *own.output))
-
-
 def fixed(dims: Dims) -> Shape:
     return tuple([d if isinstance(d, int) else None for d in dims])
 
@@ -104,8 +99,10 @@ def _long_range(view: View, op: Op) -> bool:
 
 def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
     """Return the shapes declared in the inferred graph of a view's model, and those of constants."""
-    formals = _formals(view, inferred)
-    known = {(scope, formal.name): dims for scope, formal in formals if (dims := declared_dims(formal)) is not None}
+    known: dict[tuple[ScopeId, str], StatedDims] = {}
+    for place, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
+        formals = ((formal.name, declared_dims(formal)) for formal in (*graph.input, *graph.value_info, *graph.output))
+        known.update(((ScopeId(place), name), dims) for name, dims in formals if dims is not None)
     # A stub is an input of the skeleton; Constants have no declaration of their own.
     known.update(((v.scope, v.name), tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
     return known

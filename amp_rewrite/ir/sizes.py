@@ -206,11 +206,6 @@ def _cast(reading: Reading) -> Contents | None:
     return reading.elements(0) if to in INTEGERS and to is not DType.BOOL else None
 
 
-def _gathered(reading: Reading) -> Contents:
-    x = reading.elements(0)
-    return tuple(x[at] for at in reading.integers(1))
-
-
 def _sliced(reading: Reading) -> Contents:
     start, end = (reading.integers(slot)[0] for slot in (1, 2))  # axis 0 is the only one
     step = reading.integers(4)[0] if len(reading.contents) > 4 else 1
@@ -266,7 +261,7 @@ CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
     "ConstantOfShape": _filled,
     "Div": _elementwise(_quotient),
     "Equal": _elementwise(_equal),
-    "Gather": _gathered,
+    "Gather": lambda reading: tuple(reading.elements(0)[at] for at in reading.integers(1)),
     "Mul": _elementwise(times),
     "Shape": lambda reading: reading.shape(0)[reading.stated("start", 0) : reading.stated("end", MOST_AXES)],
     "Slice": _sliced,

@@ -14,7 +14,8 @@ from amp_rewrite.decide.reasons import Cause
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
-from amp_rewrite.ir.schema import KEPT_VARIABLES, TENSOR, signature, unknown
+from amp_rewrite.ir.ops import row_of
+from amp_rewrite.ir.schema import TENSOR, signature, unknown
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_LOW_SCALES, FIRST_STASHED
 from amp_rewrite.ir.view import Op, TypeVariable, View
 from amp_rewrite.runtime.kernels import Kernels
@@ -116,7 +117,7 @@ class Gate:
 
     def _schema_refusal(self, op: Op, variable: TypeVariable) -> Cause | None:
         assert op.signature is not None
-        if variable.name in KEPT_VARIABLES.get((op.domain, op.op_type), ()):
+        if variable.name == row_of(op.kind).kept:
             note = f"{variable.name} of {op.kind} is computed in float32 by its kernels"
             return Cause(reasons.KEPT_VARIABLE, None, note)
         if op.kind in _NEVER:

@@ -16,7 +16,6 @@ from amp_rewrite.decide.reasons import Cause, described
 from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
 from amp_rewrite.ir.patterns.clusters import is_snake
-from amp_rewrite.ir.schema import KEPT_VARIABLES
 from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -98,9 +97,9 @@ class Backward:
         """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""
         if op.signature is None or op.bodies:
             return False
-        kept = KEPT_VARIABLES.get((op.domain, op.op_type), ())
+        kept = row_of(op.kind).kept
         names = [op.signature.input_variable(slot) for slot, v in enumerate(op.inputs) if v == value]
-        return any(n is not None and n not in kept and op.signature.admits(n, self.facts.to) for n in names)
+        return any(n is not None and n != kept and op.signature.admits(n, self.facts.to) for n in names)
 
     # -- needs that travel -----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-from amp_rewrite.ir.dataflow import behind, casts_floats, confined
+from amp_rewrite.ir.dataflow import casts_floats, confined, trail
 from amp_rewrite.ir.op_classes import CARRIERS, COMMUTATIVE
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -236,8 +236,8 @@ def is_transparent(view: View, op: Op) -> bool:
 
 def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
     """Return the value behind Casts, and these Casts."""
-    passed = list(behind(view, value, lambda op: op.inputs[0] if is_transparent(view, op) else None))
-    return passed[-1][1] if passed else value, [op.id for op, _ in passed]
+    passed, bare = trail(view, value, lambda op: op.inputs[0] if is_transparent(view, op) else None)
+    return bare if bare is not None else value, [op.id for op in passed]
 
 
 def _encloses(view: View, ops: Container[OpId], op: Op) -> bool:
