@@ -324,20 +324,18 @@ def _named_type(node: NodeProto, stated: AttributeProto) -> DType | None:
     return DType.of(code)
 
 
-def _constant_of_shape(node: NodeProto, _: Inputs) -> DType | None:
-    fill = attribute(node, "value")
-    return DType.of(fill.t.data_type) if fill is not None else DType.FLOAT
-
-
-def _constant(node: NodeProto, _: Inputs) -> DType | None:
+def _stated_value(node: NodeProto, inputs: Inputs) -> DType | None:
+    """Return the type of the numbers or labels in an attribute; for labels it is a part of the attribute's name."""
     for a in node.attribute:
-        if a.name == "value":
+        if a.name in ("value", "values_tensor"):
             return DType.of(a.t.data_type)
         if a.name == "sparse_value":
             return DType.of(a.sparse_tensor.values.data_type)
-        if a.name in PLAIN_CONSTANTS:
-            return PLAIN_CONSTANTS[a.name][0]
-    return None
+        if a.name == "classes_strings":  # LabelEncoder-1 turns strings into integers and back
+            return DType.INT64 if _first(node, inputs) is DType.STRING else DType.STRING
+        if a.name in _VALUES:
+            return _VALUES[a.name]
+    return DType.FLOAT if node.op_type == "ConstantOfShape" else None
 
 
 def _stash(node: NodeProto, _: Inputs) -> DType | None:
@@ -354,19 +352,8 @@ def _optional(node: NodeProto, inputs: Inputs) -> DType | None:
     return content.dtype if content else _first(node, inputs)
 
 
-def _labels(node: NodeProto, inputs: Inputs) -> DType | None:
-    """Return the type of labels in ai.onnx.ml, a part of the name of their attribute."""
-    for a in node.attribute:
-        if a.name == "values_tensor":
-            return DType.of(a.t.data_type)
-        if a.name == "classes_strings":  # LabelEncoder-1 turns strings into integers and back
-            return DType.INT64 if _first(node, inputs) is DType.STRING else DType.STRING
-        if a.name in _LABELS:
-            return _LABELS[a.name]
-    return None
-
-
-_LABELS = {
+_VALUES = {
+    **{name: dtype for name, (dtype, _) in PLAIN_CONSTANTS.items()},
     "values_floats": DType.FLOAT,
     **dict.fromkeys(("values_strings", "classlabels_strings"), DType.STRING),
     **dict.fromkeys(("values_int64s", "classlabels_int64s", "classlabels_ints"), DType.INT64),
@@ -374,10 +361,9 @@ _LABELS = {
 _CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
 _STATED: Mapping[tuple[str, str], Callable[[NodeProto, Inputs], DType | None]] = {
-    **{("ai.onnx.ml", op): _labels for op in _CLASSIFIERS},
+    **{("ai.onnx.ml", op): _stated_value for op in _CLASSIFIERS},
     **{("com.microsoft", op): _first for op in _ATTENTIONS},
-    ("", "Constant"): _constant,
-    ("", "ConstantOfShape"): _constant_of_shape,
+    **{("", op): _stated_value for op in ("Constant", "ConstantOfShape")},
     ("", "LayerNormalization"): _stash,
     ("", "LinearAttention"): _first,
     ("", "Optional"): _optional,
