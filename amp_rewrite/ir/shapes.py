@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
 
 import onnx.checker
 import onnx.shape_inference
@@ -41,13 +40,13 @@ from amp_rewrite.ir.sizes import (
     renamed,
 )
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
-from amp_rewrite.ir.view import MAIN, Op, ScopeId, ValueId, View, once
+from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
-S = TypeVar("S")
 Shape = tuple[int | None, ...]
 StatedDims = tuple[int | str | None, ...]
 """A shape as a model states it: dimensions that are known, named or unknown."""
-AllDims = Mapping[tuple[ScopeId, str], Dims]
+AllDims = Mapping[ValueId | None, Dims]
+"""The dimensions of each value of known rank."""
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
@@ -73,21 +72,17 @@ def shape_of(view: View, value: ValueId | None) -> Shape | None:
 
     By onnx's inference on the model without its heavy weights, once for each view.
     """
-    dims = shape_at(_shapes(view), view, value)
+    dims = _shapes(view).get(value)
     return fixed(dims) if dims is not None else None
 
 
 @once
-def _shapes(view: View) -> Mapping[tuple[ScopeId, str], StatedDims]:
-    return stated_dims(view, _inferred(view, False))
+def _shapes(view: View) -> Mapping[ValueId | None, StatedDims]:
+    return _stated_dims(view, _inferred(view, False))
 
 
 def fixed(dims: Dims) -> Shape:
     return tuple([d if isinstance(d, int) else None for d in dims])
-
-
-def shape_at(shapes: Mapping[tuple[ScopeId, str], S], view: View, value: ValueId | None) -> S | None:
-    return shapes.get((view.values[value].scope, view.value_name(value))) if value is not None else None
 
 
 def _long_range(view: View, op: Op) -> bool:
@@ -97,14 +92,17 @@ def _long_range(view: View, op: Op) -> bool:
     return not abs((limit - start) / delta) <= _LONGEST_RANGE
 
 
-def stated_dims(view: View, inferred: GraphProto) -> Mapping[tuple[ScopeId, str], StatedDims]:
+def _stated_dims(view: View, inferred: GraphProto) -> Mapping[ValueId | None, StatedDims]:
     """Return the shapes declared in the inferred graph of a view's model, and those of constants."""
-    known: dict[tuple[ScopeId, str], StatedDims] = {}
-    for place, graph in enumerate(all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)):
-        formals = ((formal.name, declared_dims(formal)) for formal in (*graph.input, *graph.value_info, *graph.output))
-        known.update(((ScopeId(place), name), dims) for name, dims in formals if dims is not None)
+    known: dict[ValueId | None, StatedDims] = {}
+    graphs = all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)
+    for graph, values in zip(graphs, view.values_of, strict=False):
+        ids = {value.name: value.id for value in values}
+        for formal in (*graph.input, *graph.value_info, *graph.output):
+            if formal.name in ids and (dims := declared_dims(formal)) is not None:
+                known[ids[formal.name]] = dims
     # A stub is an input of the skeleton; Constants have no declaration of their own.
-    known.update(((v.scope, v.name), tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
+    known.update((v.id, tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
     return known
 
 
@@ -143,16 +141,17 @@ def _possible(dims: StatedDims) -> bool:
     return count <= MOST_ELEMENTS and len(dims) <= MOST_AXES
 
 
+@once
 def known_dims(view: View) -> AllDims:
-    """Return the dimensions of each value of known rank, by scope and name. O(nodes)."""
-    return _ShapeWalk(view, stated_dims(view, _inferred(view, True))).dims()
+    """Return the dimensions of each value of known rank, with names for free ones. O(nodes)."""
+    return _ShapeWalk(view, _stated_dims(view, _inferred(view, True))).dims()
 
 
 @dataclass(slots=True)
 class _ShapeWalk:
     view: View
     inferred: AllDims
-    followed: dict[ValueId, Dims] = field(default_factory=dict)
+    followed: dict[ValueId | None, Dims] = field(default_factory=dict)
     contents: dict[ValueId, Contents] = field(default_factory=dict)
     same: dict[str, Dim] = field(default_factory=dict)
     """Sizes by another name for them."""
@@ -164,8 +163,8 @@ class _ShapeWalk:
                 self.follow(op)
             elif op.kind == "Split":
                 self.cut(op)
-        values = {(self.view.values[v].scope, self.view.value_name(v)): dims for v, dims in self.followed.items()}
-        return {key: tuple(renamed(d, self.same) for d in dims) for key, dims in {**self.inferred, **values}.items()}
+        known = {**self.inferred, **self.followed}
+        return {value: tuple(renamed(d, self.same) for d in dims) for value, dims in known.items()}
 
     def cut(self, op: Op) -> None:
         """Note the dims of parts that onnx does not know, as where one of them is empty."""
@@ -179,7 +178,7 @@ class _ShapeWalk:
         return self.followed[value] if value in self.followed else self.by_onnx(value)
 
     def by_onnx(self, value: ValueId | None) -> Dims | None:
-        dims = shape_at(self.inferred, self.view, value)
+        dims = self.inferred.get(value)
         return dims if dims is None or not self.same else tuple(renamed(d, self.same) for d in dims)
 
     def holds(self, value: ValueId | None) -> Contents | None:

@@ -15,7 +15,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.schema import normal_domain
-from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims, shape_at
+from amp_rewrite.ir.shapes import Shape, fixed, known_dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
 
 
@@ -79,17 +79,10 @@ class Context:
     tried: bool = False
     grouped: bool = False
     rows_see: bool = False
-    _known: tuple[View, AllDims] | None = field(default=None, repr=False)
-
-    def dims(self, view: View) -> AllDims:
-        """Return the known dimensions of each value. O(nodes) at the first call."""
-        if self._known is None or self._known[0] is not view:
-            self._known = view, known_dims(view)
-        return self._known[1]
 
     def shape(self, view: View, value: ValueId | None) -> Shape | None:
         """Return the shape of a value, with None for each unknown dimension; None if the rank is unknown."""
-        dims = shape_at(self.dims(view), view, value)
+        dims = known_dims(view).get(value)
         return fixed(dims) if dims is not None else None
 
 

@@ -22,7 +22,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone, rename_node, renamed
 from amp_rewrite.ir.attributes import int_attribute, text_attribute
 from amp_rewrite.ir.builder import Surroundings, restate
-from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims, shape_at
+from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.replacement import Replacement
@@ -96,7 +96,7 @@ class _Case:
         held = {name: array for name, array in arrays.items() if array is not None}
         shapes: dict[str, Shape | None] = {}
         for name, value in values.items():
-            tensor, known = view.constant(value), shape_at(dims, view, value)
+            tensor, known = view.constant(value), dims.get(value)
             shapes[name] = tuple(tensor.dims) if tensor is not None else None if known is None else fixed(known)
         if op.op_type in _ROWS:
             shapes["x0"] = shapes["x0"] or shapes["y0"]

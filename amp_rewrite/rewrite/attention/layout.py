@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import RELABELS
-from amp_rewrite.ir.shapes import AllDims, shape_at
+from amp_rewrite.ir.shapes import AllDims
 from amp_rewrite.ir.sizes import Dims, names_in, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import moves_behind, permutation
@@ -40,13 +40,8 @@ class OperandSource:
 
     def dims(self, view: View, dims: AllDims) -> Dims:
         """Return the four axes of the operand without repeated heads, as far as known; () if its rank is not."""
-        known = dims_at(view, dims, self.value)
+        known = dims.get(self.value, ())
         return tuple(known[axis] for axis in self.perm) if len(known) == RANK else ()
-
-
-def dims_at(view: View, dims: AllDims, value: ValueId | None) -> Dims:
-    """Return the dimensions of a value, as far as they are known; () if its rank is not."""
-    return shape_at(dims, view, value) or ()
 
 
 def split_behind(view: View, value: ValueId) -> Op | None:
@@ -87,9 +82,9 @@ def _sources(view: View, dims: AllDims, value: ValueId) -> Iterator[tuple[ValueI
     moves = list[Op]()
     for op, entry in moves_behind(view, value):
         moves.insert(0, op)
-        known = dims_at(view, dims, entry)
+        known = dims.get(entry, ())
         if len(known) == RANK:
-            steps = tuple((each.kind, permutation(each), dims_at(view, dims, each.outputs[0])) for each in moves)
+            steps = tuple((each.kind, permutation(each), dims.get(each.outputs[0], ())) for each in moves)
             yield entry, tuple(each.id for each in moves), _carried(known, steps)
 
 
@@ -117,8 +112,8 @@ def carried(
     view: View, dims: AllDims, entry: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]
 ) -> Array | None:
     """Return marks of an entry, broadcast to it, behind moves, along the axes `kept`; None if others differ."""
-    steps = tuple((op.kind, permutation(op), dims_at(view, dims, op.outputs[0])) for op in moves)
-    return _carried_marks(dims_at(view, dims, entry), steps, marks.tobytes(), marks.shape, kept)
+    steps = tuple((op.kind, permutation(op), dims.get(op.outputs[0], ())) for op in moves)
+    return _carried_marks(dims.get(entry, ()), steps, marks.tobytes(), marks.shape, kept)
 
 
 @cache

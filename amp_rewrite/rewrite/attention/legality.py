@@ -17,7 +17,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.op_classes import PAIR_SUMS
-from amp_rewrite.ir.shapes import AllDims
+from amp_rewrite.ir.shapes import AllDims, known_dims
 from amp_rewrite.ir.sizes import Dims, times
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -25,7 +25,6 @@ from amp_rewrite.rewrite.attention.layout import (
     RANK,
     OperandSource,
     broadcasts,
-    dims_at,
     keys_source,
     ungrouped,
 )
@@ -89,7 +88,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention
 
 def _site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
-    dims = context.dims(view)
+    dims = known_dims(view)
     axis = int_attribute(form.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
     if axis not in (-1, RANK - 1):
         return "its softmax is not over the last axis"
@@ -120,7 +119,7 @@ def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
 
 def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleAttention | str:
     view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
-    dims = context.dims(view)
+    dims = known_dims(view)
     shown = hiding.shown if hiding is not None else None
     if shown is not None and bool(shown.all()):
         hiding = None
@@ -169,7 +168,7 @@ def _shows(view: View, value: ValueId, shows: bool, depth: int = 8) -> bool:
 
 def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
     held = numbers(site.view, value)
-    return held.shape if held is not None else dims_at(site.view, dims, value)
+    return held.shape if held is not None else dims.get(value, ())
 
 
 def _settled(view: View, dims: AllDims, form: AttentionForm, queries: Dims) -> bool:
@@ -183,13 +182,13 @@ def _settled(view: View, dims: AllDims, form: AttentionForm, queries: Dims) -> b
         if len(moves) != 1:
             return False
         result = moves[0].outputs[0]
-    laid, values = dims_at(view, dims, result), dims_at(view, dims, form.values)
+    laid, values = dims.get(result, ()), dims.get(form.values, ())
     batch, heads, length, _ = queries
     width = values[3] if len(values) == RANK else None
     if result is None or len(laid) != RANK - 1 or not isinstance(heads, int) or not isinstance(width, int):
         return False
     readers = (op for op in view.readers(result) if op.kind == "MatMul" and op.inputs[0] == result)
-    rows = {shape[-2] for op in readers if len(shape := dims_at(view, dims, op.inputs[1])) > 1}
+    rows = {shape[-2] for op in readers if len(shape := dims.get(op.inputs[1], ())) > 1}
     return None not in (batch, length) and laid[:2] == (batch, length) and heads * width in {laid[-1], *rows}
 
 

@@ -35,9 +35,9 @@ class ModelFacts:
             outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
             ids.append(outer.new_child({value.name: value.id for value in values}))
         known = {
-            ids[scope][name]: tuple(str(d) if isinstance(d, Size) else d for d in dims)
-            for (scope, name), dims in shapes.known_dims(view).items()
-            if name in ids[scope]
+            value: tuple(str(d) if isinstance(d, Size) else d for d in dims)
+            for value, dims in shapes.known_dims(view).items()
+            if value is not None
         }
         return cls(view, tuple(ids), known)
 

@@ -19,9 +19,9 @@ from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.clusters import QUICK_GELU
 from amp_rewrite.ir.patterns.match import ENTRY, direct_match
-from amp_rewrite.ir.shapes import fixed, shape_at
+from amp_rewrite.ir.shapes import fixed, known_dims
 from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims
-from amp_rewrite.ir.view import MAIN, Op, OpId, ValueId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View, once
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
 from amp_rewrite.rewrite.contrib.rotary import rotations
@@ -65,15 +65,20 @@ def fuse_rotations(view: View, context: Context) -> Iterator[Outcome]:
 def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Refusal):
         return outcome
-    results, dims, scope = [], context.dims(view), view.ops[outcome.last].scope
+    results, dims, scope = [], known_dims(view), view.ops[outcome.last].scope
     alike = dict(zip(outcome.node.output, outcome.node.input, strict=False)) if outcome.kind == ROTARY else {}
     for name in filter(None, (name for node in (outcome.node, *outcome.behind) for name in node.output)):
-        known = dims.get((scope, alike.get(name, name)))
+        known = dims.get(_ids(view).get((scope, alike.get(name, name))))
         if known is not None and scope != MAIN:
             known = fixed(known)  # the turns of a body may differ in what a name stands for
         shape = None if known is None else [_stable(d) for d in known]
         results.append(declared(name, DType.FLOAT, shape))
     return replace(outcome, declared=tuple(results))
+
+
+@once
+def _ids(view: View) -> Mapping[tuple[ScopeId, str], ValueId]:
+    return {(value.scope, value.name): value.id for value in view.values}
 
 
 def _stable(dim: Dim | None) -> int | str | None:
@@ -104,7 +109,7 @@ class _Site:
         """Return the shape of a value as far as it is known. In bodies, whose turns may differ, names are left out."""
         if value is not None and self.view.values[value].scope != MAIN:
             return self.context.shape(self.view, value)
-        return shape_at(self.context.dims(self.view), self.view, value)
+        return known_dims(self.view).get(value)
 
     def fits(self, bias: ValueId, total: ValueId) -> bool:
         """True unless a bias leaves the low type, or drowns its sum in one number for all features."""

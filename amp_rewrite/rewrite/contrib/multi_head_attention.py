@@ -19,11 +19,11 @@ from onnx import NodeProto
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import number, only_reader
-from amp_rewrite.ir.shapes import AllDims
+from amp_rewrite.ir.shapes import AllDims, known_dims
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, SeenRows, compared
-from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
+from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN, Arrays, rotated
@@ -63,19 +63,19 @@ def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
-            yield judged(KIND, last, _written(site, context.dims(view), grouped=context.grouped))
+            yield judged(KIND, last, _written(site, known_dims(view), grouped=context.grouped))
 
 
 def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replacement | str:
     form = site.form
-    queries, values = (dims_at(site.view, dims, value) for value in (form.queries, form.values))
+    queries, values = (dims.get(value, ()) for value in (form.queries, form.values))
     sizes = [shape[axis] if shape else None for shape, axis in ((queries, 1), (queries, 3), (values, 3))]
     heads, width, depth = (size if isinstance(size, int) else 0 for size in sizes)
     if not (heads and width and depth):
         return "how many heads it has, and how wide they are, is not known"
     hiding = form.hiding
     read = [*([hiding.value] if site.hides and hiding is not None else []), *form.biases]
-    stated = all(len(dims_at(site.view, dims, value)) == RANK for value in read)
+    stated = all(len(dims.get(value, ())) == RANK for value in read)
     if not stated:
         return "its mask does not state batch and heads"
     if site.empty and (site.mask[1] != 1 or not (site.boolean or (hiding is not None and hiding.counts))):
@@ -116,7 +116,7 @@ class _MultiHeadWriter(SeenRows):
     def grouped(self) -> Replacement | None:
         """Return the node for keys and values shared by several heads, if there is one and it agrees."""
         site, form = self.site, self.site.form
-        groups, (batch, _, length, _) = site.keys.groups, dims_at(site.view, self.dims, form.queries)
+        groups, (batch, _, length, _) = site.keys.groups, self.dims.get(form.queries, ())
         fewer = self.heads // groups
         sources = ((form.queries, self.heads), (site.keys.value, fewer), (site.values.value, fewer))
         reads = [self._packed(value, heads) for value, heads in sources]
@@ -177,8 +177,8 @@ class _MultiHeadWriter(SeenRows):
         reshape = None if transpose is None else only_reader(view, transpose.outputs[0], "Reshape")
         if transpose is None or permutation(transpose) != SWAP or reshape is None or reshape.outputs[0] is None:
             return ()
-        queries = dims_at(view, self.dims, form.queries)
-        laid = dims_at(view, self.dims, reshape.outputs[0])
+        queries = self.dims.get(form.queries, ())
+        laid = self.dims.get(reshape.outputs[0], ())
         fits = laid == (queries[0], queries[2], self.heads * self.depth) and None not in laid
         return (transpose, reshape) if fits else ()
 
@@ -230,7 +230,7 @@ class _MultiHeadWriter(SeenRows):
     def _merged(self, op: Op | None, heads: int) -> ValueId | None:
         if op is None:
             return None
-        before, after = (dims_at(self.site.view, self.dims, value) for value in (op.inputs[0], op.outputs[0]))
+        before, after = (self.dims.get(value, ()) for value in (op.inputs[0], op.outputs[0]))
         return op.inputs[0] if _splits(before, after) and after[2] == heads else None
 
     def _base(self, value: ValueId, what: str, layout: str) -> str:
@@ -272,7 +272,7 @@ def _shared_tables(
     )
     if not plain or any(read != first for read in others) or number(view, first[0]) != 0:
         return []
-    whole = all(dims_at(view, dims, value)[1:] == (width // 2,) for value in first[1:])
+    whole = all(dims.get(value, ())[1:] == (width // 2,) for value in first[1:])
     return [view.value_name(value) for value in first[1:] if value is not None] if whole else []
 
 

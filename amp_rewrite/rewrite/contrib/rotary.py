@@ -16,10 +16,11 @@ from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import number, orders
 from amp_rewrite.ir.patterns.match import ENTRY, X, anything, direct_match, op
+from amp_rewrite.ir.shapes import known_dims
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
-from amp_rewrite.rewrite.attention.layout import RANK, SWAP, dims_at, split_behind
+from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.reference import DOMAIN
@@ -94,8 +95,8 @@ def _first_alike(view: View, value: ValueId) -> ValueId:
 def _rotated(
     view: View, context: Context, rotation: _Rotation, doubled: Callable[[ValueId, int], bool]
 ) -> Replacement | str:
-    dims = context.dims(view)
-    whole, tables = dims_at(view, dims, rotation.x), [dims_at(view, dims, v) for v in (rotation.cos, rotation.sin)]
+    dims = known_dims(view)
+    whole, tables = dims.get(rotation.x, ()), [dims.get(v, ()) for v in (rotation.cos, rotation.sin)]
     heads, width = (whole[1], whole[3]) if len(whole) == RANK else (None, None)
     if not isinstance(width, int) or not isinstance(heads, int) or width % 2:
         return "how many heads it has, and how wide they are, is not known"
@@ -115,7 +116,7 @@ def _stated(table: Dims, wanted: Dims) -> bool:
 def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
     """True if the first half of the last axis of a value equals the second."""
     for _ in range(_MOST_STEPS):
-        known, op = dims_at(view, context.dims(view), value), view.producer(value)
+        known, op = known_dims(view).get(value, ()), view.producer(value)
         if known[-1:] != (width,):
             return False
         if op is not None and op.kind == "Concat" and len(op.operands) == 2:
@@ -137,15 +138,15 @@ def _picks_rows(view: View, context: Context, op: Op) -> bool:
     return (
         op.kind == "Gather"
         and not int_attribute(op.node, "axis", 0)
-        and len(dims_at(view, context.dims(view), op.inputs[0])) > 1
+        and len(known_dims(view).get(op.inputs[0], ())) > 1
     )
 
 
 def _split_from(view: View, context: Context, rotation: _Rotation) -> ValueId | None:
-    split, dims = split_behind(view, rotation.x), context.dims(view)
+    split, dims = split_behind(view, rotation.x), known_dims(view)
     if split is None:
         return None
-    before, after = (dims_at(view, dims, value) for value in (split.inputs[0], split.outputs[0]))
+    before, after = (dims.get(value, ()) for value in (split.inputs[0], split.outputs[0]))
     fits = len(before) == RANK - 1 and len(after) == RANK and before[:2] == after[:2] and None not in after
     return split.inputs[0] if fits else None
 

@@ -30,12 +30,19 @@ KEPT = """t = Concat <axis = 0> (b1, rest)  f = ConstantOfShape <value = int64[1
 """How exporters write the -1 of an expansion that keeps what there is."""
 
 
+def dims_by_name(model: onnx.ModelProto | Path) -> dict[str, Dims]:
+    """The known dimensions of the values of the main graph."""
+    view = View.of(Model.load(model))
+    known = known_dims(view)
+    return {value.name: known[value.id] for value in view.values_of[MAIN] if value.id in known}
+
+
 def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
     """The dimensions of y; those that were made up are "?"."""
     head = '<ir_version: 10, opset_import: ["": 18]>'
     model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}> {{ {body} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    found = known_dims(View.of(Model.load(model)))[MAIN, "y"]
+    found = dims_by_name(model)["y"]
     return tuple("?" if isinstance(d, str) and d.startswith(MADE_UP) else d for d in found)
 
 
@@ -97,8 +104,8 @@ def test_another_name_for_what_is_known_is_the_same_name() -> None:
         '<ir_version: 10, opset_import: ["": 18]> g (float[b,n] x) => (float[c,n] y, float[c,n] z) {'
         "h = Relu (x)  y = Relu (h)  z = LpNormalization (y) }"
     )
-    found = known_dims(View.of(Model.load(model)))
-    assert (found[MAIN, "y"], found[MAIN, "z"]) == (("b", "n"), ("b", "n"))
+    found = dims_by_name(model)
+    assert (found["y"], found["z"]) == (("b", "n"), ("b", "n"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,7 @@ def test_equal_sizes_are_equal_however_they_were_computed(made: object, expected
 def test_what_is_followed_is_what_runs(path: Path) -> None:
     """Every dimension of the main graph that is known by numbers and the inputs' names, in exported models."""
     model = onnx.load(path)
-    found = {name: dims for (scope, name), dims in known_dims(View.of(Model.load(path))).items() if scope == MAIN}
+    found = dims_by_name(path)
     stated = {output.name for output in model.graph.output}
     made = [name for node in model.graph.node for name in node.output if name in found]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made if name not in stated)
