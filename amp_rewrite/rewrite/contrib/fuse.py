@@ -54,15 +54,15 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by MultiHeadAttention or GroupQueryAttention."""
-    return (_declaring(view, context, outcome) for outcome in multi_head_attentions(view, context))
+    return (_declaring(view, outcome) for outcome in multi_head_attentions(view, context))
 
 
-def fuse_rotations(view: View, context: Context) -> Iterator[Outcome]:
+def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
     """Replace each written-out rotation by RotaryEmbedding."""
-    return (_declaring(view, context, outcome) for outcome in rotations(view, context))
+    return (_declaring(view, outcome) for outcome in rotations(view))
 
 
-def _declaring(view: View, context: Context, outcome: Outcome) -> Outcome:
+def _declaring(view: View, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Refusal):
         return outcome
     results, dims, scope = [], known_dims(view), view.ops[outcome.last].scope
@@ -135,7 +135,7 @@ class _Site:
         weights whose numbers do not matter.
         """
         why = disagreement(self.view, fusion, drawn(self.view, tried))
-        return _declaring(self.view, self.context, judged(fusion.kind, fusion.last, why or fusion))
+        return _declaring(self.view, judged(fusion.kind, fusion.last, why or fusion))
 
 
 # -- a sum and its normalization -------------------------------------------------------------------

@@ -24,7 +24,7 @@ from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged, only_float32
+from amp_rewrite.rewrite.replacement import Outcome, Replacement, fused_node, judged, only_float32
 
 KIND = "rotary_embedding"
 _KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
@@ -57,13 +57,13 @@ class _Rotation:
     whole: bool = False
 
 
-def rotations(view: View, context: Context) -> Iterator[Outcome]:
+def rotations(view: View) -> Iterator[Outcome]:
     """Replace each rotation of heads, written out or the standard's, by one node, or refuse it. O(Negs)."""
-    doubled = cache(partial(_doubled, view, context))
+    doubled = cache(partial(_doubled, view))
     for anchor in view.of_kinds(("Neg", _STANDARD)) if view.opset >= FIRST_AXES_INPUT else ():
         rotation = _standard(anchor) if anchor.kind == _STANDARD else _written_out(view, anchor)
         if rotation is not None and only_float32(view, rotation.ops):
-            yield judged(KIND, rotation.last.id, _rotated(view, context, rotation, doubled))
+            yield judged(KIND, rotation.last.id, _rotated(view, rotation, doubled))
 
 
 def _written_out(view: View, anchor: Op) -> _Rotation | None:
@@ -92,9 +92,7 @@ def _first_alike(view: View, value: ValueId) -> ValueId:
     return next((op.results[0] for op in alike), value)
 
 
-def _rotated(
-    view: View, context: Context, rotation: _Rotation, doubled: Callable[[ValueId, int], bool]
-) -> Replacement | str:
+def _rotated(view: View, rotation: _Rotation, doubled: Callable[[ValueId, int], bool]) -> Replacement | str:
     dims = known_dims(view)
     whole, tables = dims.get(rotation.x, ()), [dims.get(v, ()) for v in (rotation.cos, rotation.sin)]
     heads, width = (whole[1], whole[3]) if len(whole) == RANK else (None, None)
@@ -105,7 +103,7 @@ def _rotated(
         return "its cosines and sines are not known to be one of each position and feature, for all batches"
     if not rotation.whole and not all(doubled(value, width) for value in (rotation.cos, rotation.sin)):
         return "both halves of its cosines and sines are not known to be equal"
-    return _RotationWriter(view, rotation, heads, width, _split_from(view, context, rotation)).replacement()
+    return _RotationWriter(view, rotation, heads, width, _split_from(view, rotation)).replacement()
 
 
 def _stated(table: Dims, wanted: Dims) -> bool:
@@ -113,7 +111,7 @@ def _stated(table: Dims, wanted: Dims) -> bool:
     return 1 < len(table) <= RANK and all(d == 1 for d in table[:-2]) and table[-2:] == wanted and table[-2] is not None
 
 
-def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
+def _doubled(view: View, value: ValueId, width: int) -> bool:
     """True if the first half of the last axis of a value equals the second."""
     for _ in range(_MOST_STEPS):
         known, op = known_dims(view).get(value, ()), view.producer(value)
@@ -122,7 +120,7 @@ def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
         if op is not None and op.kind == "Concat" and len(op.operands) == 2:
             return int_attribute(op.node, "axis", 0) in (-1, len(known) - 1) and len(set(op.operands)) == 1
         source = None
-        if op is not None and (op.kind in _KEEPING or _picks_rows(view, context, op)):
+        if op is not None and (op.kind in _KEEPING or _picks_rows(view, op)):
             source = op.inputs[0]
         elif op is not None and op.kind == "Mul":
             source = next((x for x, by in orders(op) if number(view, by, axes=1) is not None), None)
@@ -133,7 +131,7 @@ def _doubled(view: View, context: Context, value: ValueId, width: int) -> bool:
     return False
 
 
-def _picks_rows(view: View, context: Context, op: Op) -> bool:
+def _picks_rows(view: View, op: Op) -> bool:
     """True for a Gather along the first of several axes."""
     return (
         op.kind == "Gather"
@@ -142,7 +140,7 @@ def _picks_rows(view: View, context: Context, op: Op) -> bool:
     )
 
 
-def _split_from(view: View, context: Context, rotation: _Rotation) -> ValueId | None:
+def _split_from(view: View, rotation: _Rotation) -> ValueId | None:
     split, dims = split_behind(view, rotation.x), known_dims(view)
     if split is None:
         return None
