@@ -41,7 +41,7 @@ _LARGEST_SCALE = 2.0**31
 
 @dataclass
 class Index:
-    """The parts of a model. Ids of ops, values and scopes are positions in these lists."""
+    """The parts of a model, as `View` describes them."""
 
     opsets: Mapping[str, int]
     ops: list[Op]
@@ -50,9 +50,7 @@ class Index:
     types: list[ValueType | None]
     uses: list[list[Use]]
     carried: list[tuple[ValueId, ValueId]]
-    """Pairs (body output, body input) that carry the state of a Loop or Scan to its next iteration."""
     names: set[str] = field(repr=False)
-    """All names of values and nodes, in all scopes and functions. New names must differ from them."""
 
 
 class UnsortedError(ModelError):

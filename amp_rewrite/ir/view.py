@@ -57,8 +57,8 @@ class View(Index):
         scopes: the main graph and the bodies.
         types: type of each value.
         uses: inputs that read each value.
-        carried: pairs of values that a body hands over from one iteration to the next.
-        names: all names in use.
+        carried: pairs (output, input) of values that a body hands over from one iteration to the next.
+        names: all names of values and nodes, in functions too. New names must differ from them.
         model: the model, with its nodes in topological order.
 
     Example:
