@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.attributes import attribute
@@ -88,74 +88,60 @@ def plan_casts(
 ) -> Plan:
     """Return the plan behind a coloring: at most one Cast per value and type, and none for baked constants.
 
-    O(nodes + uses).
-
-    Args:
-        view: the model's index.
-        coloring: the types.
-        io: public values and the type that they get; the others keep theirs.
-        saturate: values whose Cast clamps.
-
-    Returns:
-        The changes, for `apply`.
+    `io`: public values and the type that they get. `saturate`: values whose Cast clamps. O(nodes + uses).
     """
     if not (coloring.changes or io):
-        return Plan(coloring.to, findings=tuple(_refused(view, coloring)))
-    return _Planner(view, coloring, dict(io or {}), saturate).plan()
+        return Plan(coloring.to)
+    return _Planner(view, coloring, io or {}, saturate).plan()
 
 
 _TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""
-_TypedUses = dict[ValueId, dict[DType, list[Use]]]
-"""The uses of each value, by the type read."""
 
 
-def _refused(view: View, coloring: Coloring) -> Iterator[Finding]:
-    for op, paint in coloring.unraised.items():
-        yield Finding(reasons.UNRAISED, view.ops[op].name, paint.note)
-
-
+@dataclass
 class _Planner:
-    def __init__(self, view: View, coloring: Coloring, io: dict[ValueId, DType], saturate: Collection[ValueId]) -> None:
-        self.view = view
-        self.coloring = coloring
-        self.to = coloring.to
-        self.io = io
-        self.saturate = saturate
-        self.casts: list[Cast] = []
-        self.bakes: list[Bake] = []
-        self.rename: dict[ValueId, str] = {}
-        self.names = set(view.names)
-        self.folds: dict[OpId, ValueId] = {}
-        self.origins: dict[ValueId, ValueId] = {}
-        """The sources of the results of dropped Casts."""
-        self.versions: dict[ValueId, dict[DType, str]] = {}
+    """`homes`: the type in which each value is made. `typed`: its uses by the type read. `folds`: Casts of the model to
+    leave out, with what their readers read; `origins`: the sources of the results of dropped ones."""
+
+    view: View
+    coloring: Coloring
+    io: Mapping[ValueId, DType]
+    saturate: Collection[ValueId]
+    casts: list[Cast] = field(default_factory=list)
+    bakes: list[Bake] = field(default_factory=list)
+    rename: dict[ValueId, str] = field(default_factory=dict)
+    homes: dict[ValueId, DType] = field(default_factory=dict)
+    typed: dict[ValueId, dict[DType, list[Use]]] = field(default_factory=dict)
+    folds: dict[OpId, ValueId] = field(default_factory=dict)
+    origins: dict[ValueId, ValueId] = field(default_factory=dict)
+    versions: dict[ValueId, dict[DType, str]] = field(default_factory=dict)
 
     def plan(self) -> Plan:
-        homes = {v.id: home for v in self.view.values if (home := self._home(v.id)) is not None}
-        typed: _TypedUses = {}
-        for value, home in homes.items():
-            by_type = typed[value] = {}
-            for use in self.view.uses[value]:
+        self.names, view = set(self.view.names), self.view
+        self.homes = {v.id: home for v in view.values if (home := self._home(v.id)) is not None}
+        for value, home in self.homes.items():
+            by_type = self.typed[value] = {}
+            for use in view.uses[value]:
                 by_type.setdefault(self._needed(use, home), []).append(use)
-        self._fold(homes, typed)
-        kept = {v: home for v, home in homes.items() if not self._dropped(self.view.values[v].producer)}
+        self._fold()
+        kept = {v: home for v, home in self.homes.items() if not self._dropped(view.values[v].producer)}
         for value, home in kept.items():
-            self._provide(value, home, typed[value])
+            self._provide(value, home, self.typed[value])
         identities = {op for op in self.folds if not self._dropped(op)}
         return Plan(
-            self.to,
-            retype={v: home for v, home in kept.items() if home is not self.view.dtype(v)},
+            self.coloring.to,
+            retype={v: home for v, home in kept.items() if home is not view.dtype(v)},
             rename=self.rename,
             casts=tuple(self.casts),
             bakes=tuple(self.bakes),
-            rewire=dict(self._rewired(typed)),
-            attributes=dict(self._attributes(homes)),
+            rewire=dict(self._rewired()),
+            attributes=dict(self._attributes()),
             raised=frozenset(self._raised()),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,
-            findings=(*self._findings(self.bakes), *_refused(self.view, self.coloring)),
+            findings=tuple(self._findings()),
         )
 
     def _provide(self, value: ValueId, home: DType, typed: dict[DType, list[Use]]) -> None:
@@ -179,7 +165,7 @@ class _Planner:
             else:
                 own[dtype] = name if dtype is fixed else self._fresh(name, dtype)
                 reason = self._reason(value, dtype, typed.get(dtype, []))
-                clamps = dtype is self.to and value in self.saturate
+                clamps = dtype is self.coloring.to and value in self.saturate
                 self.casts.append(Cast(value, dtype, own[dtype], reason, clamps))
 
     # -- types of values and of their readers ------------------------------------------------------
@@ -188,10 +174,10 @@ class _Planner:
         dtype = self.view.dtype(value)
         if dtype not in _TYPES:
             return None
-        if fed(self.view, value):
-            return self.io.get(value, dtype) if self.view.values[value].public else dtype
         variable = made_variable(self.view, value)
-        return dtype if variable is None else self.coloring.dtype(*variable) or dtype
+        if fed(self.view, value) or variable is None:
+            return self.io.get(value, dtype) if fed(self.view, value) else dtype
+        return self.coloring.dtype(*variable) or dtype
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
@@ -205,19 +191,17 @@ class _Planner:
 
     def _fixed(self, value: ValueId) -> DType | None:
         """Return the type of a value's own name at an edge of a graph; None elsewhere."""
-        dtype, public, yielded = self.view.dtype(value), self.view.values[value].public, value in self.view.yielded
-        if public and (yielded or fed(self.view, value)):
-            return self.io.get(value, dtype) if dtype is not None else None
-        return dtype if public or yielded else None
+        return self.io.get(value) or self.view.dtype(value) if exposed(self.view, value) else None
 
     # -- casts that the model has already ------------------------------------------------------------
 
-    def _fold(self, homes: Mapping[ValueId, DType], typed: _TypedUses) -> None:
+    def _fold(self) -> None:
         """Bypass superfluous Casts of the model.
 
         A Cast to the type in which its source is made is a copy; its readers read the source. The same holds if the
         source is a value of that type, widened to float32. Of two equal Casts of one source the second is superfluous.
         """
+        homes, typed = self.homes, self.typed
         ends = ((op, op.inputs[0], op.outputs[0]) for op in self.view.of_kinds(("Cast",)))
         casts = [(op, source, result) for op, source, result in ends if source is not None and result is not None]
         roots: dict[ValueId, ValueId] = {}  # sources of results of folded Casts
@@ -249,21 +233,20 @@ class _Planner:
         for (source, dtype), equal in alike.items():
             changed = [op for op, result in equal if homes[result] is not self.view.dtype(result)]
             if source in homes and (len(changed) > 1 or dtype in typed[source]):
-                self._join(source, dtype, homes[source], equal, typed)
+                self._join(source, dtype, equal)
 
-    def _join(
-        self, source: ValueId, dtype: DType, home: DType, equal: list[tuple[Op, ValueId]], typed: _TypedUses
-    ) -> None:
+    def _join(self, source: ValueId, dtype: DType, equal: list[tuple[Op, ValueId]]) -> None:
         """Let one Cast stand for equal ones of the model."""
+        own, home = self.typed[source], self.homes[source]
         uses = dict.fromkeys(Use(op.id, 0) for op, _ in equal)
-        kept = [use for use in typed[source].pop(home, ()) if use not in uses]
-        typed[source].update({home: kept} if kept else {})
-        typed[source].setdefault(dtype, []).extend(uses)
+        kept = [use for use in own.pop(home, ()) if use not in uses]
+        own.update({home: kept} if kept else {})
+        own.setdefault(dtype, []).extend(uses)
         for op, result in equal:
             self.folds[op.id], self.origins[result] = source, self.origins.get(source, source)
-            for read, readers in typed[result].items():
+            for read, readers in self.typed[result].items():
                 if read is not dtype:
-                    typed[source].setdefault(read, []).extend(readers)
+                    own.setdefault(read, []).extend(readers)
 
     def _outlives(self, op: Op) -> bool:
         result = op.outputs[0]
@@ -283,8 +266,8 @@ class _Planner:
     def _fresh(self, name: str, dtype: DType) -> str:
         return numbered(f"{name}_{dtype.spelling}", self.names)
 
-    def _rewired(self, typed: _TypedUses) -> Iterator[tuple[Use, str]]:
-        for value, by_type in typed.items():
+    def _rewired(self) -> Iterator[tuple[Use, str]]:
+        for value, by_type in self.typed.items():
             if value not in self.versions and value not in self.origins:
                 continue  # a value with one name
             for dtype, uses in by_type.items():
@@ -307,17 +290,16 @@ class _Planner:
         more = f" and {len(readers) - 1} more" if len(readers) > 1 else ""
         return f"read in {dtype.spelling} by {self.view.ops[readers[0]].name!r}{more}"
 
-    def _attributes(self, homes: dict[ValueId, DType]) -> Iterator[tuple[OpId, DType]]:
+    def _attributes(self) -> Iterator[tuple[OpId, DType]]:
         for op in self.view.ops:
             stated = DTYPE_ATTRIBUTES.get((op.domain, op.op_type))
             if op.id in self.folds or (stated is None and op.kind != "ConstantOfShape"):
                 continue
             result = op.outputs[0] if op.outputs else None
-            if result is None or result not in homes:
-                continue
-            present = stated is not None and attribute(op.node, stated) is not None
-            if homes[result] is not (self.view.dtype(result) if present or stated is None else self._implied(op)):
-                yield op.id, homes[result]
+            home = self.homes.get(result) if result is not None else None
+            implied = stated is not None and attribute(op.node, stated) is None
+            if home is not None and home is not (self._implied(op) if implied else self.view.dtype(result)):
+                yield op.id, home
 
     def _implied(self, op: Op) -> DType | None:
         slot = IMPLIED_BY_INPUT.get(op.op_type)
@@ -332,16 +314,15 @@ class _Planner:
                 if any(a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES for a in stated):
                     yield op
 
-    def _findings(self, bakes: list[Bake]) -> Iterator[Finding]:
-        for bake in bakes:
+    def _findings(self) -> Iterator[Finding]:
+        for bake in self.bakes:
             if not bake.to.low:
                 continue  # float32 holds all values of a low type
             fit = self.view.fit(bake.value, bake.to)
             name = self.view.value_name(bake.value)
             if fit.overflow:
-                note = (
-                    f"{fit.overflow} of {count(fit.count, 'value')} beyond {bake.to.max:g}, stored as ±{bake.to.max:g}"
-                )
+                most = f"{bake.to.max:g}"
+                note = f"{fit.overflow} of {count(fit.count, 'value')} beyond {most}, stored as ±{most}"
                 yield Finding("saturated", name, note)
             if fit.flushed:
                 lost, rounding = fit.flushed * bake.to.smallest_subnormal, fit.absmax * bake.to.eps  # twice, at most

@@ -11,6 +11,7 @@ from enum import IntEnum
 from importlib import resources
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.settings.choices import Target
 
 if TYPE_CHECKING:
@@ -236,12 +237,18 @@ def remarked(kind: str, message: str, more: str = "") -> str:
     return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))
 
 
-class Cause(NamedTuple):
-    """Why an op has its type: the id of the reason, the op behind it, and a one-line note for reports."""
+class Paint(NamedTuple):
+    """The type of a variable, with the id of the reason, the op behind it, and a one-line note for reports."""
 
+    dtype: DType
     rule: str
     because: OpId | None = None
     note: str = ""
+
+
+def float32(rule: str, because: OpId | None = None, note: str = "") -> Paint:
+    """Return the paint of a float32 variable."""
+    return Paint(DType.FLOAT, rule, because, note)
 
 
 @dataclass(frozen=True, slots=True)

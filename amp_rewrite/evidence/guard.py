@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding

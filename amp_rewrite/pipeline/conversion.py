@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from onnx import ModelProto
 
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, count, spelled

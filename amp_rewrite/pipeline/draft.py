@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import Coloring, paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.needs.find import Needs, find_needs
 from amp_rewrite.decide.plan import plan_casts

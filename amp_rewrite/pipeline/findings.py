@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import onnx
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.coloring import Coloring
 from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.sizes import flops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, count

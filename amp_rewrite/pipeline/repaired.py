@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from onnx import ModelProto
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.ranges import Ranges

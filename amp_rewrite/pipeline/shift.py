@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding

@@ -13,7 +13,7 @@ from zlib import crc32
 from onnx import TypeProto
 
 from amp_rewrite.decide import reasons, sizes
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.helper import get_attribute_value
 
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import casts_floats, keeps_type, read_variable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_rewrite.decide.coloring.coloring import Coloring
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 

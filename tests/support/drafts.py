@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import Coloring, paint
 from amp_rewrite.pipeline.draft import Draft
 
 

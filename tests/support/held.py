@@ -9,4 +9,4 @@ from amp_rewrite.ir.view import View
 
 def held(view: View, to: DType = DType.FLOAT16) -> dict[str, str]:
     """Return the first result of each op that stays float32, with the reason."""
-    return {view.ops[pin.op].node.output[0]: pin.rule for pin in find_needs(view, to).pins}
+    return {view.ops[op].node.output[0]: why.rule for op, why in find_needs(view, to).pins.items()}

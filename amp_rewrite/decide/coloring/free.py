@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.cut import HIGH, LOW, End
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.coloring.spread import Spread
+from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.dataflow import exact, fed, first_input_of, origin, trail
+from amp_rewrite.ir.dataflow import exact, fed, first_input_of, keeps_type, origin, trail
 from amp_rewrite.ir.op_classes import (
     AFFINE,
     COPIES,
@@ -46,19 +46,21 @@ class Free:
     def follows(self) -> frozenset[int]:
         """Vertices of either type for free: Shape and Size, inputs of Casts, Casts from float32 to float32."""
         p = self.problem
-        casts = (v for v in p.of_kinds(("Cast",)) if "T1" in p.vertices.all[v].variables or self.copies(p.op(v)))
+        casts = (
+            v for v in p.of_kinds(("Cast",)) if "T1" in p.vertices[v].variables or self._copied_by(p.op(v)) is not None
+        )
         return frozenset((*p.of_kinds(ELEMENTLESS), *casts))
 
     @cached_property
     def ends(self) -> list[End]:
         """The node of each vertex: a terminal if its type is fixed, else the vertex, or the first of its sequence."""
-        own, tied = [self._fixed(v) for v in range(len(self.problem.vertices.all))], self.problem.vertices.tied
+        own, tied = [self._fixed(v) for v in range(len(self.problem.vertices))], self.problem.tied
         groups = (tied.get(v, (v,)) for v in range(len(own)))
         fixed = (({own[v] for v in group}, group[0]) for group in groups)
         return [HIGH if HIGH in ends else LOW if LOW in ends else first for ends, first in fixed]
 
     def _fixed(self, v: int) -> str | None:
-        p = self.problem
+        p, op = self.problem, self.problem.op(v)
         if v in self.follows:
             return None
         if v in self.must or not p.can(v):
@@ -67,18 +69,15 @@ class Free:
             return LOW
         if v in self.late:
             return HIGH
-        if v in self.spread.low:
-            return None
-        op = p.op(v)
-        if op.kind == "Cast":
+        if op.kind == "Cast" and v not in self.spread.low:
             return HIGH if p.widens(op) else None
-        if op.kind in DEQUANTIZES and self._decodes_weight(op):
+        if v in self.spread.low or (op.kind in DEQUANTIZES and self._decodes_weight(op)):
             return None
         if p.colors[v] not in (Color.GRAY, Color.CLEAR):
             return HIGH
         if exact(op):
             return None
-        return HIGH if self._grows(op) or any(map(self._unbounded, filter(p.varies, op.operands))) else None
+        return HIGH if self._grows(op) or any(map(self._unbounded, filter(self.varies, op.operands))) else None
 
     def _decodes_weight(self, op: Op) -> bool:
         """True if an op dequantizes a constant: a Cast after it would run each time, and hide a quantized weight."""
@@ -97,21 +96,22 @@ class Free:
         made_by, maker = view.producer(value), view.producer(origin(view, value, _copied))
         return made_by is None or self.problem.widens(made_by) or (maker is not None and self._grows(maker))
 
-    def copies(self, op: Op | None) -> bool:
-        dtype = self.problem.view.dtype
-        return op is not None and op.kind == "Cast" and dtype(op.inputs[0]) is dtype(op.outputs[0]) is DType.FLOAT
+    def _copied_by(self, op: Op) -> ValueId | None:
+        """Return the input of a Cast from float32 to float32; None for other ops."""
+        view = self.problem.view
+        copies = op.kind == "Cast" and keeps_type(view, op) and view.dtype(op.inputs[0]) is DType.FLOAT
+        return op.inputs[0] if copies else None
 
     # -- values ------------------------------------------------------------------------------------
 
     def maker(self, value: ValueId) -> End:
         """Return the node of a value's maker."""
         p, view = self.problem, self.problem.view
-        while self.copies(op := view.producer(value)):
-            assert op is not None and op.inputs[0] is not None
-            value = op.inputs[0]
+        value = origin(view, value, self._copied_by)
         if fed(view, value):
             return self._edge(value)
-        if op is not None and op.kind == "Cast" and view.dtype(op.inputs[0]) is p.to:
+        op = view.producer(value, "Cast")
+        if op is not None and view.dtype(op.inputs[0]) is p.to:
             return LOW
         v = p.maker(value)
         return self.ends[v] if v is not None else HIGH
@@ -124,19 +124,17 @@ class Free:
         for source in pending:
             for use in view.uses[source]:
                 op = view.ops[use.op]
-                if op.id in but:
+                if op.id in but or (op.kind in ELEMENTLESS and op.signature is not None):
                     continue
-                if op.kind == "Cast":
-                    result = op.outputs[0]
-                    if result is not None and self.copies(op):
-                        pending.append(result)
-                    elif result is not None and view.dtype(result) is p.to:
-                        found.add(LOW)
-                    elif counts and (made := view.dtype(result)) is not None and not made.floating:
-                        found.add(HIGH)
-                elif not (op.kind in ELEMENTLESS and op.signature is not None):
+                if op.kind != "Cast":
                     v = p.reader(use)
                     found.add(self.ends[v] if v is not None else HIGH)
+                elif self._copied_by(op) is not None:
+                    pending.extend(op.results)
+                elif (made := view.dtype(op.outputs[0])) is p.to:
+                    found.add(LOW)
+                elif counts and made is not None and not made.floating:
+                    found.add(HIGH)
             if source in view.yielded or (view.values[source].public and not fed(view, source)):
                 found.add(self._edge(source))
         return found
@@ -144,16 +142,30 @@ class Free:
     def _edge(self, value: ValueId) -> str:
         return LOW if value in self.problem.options.low_inputs else HIGH
 
+    def results(self, v: int) -> list[ValueId]:
+        """Return the results of a vertex."""
+        op, names = self.problem.op(v), self.problem.vertices[v].variables
+        slots = (slot for x in self.problem.view.variables[op.id] if x.name in names for slot in x.outputs)
+        return [value for slot in slots if (value := op.outputs[slot]) is not None]
+
+    def varies(self, value: ValueId) -> bool:
+        view = self.problem.view
+        return view.dtype(value) is DType.FLOAT and view.constant(value) is None
+
+    def _varying(self, op: Op) -> list[ValueId]:
+        view = self.problem.view
+        return [v for v in op.operands if self.varies(v) and view.constant(origin(view, v, _copied)) is None]
+
     # -- gain --------------------------------------------------------------------------------------
 
     def gains(self, v: int) -> bool:
         """True for a vertex in TensorFlow's set upstream of a lowered product."""
-        return v in self.spread.low and (not self.problem.gains or self.problem.vertices.all[v].op in self.upstream)
+        return v in self.spread.low and (not self.problem.gains or self.problem.vertices[v].op in self.upstream)
 
     @cached_property
     def _products(self) -> set[OpId]:
         p = self.problem
-        return {p.vertices.all[v].op for v in p.of_kinds(HEAVY) if v in self.spread.roots and v not in self.must}
+        return {p.vertices[v].op for v in p.of_kinds(HEAVY) if v in self.spread.roots and v not in self.must}
 
     @cached_property
     def upstream(self) -> set[OpId]:
@@ -176,17 +188,13 @@ class Free:
     def raw(self) -> frozenset[int]:
         """Copies, sums and products without a lowered product before them: low only if all their readers are."""
         p, raw = self.problem, set[int]()
-        if not p.gains:
-            return frozenset()
-        for v, vertex in enumerate(p.vertices.all):
-            op = p.view.ops[vertex.op]
-            if not isinstance(self.ends[v], int) or v in self.follows or vertex.op in p.options.lower:
-                continue
-            if p.colors[v] is not Color.CLEAR and op.kind not in PAIR_SUMS | {"Mul"}:
-                continue
-            of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
-            if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
-                raw.add(v)
+        for v in range(len(p.vertices) if p.gains else 0):
+            op = p.op(v)
+            travels = p.colors[v] is Color.CLEAR or op.kind in PAIR_SUMS | {"Mul"}
+            if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.options.lower:
+                of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
+                if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
+                    raw.add(v)
         return frozenset(raw)
 
     def _is_raw(self, value: ValueId, raw: Collection[int]) -> bool:
@@ -196,11 +204,8 @@ class Free:
     @cached_property
     def late(self) -> frozenset[int]:
         """Sums and products of values rounded after the last lowered product."""
-        p, view = self.problem, self.problem.view
-        late = set[int]()
-        if not p.gains:
-            return frozenset()
-        downstream = self._downstream - self.upstream
+        p, view, late = self.problem, self.problem.view, set[int]()
+        downstream = self._downstream - self.upstream if p.gains else ()
         for v in p.of_kinds(SUMS | SCALINGS):
             op = p.op(v)
             if op.id not in downstream or not p.can(v) or v in self.spread.roots or len(self._varying(op)) < 2:
@@ -209,10 +214,6 @@ class Free:
             if any(m is not None and m.id not in self.upstream and m.kind not in HEAVY for m in makers):
                 late.add(v)
         return frozenset(late)
-
-    def _varying(self, op: Op) -> list[ValueId]:
-        view, varies = self.problem.view, self.problem.varies
-        return [v for v in op.operands if varies(v) and view.constant(origin(view, v, _copied)) is None]
 
     def _carried(self, op: Op) -> ValueId | None:
         """Return the only varying operand of a copy, sum, product or norm."""

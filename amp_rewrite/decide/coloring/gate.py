@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from typing import NamedTuple
 
 import onnx.defs
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.reasons import Cause
+from amp_rewrite.decide.reasons import Paint, float32
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.attributes import attribute
 from amp_rewrite.ir.op_classes import DEQUANTIZES, QUANTIZERS
@@ -46,20 +47,19 @@ def _of_bias(view: View, op: Op) -> bool:
     return value is not None and view.constant(value) is not None and view.dtype(value) is DType.INT32
 
 
-_OPTIONAL = Cause(reasons.BOUNDARY, None, "optional values keep their type")
-_LOW_SEQUENCE = Cause(reasons.BOUNDARY, None, "a sequence has one element type for all ops that share it")
+_OPTIONAL = float32(reasons.BOUNDARY, None, "optional values keep their type")
+_LOW_SEQUENCE = float32(reasons.BOUNDARY, None, "a sequence has one element type for all ops that share it")
 
 
 def _containers(view: View, op: Op) -> list[str]:
     return [t.container for t in (view.types[v] for v in op.ports) if t is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Lowerable:
+class Lowerable(NamedTuple):
     """Groups of variables of one op to lower together, and refusals of the other float32 variables."""
 
     groups: tuple[tuple[str, ...], ...]
-    refusals: Mapping[str, Cause]
+    refusals: Mapping[str, Paint]
 
 
 @dataclass(frozen=True)
@@ -92,52 +92,48 @@ class Gate:
             return Lowerable((), {v.name: refusal for v in floats})
         refusals = {v.name: why for v in floats if (why := self._schema_refusal(op, v)) is not None}
         candidates = tuple(v.name for v in floats if v.name not in refusals)
-        if not candidates:
-            return Lowerable((), refusals)
-        if self.target.limits is not None or (self.kernels is None and op.kind in _TIED):
-            return Lowerable((candidates,), refusals)
-        if self.kernels is None:
-            return Lowerable(tuple((name,) for name in candidates), refusals)
+        if not candidates or self.target.limits is not None:
+            return Lowerable((candidates,) if candidates else (), refusals)
         groups = self._kernel_groups(view, op, candidates)
         for name in candidates:
             if not any(name in group for group in groups):
-                refusals[name] = Cause(reasons.KERNEL_GATE, None, self._kernel_note(view, op, candidates, self.to))
+                refusals[name] = float32(reasons.KERNEL_GATE, None, self._kernel_note(view, op, candidates, self.to))
         return Lowerable(groups, refusals)
 
-    def _type_refusal(self, view: View, op: Op, way: str, dtype: DType | None) -> Cause | None:
+    def _type_refusal(self, view: View, op: Op, way: str, dtype: DType | None) -> Paint | None:
         """Return the refusal for an op with an unknown type or an optional, or for bfloat16 without Casts of it."""
         if any(unknown(v.type) for v in view.variables[op.id]):
-            return Cause(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
+            return float32(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
         if any("optional" in container for container in _containers(view, op)):
             return _OPTIONAL
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
             note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}"
-            return Cause(reasons.SCHEMA_GATE, None, note)
+            return float32(reasons.SCHEMA_GATE, None, note)
         return None
 
-    def _schema_refusal(self, op: Op, variable: TypeVariable) -> Cause | None:
+    def _schema_refusal(self, op: Op, variable: TypeVariable) -> Paint | None:
         assert op.signature is not None
         if variable.name == row_of(op.kind).kept:
             note = f"{variable.name} of {op.kind} is computed in float32 by its kernels"
-            return Cause(reasons.KEPT_VARIABLE, None, note)
+            return float32(reasons.KEPT_VARIABLE, None, note)
         if op.kind in _NEVER:
-            return Cause(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
+            return float32(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
         if op.domain == "ai.onnx.ml":
-            return Cause(reasons.SCHEMA_GATE, None, f"{op.op_type} holds its parameters in float32 attributes")
+            return float32(reasons.SCHEMA_GATE, None, f"{op.op_type} holds its parameters in float32 attributes")
         limits = self.target.limits
         if limits is not None and op.domain:
-            return Cause(reasons.SCHEMA_GATE, None, f"{limits.runtime} has no {op.kind}")
+            return float32(reasons.SCHEMA_GATE, None, f"{limits.runtime} has no {op.kind}")
         if limits is not None and (why := limits.refusal(op.op_type, self.to)) is not None:
-            return Cause(reasons.KERNEL_GATE, None, f"{why} ({limits.source})")
+            return float32(reasons.KERNEL_GATE, None, f"{why} ({limits.source})")
         if op.signature.admits(variable.name, self.to):
             return None
         note = f"{op.kind} version {op.signature.since} does not admit {self.to.spelling} for {variable.name}"
         if self.kernels is not None or op.domain:  # with kernels, a finding names the opset that helps the whole model
-            return Cause(reasons.SCHEMA_GATE, None, note)
+            return float32(reasons.SCHEMA_GATE, None, note)
         opsets = range(op.signature.since + 1, onnx.defs.onnx_opset_version() + 1)
         newer = (known for opset in opsets if (known := signature("", op.op_type, opset)) is not None)
         first = next((known.since for known in newer if known.admits(variable.name, self.to)), None)
-        return Cause(reasons.SCHEMA_GATE, None, f"{note}; opset {first} does" if first else note)
+        return float32(reasons.SCHEMA_GATE, None, f"{note}; opset {first} does" if first else note)
 
     def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
@@ -173,7 +169,7 @@ class Gate:
 
     # -- up ------------------------------------------------------------------------------------------
 
-    def raisable(self, view: View, op: Op) -> tuple[str, ...] | Cause:
+    def raisable(self, view: View, op: Op) -> tuple[str, ...] | Paint:
         """Return the low variables to raise in an op: as many as may change together.
 
         An op without a kernel in its present types cannot lose one, so kernels do not restrict it.
@@ -188,16 +184,16 @@ class Gate:
         if any(container != TENSOR for container in _containers(view, op)):
             return _LOW_SEQUENCE
         if op.kind == "BitCast":
-            return Cause(reasons.SCHEMA_GATE, None, _READS_BITS)
+            return float32(reasons.SCHEMA_GATE, None, _READS_BITS)
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target.limits is not None and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)
             note = f"{op.kind} version {op.signature.since} does not admit float32 for {held}"
-            return Cause(reasons.SCHEMA_GATE, None, note)
+            return float32(reasons.SCHEMA_GATE, None, note)
         unions = (u for size in range(len(names), 0, -1) for u in combinations(names, size))
         union = next((u for u in unions if self.runs(view, op, u, DType.FLOAT)), None)
         if union is None and self.runs(view, op, (), DType.FLOAT):
-            return Cause(reasons.KERNEL_GATE, None, self._kernel_note(view, op, names, DType.FLOAT))
+            return float32(reasons.KERNEL_GATE, None, self._kernel_note(view, op, names, DType.FLOAT))
         return union or names
 
     # -- kernels -------------------------------------------------------------------------------------

@@ -15,16 +15,16 @@ from math import inf
 import networkx as nx
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.affine import tied
-from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.cut import HIGH, LOW, UNIT, Arc, End, cheapest, components
 from amp_rewrite.decide.coloring.free import Free
 from amp_rewrite.decide.coloring.problem import Problem
+from amp_rewrite.decide.coloring.raising import tied
 from amp_rewrite.decide.coloring.spread import Spread
-from amp_rewrite.decide.sizes import size
+from amp_rewrite.decide.reasons import Paint, float32
+from amp_rewrite.decide.sizes import is_short, size
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact
-from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, SOFTMAXES, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, PRODUCTS, SOFTMAXES, TENSOR_CORE_STEP
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.view import OpId, ValueId
 
@@ -57,7 +57,7 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
     """Return the paints of low and of float32 vertices in the cheapest labelling."""
     labelling = Labelling(problem, spread)
     low = labelling.solve()
-    idle = dict.fromkeys(_idle(problem, low), Paint.float32(reasons.NO_GAIN, None, _SHORT)) if problem.gains else {}
+    idle = dict.fromkeys(_idle(problem, low), float32(reasons.NO_GAIN, None, _SHORT)) if problem.gains else {}
     if idle:
         labelling = Labelling(problem, spread, idle)
         low = labelling.solve()
@@ -69,8 +69,8 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
 def unplaced(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
     """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
     labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
-    for v in sorted(labelling.raw & low.keys() - problem.vertices.tied.keys(), reverse=True):
-        read = {end for value in problem.ports(v)[1] for end in labelling.readers(value, counts=True)}
+    for v in sorted(labelling.raw & low.keys() - problem.tied.keys(), reverse=True):
+        read = {end for value in labelling.results(v) for end in labelling.readers(value, counts=True)}
         if any(end != LOW and end not in low for end in read):
             del low[v]
             high[v] = labelling.high(v)
@@ -82,13 +82,11 @@ _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spa
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
     """Yield the vertices of low parts whose only products are short: tensor cores do not speed them up."""
-    p, short = problem, problem.short & set(low)
-    if not short:
-        return
+    p = problem
+    short = {v for v in p.of_kinds(PRODUCTS) if v in low and is_short(p.view, p.op(v))}
     clustered = (op for cluster in p.options.clusters if cluster.kind == "softmax" for op in cluster.ops)
-    softmaxes = (*p.of_ops(clustered), *p.of_kinds(SOFTMAXES))
-    gaining = {*(v for v in p.of_kinds(HEAVY) if v not in short), *softmaxes}
-    for part in nx.weakly_connected_components(p.vertices.graph.subgraph(low)):
+    gaining = {*p.of_kinds(HEAVY), *p.of_ops(clustered), *p.of_kinds(SOFTMAXES)} - short
+    for part in nx.weakly_connected_components(p.graph.subgraph(low)) if short else ():
         if not part.isdisjoint(short) and part.isdisjoint(gaining):
             yield from part - {*p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)}
 
@@ -101,6 +99,8 @@ class Labelling(Free):
     """
 
     arcs: list[Arc] = field(default_factory=list)
+
+    # -- reasons -----------------------------------------------------------------------------------
 
     def paint(self, v: int) -> Paint:
         """Return the paint of a low vertex outside TensorFlow's set."""
@@ -115,22 +115,36 @@ class Labelling(Free):
         if v in self.must:
             return self.must[v]
         if v in self.raw:
-            note = "no product made what it reads, and not all its readers are low"
-            return Paint.float32(reasons.NO_GAIN, None, note)
+            return float32(reasons.NO_GAIN, None, "no product made what it reads, and not all its readers are low")
         if self.gains(v):
-            note = "it gains less than the Casts around it would cost"
-            return Paint.float32(reasons.MIN_CUT, None, note)
-        return Paint.float32(reasons.NO_GAIN, None, "no lowered product reads what it computes")
+            return float32(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
+        return float32(reasons.NO_GAIN, None, "no lowered product reads what it computes")
 
-    def elements(self, value: ValueId) -> int:
-        """Return the number of elements, limited since it may be a guess."""
-        return min(size(self.problem.view, value), _LARGEST)
+    # -- the network -------------------------------------------------------------------------------
 
-    def cast_cost(self, value: ValueId) -> int:
-        """Return the cost of a Cast in bytes of traffic: it starts a kernel, reads one type and writes the other."""
-        return _START + 6 * self.elements(value)
+    def solve(self) -> set[int]:
+        """Return the low vertices of the cheapest labelling."""
+        for value in self._tensors():
+            self._cast(value)
+        for cluster in self.problem.options.clusters:
+            if cluster.kind in ONE_KERNEL:
+                self._group(cluster, cluster.entry)
+        for v in self.problem.of_kinds(CHOOSES):
+            for value in filter(self.varies, self.problem.op(v).operands):
+                self._add(self.ends[v], self.maker(value), value, inf)
+        for v in self.raw:
+            for value in self.results(v):
+                for end in self.readers(value, counts=True):
+                    self._add(self.ends[v], end, value, inf)
+        free = [v for v, end in enumerate(self.ends) if end == v and v not in self.follows]
+        chosen: set[End] = {LOW}
+        for nodes, arcs in components(free, self.arcs):
+            chosen |= cheapest({v: self._gain(v) for v in nodes}, arcs, self._cost)
+        low = {v for v, end in enumerate(self.ends) if v not in self.follows and end in chosen}
+        self._follow(low)
+        return low
 
-    def values(self) -> Iterator[ValueId]:
+    def _tensors(self) -> Iterator[ValueId]:
         """Yield the float32 tensors open to Casts. Constants are stored in either type."""
         view = self.problem.view
         for value in view.values:
@@ -139,40 +153,12 @@ class Labelling(Free):
                 if cast is None or view.dtype(cast.inputs[0]) not in (DType.FLOAT, self.problem.to):
                     yield value.id
 
-    def fuses(self, value: ValueId) -> bool:
-        """True if the runtime runs the maker and the only reader of a value as one kernel, without a Cast between."""
-        view = self.problem.view
-        op, uses = view.producer(value), view.uses[value]
-        alone = op is not None and len(uses) == 1 and value not in view.yielded
-        reader = view.ops[uses[0].op] if alone else None
-        if op is None or reader is None or (op.kind, reader.kind) not in PAIRS:
-            return False
-        return reader.kind != "Softmax" or not self.problem.gains or reader.id in self.upstream
+    def _elements(self, value: ValueId) -> int:
+        return min(size(self.problem.view, value), _LARGEST)
 
-    # -- the network -------------------------------------------------------------------------------
-
-    def solve(self) -> set[int]:
-        """Return the low vertices of the cheapest labelling."""
-        for value in self.values():
-            self._cast(value)
-        for cluster in self.problem.options.clusters:
-            if cluster.kind in ONE_KERNEL:
-                self._group(cluster, cluster.entry)
-        for v in self.problem.of_kinds(CHOOSES):
-            for value in filter(self.problem.varies, self.problem.op(v).operands):
-                self._add(self.ends[v], self.maker(value), value, inf)
-        for v in self.raw:
-            for value in self.problem.ports(v)[1]:
-                for end in self.readers(value, counts=True):
-                    self._add(self.ends[v], end, value, inf)
-        chosen: set[End] = {LOW}
-        for nodes, arcs in components(
-            [v for v, end in enumerate(self.ends) if end == v and v not in self.follows], self.arcs
-        ):
-            chosen |= cheapest({v: self._gain(v) for v in nodes}, arcs, self.cast_cost)
-        low = {v for v, end in enumerate(self.ends) if v not in self.follows and end in chosen}
-        self._follow(low)
-        return low
+    def _cost(self, value: ValueId) -> int:
+        """Return the cost of a Cast in bytes of traffic: it starts a kernel, reads one type and writes the other."""
+        return _START + 6 * self._elements(value)
 
     def _gain(self, v: int) -> int:
         """Return the worth of a low type for a vertex, in units: two bytes for each element of gain to a product.
@@ -181,8 +167,8 @@ class Labelling(Free):
         low, and the rest if they are not, so that what rounds falls only to spare a Cast.
         """
         if self.gains(v):
-            return 2 * UNIT * sum(map(self.elements, self.problem.ports(v)[1]))
-        read = [value for value in self.problem.op(v).operands if self.problem.varies(value)]
+            return 2 * UNIT * sum(map(self._elements, self.results(v)))
+        read = list(filter(self.varies, self.problem.op(v).operands))
         copies = read and exact(self.problem.op(v)) and all(self.maker(value) != HIGH for value in read)
         return 1 if copies else -1
 
@@ -201,21 +187,26 @@ class Labelling(Free):
         if not others or not any(isinstance(end, int) for end in (home, *others)):
             return  # no Cast, or one that no label changes
         alone = next(iter(others)) if len(others) == 1 else None
-        share = 1 + _FUSION * self.fuses(value)
-        if home != HIGH:
-            up: End = HIGH if HIGH in others else alone if alone is not None else ("up", value)
-            self._add(home, up, value, share)
-            for end in others if isinstance(up, tuple) else ():
-                self._add(up, end, value, inf)
-        if home != LOW:
-            down: End = LOW if LOW in others else alone if alone is not None else ("down", value)
-            self._add(down, home, value, share)
-            for end in others if isinstance(down, tuple) else ():
-                self._add(end, down, value, inf)
+        share = 1 + _FUSION * self._fuses(value)
+        for fixed, way in ((HIGH, "up"), (LOW, "down")):
+            node: End = fixed if fixed in others else alone if alone is not None else (way, value)
+            arcs = [(home, node, share), *((node, end, inf) for end in others if isinstance(node, tuple))]
+            for a, b, worth in arcs if home != fixed else ():
+                self._add(*((a, b) if fixed == HIGH else (b, a)), value, worth)
+
+    def _fuses(self, value: ValueId) -> bool:
+        """True if the runtime runs the maker and the only reader of a value as one kernel, without a Cast between."""
+        view = self.problem.view
+        op, uses = view.producer(value), view.uses[value]
+        if op is None or len(uses) != 1 or value in view.yielded:
+            return False
+        reader = view.ops[uses[0].op]
+        worth = reader.kind != "Softmax" or not self.problem.gains or reader.id in self.upstream
+        return worth and (op.kind, reader.kind) in PAIRS
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
         """Let a group for one kernel cost less if its members agree."""
-        nodes, worth = {self.ends[v] for v in self._members(cluster.ops)}, _FUSION * (len(cluster.ops) - 1)
+        nodes, worth = self._members(cluster.ops), _FUSION * (len(cluster.ops) - 1)
         all_low, all_high = ("low", cluster.ops[0]), ("high", cluster.ops[0])
         if HIGH not in nodes:
             self._add(LOW, all_low, entry, worth)
@@ -225,7 +216,7 @@ class Labelling(Free):
             return
         else:  # a norm with a float32 body, of which scale and bias may be low
             self._scale(cluster, entry, worth + 2)
-            nodes = {self.ends[v] for v in self._members(op for op in cluster.ops if op not in cluster.tail)}
+            nodes = self._members(op for op in cluster.ops if op not in cluster.tail)
         self._add(all_high, HIGH, entry, worth)
         for node in nodes - {LOW, HIGH}:
             self._add(node, all_high, entry, inf)
@@ -234,18 +225,16 @@ class Labelling(Free):
         """Let scale and bias of a float32 norm be low with its input, if no float32 reader needs its Cast.
 
         The kernel computes wide inside and takes in the Casts around the body. Where onnxruntime refuses other types
-        (`affine.tied`), the input is low only with them.
+        (`raising.tied`), the input is low only with them.
         """
         p, home = self.problem, self.maker(entry)
         bound = tied(p.view, cluster, p.to)
-        if not bound and cluster.kind != "rms_normalization":
+        read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.readers(value)}
+        if not bound and (cluster.kind != "rms_normalization" or read <= {HIGH}):
             return
         others = self.readers(entry, but=cluster.ops)
-        read = {end for value in p.view.ops[cluster.ops[-1]].results for end in self.readers(value)}
-        if not bound and read <= {HIGH}:
-            return
         late = p.gains and cluster.ops[-1] not in self.upstream
-        for node in {self.ends[v] for v in self._members(cluster.tail)} - {LOW}:
+        for node in self._members(cluster.tail) - {LOW}:
             if node != HIGH and not late:
                 self._add(LOW, node, entry, worth)
             for other in (others | {home}) - {LOW}:
@@ -253,18 +242,17 @@ class Labelling(Free):
             if bound and HIGH not in others and home != LOW:
                 self._add(home, node, entry, inf)
 
-    def _members(self, ops: Iterable[OpId]) -> list[int]:
+    def _members(self, ops: Iterable[OpId]) -> set[End]:
         p = self.problem
-        found = [(v, p.vertices.all[v].refusal) for v in p.of_ops(ops)]
-        counts = [v for v, refusal in found if refusal is None or refusal.rule != reasons.KEPT_VARIABLE]
-        return [v for v in counts if p.op(v).kind != "Cast"]
+        found = ((v, p.vertices[v].refusal) for v in p.of_ops(ops) if p.op(v).kind != "Cast")
+        return {self.ends[v] for v, refusal in found if refusal is None or refusal.rule != reasons.KEPT_VARIABLE}
 
     def _follow(self, low: set[int]) -> None:
-        p, is_low = self.problem, {end for v in low if isinstance(end := self.ends[v], int)} | {LOW}
+        p, is_low = self.problem, {LOW, *(self.ends[v] for v in low)}
         for v in sorted(self.follows):
             source = p.op(v).inputs[0]
             made_by = p.view.producer(source)
-            if source is None or p.vertices.all[v].refusal is not None or (made_by is not None and p.widens(made_by)):
+            if source is None or p.vertices[v].refusal is not None or (made_by is not None and p.widens(made_by)):
                 continue
             ends = {self.maker(source)} if p.view.constant(source) is None else self.readers(source)
             if ends and ends <= is_low:

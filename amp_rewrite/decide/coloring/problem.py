@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -12,14 +12,12 @@ import onnx
 from networkx.utils import UnionFind
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.coloring import Paint
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.needs.find import Needs
-from amp_rewrite.decide.reasons import Cause, Pin
-from amp_rewrite.decide.sizes import is_short
+from amp_rewrite.decide.reasons import Paint, Pin, float32
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
-from amp_rewrite.ir.op_classes import PRODUCTS, QUANTIZERS
+from amp_rewrite.ir.op_classes import QUANTIZERS
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId, View
@@ -37,95 +35,7 @@ class Vertex(NamedTuple):
     op: OpId
     variables: tuple[str, ...]
     entry: Entry
-    refusal: Cause | None
-
-
-@dataclass(frozen=True)
-class Vertices:
-    """Vertices in op order, and `graph` with an edge from the maker of a float32 value to each reader.
-
-    Two vertices of one op are never joined: paint does not cross from T to U of a normalization, nor through a Cast.
-    Ops with bodies and ops without a schema have no vertex, so they stop every walk. `tied`: for each vertex of a
-    sequence, which no Cast converts, all vertices of the sequence.
-    """
-
-    all: tuple[Vertex, ...]
-    graph: nx.DiGraph[int]
-    of: Mapping[tuple[OpId, str], int]
-    by_op: Mapping[OpId, Sequence[int]]
-    tied: Mapping[int, Sequence[int]]
-
-    @classmethod
-    def build(cls, view: View, entries: tuple[Entry, ...], gate: Gate) -> Vertices:
-        """Return the vertices of a view. O(nodes + uses)."""
-        every, of, by_op, graph = (
-            list[Vertex](),
-            dict[tuple[OpId, str], int](),
-            dict[OpId, Sequence[int]](),
-            nx.DiGraph(),
-        )
-        makers = dict[ValueId | None, int]()
-        for op in view.ops:
-            floats = {v.name: v for v in view.variables[op.id] if v.type is not None and v.type.dtype is DType.FLOAT}
-            if not floats:
-                continue
-            lowerable = gate.lowerable_groups(view, op)
-            grouped = {name: group for group in lowerable.groups for name in group}
-            groups = dict.fromkeys(grouped.get(name, (name,)) for name in floats)
-            by_op[op.id] = range(len(every), len(every) + len(groups))
-            for at, names in zip(by_op[op.id], groups, strict=True):
-                every.append(Vertex(op.id, names, entries[op.id], lowerable.refusals.get(names[0])))
-                of.update(((op.id, name), at) for name in names)
-                graph.add_node(at)
-                read = {op.inputs[slot] for name in names for slot in floats[name].inputs} & makers.keys()
-                graph.add_edges_from((source, at) for source in sorted({makers[value] for value in read}))
-            for name, variable in floats.items():
-                made = (op.outputs[slot] for slot in variable.outputs)
-                makers.update((v, of[op.id, name]) for v in made if v is not None and view.dtype(v) is DType.FLOAT)
-        tied = dict[int, Sequence[int]]()
-        for group, kept in _sequences(view, of):
-            tied.update(dict.fromkeys(group, group))
-            for v in group if kept else ():
-                every[v] = every[v]._replace(refusal=every[v].refusal or _KEPT)
-        return cls(tuple(every), graph, of, by_op, tied)
-
-
-_KEPT = Cause(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
-
-
-def _sequences(view: View, of: Mapping[tuple[OpId, str], int]) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield the vertices of each sequence, and True if a model, a body or an op without vertex fixes its type."""
-    sets, kept = UnionFind(), set[int]()
-    for value in view.values:
-        declared = view.types[value.id]
-        if declared is None or declared.dtype is not DType.FLOAT or declared.container == TENSOR:
-            continue
-        read = [read_variable(view.ops[use.op], use.slot) for use in view.uses[value.id]]
-        ends = [of.get(port) if port is not None else None for port in (made_variable(view, value.id), *read)]
-        joined = [v for v in ends if v is not None]
-        sets.union(*joined)
-        if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
-            kept.update(joined)
-    for group in sets.to_sets():
-        yield sorted(group), not kept.isdisjoint(group)
-
-
-def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
-    """Return the list entry of each op, by op id."""
-    plain: dict[str, Entry | None] = {}  # the entry of a kind whose ops all have the same
-    entries = []
-    for op in view.ops:
-        if op.kind not in plain:
-            first = next(iter(lists.entries_of(op.domain, op.op_type)), None)
-            plain[op.kind] = first if first is not None and first.condition is None else None
-        entries.append(plain[op.kind] or _entry(op, lists))
-    return tuple(entries)
-
-
-def _entry(op: Op, lists: OpLists) -> Entry:
-    plain = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in plain}
-    return lists.classify(op.domain, op.op_type, attributes, len(op.operands))
+    refusal: Paint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,70 +69,116 @@ class PaintOptions:
     found: Collection[str] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Problem:
-    """Type variables of a view, by vertex, with their colors and neighbours.
+    """Type variables of a view, by vertex in op order, with their colors and neighbours.
 
-    `raised`: paint of variables that are low in the model and become float32. They have no vertex, so no color spreads
-    from them.
+    `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
+    does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
+    vertex, so they stop every walk. `tied`: for each vertex of a sequence, which no Cast converts, all vertices of the
+    sequence.
     """
 
     view: View
-    vertices: Vertices
-    to: DType
+    gate: Gate
+    entries: Sequence[Entry]
     options: PaintOptions
     needs: Needs
-    raised: Mapping[tuple[OpId, str], Paint] = field(default_factory=dict)
+    vertices: list[Vertex] = field(default_factory=list)
+    graph: nx.DiGraph[int] = field(default_factory=nx.DiGraph)
+    of: dict[tuple[OpId, str] | None, int] = field(default_factory=dict)
+    by_op: dict[OpId, Sequence[int]] = field(default_factory=dict)
+    tied: dict[int, Sequence[int]] = field(default_factory=dict)
 
-    # -- what is asked -----------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        """Add the vertices. O(nodes + uses)."""
+        makers = dict[ValueId | None, int]()
+        for op in self.view.ops:
+            variables = self.view.variables[op.id]
+            floats = {v.name: v for v in variables if v.type is not None and v.type.dtype is DType.FLOAT}
+            if not floats:
+                continue
+            groups, refusals = self.gate.lowerable_groups(self.view, op)
+            grouped = {name: group for group in groups for name in group}
+            first = len(self.vertices)
+            for at, names in enumerate(dict.fromkeys(grouped.get(name, (name,)) for name in floats), first):
+                self.vertices.append(Vertex(op.id, names, self.entries[op.id], refusals.get(names[0])))
+                self.of.update(((op.id, name), at) for name in names)
+                self.graph.add_node(at)
+                read = {op.inputs[slot] for name in names for slot in floats[name].inputs} & makers.keys()
+                self.graph.add_edges_from((source, at) for source in sorted({makers[value] for value in read}))
+            self.by_op[op.id] = range(first, len(self.vertices))
+            for name, variable in floats.items():
+                made = (op.outputs[slot] for slot in variable.outputs)
+                makers.update((v, self.of[op.id, name]) for v in made if self.view.dtype(v) is DType.FLOAT)
+        self._tie_sequences()
+
+    def _tie_sequences(self) -> None:
+        """Tie the vertices of each sequence; a model, a body or an op without vertex keeps its type."""
+        view, kept = self.view, set[int]()
+        sets: UnionFind[int] = UnionFind()
+        for value in view.values:
+            declared = view.types[value.id]
+            if declared is None or declared.dtype is not DType.FLOAT or declared.container == TENSOR:
+                continue
+            ends = [self.maker(value.id), *map(self.reader, view.uses[value.id])]
+            joined = [v for v in ends if v is not None]
+            sets.union(*joined)
+            if value.role is Role.INPUT or exposed(view, value.id) or None in ends:
+                kept.update(joined)
+        for group in map(sorted, sets.to_sets()):
+            self.tied.update(dict.fromkeys(group, group))
+            for v in () if kept.isdisjoint(group) else group:
+                self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or _KEPT)
 
     @property
-    def pins(self) -> tuple[Pin, ...]:
-        """Pins of the needs, then those of the options."""
-        return (*self.needs.pins, *self.options.pins)
+    def to(self) -> DType:
+        """The low type."""
+        return self.gate.to
+
+    # -- what is asked -----------------------------------------------------------------------------
 
     @cached_property
     def colors(self) -> Sequence[Color]:
         """The lists of all vertices. What the user lowers counts as allowed, and an entry's need without a reader as
         gray."""
-        colors = [vertex.entry.color for vertex in self.vertices.all]
-        for op, (needs, _) in self.needs.unneeded.items():
-            for v in self.vertices.by_op.get(op, ()):
-                if self.vertices.all[v].entry.need in needs:
-                    colors[v] = Color.GRAY
-        for v, vertex in enumerate(self.vertices.all if self.options.rescale else ()):
-            if self.view.ops[vertex.op].kind in QUANTIZERS:
+        colors = [vertex.entry.color for vertex in self.vertices]
+        for v, (op, _, entry, _) in enumerate(self.vertices):
+            if op in self.options.lower:
+                colors[v] = Color.ALLOW
+            elif self.options.rescale and self.op(v).kind in QUANTIZERS:
                 colors[v] = Color.CLEAR
-        for v in self.of_ops(self.options.lower):
-            colors[v] = Color.ALLOW
+            elif op in self.needs.unneeded and entry.need in self.needs.unneeded[op].needs:
+                colors[v] = Color.GRAY
         return colors
 
     @cached_property
     def pinned(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        pinned = {op: self._kept(pattern) for op, pattern in sorted(self.options.keep.items())}
-        groups = {op: cluster for cluster in self.options.clusters for op in cluster.ops} if self.options.pins else {}
-        for pin in self.pins:
-            if pin.op not in self.options.lower:
-                pinned.setdefault(pin.op, Paint.float32(pin.rule, pin.because, pin.note))
-        for pin in self.options.pins:
-            cluster = groups.get(pin.op)
-            if cluster is None:
-                continue
-            note = f"{cluster.kind} stays float32 as a whole, because {self.view.ops[pin.op].name!r} does"
-            for op in cluster.ops:
-                if op not in self.options.lower:
-                    pinned.setdefault(op, Paint.float32(reasons.CLUSTER, pin.op, note))
+        options = self.options
+        pinned = {op: self._kept(pattern) for op, pattern in sorted(options.keep.items())}
+        found = [
+            *self.needs.pins.items(),
+            *((pin.op, float32(pin.rule, pin.because, pin.note)) for pin in options.pins),
+        ]
+        groups = {op: cluster for cluster in options.clusters for op in cluster.ops} if options.pins else {}
+        for pin in options.pins:
+            if (cluster := groups.get(pin.op)) is not None:
+                note = f"{cluster.kind} stays float32 as a whole, because {self.view.ops[pin.op].name!r} does"
+                found += [(op, float32(reasons.CLUSTER, pin.op, note)) for op in cluster.ops]
+        for op, paint in found:
+            if op not in options.lower:
+                pinned.setdefault(op, paint)
         return pinned
 
     def _kept(self, pattern: str) -> Paint:
         if pattern in self.options.found:
-            return Paint.float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
-        return Paint.float32(reasons.KEEP, None, f"kept by {pattern!r}")
+            return float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
+        return float32(reasons.KEEP, None, f"kept by {pattern!r}")
 
     def can(self, v: int) -> bool:
         """True if neither the gate nor a user, rule or pin holds a vertex, or one tied to it, in float32."""
-        tied = (self.vertices.all[w] for w in self.vertices.tied.get(v, (v,)))
+        tied = (self.vertices[w] for w in self.tied.get(v, (v,)))
         return all(vertex.refusal is None and vertex.op not in self.pinned for vertex in tied)
 
     @property
@@ -232,23 +188,18 @@ class Problem:
 
     def why_unneeded(self, v: int) -> str:
         """Return why no reader has the need of the op's entry; "" without one."""
-        unneeded = self.needs.unneeded.get(self.vertices.all[v].op)
+        unneeded = self.needs.unneeded.get(self.vertices[v].op)
         return unneeded.because if unneeded is not None else ""
 
     # -- vertices ----------------------------------------------------------------------------------
 
-    @cached_property
-    def short(self) -> frozenset[int]:
-        """Products with fewer terms than a step of tensor cores, by known shapes."""
-        return frozenset(v for v in self.of_kinds(PRODUCTS) if is_short(self.view, self.op(v)))
-
     def op(self, v: int) -> Op:
         """Return the op of a vertex."""
-        return self.view.ops[self.vertices.all[v].op]
+        return self.view.ops[self.vertices[v].op]
 
     def of_ops(self, ops: Iterable[OpId]) -> list[int]:
         """Return the vertices of ops, in order."""
-        return [v for op in ops for v in self.vertices.by_op.get(op, ())]
+        return [v for op in ops for v in self.by_op.get(op, ())]
 
     def of_kinds(self, kinds: Container[str]) -> list[int]:
         """Return the vertices of ops of some kinds, in order."""
@@ -256,48 +207,33 @@ class Problem:
 
     def maker(self, value: ValueId) -> int | None:
         """Return the vertex of a value's maker; None for an op without one."""
-        port = made_variable(self.view, value)
-        return self.vertices.of.get(port) if port is not None else None
+        return self.of.get(made_variable(self.view, value))
 
     def reader(self, use: Use) -> int | None:
         """Return the vertex of a use; None for an op without one."""
-        port = read_variable(self.view.ops[use.op], use.slot)
-        return self.vertices.of.get(port) if port is not None else None
-
-    def made_raised(self, value: ValueId) -> bool:
-        """True if a value is low in the model and now made in float32."""
-        return made_variable(self.view, value) in self.raised
-
-    def ports(self, v: int) -> tuple[list[ValueId], list[ValueId]]:
-        """Return the inputs and the results of a vertex."""
-        op, names = self.op(v), self.vertices.all[v].variables
-        variables = [variable for variable in self.view.variables[op.id] if variable.name in names]
-        read = (op.inputs[slot] for variable in variables for slot in variable.inputs)
-        made = (op.outputs[slot] for variable in variables for slot in variable.outputs)
-        return [value for value in read if value is not None], [value for value in made if value is not None]
+        return self.of.get(read_variable(self.view.ops[use.op], use.slot))
 
     def widens(self, op: Op) -> bool:
         """True for a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""
         return op.kind == "Cast" and self.view.dtype(op.inputs[0]) in LOW_TYPES
 
-    def varies(self, value: ValueId) -> bool:
-        """True if a value is float32 and not a constant."""
-        return self.view.dtype(value) is DType.FLOAT and self.view.constant(value) is None
 
-    def walk(
-        self, starts: Iterable[int], near: Callable[[int], Iterable[int]], enter: Callable[[int], bool]
-    ) -> dict[int, OpId]:
-        """Return the vertices reached from `starts` through those admitted by `enter`, each with the op before it.
+_KEPT = float32(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
 
-        networkx's walks want a copy of the subgraph for each: 11 s at 49 500 ops, this one takes 0.1.
-        """
-        queue = list(starts)
-        seen = set(queue)
-        reached: dict[int, OpId] = {}
-        for v in queue:
-            for w in near(v):
-                if w not in seen and enter(w):
-                    seen.add(w)
-                    reached[w] = self.vertices.all[v].op
-                    queue.append(w)
-        return reached
+
+def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
+    """Return the list entry of each op, by op id."""
+    plain: dict[str, Entry | None] = {}  # the entry of a kind whose ops all have the same
+    entries = []
+    for op in view.ops:
+        if op.kind not in plain:
+            first = next(iter(lists.entries_of(op.domain, op.op_type)), None)
+            plain[op.kind] = first if first is not None and first.condition is None else None
+        entries.append(plain[op.kind] or _entry(op, lists))
+    return tuple(entries)
+
+
+def _entry(op: Op, lists: OpLists) -> Entry:
+    plain = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in plain}
+    return lists.classify(op.domain, op.op_type, attributes, len(op.operands))

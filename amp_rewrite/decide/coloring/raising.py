@@ -6,19 +6,17 @@ activation, and the scale and bias that the runtime fuses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.affine import AFFINE_NOTE, input_type
-from amp_rewrite.decide.coloring.coloring import Paint
-from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.decide.reasons import Cause
+from amp_rewrite.decide.reasons import Paint, float32
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 
 _ANY_TYPE = ELEMENTLESS | {"Cast"}
@@ -30,7 +28,6 @@ class Raised:
     """The paints of raised variables, and of ops without the float32 wished for them."""
 
     problem: Problem
-    gate: Gate
     paints: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
     refused: dict[OpId, Paint] = field(default_factory=dict)
 
@@ -39,39 +36,35 @@ class Raised:
         """The model's index."""
         return self.problem.view
 
-    @classmethod
-    def of(cls, problem: Problem, gate: Gate) -> Raised:
+    def __post_init__(self) -> None:
         """Raise the low variables of the named ops, and of ops tied to their type."""
-        raised = cls(problem, gate)
-        wishes = _wishes(problem)
+        wishes = _wishes(self.problem)
         for op_id in sorted(wishes):
-            raised._raise(op_id, wishes[op_id])
-        groups = clusters(problem.view, LOW_TYPES) if raised.paints else ()
+            self._raise(op_id, wishes[op_id])
+        groups = clusters(self.view, LOW_TYPES) if self.paints else ()
         for cluster in groups:
-            raised._whole(cluster)
+            self._whole(cluster)
         for cluster in groups:
-            raised._affine(cluster)
-        for op in reversed(problem.view.ops) if wishes else ():
-            raised._move(op)
-            raised._cast(op, wishes)
-        for op in problem.view.of_kinds(ELEMENTLESS):  # they read no element
+            self._affine(cluster)
+        for op in reversed(self.view.ops) if wishes else ():
+            self._move(op)
+            self._cast(op, wishes)
+        for op in self.view.of_kinds(ELEMENTLESS):  # they read no element
             source = op.inputs[0]
-            if source is not None and made_variable(problem.view, source) in raised.paints:
-                made_by = problem.view.values[source].producer
-                raised.paints[op.id, "T"] = Paint.float32(reasons.SHAPE_FOLLOWS, made_by)
-        return raised
+            if source is not None and made_variable(self.view, source) in self.paints:
+                self.paints[op.id, "T"] = float32(reasons.SHAPE_FOLLOWS, self.view.values[source].producer)
 
-    def _raise(self, op_id: OpId, paint: Paint) -> None:
+    def _raise(self, op_id: OpId, paint: Paint, *, asked: bool = True) -> None:
         """Raise an op as far as the gate admits it; constants are stored in float32 for their readers instead."""
         op = self.view.ops[op_id]
         if op.kind in _ANY_TYPE or op.kind == "Constant":
             return
-        names = self.gate.raisable(self.view, op)
-        if isinstance(names, Cause):
+        names = self.problem.gate.raisable(self.view, op)
+        if not isinstance(names, Paint):
+            for name in names:
+                self.paints.setdefault((op_id, name), paint)
+        elif asked:
             self._refuse(op_id, f"{paint.note}; {names.rule}: {names.note}")
-            return
-        for name in names:
-            self.paints.setdefault((op_id, name), paint)
 
     def _refuse(self, op: OpId, note: str) -> None:
         for variable in self.view.variables[op]:
@@ -88,28 +81,30 @@ class Raised:
         note = f"{cluster.kind} is raised as a whole, because {self.view.ops[first].name!r} is"
         for op in cluster.ops:
             if low_type(self.view, op) is not None and op not in self.problem.options.lower:
-                self._raise(op, Paint.float32(reasons.RAISED, first, note))
+                self._raise(op, float32(reasons.RAISED, first, note))
 
     def _affine(self, cluster: Cluster) -> None:
         low = next((dtype for op in cluster.tail if (dtype := low_type(self.view, op)) is not None), None)
-        dtype = input_type(self.view, cluster, low, self._made, self._read) if low is not None else None
-        if low is None or dtype is None:
-            return
-        high = dtype is DType.FLOAT
-        for op in (op for op in cluster.tail if self.view.ops[op].kind != "Cast"):
-            if high and not self._is_raised(op):
-                self._raise(op, Paint.float32(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
-            elif not high and self._is_raised(op):
+        dtype = input_type(self.view, cluster, low, self.made, self._read) if low is not None else None
+        for op in cluster.tail if low is not None and dtype is not None else ():
+            if self.view.ops[op].kind == "Cast" or self._is_raised(op) is (dtype is DType.FLOAT):
+                continue
+            if dtype is DType.FLOAT:
+                self._raise(op, float32(reasons.RAISED, cluster.ops[0], AFFINE_NOTE))
+            elif low is not None:
                 self._refuse(op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
 
-    def _made(self, value: ValueId) -> DType | None:
+    def made(self, value: ValueId) -> DType | None:
+        """Return the type in which a value is made, of an op that is not lowered."""
         return DType.FLOAT if made_variable(self.view, value) in self.paints else self.view.dtype(value)
 
     def _read(self, value: ValueId, use: Use) -> DType | None:
-        op = self.view.ops[use.op]
-        if op.kind in _ANY_TYPE:
-            return self._made(value)
-        return DType.FLOAT if read_variable(op, use.slot) in self.paints else self.view.dtype(value)
+        if self.view.ops[use.op].kind in _ANY_TYPE:
+            return self.made(value)
+        return DType.FLOAT if self._reads_raised(use) else self.view.dtype(value)
+
+    def _reads_raised(self, use: Use) -> bool:
+        return read_variable(self.view.ops[use.op], use.slot) in self.paints
 
     def _move(self, op: Op) -> None:
         """Raise a mover of the result of a Cast to a low type, if only raised ops read it.
@@ -119,12 +114,10 @@ class Raised:
         if not _moves(self.view, op) or op.id in self.problem.options.lower:
             return
         uses = [use for value in op.results for use in self.view.uses[value]]
-        if not uses or any(exposed(self.view, value) for value in op.results) or not _casts_to_low(self.view, op):
-            return
-        low = any(read_variable(self.view.ops[use.op], use.slot) not in self.paints for use in uses)
-        if not low and not isinstance(self.gate.raisable(self.view, op), Cause):
+        inner = bool(uses) and not any(exposed(self.view, value) for value in op.results)
+        if inner and _casts_to_low(self.view, op) and all(map(self._reads_raised, uses)):
             note = "moves what is cast, and only ops in float32 read it"
-            self._raise(op.id, Paint.float32(reasons.RAISED, uses[0].op, note))
+            self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), asked=False)
 
     def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
         """Raise a Cast to a low type with its readers."""
@@ -132,13 +125,13 @@ class Raised:
         if result is None or self.view.dtype(result) not in LOW_TYPES or op.id in self.problem.options.lower:
             return
         uses = self.view.uses[result]
-        raised = [use for use in uses if read_variable(self.view.ops[use.op], use.slot) in self.paints]
+        raised = [use for use in uses if self._reads_raised(use)]
         free = [use for use in uses if self.view.ops[use.op].kind in _ANY_TYPE]
         through = op.id in wishes and any(self.view.ops[use.op].kind == "Cast" for use in uses)
         if exposed(self.view, result) or len(raised) + len(free) < len(uses):
             return
         if (raised or through) and (op.id in wishes or len(raised) == len(uses)):
-            paint = Paint.float32(reasons.EXISTING_CAST, raised[0].op if raised else None)
+            paint = float32(reasons.EXISTING_CAST, raised[0].op if raised else None)
             self.paints[op.id, "T2"] = wishes.get(op.id, paint)
 
 
@@ -158,10 +151,10 @@ def _wishes(problem: Problem) -> dict[OpId, Paint]:
     options = problem.options
     for op, pattern in options.keep.items():
         by = "the check" if pattern in options.found else repr(pattern)
-        paints[op] = Paint.float32(reasons.RAISED, None, f"kept by {by}")
-    for pin in problem.pins:
+        paints[op] = float32(reasons.RAISED, None, f"kept by {by}")
+    for pin in options.pins:
         if pin.raises and pin.op not in options.lower:
-            paints.setdefault(pin.op, Paint.float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
+            paints.setdefault(pin.op, float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
     return {op: paint for op, paint in paints.items() if low_type(problem.view, op) is not None}
 
 
@@ -169,3 +162,48 @@ def low_type(view: View, op: OpId) -> DType | None:
     """Return the low type of an op's first low variable; None if it has none."""
     types = (v.type.dtype for v in view.variables[op] if v.type is not None)
     return next((dtype for dtype in types if dtype in LOW_TYPES), None)
+
+
+# -- scale and bias of written-out norms, in the type of the input if onnxruntime fuses both ---------------
+
+AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
+SEEN_THROUGH = frozenset(("Cast", "Dropout", "Identity"))
+"""Ops that onnxruntime looks through when it fuses a normalization."""
+Made = Callable[[ValueId], DType | None]
+"""The type in which a value is made."""
+Read = Callable[[ValueId, Use], DType | None]
+"""The type in which an op reads a value."""
+
+
+def tied(view: View, cluster: Cluster, low: DType) -> bool:
+    """True if onnxruntime fuses a written-out norm and then wants scale and bias in the type of its input.
+
+    It fuses from optimization level BASIC on and looks past a Cast that only the norm reads, so the fused node takes
+    the type before that Cast, and the runtime refuses the model when scale and bias have another. The types of the ops
+    in between do not matter. Source: some 360 small models opened with onnxruntime 1.31.1.
+    """
+    if cluster.kind == "layer_normalization":
+        return low is DType.BFLOAT16 or view.opset >= FIRST_FUSED["LayerNormalization"]
+    return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
+
+
+def input_type(view: View, cluster: Cluster, low: DType, made: Made, read: Read) -> DType | None:
+    """Return the common type of a norm's input, scale and bias; None if they are free."""
+    if not cluster.tail or not tied(view, cluster, low):
+        return None
+    return _seen_type(view, cluster.entry, cluster.ops, made, read)
+
+
+def _seen_type(view: View, value: ValueId, readers: Collection[OpId], made: Made, read: Read) -> DType | None:
+    """Return the type of a value for the runtime's fusion of `readers`, before the Casts for them alone."""
+    dtype, uses = made(value), view.uses[value]
+    needed = next((read(value, use) for use in uses if use.op in readers), dtype)
+    others, edge = [use for use in uses if use.op not in readers], exposed(view, value)
+    if dtype is not needed and (
+        (edge and view.dtype(value) is needed) or any(read(value, u) is needed for u in others)
+    ):
+        return needed
+    op = view.producer(value)
+    if op is None or op.kind not in SEEN_THROUGH or op.inputs[0] is None or others or edge:
+        return dtype
+    return _seen_type(view, op.inputs[0], (op.id,), made, read)

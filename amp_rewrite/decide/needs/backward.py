@@ -1,20 +1,20 @@
-"""The backward pass: needs of readers, handed to the makers of their inputs."""
+"""The backward pass: needs of readers, handed to the makers of their inputs; ops in float32 by facts alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.causes import cause_of
-from amp_rewrite.decide.needs.facts import INF, Fact
-from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts
 from amp_rewrite.decide.needs.readers import TERM, Readers
-from amp_rewrite.decide.needs.sums import number_of_terms
-from amp_rewrite.decide.reasons import Cause, described
-from amp_rewrite.ir.op_classes import PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
-from amp_rewrite.ir.ops import Need, OpRow, Way, row_of
+from amp_rewrite.decide.needs.sums import contracts, number_of_terms
+from amp_rewrite.decide.reasons import Paint, described, float32
+from amp_rewrite.ir.attributes import float_attribute
+from amp_rewrite.ir.dataflow import Flow, loses_digits
+from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
+from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.clusters import is_snake
 from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -48,8 +48,8 @@ class Backward:
     """Needs of values, and their float32 ops. O(nodes + uses)."""
 
     facts: Facts
-    asked: dict[ValueId, dict[NeedOf, Cause]] = field(default_factory=dict)
-    pinned: dict[OpId, Cause] = field(default_factory=dict)
+    asked: dict[ValueId, dict[NeedOf, Paint]] = field(default_factory=dict)
+    pinned: dict[OpId, Paint] = field(default_factory=dict)
     _waiting: set[OpId] = field(default_factory=set)
     """Ops to visit, the last of them first."""
 
@@ -83,7 +83,7 @@ class Backward:
         snake = op.kind == "Sin" and is_snake(self.view, op)
         for read, need, note, reason in self._readers.of(op, row) if not snake else ():
             words = note or f"{described(self.view, op.id)} reads {need.value}"
-            why = Cause(reason or _REASONS[need], op.id, words)
+            why = float32(reason or _REASONS[need], op.id, words)
             if self._ask(read, need, why) and self._reads_low(op, read):
                 self.pinned.setdefault(op.id, why)
         if (why_not := cause_of(self.facts, op, row)) is not None:
@@ -103,7 +103,7 @@ class Backward:
 
     # -- needs that travel -----------------------------------------------------------------------------
 
-    def _ask(self, value: ValueId | None, need: Need, why: Cause, state: ValueId | None = None) -> bool:
+    def _ask(self, value: ValueId | None, need: Need, why: Paint, state: ValueId | None = None) -> bool:
         """Note a need of a value, unless the low type meets it; True if it does not."""
         if value is None or not self.facts.floats(value) or not self.unmet(need, self.facts[value]):
             return False
@@ -117,7 +117,7 @@ class Backward:
                 self._waiting.add(maker)
         return True
 
-    def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Cause) -> None:
+    def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Paint) -> None:
         """Hand a need across the edge of a body; a carried state has asked already."""
         need, state = need_of
         branch = self.view.producer(value, "If") is not None
@@ -160,7 +160,7 @@ class Backward:
         divided = limits.narrow and fact.terms < TERM / limits.most
         return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
-    def _hand_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Cause) -> None:
+    def _hand_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Paint) -> None:
         self.pinned.setdefault(op.id, why)
         need, state = need_of
         if need is Need.PATH:
@@ -187,7 +187,7 @@ class Backward:
                 self._ask(operand, Need.FACTOR, why)
             if need is Need.RATIO and self._is_front(op, value, operand):
                 note = "part of the spectrum of an input, of which small parts count"
-                self._ask(operand, Need.DIGITS, Cause(reasons.CANCELLATION, why.because, note))
+                self._ask(operand, Need.DIGITS, float32(reasons.CANCELLATION, why.because, note))
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
         """True if an op takes the squares of a linear transform of inputs, and nothing else reads the transform."""
@@ -207,7 +207,7 @@ class Backward:
             made_by = view.producer(out)
             if made_by is not None and (into, True) in facts[out].states:
                 note = f"computes the state {view.value_name(into)!r}, which {when} reads"
-                self._ask(out, Need.PATH, Cause(reasons.RUNNING_SUM, None, note), into)
+                self._ask(out, Need.PATH, float32(reasons.RUNNING_SUM, None, note), into)
         for op in view.ops:
             for value in op.results:
                 fact = facts[value]
@@ -217,7 +217,7 @@ class Backward:
                     note = "a recursion written out"
                 else:
                     continue
-                self._ask(value, Need.PATH, Cause(reasons.RUNNING_SUM, None, note))
+                self._ask(value, Need.PATH, float32(reasons.RUNNING_SUM, None, note))
 
     def _alike(self, a: ValueId, b: ValueId) -> bool:
         """True if an output and an input of the model have the same type and shape, free dimensions by name."""
@@ -229,7 +229,7 @@ class Backward:
         graph = self.view.model.proto.graph
         return {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
 
-    def _along_state(self, op: Op, value: ValueId, state: ValueId | None, why: Cause) -> None:
+    def _along_state(self, op: Op, value: ValueId, state: ValueId | None, why: Paint) -> None:
         here = self.facts[value]
         for operand in op.operands:
             fact = self.facts[operand]
@@ -246,7 +246,7 @@ class Backward:
         for out in self.view.scopes[0].outputs:
             fact = self.facts[out]
             if fact.grid and (fact.learned or fact.products) and self.view.producer(out) is not None:
-                self._ask(out, Need.PLACE, Cause(reasons.POSITION, None, "counts from places on a grid"))
+                self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from places on a grid"))
 
 
 _BESIDE_ONE = {
@@ -255,3 +255,92 @@ _BESIDE_ONE = {
 }
 """Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))
+
+
+# -- ops in float32 by facts alone -------------------------------------------------------------------
+
+_WITHOUT_NUMBERS = (Way.PICK, Way.SOURCE, Way.TEST, Way.UNKNOWN)
+_NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
+
+
+def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
+    """Return why facts alone keep an op in float32; None if they do not."""
+    if op.bodies:
+        return None
+    read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
+    varying = [f for f in read if not f.constant or f.decoded]
+    by_constants = _by_constants(facts, op, row, read, varying)
+    return by_constants or _by_range(facts, op, row, varying) or _by_spelling(facts, op, row, read)
+
+
+def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varying: Sequence[Fact]) -> Paint | None:
+    limits = facts.limits
+    computes = row.way not in _NOT_ARITHMETIC
+    if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
+        note = "reads constants alone: computed once, in float32, when a model is loaded"
+        return float32(reasons.FOLDED, None, note)
+    if varying and ((computes and row.way is not Way.SELECT) or Trait.COMPARES in row.traits):
+        far = next((f for f in read if f.constant and limits.most < f.size < INF), None)
+        if far is not None:
+            reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
+            return float32(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
+    note = ""
+    if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
+        lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
+        if lost is not None:
+            least = facts.view.fit(lost, facts.to).absmin
+            note = f"constant {facts.view.value_name(lost)!r} goes down to {least:g}, below {limits.tiny:g}"
+    if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
+        least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
+        if least < limits.tiny:
+            note = f"variance + epsilon is {least:g}, below {limits.tiny:g}"
+    return float32(reasons.CONSTANT_RANGE, None, note) if note else None
+
+
+def _by_range(facts: Facts, op: Op, row: OpRow, varying: Sequence[Fact]) -> Paint | None:
+    if op.kind == "ReduceProd" and facts.limits.narrow:
+        return float32(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
+    made = facts[op.outputs[0]] if op.outputs else NOTHING
+    if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
+        return _beyond(made.beyond, made)
+    sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
+    far = next((f for f in varying if f.beyond and (sure or facts.limits.most < f.size < INF)), None)
+    if far is not None and far.beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
+        return _beyond(far.beyond, far)
+    return None
+
+
+def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Paint | None:
+    """Return the reason of an op for float32 by its meaning: a sum, a count, a biased softmax."""
+    if op.kind == "Range":
+        return float32(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
+    if op.kind == "Einsum" and not contracts(facts, op) and number_of_terms(facts, op) >= TENSOR_CORE_STEP:
+        return float32(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
+    if row.way is Way.PRODUCT and any(f.running for f in read) and not _for_products(facts, op):
+        return float32(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
+    masks = [op.inputs[slot] for slot in ATTENTION_MASKS.get(op.kind, ()) if slot < len(op.inputs)]
+    if any(map(facts.counts_far, masks)):
+        return float32(reasons.POSITION, None, "its mask is a bias that grows with the position")
+    return None
+
+
+def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
+    """True for weights, a divisor or a single factor with few digits in the low type."""
+    if value is None or not facts.floats(value) or facts.view.copied(value) is None:
+        return False
+    fit = facts.view.fit(value, facts.to)
+    if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
+        return bool(fit.flushed or fit.subnormal)
+    return (row.way is not Way.SCALE or fit.count == 1) and loses_digits(facts.view, value, facts.to)
+
+
+def _for_products(facts: Facts, op: Op) -> bool:
+    copies = Flow(facts.view, COPIES)
+    reached = copies.forth(op.results)
+    ways = [row_of(reader.kind).way for reader in copies.readers(reached)]
+    return facts.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)
+
+
+def _beyond(why: Beyond, fact: Fact) -> Paint:
+    other = reasons.WHOLE_NUMBER if fact.whole is not None else reasons.CONSTANT_RANGE
+    return float32(reasons.MASK_FILL if why.mask else other, None, why.note)

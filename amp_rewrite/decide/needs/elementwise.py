@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, Pairs, joined, leaves, range_of, union
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, Pairs, joined, leaves, range_of, union
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.op_classes import SCALINGS
@@ -29,7 +29,7 @@ _NEAR_RANGE = 0.6
 _SMALL_STEP = 2.0**-4
 
 
-def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     divides = op.kind == "Div"
     if Trait.DEQUANTIZES in row.traits:
         return _dequantized(facts, op, read)
@@ -52,7 +52,6 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         low=low,
         high=high,
         whole=math.prod(wholes) if wholes and len(wholes) == len(read) else None,
-        number=None,
         small=small,
         grows=fact.grows or (two and not divides and all(f.size > MODERATE for f in varying)),
         near_one=bool(varying) and all(f.near_one for f in varying),
@@ -67,10 +66,8 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         steps=steps_of(facts, op, read),
         run=run_of(read),
         guard=INF,
-        peak=(),
         beside_one=two and all(f.beside_one for f in varying),
         states=tuple((state, was or (two and fact.beside_one)) for state, was in fact.states),
-        running=False,
         beyond=fact.beyond or _scales_away(facts, op, read, low, high),
         gated=1 + max((f.steps for f in varying if f is not gate), default=0)
         if gate is not None and not divides
@@ -80,32 +77,32 @@ def fact_of_scaling(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     )
 
 
-def _pair(facts: Known, op: Op) -> Pairs:
+def _pair(facts: Facts, op: Op) -> Pairs:
     return frozenset((frozenset().union(*map(facts.line, op.operands)),))
 
 
-def _inverse(facts: Known, divisor: Fact) -> float:
+def _inverse(facts: Facts, divisor: Fact) -> float:
     """Return the terms in the inverse of a value: less than 1 for a count, and a sum perhaps beyond the range."""
     count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
     terms = max(divisor.terms if divisor.size > facts.limits.most else 1.0, min(count, FREE))
     return 1 / terms if terms > 1 else 1.0
 
 
-def factor(facts: Known, op: Op, read: Sequence[Fact]) -> float:
+def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
     """Return the finite factor of a value; 0 without one."""
     numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
     factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
     return factor if factor < INF else 0.0
 
 
-def is_single_input(facts: Known, value: ValueId) -> bool:
+def is_single_input(facts: Facts, value: ValueId) -> bool:
     """True for an input of the model with one number."""
     shape = shape_of(facts.view, value) if facts.view.values[value].public else None
     return shape is not None and all(size == 1 for size in shape)
 
 
 def _levels(
-    facts: Known, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]
+    facts: Facts, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]
 ) -> frozenset[ValueId]:
     """Return inputs with the level of a product: the other factor is 1, −1 or near it."""
     if len(varying) == 2:
@@ -113,7 +110,7 @@ def _levels(
     return joined(read).levels if any(abs(n) == 1 for n in factors) else frozenset()
 
 
-def _bounds(facts: Known, op: Op, read: list[Fact], *, square: bool) -> tuple[float, float]:
+def _bounds(facts: Facts, op: Op, read: list[Fact], *, square: bool) -> tuple[float, float]:
     if len(read) != 2:
         return -INF, INF
     a, b = read
@@ -127,14 +124,13 @@ def _bounds(facts: Known, op: Op, read: list[Fact], *, square: bool) -> tuple[fl
     return max(0.0, min(corners)) if square else min(corners), max(corners)
 
 
-def _scales_away(facts: Known, op: Op, read: list[Fact], low: float, high: float) -> Beyond | None:
+def _scales_away(facts: Facts, op: Op, read: list[Fact], low: float, high: float) -> Beyond | None:
     varying = [f for f in read if not f.constant]
     if varying and (why := leaves(facts, low, high)):
         return why
     if any(f.fill for f in read):
         return Beyond("scales a mask beyond the range", mask=True)
-    large = next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * facts.limits.most), 0.0)
-    if large:
+    if large := next((f.size for f in read if f.constant and INF > f.size > _NEAR_RANGE * facts.limits.most), 0.0):
         return Beyond(f"computes with {large:g}")
     times = factor(facts, op, read)
     if facts.limits.narrow and times > facts.limits.beside and any(f.learned for f in varying):
@@ -142,7 +138,7 @@ def _scales_away(facts: Known, op: Op, read: list[Fact], low: float, high: float
     return None
 
 
-def steps_of(facts: Known, op: Op, read: list[Fact]) -> int:
+def steps_of(facts: Facts, op: Op, read: list[Fact]) -> int:
     """Return the small steps of a recursion so far: a small multiple is added, or a factor near 1 multiplies."""
     scales = op.kind in SCALINGS
     most = max((max(f.steps, 0 if scales or op.kind == "Sub" else f.gated) for f in read), default=0)
@@ -153,14 +149,14 @@ def steps_of(facts: Known, op: Op, read: list[Fact]) -> int:
     return most
 
 
-def _dequantized(facts: Known, op: Op, read: list[Fact]) -> Fact:
+def _dequantized(facts: Facts, op: Op, read: list[Fact]) -> Fact:
     codes, scale = (*read, NOTHING)[:2]
     zero = facts[op.inputs[2] if len(op.inputs) > 2 else None]
     beyond = too_large(facts, facts.view.dtype(op.inputs[0]), scale, zero)
     return Fact(constant=codes.constant, sources=codes.sources, decoded=True, beyond=beyond)
 
 
-def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> Beyond | None:
+def too_large(facts: Facts, codes: DType | None, scale: Fact, zero: Fact) -> Beyond | None:
     """Return why the numbers of codes leave the range; None if they do not."""
     low, high = range_of(codes)
     least, most = (zero.low, zero.high) if zero.constant else (0.0, 0.0)
@@ -171,47 +167,52 @@ def too_large(facts: Known, codes: DType | None, scale: Fact, zero: Fact) -> Bey
     return Beyond(f"its codes reach {farthest:g}, and its scale is not known to be small") if wide else None
 
 
-def fact_of_function(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+def fact_of_function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     kind, fact = op.kind, read[0] if read else NOTHING
     if kind == "Pow" and fact.constant:  # a number to a power is an exponential
         kind, row, fact = "Exp", OPS["Exp"], read[-1]._replace(high=INF)
     if row.whole:
         fact = fact._replace(whole=fact.size)
-    kept = Fact(
+    kept = _of(fact, row)._replace(bent=fact.learned and "levels" not in row.keeps)
+    kept = kept._replace(**{name: getattr(fact, name) for name in row.keeps})
+    return _FUNCTIONS[kind](facts, op, fact, kept) if kind in _FUNCTIONS else kept
+
+
+def _of(fact: Fact, row: OpRow) -> Fact:
+    """Return the facts of any function of a value."""
+    return Fact(
         constant=fact.constant,
         learned=fact.learned,
         sources=fact.sources,
         depth=fact.depth,
         small=row.small,
         near_one=row.near_one,
-        bent=fact.learned and "levels" not in row.keeps,
         nudged=fact.nudged,
-    )._replace(**{name: getattr(fact, name) for name in row.keeps})
-    return _FUNCTIONS[kind](facts, op, fact, kept) if kind in _FUNCTIONS else kept
+    )
 
 
-def _exponential(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+def _exponential(facts: Facts, op: Op, fact: Fact, kept: Fact) -> Fact:
     high = math.exp(fact.high) if fact.high < _LARGEST_EXPONENT else INF
     return kept._replace(high=high, small=not fact.peak, terms=1.0 if high < INF else _OF_EXPONENTIALS)
 
 
-def _magnitude(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+def _magnitude(facts: Facts, op: Op, fact: Fact, kept: Fact) -> Fact:
     squares = frozenset((facts.line(op.operands[0]),)) if fact.transform and fact.products else frozenset()
     return kept._replace(high=fact.size, squares=squares)
 
 
-def _root(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+def _root(facts: Facts, op: Op, fact: Fact, kept: Fact) -> Fact:
     return kept._replace(low=0.0, guard=math.sqrt(fact.guard))
 
 
-def _inverted(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+def _inverted(facts: Facts, op: Op, fact: Fact, kept: Fact) -> Fact:
     least = max(fact.low, fact.guard if fact.guard < INF else 0.0)
     high = 1 / least if least > 0 else INF
     beyond = leaves(facts, 0.0, high) if fact.guard < INF else None
     return kept._replace(terms=_inverse(facts, fact), high=high, beyond=beyond)
 
 
-def _raised(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
+def _raised(facts: Facts, op: Op, fact: Fact, kept: Fact) -> Fact:
     exponent = facts[op.inputs[1]].number
     square = exponent == 2
     whole = None
@@ -227,7 +228,7 @@ def _raised(facts: Known, op: Op, fact: Fact, kept: Fact) -> Fact:
     )
 
 
-_FUNCTIONS: Mapping[str, Callable[[Known, Op, Fact, Fact], Fact]] = {
+_FUNCTIONS: Mapping[str, Callable[[Facts, Op, Fact, Fact], Fact]] = {
     "Abs": _magnitude,
     "Exp": _exponential,
     "Pow": _raised,
@@ -237,21 +238,14 @@ _FUNCTIONS: Mapping[str, Callable[[Known, Op, Fact, Fact], Fact]] = {
 """What no column of the table says of a function."""
 
 
-def fact_of_norm(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    fact = read[0] if read else NOTHING
-    return Fact(
-        learned=fact.learned,
-        depth=fact.depth,
-        small=row.small,
-        constant=fact.constant,
-        sources=fact.sources,
-        peak=_rows_of_softmax(facts, op) if op.kind == "Softmax" else (),
-        nudged=fact.nudged,
-        terms=1 / _row_length(facts, op) if op.kind == "Softmax" else 1.0,
-    )
+def fact_of_norm(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    fact = _of(read[0] if read else NOTHING, row)
+    if op.kind != "Softmax":
+        return fact
+    return fact._replace(peak=_rows_of_softmax(facts, op), terms=1 / _row_length(facts, op))
 
 
-def _rows_of_softmax(facts: Known, op: Op) -> tuple[int, ...]:
+def _rows_of_softmax(facts: Facts, op: Op) -> tuple[int, ...]:
     """Return the axes of its rows, counted from the end if the rank is known: all axes from one on, in old opsets."""
     shape = shape_of(facts.view, op.inputs[0])
     flattens = op.signature is not None and op.signature.since < FIRST_ROW_SOFTMAX
@@ -260,7 +254,7 @@ def _rows_of_softmax(facts: Known, op: Op) -> tuple[int, ...]:
     return tuple(range(from_end, 0)) if flattens and from_end < 0 else (from_end,)
 
 
-def _row_length(facts: Known, op: Op) -> int:
+def _row_length(facts: Facts, op: Op) -> int:
     shape, axis = shape_of(facts.view, op.inputs[0]), int_attribute(op.node, "axis", -1)
     return shape[axis] or FREE if shape is not None and -len(shape) <= axis < len(shape) else FREE
 

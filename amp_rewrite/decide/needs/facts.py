@@ -155,6 +155,10 @@ class Fact(NamedTuple):
         """True if inputs of the model made it, without a layer between."""
         return bool(self.sources) and not self.learned
 
+    def unbounded(self) -> Fact:
+        """Return the facts of a value beyond the reach of a loop."""
+        return self._replace(low=-INF, high=INF, whole=None, peak=())
+
 
 NOTHING = Fact()
 _JOINS: tuple[tuple[int, Callable[[Any], Any]], ...] = tuple(
@@ -182,7 +186,6 @@ class Limits:
     Args:
         most: the largest number.
         tiny: the smallest normal number.
-        least: half the smallest subnormal number; what is smaller becomes 0.
         integers: whole numbers up to here are exact.
         beside: the largest number beside which the result of a layer is not small: an eighth of `integers`.
         reach: the largest bias of a softmax whose spacing keeps the differences of scores.
@@ -191,7 +194,6 @@ class Limits:
 
     most: float
     tiny: float
-    least: float
     integers: float
     beside: float
     reach: float
@@ -201,7 +203,7 @@ class Limits:
     def of(cls, to: DType) -> Limits:
         integers = 2.0**11 if to is DType.FLOAT16 else 2.0**8
         narrow = to.tiny > DType.FLOAT.tiny
-        return cls(to.max, to.tiny, to.smallest_subnormal / 2, integers, integers / 8, integers / 32, narrow)
+        return cls(to.max, to.tiny, integers, integers / 8, integers / 32, narrow)
 
 
 _READ = 1 << 16
@@ -220,14 +222,14 @@ _RANGES: Mapping[DType, tuple[float, float]] = {
 
 
 @dataclass
-class Known:
-    """Facts of values so far, for one low type: those of inputs and constants come by themselves."""
+class Facts:
+    """Facts of values, for one low type: those of inputs and constants come by themselves."""
 
     view: View
     to: DType
     limits: Limits
     known: dict[ValueId, Fact] = field(default_factory=dict)
-    _origins: dict[ValueId, ValueId] = field(default_factory=dict)
+    origins: dict[ValueId, ValueId] = field(default_factory=dict)
 
     def __getitem__(self, value: ValueId | None) -> Fact:
         if value is None:
@@ -237,13 +239,17 @@ class Known:
             fact = self.known[value] = self.given(value)
         return fact
 
+    def counts_far(self, value: ValueId | None) -> bool:
+        """True for a bias of scores by position with a large number at the best key of a row."""
+        return self[value].best > self.limits.reach
+
     def line(self, value: ValueId) -> frozenset[ValueId]:
         """Return the source of a linear function, or the value itself."""
         return self[value].line or frozenset((value,))
 
     def origin(self, value: ValueId) -> ValueId:
         """Return the source of a copy, or the value itself."""
-        return self._origins.get(value, value)
+        return self.origins.get(value, value)
 
     def array(self, value: ValueId, most: int) -> Array | None:
         """Return the elements of a constant, behind Identity and Cast, too; None for more than asked for."""
@@ -265,15 +271,11 @@ class Known:
             fact = joined(sources)
             if value in self._carried:
                 states = ((value, False),) if dtype is DType.FLOAT else ()
-                fact = unbounded(fact)._replace(states=states, transform=False)
+                fact = fact.unbounded()._replace(states=states, transform=False)
             return fact._replace(number=None, constant=False)
-        public, integer = (
-            view.values[value].public,
-            dtype is not None and not (dtype.floating or "FLOAT8" in dtype.name),
-        )
+        public, own = view.values[value].public, frozenset((value,))
         low, high = range_of(dtype)
-        own = frozenset((value,))
-        if integer:
+        if dtype is not None and not (dtype.floating or "FLOAT8" in dtype.name):
             whole = max(abs(low), abs(high))
             own = own if dtype is not DType.BOOL or public else frozenset()
             return Fact(low, high, whole=whole, sources=own, transform=public)
@@ -295,7 +297,7 @@ class Known:
         return frozenset(out for out, _ in self.view.carried)
 
 
-def fact_of_constant(facts: Known, value: ValueId) -> Fact:
+def fact_of_constant(facts: Facts, value: ValueId) -> Fact:
     view = facts.view
     array = view.array(value, _READ)
     if array is None:
@@ -322,7 +324,7 @@ def fact_of_constant(facts: Known, value: ValueId) -> Fact:
     return _counting(facts, value, fact)
 
 
-def _large_constant(facts: Known, value: ValueId) -> Fact:
+def _large_constant(facts: Facts, value: ValueId) -> Fact:
     if not facts.floats(value):
         return Fact(constant=True, whole=INF)
     fit, tensor = facts.view.fit(value, facts.to), facts.view.copied(value)
@@ -333,7 +335,7 @@ def _large_constant(facts: Known, value: ValueId) -> Fact:
     return _counting(facts, value, fact)
 
 
-def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
+def _counting(facts: Facts, value: ValueId, fact: Fact) -> Fact:
     tensor = facts.view.copied(value)
     reads = ((row_of(facts.view.ops[use.op].kind), use.slot) for use in facts.view.uses[value])
     weight = all(row.way is Way.PRODUCT and slot in row.slots for row, slot in reads)
@@ -347,7 +349,7 @@ def _counting(facts: Known, value: ValueId, fact: Fact) -> Fact:
     return fact._replace(grid=fact.size, best=float(abs(best[np.isfinite(best)]).max(initial=0.0)))
 
 
-def leaves(facts: Known, low: float, high: float) -> Beyond | None:
+def leaves(facts: Facts, low: float, high: float) -> Beyond | None:
     """Return why a value leaves the range; None if it does not."""
     size = max(abs(low), abs(high))
     return Beyond(f"its values reach {size:g}") if facts.limits.most < size < INF else None
@@ -366,8 +368,3 @@ def _is_running(numbers: Array) -> bool:
         return any(np.float32(1 / n) == np.float32(first) for n in numbers.shape) and bool((numbers == first).all())
     ones = np.tri(len(numbers), dtype=bool) if numbers.shape[0] == numbers.shape[1] else None
     return ones is not None and bool((numbers == ones).all() or (numbers == ones.T).all())
-
-
-def unbounded(fact: Fact) -> Fact:
-    """Return the facts of a value beyond the reach of a loop."""
-    return fact._replace(low=-INF, high=INF, whole=None, peak=())

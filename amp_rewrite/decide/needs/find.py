@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.backward import Backward
-from amp_rewrite.decide.needs.forward import Facts
-from amp_rewrite.decide.reasons import Cause, Pin, described
+from amp_rewrite.decide.needs.facts import Facts
+from amp_rewrite.decide.needs.forward import find_facts
+from amp_rewrite.decide.reasons import Paint, described, float32
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -40,13 +41,13 @@ class Unneeded(NamedTuple):
 class Needs:
     """Reasons for float32 in a model, and needs without a reader.
 
-    `pins`: ops that stay float32, at most one pin per op, in order of the ops. `saturate`: values to clamp to the low
+    `pins`: ops that stay float32, in order, with the reason. `saturate`: values to clamp to the low
     type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `unneeded`: ops
     with needs that no reader of them has, and the reason. `findings`: notes for the report. `guarded`: only what a
     lowered product gains from is worth a low type.
     """
 
-    pins: tuple[Pin, ...] = ()
+    pins: Mapping[OpId, Paint] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     saturate: frozenset[ValueId] = frozenset()
     unneeded: Mapping[OpId, Unneeded] = field(default_factory=dict)
@@ -59,37 +60,37 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     `target`: the runtime, for needs of one alone, and for what its releases compute wrongly. `rescale`: ops between
     quantizers may be low, since the quantizers get scales of the low type.
     """
-    facts = Facts.of(view, to)
+    facts = find_facts(view, to)
     causes = dict(Backward.of(facts).pinned)
     for op, why in (*_of_fills(view, to), *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
         causes.setdefault(op, why)
-    pins = [
-        Pin(op, why.rule, why.because if why.because != op else None, why.note)
+    pins = {
+        op: why._replace(because=why.because if why.because != op else None)
         for op, why in sorted(causes.items())
         if computes(view, view.ops[op], (DType.FLOAT,))
-    ]
+    }
     saturate, findings = _saturated(view, to, causes)
-    return Needs(tuple(pins), findings, saturate, dict(unneeded(facts)), guarded=True)
+    return Needs(pins, findings, saturate, dict(unneeded(facts)), guarded=True)
 
 
-def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Cause]]:
+def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Paint]]:
     for op, because, level in held_fills(view, to):
         note = f"{described(view, because) if because is not None else 'an output'} needs the fill {level:g} itself"
         adds = because is not None and view.ops[because].kind in SUMS
-        yield op, Cause(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note)
+        yield op, float32(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note)
 
 
-def _on_integers(view: View) -> Iterator[tuple[OpId, Cause]]:
+def _on_integers(view: View) -> Iterator[tuple[OpId, Paint]]:
     for op in integer_ops(view):
-        yield op, Cause(reasons.QUANTIZED, None, "")
+        yield op, float32(reasons.QUANTIZED, None, "")
 
 
-def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Cause]]:
+def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Paint]]:
     for op, note in long_sums(view) if target == Target.WEBGPU else ():
-        yield op, Cause(reasons.LONG_SUM, None, note)
+        yield op, float32(reasons.LONG_SUM, None, note)
     for faulty, fault in faults(view, to, target.aim) if target is not None else ():
         note = f"{fault.runtime} {fault.harm} ({fault.source})"
-        yield faulty.id, Cause(reasons.RUNTIME_FAULT, None, note)
+        yield faulty.id, float32(reasons.RUNTIME_FAULT, None, note)
 
 
 def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
@@ -110,7 +111,7 @@ def sum_lengths(view: View) -> Mapping[OpId, int]:
     return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
 
 
-def _saturated(view: View, to: DType, causes: Mapping[OpId, Cause]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
+def _saturated(view: View, to: DType, causes: Mapping[OpId, Paint]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     findings = []
     for value, fill in overflowing.items():

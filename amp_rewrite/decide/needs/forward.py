@@ -9,17 +9,7 @@ import numpy as np
 from onnx.numpy_helper import to_array
 
 from amp_rewrite.decide.needs.elementwise import FREE, fact_of_function, fact_of_norm, fact_of_scaling
-from amp_rewrite.decide.needs.facts import (
-    INF,
-    NOTHING,
-    Fact,
-    Known,
-    Limits,
-    fact_of_constant,
-    joined,
-    leaves,
-    unbounded,
-)
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, Limits, fact_of_constant, joined, leaves
 from amp_rewrite.decide.needs.sums import averages, fact_of_product, fact_of_reduction, fact_of_sum
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import attribute
@@ -27,183 +17,161 @@ from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUC
 from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.shapes import shape_of
-from amp_rewrite.ir.view import Op, ValueId, View, once
-
-
-class Facts(Known):
-    """Facts of the values of a view, for one low type. O(nodes + uses), and small constants are read."""
-
-    @classmethod
-    def of(cls, view: View, to: DType) -> Facts:
-        """Return the facts of all values, found once for a view and a type."""
-        return _facts(view, to)
-
-    def counts_far(self, value: ValueId) -> bool:
-        """True for a bias of scores by position with a large number at the best key of a row."""
-        return self[value].best > self.limits.reach
-
-    def read(self, op: Op, row: OpRow) -> list[Fact]:
-        """Return the facts of the inputs in the row's slots."""
-        return [self[value] for slot, value in enumerate(op.inputs) if slot in row.slots and value is not None]
-
-    # -- values that ops make --------------------------------------------------------------------------
-
-    def _pass(self, op: Op) -> None:
-        row = row_of(op.kind)
-        made = self._made(op, row)
-        for slot, value in enumerate(op.outputs):
-            if value is None:
-                continue
-            if op.kind in COPIES and op.inputs[0] is not None:
-                self._origins[value] = self.origin(op.inputs[0])
-            fact = made
-            if self.view.copied(value) is not None:
-                fact = fact_of_constant(self, value)
-            elif self._becomes_integer(op, row, value):
-                fact = self.given(value)._replace(sources=frozenset((value,)), transform=False)
-            for into, out in row.states if Trait.RECURRENT not in row.traits else ():
-                if slot == out and into < len(op.inputs) and (states := self[op.inputs[into]].states):
-                    fact = fact._replace(states=tuple((state, True) for state, _ in states))
-            self.known[value] = fact
-
-    def _becomes_integer(self, op: Op, row: OpRow, value: ValueId) -> bool:
-        computes = row.way not in (Way.SOURCE, Way.UNKNOWN) and op.kind != "Cast"
-        return computes and not self.floats(value) and self.floats(op.inputs[0] if op.inputs else None)
-
-    def _leave_bodies(self, op: Op) -> None:
-        for value in op.results:
-            inside = [self[source] for source in self.outside.sources(value)]
-            self.known[value] = unbounded(joined(inside))._replace(number=None, constant=False)
-
-    def _made(self, op: Op, row: OpRow) -> Fact:
-        read = self.read(op, row)
-        fact = _WAYS[row.way](self, op, row, read) if read or not row.slots else NOTHING
-        if fact.constant and not all(self[v].constant for v in op.operands):
-            table = op.kind in _TABLES and fact.whole is None  # learned, as an embedding is
-            source = frozenset() if table else frozenset((op.operands[-1],))
-            beyond = None if fact.fill else leaves(self, fact.low, fact.high)
-            fact = fact._replace(
-                constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond
-            )
-            if table:  # its reach is that of rare rows: data tell more
-                fact = fact._replace(low=-INF, high=INF)
-        varying = [v for v in op.operands if self.floats(v) and not self[v].constant]
-        linear = row.way in _LINEAR and len(varying) == 1 and not row.bends
-        linear &= row.way is not Way.PRODUCT or averages(self, op)
-        return fact._replace(
-            line=self.line(varying[0]) if linear else frozenset(),
-            transform=self._transforms(op, row, read),
-            low=max(fact.low, row.low),
-            high=min(fact.high, row.high),
-        )
-
-    def _transforms(self, op: Op, row: OpRow, read: list[Fact]) -> bool:
-        """True if an op makes a linear transform of inputs out of others; raw values may get a constant added."""
-        varying = [f for f in read if not f.constant]
-        if row.bends or not varying or not all(f.transform for f in varying):
-            return False
-        match row.way:
-            case Way.COPY:
-                return self.floats(op.outputs[0]) or not self.floats(op.inputs[0])
-            case Way.REDUCE:
-                return True
-            case Way.SUM:
-                return len(varying) == len(read) or all(f.raw for f in varying)
-            case Way.SCALE:
-                return len(varying) == 1 and (op.kind != "Div" or not read[0].constant)
-            case Way.PRODUCT:
-                biases = read[2:] if op.kind in LAYERS else []
-                linear = op.kind in LAYERS | PRODUCTS and len(varying) == 1
-                return linear and all(f.number == 0 for f in biases)
-            case _:
-                return False
-
-    def _copied(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        fact = joined(read)
-        if op.kind in CASTS:
-            if not self.floats(op.outputs[0]):
-                whole = fact.whole if fact.whole is not None else INF
-                return Fact(fact.low, fact.high, whole=whole, constant=fact.constant, sources=fact.sources)
-            if not self.floats(op.inputs[0]):
-                wide = fact.whole is not None and fact.whole > self.limits.most and fact.raw
-                return fact._replace(beyond=leaves(self, fact.low, fact.high), grows=wide)
-            return fact
-        if row.traits & (Trait.MOVES | Trait.RELABELS):
-            return fact._replace(peak=()) if op.kind == "Transpose" else fact
-        return fact._replace(number=None, peak=fact.peak if op.kind == "TopK" else ())
-
-    def _selected(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        if op.kind == "Relu":
-            return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
-        if op.kind == "ThresholdedRelu":  # what is below its threshold, which may exceed a peak, becomes 0
-            return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=())
-        fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and self.limits.most < f.size < INF)]
-        if fills:
-            others = [f for f in read if f not in fills]
-            fact = joined(others or fills)
-            return fact._replace(best=fact.grid, number=None)
-        fact = joined(read)
-        if len([f for f in read if not f.constant]) > 1:  # a state that decays, and is raised again
-            moved = {state for f in read if f.run for state, _ in f.states}
-            fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
-        if op.kind == "Where":
-            data = max((f.size for f in read if f.constant and not f.fill and f.size < INF), default=0.0)
-            fact = fact._replace(beyond=fact.beyond or leaves(self, -data, data))
-            chosen = [f.number for f in read if f.constant and f.number is not None and 0 < f.number < 1]
-            return fact._replace(best=fact.grid, guard=min((*chosen, fact.guard)))
-        bounds = [f for f in read if f.constant and f.number is not None]
-        below = [f.low for f in (bounds if op.kind == "Max" else read[1:2] if op.kind == "Clip" else ()) if f.constant]
-        above = [f.high for f in (bounds if op.kind == "Min" else read[2:] if op.kind == "Clip" else ()) if f.constant]
-        varying = joined([f for f in read if not f.constant] or read)
-        low, high = max(below, default=-INF), min(above, default=INF)
-        guard = min((n for n in below if n > 0), default=INF)
-        return fact._replace(
-            top=varying.top,
-            low=min(max(varying.low, low), high),
-            high=max(min(varying.high, high), low),
-            guard=guard,
-            small=fact.small and guard < self.limits.tiny,
-        )
-
-    def _counted(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        own = frozenset(op.results)
-        if op.kind == "Range":
-            constant = all(self[v].constant for v in op.operands)
-            return Fact(whole=INF, grid=INF, best=INF, constant=constant, sources=own)
-        if op.kind in ELEMENTLESS:
-            shape = shape_of(self.view, op.inputs[0])
-            sizes = [size if size is not None else FREE for size in shape] if shape is not None else [FREE]
-            most = float(math.prod(sizes) if op.kind == "Size" else max(sizes, default=1))
-            return Fact(0.0, most, whole=most, sources=own)
-        if op.kind == "ConstantOfShape":
-            stated = attribute(op.node, "value")
-            numbers = self.view.model.array(stated.t) if stated is not None else np.zeros(1)
-            if numbers.size != 1 or numbers.dtype.kind not in "fiub":
-                return Fact(constant=True)
-            number, fill = float(numbers.item()), fills(self.view, self.to).get(op.results[0])
-            return Fact(number, number, number=number, constant=True, fill=fill is not None and fill.selects)
-        return Fact(row.low, row.high, whole=1.0 if row.whole else None)
-
-    def _unknown(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        facts = [self[v] for v in op.operands]
-        largest = _largest_label(op)
-        if (beyond := leaves(self, -largest, largest)) is not None:
-            return Fact(-largest, largest, beyond=beyond)
-        return Fact(learned=any(f.learned for f in facts), depth=1 + max((f.depth for f in facts), default=0))
-
-    def _nothing(self, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-        return NOTHING
+from amp_rewrite.ir.view import Op, View, once
 
 
 @once
-def _facts(view: View, to: DType) -> Facts:
+def find_facts(view: View, to: DType) -> Facts:
+    """Return the facts of all values for a low type. O(nodes + uses), and small constants are read."""
     facts = Facts(view, to, Limits.of(to))
     for op in view.ops:
         if op.bodies:
-            facts._leave_bodies(op)
+            for value in op.results:
+                inside = joined([facts[source] for source in facts.outside.sources(value)])
+                facts.known[value] = inside.unbounded()._replace(number=None, constant=False)
         else:
-            facts._pass(op)
+            _pass(facts, op, row_of(op.kind))
     return facts
+
+
+def _pass(facts: Facts, op: Op, row: OpRow) -> None:
+    made = _made(facts, op, row)
+    computes = row.way not in (Way.SOURCE, Way.UNKNOWN) and op.kind != "Cast"
+    reads_floats = facts.floats(op.inputs[0] if op.inputs else None)
+    for slot, value in enumerate(op.outputs):
+        if value is None:
+            continue
+        if op.kind in COPIES and op.inputs[0] is not None:
+            facts.origins[value] = facts.origin(op.inputs[0])
+        fact = made
+        if facts.view.copied(value) is not None:
+            fact = fact_of_constant(facts, value)
+        elif computes and reads_floats and not facts.floats(value):
+            fact = facts.given(value)._replace(sources=frozenset((value,)), transform=False)
+        for into, out in row.states if Trait.RECURRENT not in row.traits else ():
+            if slot == out and into < len(op.inputs) and (states := facts[op.inputs[into]].states):
+                fact = fact._replace(states=tuple((state, True) for state, _ in states))
+        facts.known[value] = fact
+
+
+def _made(facts: Facts, op: Op, row: OpRow) -> Fact:
+    read = [facts[value] for slot, value in enumerate(op.inputs) if slot in row.slots and value is not None]
+    fact = _WAYS[row.way](facts, op, row, read) if read or not row.slots else NOTHING
+    if fact.constant and not all(facts[v].constant for v in op.operands):
+        table = op.kind in _TABLES and fact.whole is None  # learned, as an embedding is
+        source = frozenset() if table else frozenset((op.operands[-1],))
+        beyond = None if fact.fill else leaves(facts, fact.low, fact.high)
+        fact = fact._replace(constant=False, number=None, learned=table, sources=source, best=fact.grid, beyond=beyond)
+        if table:  # its reach is that of rare rows: data tell more
+            fact = fact._replace(low=-INF, high=INF)
+    varying = [v for v in op.operands if facts.floats(v) and not facts[v].constant]
+    linear = row.way in _LINEAR and len(varying) == 1 and not row.bends
+    linear &= row.way is not Way.PRODUCT or averages(facts, op)
+    return fact._replace(
+        line=facts.line(varying[0]) if linear else frozenset(),
+        transform=_transforms(facts, op, row, read),
+        low=max(fact.low, row.low),
+        high=min(fact.high, row.high),
+    )
+
+
+def _transforms(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> bool:
+    """True if an op makes a linear transform of inputs out of others; raw values may get a constant added."""
+    varying = [f for f in read if not f.constant]
+    if row.bends or not varying or not all(f.transform for f in varying):
+        return False
+    match row.way:
+        case Way.COPY:
+            return facts.floats(op.outputs[0]) or not facts.floats(op.inputs[0])
+        case Way.REDUCE:
+            return True
+        case Way.SUM:
+            return len(varying) == len(read) or all(f.raw for f in varying)
+        case Way.SCALE:
+            return len(varying) == 1 and (op.kind != "Div" or not read[0].constant)
+        case Way.PRODUCT:
+            biases = read[2:] if op.kind in LAYERS else []
+            linear = op.kind in LAYERS | PRODUCTS and len(varying) == 1
+            return linear and all(f.number == 0 for f in biases)
+        case _:
+            return False
+
+
+def _copied(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    fact = joined(read)
+    if op.kind in CASTS:
+        if not facts.floats(op.outputs[0]):
+            whole = fact.whole if fact.whole is not None else INF
+            return Fact(fact.low, fact.high, whole=whole, constant=fact.constant, sources=fact.sources)
+        if not facts.floats(op.inputs[0]):
+            wide = fact.whole is not None and fact.whole > facts.limits.most and fact.raw
+            return fact._replace(beyond=leaves(facts, fact.low, fact.high), grows=wide)
+        return fact
+    if row.traits & (Trait.MOVES | Trait.RELABELS):
+        return fact._replace(peak=()) if op.kind == "Transpose" else fact
+    return fact._replace(number=None, peak=fact.peak if op.kind == "TopK" else ())
+
+
+def _selected(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    if op.kind == "Relu":
+        return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
+    if op.kind == "ThresholdedRelu":  # what is below its threshold, which may exceed a peak, becomes 0
+        return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=())
+    fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and facts.limits.most < f.size < INF)]
+    if fills:
+        others = [f for f in read if f not in fills]
+        fact = joined(others or fills)
+        return fact._replace(best=fact.grid, number=None)
+    fact = joined(read)
+    if len([f for f in read if not f.constant]) > 1:  # a state that decays, and is raised again
+        moved = {state for f in read if f.run for state, _ in f.states}
+        fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
+    if op.kind == "Where":
+        data = max((f.size for f in read if f.constant and not f.fill and f.size < INF), default=0.0)
+        fact = fact._replace(beyond=fact.beyond or leaves(facts, -data, data))
+        chosen = [f.number for f in read if f.constant and f.number is not None and 0 < f.number < 1]
+        return fact._replace(best=fact.grid, guard=min((*chosen, fact.guard)))
+    bounds = [f for f in read if f.constant and f.number is not None]
+    below = [f.low for f in (bounds if op.kind == "Max" else read[1:2] if op.kind == "Clip" else ()) if f.constant]
+    above = [f.high for f in (bounds if op.kind == "Min" else read[2:] if op.kind == "Clip" else ()) if f.constant]
+    varying = joined([f for f in read if not f.constant] or read)
+    low, high = max(below, default=-INF), min(above, default=INF)
+    guard = min((n for n in below if n > 0), default=INF)
+    return fact._replace(
+        top=varying.top,
+        low=min(max(varying.low, low), high),
+        high=max(min(varying.high, high), low),
+        guard=guard,
+        small=fact.small and guard < facts.limits.tiny,
+    )
+
+
+def _counted(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    own = frozenset(op.results)
+    if op.kind == "Range":
+        constant = all(facts[v].constant for v in op.operands)
+        return Fact(whole=INF, grid=INF, best=INF, constant=constant, sources=own)
+    if op.kind in ELEMENTLESS:
+        shape = shape_of(facts.view, op.inputs[0])
+        sizes = [size if size is not None else FREE for size in shape] if shape is not None else [FREE]
+        most = float(math.prod(sizes) if op.kind == "Size" else max(sizes, default=1))
+        return Fact(0.0, most, whole=most, sources=own)
+    if op.kind == "ConstantOfShape":
+        stated = attribute(op.node, "value")
+        numbers = facts.view.model.array(stated.t) if stated is not None else np.zeros(1)
+        if numbers.size != 1 or numbers.dtype.kind not in "fiub":
+            return Fact(constant=True)
+        number, fill = float(numbers.item()), fills(facts.view, facts.to).get(op.results[0])
+        return Fact(number, number, number=number, constant=True, fill=fill is not None and fill.selects)
+    return Fact(row.low, row.high, whole=1.0 if row.whole else None)
+
+
+def _unknown(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    read = [facts[v] for v in op.operands]
+    largest = _largest_label(op)
+    if (beyond := leaves(facts, -largest, largest)) is not None:
+        return Fact(-largest, largest, beyond=beyond)
+    return Fact(learned=any(f.learned for f in read), depth=1 + max((f.depth for f in read), default=0))
 
 
 def _largest_label(op: Op) -> float:
@@ -219,16 +187,16 @@ _TABLES = ("Gather", "com.microsoft::RelativePositionBias", "com.microsoft::Torc
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
 _Forward = Callable[[Facts, Op, OpRow, list[Fact]], Fact]
 _WAYS: Mapping[Way, _Forward] = {
-    Way.COPY: Facts._copied,
-    Way.PICK: Facts._copied,
-    Way.SELECT: Facts._selected,
+    Way.COPY: _copied,
+    Way.PICK: _copied,
+    Way.SELECT: _selected,
     Way.SUM: fact_of_sum,
     Way.SCALE: fact_of_scaling,
     Way.FUNCTION: fact_of_function,
     Way.REDUCE: fact_of_reduction,
     Way.NORM: fact_of_norm,
     Way.PRODUCT: fact_of_product,
-    Way.TEST: Facts._nothing,
-    Way.SOURCE: Facts._counted,
-    Way.UNKNOWN: Facts._unknown,
+    Way.TEST: lambda *_: NOTHING,
+    Way.SOURCE: _counted,
+    Way.UNKNOWN: _unknown,
 }

@@ -11,8 +11,7 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.elementwise import factor, is_single_input, too_large
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Values
-from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, Values
 from amp_rewrite.decide.needs.sums import adds_peak, centers
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.dtypes import DType
@@ -83,7 +82,7 @@ class Readers:
             yield from self._by_sum(op, *facts)
         elif op.kind in SCALINGS and len(facts) == 2:
             yield from self._by_scaling(op, *facts)
-        elif op.kind in SOFTMAXES and not facts[0].constant and facts[0].best > self.facts.limits.reach:
+        elif op.kind in SOFTMAXES and not facts[0].constant and self.facts.counts_far(op.inputs[0]):
             yield Asked(
                 op.inputs[0], Need.PLACE, f"its scores have a bias that grows with the position, to {facts[0].grid:g}"
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from amp_rewrite.decide.needs.elementwise import FREE, MODERATE, fact_of_scaling, run_of, steps_of
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Known, joined, range_of
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, joined, range_of
 from amp_rewrite.decide.sizes import summed_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation
@@ -25,7 +25,7 @@ _STEP = 2.0**-6
 """The largest step of a derivative by differences."""
 
 
-def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     fact, minus = joined(read), op.kind in ("Sub", "Neg")
     signs = [-1.0] if op.kind == "Neg" else [1.0, *([-1.0 if minus else 1.0] * (len(read) - 1))]
     low = sum(f.low if sign > 0 else -f.high for f, sign in zip(read, signs, strict=True))
@@ -44,7 +44,6 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         low=low if not math.isnan(low) else -INF,
         high=min(high, 0.0) if peak else high if not math.isnan(high) else INF,
         whole=sum(wholes) if len(wholes) == len(read) else None,
-        number=None,
         guard=guard,
         beside_one=bool(varying)
         and (any(f.number is not None and abs(f.number) == 1 for f in constants) or (guard < INF and fact.beside_one)),
@@ -59,12 +58,8 @@ def fact_of_sum(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         grid=sum(f.grid for f in counting),
         best=sum(f.grid if hides else f.best for f in counting),
         hides=hides,
-        gated=0,
-        small_factor=False,
-        negative=fact.negative,
         beyond=fact.beyond or _drowns(facts, read, varying, constants) or _outweighs(facts, op),
         small=fact.small and (guard == INF or guard < facts.limits.tiny),
-        running=False,
     )
 
 
@@ -72,12 +67,12 @@ def _one_is_nudged(varying: Sequence[Fact]) -> bool:
     return [f.nudged for f in varying].count(True) == 1
 
 
-def _counts_from_afar(facts: Known, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
+def _counts_from_afar(facts: Facts, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
     """True for a layer's result beside constants far from 0, as offsets of anchors."""
     return any(f.learned for f in varying) and any(facts.limits.reach < f.size < INF for f in constants)
 
 
-def _outweighs(facts: Known, op: Op) -> Beyond | None:
+def _outweighs(facts: Facts, op: Op) -> Beyond | None:
     for value, bias in orders(op) if op.kind == "Add" else ():
         layer = facts.view.producer(facts.origin(value), *LAYERS)
         if facts[bias].constant and layer is not None and outweighs(facts.view, bias, layer.inputs[1], facts.to):
@@ -85,7 +80,7 @@ def _outweighs(facts: Known, op: Op) -> Beyond | None:
     return None
 
 
-def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> Beyond | None:
+def _drowns(facts: Facts, read: list[Fact], varying: list[Fact], constants: list[Fact]) -> Beyond | None:
     if varying and any(f.fill for f in constants):
         return Beyond("adds a mask that would overflow", mask=True)
     far = max((f.size for f in constants if f.size < INF), default=0.0) if varying else 0.0
@@ -97,13 +92,13 @@ def _drowns(facts: Known, read: list[Fact], varying: list[Fact], constants: list
     return None
 
 
-def centers(facts: Known, op: Op) -> bool:
+def centers(facts: Facts, op: Op) -> bool:
     """True if an op subtracts from a value its own mean, or another linear function of it."""
     averaged = len(op.operands) == 2 and any(facts[v].averaged for v in op.operands)
     return averaged and facts.line(op.operands[0]) == facts.line(op.operands[1])
 
 
-def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     fact = joined(read[:1])._replace(
         number=None,
         states=(),
@@ -138,13 +133,13 @@ def fact_of_reduction(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fac
     return fact._replace(low=low, high=high, whole=whole, small=small, peak=(), terms=fact.terms * added)
 
 
-def adds_peak(facts: Known, op: Op) -> bool:
+def adds_peak(facts: Facts, op: Op) -> bool:
     """True for a sum along rows with the largest element 1: it is not small."""
     peak = facts[op.inputs[0]].peak
     return bool(peak) and (not axes_of(facts.view, op) or set(peak) <= set(_axes_from_end(facts, op)))
 
 
-def _axes_from_end(facts: Known, op: Op) -> tuple[int, ...]:
+def _axes_from_end(facts: Facts, op: Op) -> tuple[int, ...]:
     """Return the axes of a reduction, counted from the end if the rank is known; all if none are stated."""
     axes, shape = axes_of(facts.view, op), shape_of(facts.view, op.inputs[0])
     if shape is None:
@@ -152,7 +147,7 @@ def _axes_from_end(facts: Known, op: Op) -> tuple[int, ...]:
     return tuple(axis - len(shape) if axis >= 0 else axis for axis in axes or range(len(shape)))
 
 
-def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     first, second = (*read, NOTHING, NOTHING)[:2]
     operands = op.operands[:2]
     if len(operands) < 2:  # an Einsum of one operand
@@ -189,7 +184,7 @@ def fact_of_product(facts: Known, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     )
 
 
-def _exact_sum(facts: Known, op: Op, *factors: Fact) -> Fact:
+def _exact_sum(facts: Facts, op: Op, *factors: Fact) -> Fact:
     """Return the facts of a sum of products of integers; a layer scales it down once it is a float."""
     ranges = (range_of(facts.view.dtype(v)) for v in op.operands[:2])
     sizes = (min(f.size, max(map(abs, ends))) for f, ends in zip(factors, ranges, strict=True))
@@ -197,7 +192,7 @@ def _exact_sum(facts: Known, op: Op, *factors: Fact) -> Fact:
     return Fact(-most, most, whole=most, learned=True, depth=1 + max(f.depth for f in factors))
 
 
-def _added_up(facts: Known, op: Op, factors: Sequence[Fact]) -> float:
+def _added_up(facts: Facts, op: Op, factors: Sequence[Fact]) -> float:
     together = math.prod(f.terms for f in factors)
     layer = any(f.constant and not (f.running or (f.low >= 0 and f.whole is not None)) for f in factors)
     if not layer:
@@ -205,13 +200,13 @@ def _added_up(facts: Known, op: Op, factors: Sequence[Fact]) -> float:
     return together if together >= 1 else min(1.0, together * number_of_terms(facts, op))
 
 
-def averages(facts: Known, op: Op) -> bool:
+def averages(facts: Facts, op: Op) -> bool:
     """True for a product with the weights of an average or a plain sum: none is negative."""
     weights = [f for f in (facts[v] for v in op.operands[:2]) if f.constant]
     return any(f.low >= 0 and (f.high < 1 or f.number is not None) for f in weights)
 
 
-def contracts(facts: Known, op: Op) -> bool:
+def contracts(facts: Facts, op: Op) -> bool:
     """True if a product sums over an axis of two operands."""
     if op.kind != "Einsum":
         return True
@@ -220,7 +215,7 @@ def contracts(facts: Known, op: Op) -> bool:
     return any(sum(label in labels for labels in operands) > 1 for label in summed)
 
 
-def number_of_terms(facts: Known, op: Op) -> int:
+def number_of_terms(facts: Facts, op: Op) -> int:
     """Return how many terms each result of a product adds up; a free dimension counts as `FREE`."""
     stored = [tuple(t.dims) if (t := facts.view.constant(v)) is not None else None for v in op.inputs]
     known = any(stored) and op.kind != "Einsum"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx.numpy_helper import to_array
 
-from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, int_attribute
@@ -79,7 +79,7 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention
         form = form_of(view, op, context.to)
         if isinstance(form, str):
             yield op.id, form
-        elif form is not None and any(Facts.of(view, context.to).counts_far(bias) for bias in form.biases):
+        elif form is not None and any(find_facts(view, context.to).counts_far(bias) for bias in form.biases):
             why = f"the bias of its scores grows with the position, and would be added in {context.to.spelling}"
             yield form.last.id, why
         elif form is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import alone, confined, keeps_type, number, only_reader, orders
@@ -98,7 +98,7 @@ def _multiple(view: View, op: Op, value: ValueId, low: DType) -> ScoreMask | Non
     """Return the mask (1 − m) · fill: whole numbers times one far below scores."""
     for factor, other in orders(op):
         fill = number(view, factor, axes=1)
-        if fill is not None and np.isfinite(fill) and fill <= LOST and Facts.of(view, low)[other].whole is not None:
+        if fill is not None and np.isfinite(fill) and fill <= LOST and find_facts(view, low)[other].whole is not None:
             return ScoreMask(value, True, fill, counts=True)
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto
 
-from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.builder import declared
@@ -117,7 +117,7 @@ class _Site:
         if held is None or not held.size:
             return True
         alike = abs(held.mean()) > held.std()
-        drowned = alike and Facts.of(self.view, self.context.to)[total].beyond is not None
+        drowned = alike and find_facts(self.view, self.context.to)[total].beyond is not None
         return not drowned and not self.view.fit(bias, self.context.to).overflow
 
     def names(self, *values: ValueId | None) -> list[str]:

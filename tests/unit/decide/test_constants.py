@@ -95,7 +95,7 @@ def test_a_where_mask_saturates_and_its_softmax_is_free(text: str, opset: int) -
     for to, bound in ((F16, "-65504"), (BF16, "-3.38953e+38")):
         found = find_needs(view, to)
         note = f"the fill value -3.40282e+38 becomes {bound} · harmless: it only selects"
-        assert (found.pins, found.findings) == ((), (Finding("saturated", "far", note),))
+        assert (found.pins, found.findings) == ({}, (Finding("saturated", "far", note),))
         assert {view.value_name(v) for v in found.saturate} == {"far", "s"}
 
 
@@ -138,7 +138,7 @@ def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
     view = view_of("c=Clip(x,far,high);a=MatMul(x,w);s=Add(a,c);y=Softmax(s)", far=LOWEST, high=1e6)
     found = find_needs(view, F16)
     assert [f.subject for f in found.findings] == ["far", "high"]
-    assert found.pins == ()
+    assert found.pins == {}
 
 
 @pytest.mark.parametrize(

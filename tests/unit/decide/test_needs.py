@@ -11,7 +11,7 @@ import pytest
 from amp_rewrite.decide.needs.backward import Backward
 from amp_rewrite.decide.needs.facts import MOST_NAMED
 from amp_rewrite.decide.needs.find import find_needs
-from amp_rewrite.decide.needs.forward import Facts
+from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import Op, ValueId, View
@@ -30,7 +30,7 @@ def view_of(statements: Sequence[str], out: str, **constants: np.ndarray) -> Vie
 @pytest.mark.filterwarnings("error")
 def test_weights_with_infinities_of_both_signs_are_read_without_a_warning() -> None:
     weights = np.array([[np.inf, 1], [-np.inf, 2]], np.float32).repeat(4, axis=0)
-    assert find_needs(view_of(["y=MatMul(x,w)"], "y", w=weights), F16).pins == ()
+    assert find_needs(view_of(["y=MatMul(x,w)"], "y", w=weights), F16).pins == {}
 
 
 def behind_copies(count: int) -> list[str]:
@@ -55,7 +55,7 @@ def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[str]], monkeyp
         return step(self, value, *kinds)
 
     monkeypatch.setattr(View, "producer", counted)
-    Backward.of(Facts.of(view, F16))
+    Backward.of(find_facts(view, F16))
     assert 0 < steps < 20 * len(view.ops)
 
 
@@ -76,7 +76,7 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
         visit(self, op)
 
     monkeypatch.setattr(Backward, "_visit", counted)
-    held = Backward.of(Facts.of(view, F16)).pinned
+    held = Backward.of(find_facts(view, F16)).pinned
     assert {op.id for op in view.ops if op.kind == "Neg"} <= held.keys()
     assert len(view.ops) <= visits < 4 * len(view.ops)
 
@@ -85,7 +85,7 @@ def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
     names = [f"s{i}" for i in range(3 * MOST_NAMED)]
     sums = [f"a{i + 1}=Add(a{i},{name})" for i, name in enumerate(names)]
     view = view_of(["a0=Identity(x)", *sums], f"a{len(names)}")
-    fact = Facts.of(view, F16)[view.scopes[0].outputs[0]]
+    fact = find_facts(view, F16)[view.scopes[0].outputs[0]]
     assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST_NAMED
     assert names[-1] in {view.value_name(state) for state, _ in fact.states}
 

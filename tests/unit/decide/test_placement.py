@@ -17,13 +17,14 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from amp_rewrite.decide.coloring.coloring import Coloring, Paint
 from amp_rewrite.decide.coloring.cut import eliminate
 from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.coloring.placement import Labelling
-from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, Vertices, entries_of
+from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, entries_of
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.plan import plan_casts
+from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -75,10 +76,9 @@ def problem_of(model: ModelProto, to: DType) -> tuple[Problem, Spread]:
     draft = Draft.of(model, request)
     gate = Gate(request.target, to)
     entries = entries_of(draft.view, request.op_lists.at_level(request.level))
-    vertices = Vertices.build(draft.view, entries, gate)
     options = PaintOptions(clusters=draft.clusters, low_inputs=draft.io, place=True)
-    problem = Problem(draft.view, vertices, to, options, draft.needs)
-    return problem, Spread.of(problem)
+    problem = Problem(draft.view, gate, entries, options, draft.needs)
+    return problem, Spread(problem)
 
 
 def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
@@ -87,10 +87,10 @@ def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
     labelling._follow(low)
     paints = {
         (vertex.op, name): Paint(problem.to if v in low else DType.FLOAT, "", None)
-        for v, vertex in enumerate(problem.vertices.all)
+        for v, vertex in enumerate(problem.vertices)
         for name in vertex.variables
     }
-    plan = plan_casts(problem.view, Coloring(problem.to, paints, ()))
+    plan = plan_casts(problem.view, Coloring(problem.to, paints, (), {}, ()))
     return len(plan.casts) - len(plan.drop)
 
 
@@ -169,7 +169,7 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
         wrong += [f"gate: {op.name}" for name in low if name in lowerable.refusals]
         wrong += [f"group: {op.name}" for group in lowerable.groups if 0 < len(set(group) & set(low)) < len(set(group))]
         wrong += [f"keep: {op.name}" for _ in low if op.id in draft.keep]
-    pinned = {pin.op for pin in draft.needs.pins} - set(draft.lower)
+    pinned = draft.needs.pins.keys() - draft.lower.keys()
     tails = {op for cluster in draft.clusters for op in cluster.tail}
     for op_id in pinned - tails:
         paint = coloring.of(op_id)

@@ -35,10 +35,10 @@ def pinned(text: str, results: str = "int8[8,8] y") -> set[str]:
     view = View.of(Model.load(model(text, results)))
     names = {op.id: op.node.output[0] for op in view.ops}
     pins = find_needs(view, DType.FLOAT16).pins
-    assert {pin.op for pin in pins} == set(integer_ops(view))
-    assert {pin.rule for pin in pins} <= {reasons.QUANTIZED}
-    assert find_needs(view, DType.FLOAT16, rescale=True).pins == ()
-    return {names[pin.op] for pin in pins}
+    assert pins.keys() == set(integer_ops(view))
+    assert {why.rule for why in pins.values()} <= {reasons.QUANTIZED}
+    assert find_needs(view, DType.FLOAT16, rescale=True).pins == {}
+    return {names[op] for op in pins}
 
 
 def typed(text: str, results: str = "int8[8,8] y", **options: str) -> tuple[Converted, dict[str, str]]:
@@ -159,5 +159,5 @@ def test_bfloat16_holds_them_all_and_the_int32_of_a_bias_is_not_judged() -> None
 def test_with_a_constant_scale_makers_and_readers_of_such_values_are_held() -> None:
     view = quantized_view(CHAIN, "float[N,M] x", "float s = {600.0}, int8 z = {0}", "float[N,M]")
     pins = find_needs(view, F16).pins
-    assert all("76800" in pin.note for pin in pins)
-    assert [view.ops[pin.op].node.output[0] for pin in pins] == ["a", "r", "q", "d", "t", "e"]
+    assert all("76800" in why.note for why in pins.values())
+    assert [view.ops[op].node.output[0] for op in pins] == ["a", "r", "q", "d", "t", "e"]

@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from amp_rewrite.decide.coloring.coloring import Coloring
-from amp_rewrite.decide.coloring.paint import paint
+from amp_rewrite.decide.coloring.paint import Coloring, paint
 from amp_rewrite.decide.coloring.problem import PaintOptions
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Pin
