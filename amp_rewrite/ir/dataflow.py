@@ -72,9 +72,12 @@ def alone(view: View, value: ValueId | None, reader: Op) -> bool:
 # -- constants ---------------------------------------------------------------------------------------
 
 
-def number(view: View, value: ValueId | None, axes: int | None = None) -> float | None:
-    """Return the single number in a constant of at most so many axes; None for other values and for bool."""
-    tensor = view.constant(value)
+def number(view: View, value: ValueId | None, axes: int | None = None, *, copied: bool = False) -> float | None:
+    """Return the single number in a constant of at most so many axes; None for other values and for bool.
+
+    `copied`: also in the copy of a constant.
+    """
+    tensor = view.copied(value) if copied else view.constant(value)
     if tensor is None or any(dim != 1 for dim in tensor.dims) or (axes is not None and len(tensor.dims) > axes):
         return None
     held = view.model.array(tensor)

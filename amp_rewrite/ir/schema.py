@@ -338,10 +338,6 @@ def _stated_value(node: NodeProto, inputs: Inputs) -> DType | None:
     return DType.FLOAT if node.op_type == "ConstantOfShape" else None
 
 
-def _stash(node: NodeProto, _: Inputs) -> DType | None:
-    return DType.of(int_attribute(node, "stash_type", DType.FLOAT.code))
-
-
 def _first(_: NodeProto, inputs: Inputs) -> DType | None:
     return inputs[0].dtype if inputs and inputs[0] else None
 
@@ -364,8 +360,10 @@ _STATED: Mapping[tuple[str, str], Callable[[NodeProto, Inputs], DType | None]] =
     **{("ai.onnx.ml", op): _stated_value for op in _CLASSIFIERS},
     **{("com.microsoft", op): _first for op in _ATTENTIONS},
     **{("", op): _stated_value for op in ("Constant", "ConstantOfShape")},
-    ("", "LayerNormalization"): _stash,
+    **dict.fromkeys(
+        (("", "LayerNormalization"), ("", "SimplifiedLayerNormalization")),
+        lambda node, _: DType.of(int_attribute(node, "stash_type", DType.FLOAT.code)),
+    ),
     ("", "LinearAttention"): _first,
     ("", "Optional"): _optional,
-    ("", "SimplifiedLayerNormalization"): _stash,
 }

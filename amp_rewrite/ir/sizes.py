@@ -191,6 +191,7 @@ def _known(inputs: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ..
 _LONGEST = 16  # more axes than any shape has
 INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
 """The types of contents that rules know."""
+_NUMBERS = INTEGERS - {DType.BOOL}
 
 
 def held(view: View, value: ValueId | None) -> Contents | None:
@@ -199,11 +200,6 @@ def held(view: View, value: ValueId | None) -> Contents | None:
     if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _LONGEST:
         return None
     return tuple(int(number) for number in view.model.array(tensor).reshape(-1))
-
-
-def _cast(reading: Reading) -> Contents | None:
-    to = DType.of(reading.stated("to", 0))
-    return reading.elements(0) if to in INTEGERS and to is not DType.BOOL else None
 
 
 def _sliced(reading: Reading) -> Contents:
@@ -256,7 +252,7 @@ def _quotient(a: Dim, b: Dim) -> Dim:
 CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
     **dict.fromkeys(RELABELS - {"Flatten"}, lambda reading: reading.elements(0)),
     "Add": _elementwise(plus),
-    "Cast": _cast,
+    "Cast": lambda reading: reading.elements(0) if DType.of(reading.stated("to", 0)) in _NUMBERS else None,
     "Concat": _concatenated,
     "ConstantOfShape": _filled,
     "Div": _elementwise(_quotient),

@@ -32,12 +32,6 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 # -- normalizations: by deviation, by root mean square and by length ---------------------------------
 
 
-def _two(view: View, value: ValueId) -> bool:
-    """True for 2, and for an exponent computed at run time: onnxruntime does not check it."""
-    array = view.array(value)
-    return array is None or bool((array == 2).all())
-
-
 def _negative(view: View, value: ValueId) -> bool:
     array = view.array(value)
     return array is not None and bool((array < 0).all())
@@ -54,7 +48,9 @@ def _per_feature(view: View, value: ValueId) -> bool:
 
 def _normalized(value: Pattern, squared: Pattern, reductions: str, between: str) -> Pattern:
     """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
-    square = either(op("Pow", squared, anything(test=_two)), op("Mul", squared, squared))
+    # An exponent that is computed at run time passes for 2: onnxruntime does not check it.
+    two = anything(test=lambda view, value: (array := view.array(value)) is None or bool((array == 2).all()))
+    square = either(op("Pow", squared, two), op("Mul", squared, squared))
     total = op(reductions, square)
     size = either(op("Add", total, anything("guard", read=True)), op("Max|Clip", total), total)
     power = anything(test=lambda view, value: not _negative(view, value), read=True)

@@ -211,11 +211,14 @@ def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
     """
     extreme = fills_among(view, to, range(len(view.values)), to.max / _MOST)
     far = {value: fill.level for value, fill in extreme.items() if fill.level is not None and fill.selects}
-    read = {n for op in view.of_kinds(COMPARISONS) for v in op.operands if (n := _number(view, v)) is not None}
+    read = {
+        n for op in view.of_kinds(COMPARISONS) for v in op.operands if (n := number(view, v, copied=True)) is not None
+    }
     compared = sorted(n for n in read if abs(n) <= to.max)
     if compared:
         places = {v for op in view.of_kinds(PLACES) for slot in PLACES[op.kind] for v in op.inputs[slot : slot + 1]}
-        numbers = {v: n for v in places if v is not None and (n := _number(view, v)) is not None and abs(n) <= to.max}
+        known = {v: number(view, v, copied=True) for v in places if v is not None}
+        numbers = {v: n for v, n in known.items() if n is not None and abs(n) <= to.max}
         far = {**{v: n for v, n in numbers.items() if _confused(n, compared, to)}, **far}
     return far
 
@@ -231,11 +234,6 @@ def _close(numbers: Any, other: float) -> Any:
     return abs(numbers - other) <= abs(other) * _APART
 
 
-def _number(view: View, value: ValueId) -> float | None:
-    array = view.array(value, 1)
-    return float(array.item()) if array is not None and array.size and array.dtype.kind in "fiu" else None
-
-
 def _step(reach: FillReach, use: Use, held: _Held) -> Iterator[tuple[ValueId, _Held]]:
     """Yield the results with a fill from an input of an op; note the op if it needs the number."""
     view, op = reach.view, reach.view.ops[use.op]
@@ -243,7 +241,9 @@ def _step(reach: FillReach, use: Use, held: _Held) -> Iterator[tuple[ValueId, _H
     if op.bodies or use.slot in ATTENTION_MASKS.get(kind, ()) or (kind in COMPARISONS and not held.pure):
         return  # bodies: by the edges; comparisons: when all that holds the fill is known
     if use.slot in COPIES.get(kind, ()):
-        yield from _copied(reach, op, held if len(COPIES[kind]) == 1 else held.mixed)
+        yield from _floats(view, op, held if len(COPIES[kind]) == 1 else held.mixed)
+        if any((t := view.dtype(v)) is not None and not t.floating and t is not DType.BOOL for v in op.results):
+            reach.exact[op.id] = None
     elif held.pure and use.slot not in PLACES.get(kind, ()):
         reach.itself.add(op.id)
     elif kind in _PICKS:
@@ -260,12 +260,6 @@ def _step(reach: FillReach, use: Use, held: _Held) -> Iterator[tuple[ValueId, _H
             read = sum(reach.held[v].most for v in op.operands if v in reach.held) or held.most
             terms = read + _MARGIN if kind in SUMS else _MORE * held.most
             yield from _floats(view, op, _Held(held.least, min(terms, _MOST * 2), pure=False))
-
-
-def _copied(reach: FillReach, op: Op, held: _Held) -> Iterator[tuple[ValueId, _Held]]:
-    yield from _floats(reach.view, op, held)
-    if any((t := reach.view.dtype(v)) is not None and not t.floating and t is not DType.BOOL for v in op.results):
-        reach.exact[op.id] = None
 
 
 def _floats(view: View, op: Op, held: _Held) -> Iterator[tuple[ValueId, _Held]]:
