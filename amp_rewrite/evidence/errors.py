@@ -23,7 +23,6 @@ from amp_rewrite.evidence.opening import casting_in_graph
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, needed, refill, rename_node
-from amp_rewrite.ir.builder import declared, new_node
 from amp_rewrite.ir.dataflow import casts_floats, exact
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import CASTS, RANDOM
@@ -31,6 +30,7 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.match import match
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.rewrite.builder import declared, new_node
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.runner import Runner, SessionOptions

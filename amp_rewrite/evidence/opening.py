@@ -16,10 +16,10 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
-from amp_rewrite.ir.builder import new_cast
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import Op, View
+from amp_rewrite.rewrite.builder import new_cast
 from amp_rewrite.rewrite.check import misdeclared
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.gpu import main_memory

@@ -32,11 +32,11 @@ from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.casting import thresholds
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import bodies, clone, refill
-from amp_rewrite.ir.builder import NodeBuilder, declared, new_node
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
+from amp_rewrite.rewrite.builder import NodeBuilder, declared, new_node
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.attributes import attribute, ints_attribute
-from amp_rewrite.ir.builder import new_cast, new_constant, new_node, restate
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, normal_domain, set_element_type
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
+from amp_rewrite.rewrite.builder import new_cast, new_constant, new_node, restate
 
 
 def apply(view: View, plan: Plan) -> Model:

@@ -11,7 +11,6 @@ from onnx.numpy_helper import from_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute, ints_attribute
-from amp_rewrite.ir.builder import new_node
 from amp_rewrite.ir.dataflow import behind, first_input_of, reach
 from amp_rewrite.ir.op_classes import (
     BROADCASTS,
@@ -24,6 +23,7 @@ from amp_rewrite.ir.op_classes import (
     UNREPEATABLE,
 )
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
+from amp_rewrite.rewrite.builder import new_node
 from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import Context, Replacement
 

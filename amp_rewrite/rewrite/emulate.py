@@ -18,7 +18,6 @@ from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.files.model import Model, ModelSource, baked
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.build import check_imports
-from amp_rewrite.ir.builder import new_cast, new_node
 from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import CASTS
@@ -26,6 +25,7 @@ from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, set_
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
+from amp_rewrite.rewrite.builder import new_cast, new_node
 from amp_rewrite.rewrite.device_arithmetic.cuda import CUDA
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, written_out
 from amp_rewrite.rewrite.passes.inline import inlined

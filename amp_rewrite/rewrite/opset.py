@@ -20,7 +20,6 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.ir.builder import restate
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
 from amp_rewrite.ir.versions import (
@@ -35,6 +34,7 @@ from amp_rewrite.ir.versions import (
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.legality import sites
+from amp_rewrite.rewrite.builder import restate
 from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.fusions import FUSIONS

@@ -21,10 +21,10 @@ from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone, rename_node, renamed
 from amp_rewrite.ir.attributes import int_attribute, text_attribute
-from amp_rewrite.ir.builder import Surroundings, restate
 from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.builder import Surroundings, restate
 from amp_rewrite.rewrite.replacement import Replacement
 
 RESTATED = "restated"

@@ -15,13 +15,13 @@ from onnx import TensorProto
 from onnx.numpy_helper import to_array
 
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import confined
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT, FIRST_FUSED
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.layout import OperandSource
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH
+from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.equivalence import Trial, differing, double
 from amp_rewrite.rewrite.reference import Arrays
 from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, fused_node, judged, too_old

@@ -15,10 +15,10 @@ from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, refill
-from amp_rewrite.ir import builder
-from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
+from amp_rewrite.rewrite import builder
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts, Shape, known_dims
+from amp_rewrite.rewrite.builder import declared
 
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
 

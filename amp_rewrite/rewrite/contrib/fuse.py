@@ -14,7 +14,6 @@ from onnx import NodeProto
 from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
-from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.clusters import QUICK_GELU
@@ -22,6 +21,7 @@ from amp_rewrite.ir.patterns.match import ENTRY, direct_match
 from amp_rewrite.ir.shapes import fixed, known_dims
 from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View, once
+from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
 from amp_rewrite.rewrite.contrib.rotary import rotations

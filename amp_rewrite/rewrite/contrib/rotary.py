@@ -13,7 +13,6 @@ from functools import cache, partial
 import numpy as np
 
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import number, orders
 from amp_rewrite.ir.patterns.match import ENTRY, X, anything, direct_match, op
 from amp_rewrite.ir.shapes import known_dims
@@ -21,6 +20,7 @@ from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
+from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.reference import DOMAIN

@@ -11,10 +11,10 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.shapes import Shape, shape_of
 from amp_rewrite.ir.view import Op, View
+from amp_rewrite.rewrite.builder import NodeBuilder, declared
 
 
 class LowBuilder(NodeBuilder):

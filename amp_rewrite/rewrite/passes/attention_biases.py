@@ -18,13 +18,13 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import exposed, number, only_reader
 from amp_rewrite.ir.shapes import known_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.build import drawn_operands
 from amp_rewrite.rewrite.attention.layout import RANK, carried
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
+from amp_rewrite.rewrite.builder import Surroundings, new_node
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES
 from amp_rewrite.rewrite.equivalence import Trial, differing, disagreement, plain_nodes
 from amp_rewrite.rewrite.passes.biases import TOKEN_AXES, BiasSum

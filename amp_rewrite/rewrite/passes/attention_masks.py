@@ -20,7 +20,6 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import attribute, int_attribute
-from amp_rewrite.ir.builder import Surroundings, restate
 from amp_rewrite.ir.dataflow import Flow, exposed, orders
 from amp_rewrite.ir.op_classes import AFFINE, COPIES, SELECTIONS, SOFTMAXES
 from amp_rewrite.ir.patterns.fills import bounded, far_fills, fills_among, reach_of
@@ -28,6 +27,7 @@ from amp_rewrite.ir.patterns.scores import FILL, MOST, ScoredRow, ScoreTerm, cou
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, ScoreMask, added
+from amp_rewrite.rewrite.builder import Surroundings, restate
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 

@@ -18,12 +18,12 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, only_reader, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.shapes import known_dims
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.rewrite.builder import Surroundings, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 

@@ -17,11 +17,11 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute
-from amp_rewrite.ir.builder import Surroundings
 from amp_rewrite.ir.dataflow import alone
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
+from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.equivalence import Trial, disagreement, double
 from amp_rewrite.rewrite.reference import MOST_ELEMENTS, Arrays
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged

@@ -13,11 +13,11 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute, text_attribute
-from amp_rewrite.ir.builder import Surroundings, new_node
 from amp_rewrite.ir.dataflow import only_reader
 from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
+from amp_rewrite.rewrite.builder import Surroundings, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement, trial_shape
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
 

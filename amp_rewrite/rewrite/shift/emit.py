@@ -14,12 +14,12 @@ from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.model import scaled
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.builder import Surroundings, new_node, restate
 from amp_rewrite.ir.dataflow import exposed
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
+from amp_rewrite.rewrite.builder import Surroundings, new_node, restate
 from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, run_round
 from amp_rewrite.rewrite.shift.equations import Equations, value_at
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value

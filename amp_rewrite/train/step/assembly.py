@@ -19,7 +19,6 @@ from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, needed, refill
-from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import finish
@@ -29,6 +28,7 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable
 from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import with_random_state
+from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.settings.door import door, stated, whole_number

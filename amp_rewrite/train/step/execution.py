@@ -14,8 +14,8 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.names import as_names
+from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens

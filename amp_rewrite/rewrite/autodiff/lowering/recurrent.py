@@ -15,9 +15,9 @@ import onnx.helper
 from onnx import GraphProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.builder import NodeBuilder, declared
 from amp_rewrite.rewrite.autodiff.vjp.looping import append_scan
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
+from amp_rewrite.rewrite.builder import NodeBuilder, declared
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import bodies, clone, names_read, needed, refill
-from amp_rewrite.ir.builder import declared
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.vjp.paths import nested, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, GradientRule, Joint, Stop, element_type
+from amp_rewrite.rewrite.builder import declared
 
 
 def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
