@@ -78,11 +78,11 @@ class Target:
         if not colon:
             return family
         if family == cls.ORT_CUDA:
-            from amp_rewrite.runtime.kernels import known_release, release_number, releases  # late: few state one
+            from amp_rewrite.runtime.kernels import known_release, release_number  # late: few state one
 
             served = known_release(release or "none")
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
-            return cls(family.word, served if exact and served in releases() else release)
+            return cls(family.word, served if exact else release)
         if family != cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
             known = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
             raise PolicyError(f"unknown release {release!r} of target {family.value}; {known} targets of a release")

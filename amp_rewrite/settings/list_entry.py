@@ -153,7 +153,6 @@ class ListFile:
 
     name: str
     base: str | None = None
-    base_place: str = ""
     entries: tuple[Entry, ...] = ()
 
 
@@ -271,7 +270,7 @@ def _statements(name: str, root: _ListNode | None) -> ListFile:
             ops = _expect(node, list, f"{color.value!r} holds", "give a list of ops")
             entries += [_entry(op, color) for op in ops]
     _refuse_repeated(entries)
-    return ListFile(name, base and base.value, base.place if base else "", tuple(entries))
+    return ListFile(name, base and base.value, tuple(entries))
 
 
 def _check_keys(pairs: Mapping[str, _ListNode], known: tuple[str, ...]) -> None:

@@ -144,7 +144,7 @@ def load_lists(
     for position, file in enumerate(map(_read_overlay, overlays)):
         if file.base is not None:
             if position:
-                raise ListError(f"{file.base_place}: a base would discard the lists before it; name it first")
+                raise ListError(f"{file.name}: a base would discard the lists before it; name it first")
             table, names = {} if file.base == "empty" else _shipped(file.base, to), [file.base]
         names += [file.name] if file.name not in SHIPPED else []
         table = _overlay(table, file)
@@ -159,26 +159,22 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
     ListError for an unknown op, or one that two variables add; ConfigError for a variable with a similar name that is
     not one of these.
     """
-    variables = {
-        f"AMP_REWRITE_{color.name}LIST_{action}": (action == "ADD", color)
-        for action in ("ADD", "REMOVE")
-        for color in (Color.ALLOW, Color.GRAY, Color.DENY, Color.CLEAR)
-    }
-    for name in sorted(environ):
-        if re.match(r"AMP_REWRITE_\w*LIST_", name) and name not in variables:
+    edits: dict[str, list[Edit]] = {"ADD": [], "REMOVE": []}
+    added: dict[Key, str] = {}
+    for name in sorted(filter(re.compile(r"AMP_REWRITE_\w*LIST_").match, environ)):
+        variable = re.fullmatch("AMP_REWRITE_(ALLOW|GRAY|DENY|CLEAR)LIST_(ADD|REMOVE)", name)
+        if variable is None:
             legal = "AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}"
             raise ConfigError(f"unknown environment variable {name}; use {legal}")
-    edits: list[Edit] = []
-    added: dict[Key, str] = {}
-    for name, (add, color) in variables.items():
-        for word in filter(None, (part.strip() for part in environ.get(name, "").split(","))):
+        color, add = Color[variable[1]], variable[2] == "ADD"
+        for word in filter(None, (part.strip() for part in environ[name].split(","))):
             op = parse_name(word, name)
             check_known(*op, name, _shipped_ops())
             if add and added.setdefault(op, name) != name:
                 raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
             to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
-            edits.append((color, Entry(*op, to, f"{way} the {color.value} list", name)))
-    return tuple(edits)
+            edits[variable[2]].append((color, Entry(*op, to, f"{way} the {color.value} list", name)))
+    return (*edits["ADD"], *edits["REMOVE"])
 
 
 def _shipped(name: str, to: DType) -> Table:
@@ -222,7 +218,7 @@ def _edit(table: Table, color: Color, new: Entry) -> Table:
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:
     if isinstance(overlay, str) and overlay in SHIPPED:
-        return ListFile(overlay, base=overlay, base_place=overlay)
+        return ListFile(overlay, base=overlay)
     file = read(overlay)
     for entry in file.entries:
         check_known(entry.domain, entry.op_type, entry.source, _shipped_ops())
