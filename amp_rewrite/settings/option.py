@@ -6,12 +6,12 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import wraps
 from inspect import Parameter, cleandoc, signature, unwrap
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConfigError, PolicyError, advice, spelled
@@ -45,12 +45,6 @@ class Kind(Enum):
     NUMBER = "float"
     WHOLE = "int"
     PATH = "str | Path"
-
-    @classmethod
-    def of(cls, annotation: str) -> Kind:
-        """Return the form of a field's values."""
-        kinds = {"bool": cls.SWITCH, "float": cls.NUMBER, "int": cls.WHOLE}
-        return cls.LIST if annotation.startswith("tuple[") else kinds.get(annotation.partition(" ")[0], cls.TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +120,26 @@ _OF_WORD: dict[Kind, Callable[[str], object]] = {
     Kind.NUMBER: float,
     Kind.WHOLE: int,
 }
-ROW = "option"
-"""Key of the option in the metadata of its field."""
+_ROW = "option"  # key of the option in the metadata of its field
 
 
 def option(default: Any, doc: str, **words: Any) -> Any:
     """Return a field of a dataclass with its option; the words are those of `Option`."""
-    return field(default=default, metadata={ROW: Option(doc=doc, default=default, **words)})
+    return field(default=default, metadata={_ROW: Option(doc=doc, default=default, **words)})
+
+
+def options_of(record: type) -> dict[str, Option]:
+    """Return the options of a dataclass by name, with what the types of its fields tell."""
+    kinds = {tuple: Kind.LIST, bool: Kind.SWITCH, float: Kind.NUMBER, int: Kind.WHOLE}
+    types, found = get_type_hints(record), dict[str, Option]()
+    for name, row in ((part.name, part.metadata.get(_ROW)) for part in fields(record)):
+        if row is not None:
+            stated = {get_origin(kind) or kind: kind for kind in (types[name], *get_args(types[name]))}
+            kind = next((kinds.get(kind, row.kind) for kind in stated if kind in (str, *kinds)), row.kind)
+            words = get_args(stated.get(Literal))
+            metavar = row.metavar or "|".join(words)
+            found[name] = replace(row, name=name, kind=kind, words=words, metavar=metavar)
+    return found
 
 
 def check_keyword(name: str, value: object, annotation: str, names: Mapping[str, object] = {}) -> None:

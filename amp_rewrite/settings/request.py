@@ -8,10 +8,10 @@ section of docs/reference/options.md. A keyword of `convert` also has a line in 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, spelled
@@ -34,17 +34,16 @@ from amp_rewrite.settings.option import (
     ALWAYS,
     DATA,
     OUTPUT,
-    ROW,
     UNUSUAL,
     CriterionKeywords,
     Kind,
     ListSource,
-    Option,
     Options,
     Painting,
     Progress,
     check_known,
     option,
+    options_of,
 )
 from amp_rewrite.settings.policy import low_type
 
@@ -358,9 +357,8 @@ class Request:
     def settings(self) -> dict[str, str]:
         """Spellings of the options for report and metadata."""
         usual = Request(to=self.to, target=self.target)._served()
-        pairs = {name: (_spelling(getattr(self, name)), _spelling(getattr(usual, name))) for name in STATED}
-        always = [name for name in STATED if OPTIONS[name].stated == ALWAYS]
-        return {name: text for name, (text, default) in pairs.items() if name in always or text != default}
+        own, default = ({name: _spelling(getattr(r, name)) for name in STATED} for r in (self, usual))
+        return {name: text for name, text in own.items() if OPTIONS[name].stated == ALWAYS or text != default[name]}
 
 
 def _absent(name: str, value: object) -> bool:
@@ -372,17 +370,7 @@ def _spelling(value: object) -> str:
     return "" if value is None else str(getattr(value, "value", value))
 
 
-def _rows() -> Iterator[Option]:
-    types = get_type_hints(Request)
-    for part in fields(Request):
-        if row := part.metadata.get(ROW):
-            kind = Kind.PATH if row.kind is Kind.PATH else Kind.of(str(part.type))
-            literals = (t for t in (types[part.name], *get_args(types[part.name])) if get_origin(t) is Literal)
-            words = get_args(next(literals, None))
-            yield replace(row, name=part.name, kind=kind, words=words, metavar=row.metavar or "|".join(words))
-
-
-OPTIONS = {row.name: row for row in _rows()}
+OPTIONS = options_of(Request)
 """Every option. Report and metadata state them in this order, too."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.keyword}
 """Options that `convert` takes."""
