@@ -98,23 +98,6 @@ class Target:
         """The target of the runtime, for any release."""
         return Target(self.word)
 
-    def installed(self, to: DType) -> Target:
-        """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
-        if self == Target.WEBGPU and to is DType.BFLOAT16:
-            raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
-        limits = self.limits
-        if limits is not None and to not in limits.low:
-            known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
-            raise PolicyError(
-                f"{limits.runtime} does not compute in {to.spelling}, only in {known}; use {spelled('to', known)}"
-            )
-        if self != Target.ORT_CUDA:
-            return self
-        from amp_rewrite.runtime import kernels  # late: help needs no package metadata
-
-        release = kernels.installed_release()
-        return self if release in ("", kernels.known_release("")) else Target.parse(f"{self.value}:{release}")
-
     @property
     def kernels(self) -> Kernels | None:
         """The kernel table of the target; None for a runtime of unknown kernels."""
@@ -155,6 +138,25 @@ class Target:
 
 for _word in get_args(TargetName):
     setattr(Target, _word.upper().replace("-", "_"), Target(_word))
+
+
+def installed(target: Target, to: DType) -> Target:
+    """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
+    if target == Target.WEBGPU and to is DType.BFLOAT16:
+        raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
+    limits = target.limits
+    if limits is not None and to not in limits.low:
+        known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
+        way = f"use {spelled('to', known)}"
+        raise PolicyError(f"{limits.runtime} does not compute in {to.spelling}, only in {known}; {way}")
+    if target != Target.ORT_CUDA:
+        return target
+    from amp_rewrite.runtime import kernels  # late: help needs no package metadata
+
+    release = kernels.installed_release()
+    return target if release in ("", kernels.known_release("")) else Target.parse(f"{target.value}:{release}")
+
+
 BY_PROVIDER = {
     "CUDAExecutionProvider": Target.ORT_CUDA,
     "CPUExecutionProvider": Target.ORT_CUDA,

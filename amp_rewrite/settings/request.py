@@ -27,6 +27,7 @@ from amp_rewrite.settings.choices import (
     Shift,
     Target,
     check_headroom,
+    installed,
     parse_opset,
     parse_shift,
 )
@@ -316,7 +317,7 @@ class Request:
 
     def _served(self) -> Request:
         """Return the request for the installed runtime, with its fusions. PolicyError for options beyond it."""
-        target = self.target.installed(self.to)
+        target = installed(self.target, self.to)
         if self.fuse == "contrib" and target.family != Target.ORT_CUDA:
             raise PolicyError(
                 "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
