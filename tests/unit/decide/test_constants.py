@@ -204,18 +204,6 @@ def holds(body: str, head: str = "g (float[N,2] x) => (float[N,2] y)", weights: 
     return held(View.of(Model.load(onnx.parser.parse_model(text))))
 
 
-def test_arithmetic_on_constants_is_held_through_copies_and_what_reads_data_is_not() -> None:
-    body = """
-        t = Transpose (table)
-        p = MatMul (t, w)
-        s = Add (p, b)
-        k = Transpose (s)
-        q = MatMul (x, w)
-        y = MatMul (q, k)
-    """
-    assert holds(body) == {"p": "folded", "s": "folded"}
-
-
 @pytest.mark.parametrize(
     "body",
     [

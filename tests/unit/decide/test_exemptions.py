@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 import amp_rewrite
 from amp_rewrite.pipeline.conversion import Converted
@@ -84,99 +85,66 @@ def test_another_sine_stays_float32(text: str, slopes: object, factors: object) 
     assert dtype(snake(text, slopes, factors), "Sin") == "float32"
 
 
-MAPS = {"x": (1, 4, 8, 8), "w": (4, 4, 1, 1), "v": (4, 4)}
-AVERAGE = "a=Conv(x,w);m=ReduceMean[axes={axes}](a);"
-
-
-@pytest.mark.parametrize(
-    ("text", "held"),
-    [
-        (AVERAGE.format(axes="2 3") + "b=Conv(m,w)", "float16"),
-        (AVERAGE.format(axes="-1 -2") + "f=Flatten(m);b=Gemm(f,v)", "float16"),
-        (AVERAGE.format(axes="1 2") + "b=Conv(m,u)", "float16"),
-        (AVERAGE.format(axes="2 3") + "n=Add(a,m);b=Conv(n,w)", "float16"),
-        (AVERAGE.format(axes="2 3") + "s=Sub(a,m);b=Conv(s,w)", "float32"),
-        ("a=Conv(x,w);p=Mul(a,a);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "float32"),
-        (AVERAGE.format(axes="2 3") + "r=Reshape(m,one);s=Sub(a,r);b=Conv(s,w)", "float32"),
-        ("a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=-1](g);n=Mul(a,m);b=Conv(n,w)", "float32"),
-        ("a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=2](g);n=Mul(a,m);b=Conv(n,w)", "float16"),
-        ("a=Conv(x,w);p=Pow(a,two);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "float32"),
-    ],
-)
-def test_a_mean_is_lowered_that_is_neither_subtracted_nor_a_variance(text: str, held: str) -> None:
-    shapes = {**MAPS, "u": (4, 1, 1, 1)}
-    last = text.split(";")[-1].split("=")[0]
-    constants = {"one": np.array([1, 4, 1, 1]), "two": 2.0}
-    proto = cases.build(text, [last], shapes=shapes, constants=constants)
-    assert dtype(amp_rewrite.convert(proto), "m") == held
-
-
-@pytest.mark.parametrize(
-    ("size", "to", "held"), [(64, "float16", "float16"), (65, "float16", "float32"), (65, "bfloat16", "bfloat16")]
-)
-def test_the_sum_behind_a_mean_has_to_fit(size: int, to: str, held: str) -> None:
-    """4096 numbers may be 16 on the average, more of them less: the sum is stored before it is divided."""
-    text = "a=MatMul(x,u);m=ReduceMean[axes=2 3](a);f=Flatten(m);b=MatMul(f,v)"
-    proto = cases.build(text, ["b"], shapes={**MAPS, "x": (1, 4, size, 64), "u": (64, 64)})
-    assert dtype(amp_rewrite.convert(proto, to=to), "m") == held
-
-
-@pytest.mark.parametrize(("tokens", "held"), [(256, "float16"), (257, "float32")])
-def test_of_a_stream_fewer_numbers_are_averaged_than_of_maps_that_are_pooled(tokens: int, held: str) -> None:
-    text = "a=MatMul(x,u);m=ReduceMean[axes=1](a);n=Add(a,m);b=MatMul(n,u)"
-    proto = cases.build(text, ["b"], shapes={"x": (1, tokens, 8), "u": (8, 8)})
-    assert dtype(amp_rewrite.convert(proto), "m") == held
-
-
+MAPS = {"x": (1, 4, 8, 8), "w": (4, 4, 1, 1), "v": (4, 4), "u": (4, 1, 1, 1)}
+TALL = {"x": (1, 4, 65, 64), "u": (64, 64), "v": (4, 4)}
+AVERAGE = "a=Conv(x,w);m=ReduceMean[axes=2 3](a);"
+POOLED = "a=MatMul(x,u);m=ReduceMean[axes=2 3](a);f=Flatten(m);b=MatMul(f,v)"
+STREAM = "a=MatMul(x,u);m=ReduceMean[axes=1](a);n=Add(a,m);b=MatMul(n,u)"
+GATED = "a=Conv(x,w);g=Mul(a,x);m=ReduceMean[axes=AXES](g);n=Mul(a,m);b=Conv(n,w)"
 SQUARE = "a=MatMul(x,w);p=Pow(a,two);"
+SUM = "a=MatMul(x,w);t=Relu(a);s=ReduceSum(t,last);b=MatMul(s,u)"
+NUMBERS: dict[str, object] = {"whole": [1, 4, 1, 1], "two": 2.0, "last": [1], "first": [0], "both": [0, 1]}
+
+
+def rows(*terms: int, row: int | str = "N") -> dict[str, tuple[int | str, ...]]:
+    """Shapes that make rows of so many terms, and one of each row."""
+    return {"x": (row, 8), "w": (8, *terms), "u": (1, 5)}
 
 
 @pytest.mark.parametrize(
-    ("text", "held"),
+    ("text", "op", "shapes", "held"),
     [
-        ("y=MatMul(p,w)", "float16"),  # a squared ReLU, but for the Relu
-        ("r=Relu(p);y=MatMul(r,w)", "float16"),
-        ("s=ReduceSum(p);y=Mul(w,s)", "float32"),
-        ("s=ReduceMean(p);y=Mul(w,s)", "float32"),
-        ("t=Transpose[perm=1 0](p);s=ReduceSum(t);y=Mul(w,s)", "float32"),
-        ("s=Sqrt(p);y=MatMul(s,w)", "float32"),
-        ("s=Div(x,p);y=MatMul(s,w)", "float32"),
+        # A mean that is neither subtracted nor a variance.
+        (AVERAGE + "b=Conv(m,w)", "m", MAPS, "float16"),
+        (AVERAGE.replace("2 3", "-1 -2") + "f=Flatten(m);b=Gemm(f,v)", "m", MAPS, "float16"),
+        (AVERAGE.replace("2 3", "1 2") + "b=Conv(m,u)", "m", MAPS, "float16"),
+        (AVERAGE + "n=Add(a,m);b=Conv(n,w)", "m", MAPS, "float16"),
+        (AVERAGE + "s=Sub(a,m);b=Conv(s,w)", "m", MAPS, "float32"),
+        (AVERAGE + "r=Reshape(m,whole);s=Sub(a,r);b=Conv(s,w)", "m", MAPS, "float32"),
+        ("a=Conv(x,w);p=Mul(a,a);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "m", MAPS, "float32"),
+        ("a=Conv(x,w);p=Pow(a,two);m=ReduceMean[axes=2 3](p);b=Conv(m,w)", "m", MAPS, "float32"),
+        (GATED.replace("AXES", "-1"), "m", MAPS, "float32"),
+        (GATED.replace("AXES", "2"), "m", MAPS, "float16"),
+        # 4096 numbers may be 16 on the average, more of them less: the sum is stored before it is divided.
+        (POOLED, "m", {**TALL, "x": (1, 4, 64, 64)}, "float16"),
+        (POOLED, "m", TALL, "float32"),
+        # Of a stream fewer numbers are averaged than of maps that are pooled.
+        (STREAM, "m", {"x": (1, 256, 8)}, "float16"),
+        (STREAM, "m", {"x": (1, 257, 8)}, "float32"),
+        # A square, unless a sum, a root or a divisor reads it.
+        (SQUARE + "b=MatMul(p,w)", "p", {}, "float16"),
+        (SQUARE + "r=Relu(p);b=MatMul(r,w)", "p", {}, "float16"),
+        (SQUARE + "s=ReduceSum(p);b=Mul(w,s)", "p", {}, "float32"),
+        (SQUARE + "s=ReduceMean(p);b=Mul(w,s)", "p", {}, "float32"),
+        (SQUARE + "t=Transpose[perm=1 0](p);s=ReduceSum(t);b=Mul(w,s)", "p", {}, "float32"),
+        (SQUARE + "s=Sqrt(p);b=MatMul(s,w)", "p", {}, "float32"),
+        (SQUARE + "s=Div(x,p);b=MatMul(s,w)", "p", {}, "float32"),
+        # A sum of at most eight terms, if they are no squares.
+        (SUM, "s", rows(8), "float16"),
+        (SUM.replace("last", "both"), "s", rows(4, row=2), "float16"),
+        (SUM, "s", rows(9), "float32"),
+        (SUM.replace("last", "first").replace("(s,u)", "(s,v)"), "s", {**rows(8), "v": (8, 5)}, "float32"),
+        (SUM.replace("Relu(a)", "Mul(a,a)"), "s", rows(4), "float32"),
+        (SUM.replace("Relu(a)", "Pow(a,two)"), "s", rows(4), "float32"),
     ],
 )
-def test_a_square_is_lowered_unless_a_sum_root_or_divisor_reads_it(text: str, held: str) -> None:
-    proto = cases.build(SQUARE + text, ["y"], constants={"two": 2.0})
-    assert dtype(amp_rewrite.convert(proto), "p") == held
+def test_a_mean_a_square_or_a_sum_is_lowered_where_its_readers_need_no_more(
+    text: str, op: str, shapes: dict[str, Any], held: str
+) -> None:
+    constants = {name: np.array(array) for name, array in NUMBERS.items() if name in text}
+    proto = cases.build(text, ["b"], shapes=shapes, constants=constants)
+    assert dtype(amp_rewrite.convert(proto), op) == held
 
 
-def dtype_of_sum(shape: tuple[int | str, ...], axes: str, made: str = "v = Relu (a)") -> str:
-    """The type of a ReduceSum of a value of this shape, between two products."""
-    text = f"""<ir_version: 8, opset_import: ["": 18]>
-    g (float[N,8] x, float[8,64] w, float[M,5] u) => (float[K,5] y) <int64[{axes.count(",") + 1}] axes = {{{axes}}}> {{
-        a = MatMul (x, w)
-        {made}
-        s = ReduceSum <keepdims = 1> (v, axes)
-        y = MatMul (s, u)
-    }}"""
-    model = onnx.parser.parse_model(text)
-    if shape:
-        model.graph.value_info.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, shape))
-    return next(row.dtype for row in amp_rewrite.convert(model).report.rows if row.op == "ReduceSum")
-
-
-@pytest.mark.parametrize(
-    ("shape", "axes", "dtype"),
-    [
-        (("N", 8), "1", "float16"),
-        ((2, 4), "0, 1", "float16"),
-        (("N", 9), "1", "float32"),
-        (("N", 8), "0", "float32"),
-        ((), "1", "float32"),
-    ],
-)
-def test_a_sum_is_small_if_at_most_eight_terms_are_stated(shape: tuple[int | str, ...], axes: str, dtype: str) -> None:
-    assert dtype_of_sum(shape, axes) == dtype
-
-
-@pytest.mark.parametrize("made", ["v = Mul (a, a)", "two = Constant <value_float = 2.0> ()  v = Pow (a, two)"])
-def test_a_sum_of_squares_is_not(made: str) -> None:
-    assert dtype_of_sum(("N", 4), "1", made) == "float32"
+def test_the_sum_behind_a_mean_fits_bfloat16() -> None:
+    assert dtype(amp_rewrite.convert(cases.build(POOLED, ["b"], shapes=TALL), to="bfloat16"), "m") == "bfloat16"

@@ -16,7 +16,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import Op, ValueId, View
 from support import cases
-from support.held import held
 
 F16 = DType.FLOAT16
 EYE = np.eye(8, dtype=np.float32)
@@ -92,17 +91,3 @@ def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
 
 def parsed_view(text: str) -> View:
     return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')))
-
-
-def test_an_op_with_several_needs_has_one_pin() -> None:
-    text = """g (int64[1] n, float[N] x) => (float[K] y, bool[1] z) <float seven = {7}> {
-        f = Cast <to = 1> (n)
-        d = Div (f, seven)
-        r = Floor (d)
-        i = Cast <to = 7> (r)
-        y = Expand (x, i)
-        z = Equal (f, seven)
-    }"""
-    view = parsed_view(text)
-    assert held(view) == dict.fromkeys("fdriz", "whole_number")
-    assert len(find_needs(view, DType.FLOAT16).pins) == 5

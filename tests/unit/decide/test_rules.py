@@ -153,16 +153,6 @@ def test_a_sequence_is_lowered_whole_though_a_gray_op_in_it_lies_on_no_path() ->
 
 
 @pytest.mark.parametrize(
-    ("graph", "because"), [("between_allow", "b"), ("allow_through_clear", "a"), ("deny_forward", "d")]
-)
-def test_paint_names_the_op_that_it_is_due_to(graph: str, because: str) -> None:
-    result = FIRES[graph].converted()
-    paint = next(p for (op, _), p in result.coloring.paints.items() if result.view.ops[op].name == FIRES[graph].op)
-    assert paint.because is not None
-    assert result.view.ops[paint.because].name == because
-
-
-@pytest.mark.parametrize(
     ("value", "kind", "kept"), [(1e6, "saturated", 65504.0), (-1e6, "saturated", -65504.0), (1e-9, "flushed", 0.0)]
 )
 def test_a_constant_that_does_not_fit_is_reported_without_safety_rules(value: float, kind: str, kept: float) -> None:

@@ -18,7 +18,6 @@ from amp_rewrite.files.casting import Fit, cast
 from amp_rewrite.files.model import Model, baked, scaled
 from amp_rewrite.files.tensors import Source, Sources, is_stub, payload
 from support.weights import external, model, one, plain, scatter, values
-from unit.files.test_casting import edges
 
 
 @pytest.fixture
@@ -110,19 +109,6 @@ def test_fit_and_baked_agree_for_stubs_and_for_memory(inline):
         assert lazy.fit(found, DType.FLOAT16).flushed == 0
     with pytest.raises(ModelError, match="tensor 'shape' is int64"):
         lazy.fit(tensor(lazy, "shape"), DType.FLOAT16)
-
-
-def test_nbytes_counts_all_tensors_and_pending_casts(inline):
-    found = Model.load(inline)
-    before = found.nbytes
-    assert before == Model.load(model()).nbytes
-    proto = found.to_proto()
-    assert before == sum(len(t.raw_data) for s in (False, True) for t in wire.tensors(proto, sparse=s)) + 20_000 + 2 + (
-        tensor(found, "words").ByteSize()
-    )
-    big = tensor(found, "big")
-    big.CopyFrom(baked(big, DType.BFLOAT16, model=found))
-    assert found.nbytes == before - 600 * 600 * 2
 
 
 def test_more_than_protobuf_can_hold_is_not_made_a_proto(tmp_path):
@@ -290,24 +276,6 @@ def test_chunks_cover_the_tensor_in_order(tmp_path, shape):
             assert tensors.array(tensor, sources).shape == shape
         assert all(0 < c.size <= 3 for c in found)
         np.testing.assert_array_equal(np.concatenate([np.empty(0), *found]), values.ravel())
-
-
-@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
-def test_baking_a_stub_and_baking_values_in_memory_give_the_same_values(tmp_path, to):
-    values = edges(to)
-    lazy = stub(tmp_path, values)
-    lazy.doc_string = "kept"
-    eager = numpy_helper.from_array(values, "w")
-    with Sources() as sources:
-        first = baked(lazy, to, name="v", model=NO_MODEL)
-        second = baked(eager, to, name="v", model=NO_MODEL)
-        assert tensors.is_stub(first) and not tensors.is_stub(second)
-        assert (first.name, first.data_type, first.doc_string) == ("v", to.code, "kept")
-        assert tensors.nbytes(first) == tensors.nbytes(second) == 2 * values.size
-        np.testing.assert_array_equal(
-            tensors.array(first, sources).view("u2"), numpy_helper.to_array(second).view("u2")
-        )
-        assert b"".join(map(bytes, tensors.payload(first, sources))) == second.raw_data
 
 
 def test_a_file_that_changed_since_is_not_read(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import onnx
 import pytest
@@ -104,42 +103,12 @@ def test_pieces_are_what_protobuf_would_write():
     assert b"".join(found) == model.SerializeToString(deterministic=True)
 
 
-def test_nodes_without_tensors_and_bodies_are_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_into, pieces = list[str](), wire.pieces
-
-    def counted(message, replace):
-        looked_into.extend([message.op_type] if isinstance(message, onnx.NodeProto) else [])
-        return pieces(message, replace)
-
-    monkeypatch.setattr(wire, "pieces", counted)
-    counted(parser.parse_model(TEXT), lambda tensor: None)
-    assert looked_into == ["If", "Constant"]
-
-
 def test_fields_that_onnx_does_not_know_yet_are_written_again():
     unknown = b"\xc0\x3e\x01\xc1\x3e" + bytes(8) + b"\xc5\x3e" + bytes(4) + wire.head(1001, 2) + b"hi"
     model = onnx.ModelProto.FromString(small().SerializeToString() + unknown)
     found = b"".join(wire.pieces(model, lambda tensor: [tensor.SerializeToString()]))
     assert found.endswith(unknown)
     assert onnx.ModelProto.FromString(found) == model
-
-
-def test_reading_a_large_file_only_touches_the_light_part(tmp_path: Path):
-    tensor = onnx.TensorProto(name="w", data_type=2, dims=[1 << 22], raw_data=bytes(1 << 22))
-    model = small()
-    model.graph.initializer.extend([tensor] * 4)
-    content = model.SerializeToString()
-    count = 0
-
-    class Counted(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            nonlocal count
-            found = super().read(size)
-            count += len(found)
-            return found
-
-    wire.lightened(Counted(content), len(content), 1 << 14, lambda *_: True, "m")
-    assert count < 1 << 18 < len(content)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,11 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from amp_rewrite.decide.coloring.paint import Coloring, paint
-from amp_rewrite.decide.coloring.problem import PaintOptions
-from amp_rewrite.decide.plan import plan_casts
-from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.explain import explained
-from amp_rewrite.rewrite.apply import apply
-from amp_rewrite.settings.op_lists import load_lists
 from support.corpus import exported
 from support.half_models import HALF, half, raised, raised_ops, rules, told, weights, written
 
@@ -173,31 +167,6 @@ def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None
 
 # -- bodies and sequences ------------------------------------------------------------------------------
 
-LOOP = """trips = Constant <value = int64 {3}> ()
-    yes = Constant <value = bool {1}> ()
-    y = Loop (trips, yes, x) <body = b (int64 n, bool go, float16[8,8] s) => (bool on, float16[8,8] t) {
-        on = Identity (go)
-        a = Exp (s)
-        c = MatMul (a, w)
-        t = Tanh (c)
-    }>"""
-
-
-def test_in_a_loop_the_edges_keep_their_type_and_weights_are_widened_outside() -> None:
-    result = raised(half(LOOP), "*").model
-    assert told(result) == [
-        "trips = Constant()",
-        "yes = Constant()",
-        "s_float32 = Cast<float32>(s)",
-        "on = Identity(go)",
-        "a = Exp(s_float32)",
-        "c = MatMul(a, w)",
-        "t_float32 = Tanh(c)",
-        "t = Cast<float16>(t_float32)",
-        "y = Loop(trips, yes, x)",
-    ]
-    assert weights(result) == {"w": "float32"}
-
 
 def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
     body = "p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
@@ -281,26 +250,6 @@ def test_variables_that_no_kernel_mixes_are_raised_together() -> None:
 
 
 # -- pins ------------------------------------------------------------------------------------------------
-
-
-def coloring(model: ModelProto, *pins: Pin, **options: dict[int, str]) -> tuple[View, Coloring]:
-    view = View.of(Model.load(model))
-    asked = PaintOptions(pins=pins, **options)  # type: ignore[arg-type]
-    return view, paint(view, load_lists(DType.FLOAT16), DType.FLOAT16, asked)
-
-
-def test_a_pin_from_data_raises_and_one_from_a_rule_does_not() -> None:
-    model = half("a = Exp (x)  y = Tanh (a)")
-    seen = Pin(0, "overflow", None, "absmax 1e5", raises=True)  # type: ignore[arg-type]
-    foreseen = Pin(1, "epsilon", None, "1e-12")  # type: ignore[arg-type]
-    view, found = coloring(model, seen, foreseen)
-    assert {op: (p.rule, p.note) for (op, _), p in found.paints.items()} == {0: ("raised", "overflow: absmax 1e5")}
-    assert told(apply(view, plan_casts(view, found)).to_proto()) == [
-        "x_float32 = Cast<float32>(x)",
-        "a = Exp(x_float32)",
-        "a_float16 = Cast<float16>(a)",
-        "y = Tanh(a_float16)",
-    ]
 
 
 # -- the report ------------------------------------------------------------------------------------------

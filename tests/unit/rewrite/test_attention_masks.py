@@ -124,15 +124,6 @@ def causal(reader: str = "y = Softmax (z)", opset: int = 18) -> ModelProto:
     return made
 
 
-def test_a_constant_that_masks_no_row_throughout_is_still_added_and_fits_float16() -> None:
-    view = selected(causal())
-    assert kinds(view) == "MatMul Add Softmax"
-    assert run(view.model.proto).tobytes() == run(causal()).tobytes()
-    stored = view.model.proto.graph.initializer[-1]
-    assert stored.name == "mask_bounded"
-    assert onnx.numpy_helper.to_array(stored).tolist() == np.where(np.tri(3) > 0, 0.0, -16376.0).tolist()
-
-
 @pytest.mark.parametrize(
     ("text", "condition"),
     [

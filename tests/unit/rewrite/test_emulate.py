@@ -15,11 +15,10 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import amp_rewrite
-from amp_rewrite import Model, PolicyError, View
+from amp_rewrite import Model, View
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.emulate import emulate
 from suites.models.test_fixtures import LOW
-from support.corpus import small_models
 from support.objections import graphs, of_checker, of_names, run, session
 
 both_types = pytest.mark.parametrize("low", LOW, ids=lambda t: t.spelling)
@@ -121,16 +120,6 @@ def test_weights_are_rounded_ones(low: DType, rounding: bool, tmp_path: Path) ->
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(held), weight.astype(low.numpy).astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(m, id=n) for n, m in small_models() if not m.functions and not has_low(m)]
-)
-def test_a_model_without_low_types_comes_back_as_it_was(model: ModelProto) -> None:
-    same = ModelProto()
-    same.CopyFrom(model)
-    same.ClearField("training_info")
-    assert emulate(model).proto.SerializeToString(deterministic=True) == same.SerializeToString(deterministic=True)
-
-
 # -- edges ---------------------------------------------------------------------------------------------
 
 
@@ -154,11 +143,6 @@ def test_inputs_and_outputs_have_the_types_asked_for(io: str, expected: list[str
     found = twin(parsed(EDGES), io=io)
     assert element_types(found) == expected
     session(found)
-
-
-def test_an_unknown_io_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"unknown io 'low' for an emulation; use one of numpy, same, float32"):
-        emulate(parsed(EDGES), io="low")
 
 
 def test_float16_edges_carry_what_the_inside_carries() -> None:

@@ -37,9 +37,7 @@ from support.contrib_models import (
     model_of,
 )
 from support.fusing import kinds, standard
-from support.paths import TESTS
 
-MODELS = TESTS / "models"
 SKIP, MHA = "SkipLayerNormalization", "MultiHeadAttention"
 TWO, OUT = "float[2,3,8] x, float[2,3,8] z", "float[2,3,8] y"
 BLOCK = "x0 = MatMul (x, w)  " + SUM.replace("(x,", "(x0,") + NORM.replace("y =", "n =") + "  y = MatMul (n, w)"
@@ -173,17 +171,6 @@ def test_attention_opens_on_the_cpu_at_the_default_level(opset: int, masked: boo
     opened(made)
     assert untyped(made) == []
     SymbolicShapeInference.infer_shapes(made, auto_merge=True)
-
-
-EXPORTS = ("bert_dynamo20", "llama_dynamo21", "gpt2_ts17")
-
-
-@pytest.mark.parametrize("name", EXPORTS)
-def test_shape_inference_of_onnx_and_of_onnxruntime_goes_on(name: str) -> None:
-    made = amp_rewrite.convert(MODELS / f"{name}.onnx")
-    assert own(made.model)
-    assert untyped(made.model) == []
-    SymbolicShapeInference.infer_shapes(made.model, auto_merge=True)
 
 
 def test_types_are_declared_in_bodies() -> None:

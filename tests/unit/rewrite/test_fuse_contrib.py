@@ -52,9 +52,6 @@ from support.contrib_models import (
 )
 from support.fusing import kinds, outputs_of
 
-FASTER = "faster with --opset auto, unless others lose a kernel at opset"
-AUTO = f"the same numbers, more kernels · {FASTER}"
-
 # -- what is found ------------------------------------------------------------------------------------
 
 
@@ -114,42 +111,33 @@ def test_shapes_that_a_reshape_computes_are_known_from_opset_13_on() -> None:
 UNEQUAL = "the summands are not known to have one shape, or the second to lack but the batch"
 
 
+ROWS = "float[3,4] x, float[3,4] z"
+SKIPPED: dict[str, tuple[str, str]] = {
+    "not all of it is float32": ("n = Add (x, z)  t = Cast <to = 1> (n)  " + NORM, "int64[2,3,4] x, int64[2,3,4] z"),
+    "what is normalized is not known to have two or three axes, the last of known size": (
+        SUM + NORM,
+        "float[5,2,3,4] x, float[5,2,3,4] z",
+    ),
+    "its scale or bias is not one number for each of the 4 that it normalizes": (
+        SUM + "y = LayerNormalization <axis = 1> (t, z, z)",
+        ROWS,
+    ),
+    "it is not over the last axis alone": (SUM + "y = LayerNormalization <axis = 0> (t, gain)", ROWS),
+    "others read the sum, before scale is made": (
+        SUM + "o = Neg (t)  scale = Add (gain, late)  y = LayerNormalization (t, scale)",
+        TWO + ", float[4] late",
+    ),
+    "its mean or deviation is read": (SUM + "y, mean = LayerNormalization (t, gain)  o = Neg (mean)", TWO),
+    "its statistics are not float32": (SUM + "y = LayerNormalization <stash_type = 11> (t, gain)", TWO),
+}
+SHAPES = ("float[A,3,4] x, float[B,3,4] z", "float[A,S,4] x, float[1,1,4] z", "float[2,3,4] x, float[4] z")
+
+
 @pytest.mark.parametrize(
-    ("body", "inputs", "why"),
-    [
-        (SUM + NORM, "float[A,3,4] x, float[B,3,4] z", UNEQUAL),
-        (SUM + NORM, "float[A,S,4] x, float[1,1,4] z", UNEQUAL),
-        (SUM + NORM, "float[2,3,4] x, float[4] z", UNEQUAL),
-        (
-            "n = Add (x, z)  t = Cast <to = 1> (n)  " + NORM,
-            "int64[2,3,4] x, int64[2,3,4] z",
-            "not all of it is float32",
-        ),
-        (
-            SUM + NORM,
-            "float[5,2,3,4] x, float[5,2,3,4] z",
-            "what is normalized is not known to have two or three axes, the last of known size",
-        ),
-        (
-            SUM + "y = LayerNormalization <axis = 1> (t, z, z)",
-            "float[3,4] x, float[3,4] z",
-            "its scale or bias is not one number for each of the 4 that it normalizes",
-        ),
-        (
-            SUM + "y = LayerNormalization <axis = 0> (t, gain)",
-            "float[3,4] x, float[3,4] z",
-            "it is not over the last axis alone",
-        ),
-        (
-            SUM + "o = Neg (t)  scale = Add (gain, late)  y = LayerNormalization (t, scale)",
-            TWO + ", float[4] late",
-            "others read the sum, before scale is made",
-        ),
-        (SUM + "y, mean = LayerNormalization (t, gain)  o = Neg (mean)", TWO, "its mean or deviation is read"),
-        (SUM + "y = LayerNormalization <stash_type = 11> (t, gain)", TWO, "its statistics are not float32"),
-    ],
+    ("why", "body", "inputs"),
+    [*((why, *row) for why, row in SKIPPED.items()), *((UNEQUAL, SUM + NORM, shapes) for shapes in SHAPES)],
 )
-def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(body: str, inputs: str, why: str) -> None:
+def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(why: str, body: str, inputs: str) -> None:
     rank = inputs.count(",") and len(re.findall(r"\[(.*?)\]", inputs)[0].split(","))
     outputs = f"float[{','.join('PQRST'[:rank])}] y"
     model = model_of(body, inputs, outputs)
@@ -185,16 +173,6 @@ def test_only_what_the_target_has_a_kernel_for_is_made() -> None:
     for op_type in FORMULAS:
         for dtype in (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)[op_type == "GroupQueryAttention" :]:
             assert load_kernels().refusal("com.microsoft", op_type, 1, {"T": f"tensor({dtype.onnx_name})"}) is None
-
-
-def test_what_is_fused_later_is_not_told_as_left_apart() -> None:
-    """At opset 13 the standard has no LayerNormalization, and the runtime has one with a sum."""
-    told = fused(model_of(SUM + LAYER_NORM, opset=13))[1]
-    assert [kind for kind, _, _ in told] == ["fused"]
-    basic = fused(model_of(SUM + LAYER_NORM, opset=13), fuse="basic")[1]
-    assert [message for _, _, message in basic] == [
-        f"1 stays unfused (ends in the_y): opset 13 has no LayerNormalization · {AUTO} 17"
-    ]
 
 
 # -- proof --------------------------------------------------------------------------------------------
@@ -275,62 +253,45 @@ def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> Non
 MASKED_BY = SCORES.replace("s =", "s0 =") + "f = Cast <to = 1> (mask)  "
 
 
-@pytest.mark.parametrize(
-    ("body", "inputs", "outputs", "expected"),
-    [
-        (SPLIT + SCORES + SOFTMAX + REST + MERGED, EDGES, ATTENDED, ["MultiHeadAttention"]),
-        (
-            SPLIT + SCORES.replace("s =", "s0 =") + "s = Add (s0, causal)  " + SOFTMAX + REST + MERGED,
-            SQUARE,
-            ATTENDED,
-            ["MultiHeadAttention"],
-        ),
-        (
-            SPLIT + SCORES.replace("s =", "s0 =") + "s = Add (s0, added)  " + SOFTMAX + REST + MERGED,
-            EDGES,
-            ATTENDED,
-            ["MultiHeadAttention"],
-        ),
-        (
-            SPLIT + TURNED + SCORES.replace("(keys)", "(kn)").replace("(q,", "(xn,") + SOFTMAX + REST + MERGED,
-            EDGES,
-            ATTENDED,
-            [*("Reshape", "Transpose") * 3, "Neg", "Neg", "Transpose", "Reshape", "MultiHeadAttention"],
-        ),
-        (
-            SPLIT + SCORES + SOFTMAX + "y = MatMul (h, v)",
-            EDGES,
-            "float[2,2,3,4] y",
-            ["MultiHeadAttention", "Reshape", "Transpose"],
-        ),
-        (
-            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
-            MASKED,
-            ATTENDED,
-            ["Cast", "ReduceSum", "Cast", "Squeeze", "Where", "Where", "MultiHeadAttention"],
-        ),
-        (
-            SPLIT + MASKED_BY + "g = Sub (one, f)  a = Mul (g, lowest)  s = Add (s0, a)  " + SOFTMAX + REST + MERGED,
-            MASKED,
-            ATTENDED,
-            ["Cast", "Sub", "Mul", "Greater", "Cast", "ReduceSum", "Cast", "Squeeze", "Where", "MultiHeadAttention"],
-        ),
-        (
-            SPLIT + MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX + REST + MERGED,
-            MASKED,
-            ATTENDED,
-            ["Cast", "Add", "MultiHeadAttention"],
-        ),
-        (
-            SPLIT + INFINITE + NOTHING_SEEN + REST + MERGED,
-            MASKED,
-            ATTENDED,
-            ["Cast", "ReduceSum", "Cast", "Squeeze", "Where", "MultiHeadAttention", "Where"],
-        ),
-    ],
-)
+ADDED = SCORES.replace("s =", "s0 =")
+MASK_FOUND = ["Cast", "ReduceSum", "Cast", "Squeeze", "Where"]
+ATTENTIONS: dict[str, tuple[str, str, str, list[str]]] = {
+    "plain": (SCORES + SOFTMAX, MERGED, EDGES, []),
+    "causal": (ADDED + "s = Add (s0, causal)  " + SOFTMAX, MERGED, SQUARE, []),
+    "a bias": (ADDED + "s = Add (s0, added)  " + SOFTMAX, MERGED, EDGES, []),
+    "turned queries and keys": (
+        TURNED + SCORES.replace("(keys)", "(kn)").replace("(q,", "(xn,") + SOFTMAX,
+        MERGED,
+        EDGES,
+        [*("Reshape", "Transpose") * 3, "Neg", "Neg", "Transpose", "Reshape"],
+    ),
+    "heads that stay apart": (SCORES + SOFTMAX, "", EDGES, []),
+    "a mask": (HIDDEN + SOFTMAX, MERGED, MASKED, [*MASK_FOUND, "Where"]),
+    "a mask that is multiplied": (
+        MASKED_BY + "g = Sub (one, f)  a = Mul (g, lowest)  s = Add (s0, a)  " + SOFTMAX,
+        MERGED,
+        MASKED,
+        ["Cast", "Sub", "Mul", "Greater", *MASK_FOUND],
+    ),
+    "two biases": (
+        MASKED_BY + "a = Add (s0, added)  s = Add (a, f)  " + SOFTMAX,
+        MERGED,
+        MASKED,
+        ["Cast", "Add"],
+    ),
+    "rows that see nothing": (INFINITE + NOTHING_SEEN, MERGED, MASKED, MASK_FOUND),
+}
+"""By name: scores and weights, how heads are merged, inputs, and the ops before the one node."""
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("opset", [13, 22])
-def test_attention_becomes_one_node(body: str, inputs: str, outputs: str, expected: list[str], opset: int) -> None:
+def test_attention_becomes_one_node(name: str, opset: int) -> None:
+    weights, merged, inputs, before = ATTENTIONS[name]
+    body = SPLIT + weights + (REST + merged if merged else "y = MatMul (h, v)")
+    outputs = ATTENDED if merged else "float[2,2,3,4] y"
+    after = [] if merged else ["Reshape", "Transpose"]
+    expected = [*before, "MultiHeadAttention", *after, *(["Where"] if "none" in weights else [])]
     model = attention_of(body, inputs, outputs, opset)
     made, told = fused(model)
     assert kinds(made) == expected
@@ -343,32 +304,22 @@ def test_attention_becomes_one_node(body: str, inputs: str, outputs: str, expect
         np.testing.assert_allclose(second, first, rtol=0, atol=64 * UNIT * float(np.abs(first).max()))
 
 
+WIDER = SPLIT.replace("v =", "v0 =") + "v = Concat <axis = 3> (v0, v0)  " + SCORES + SOFTMAX
+
+
 @pytest.mark.parametrize(
     ("body", "inputs", "why"),
     [
-        (
-            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
-            EDGES + ", bool[3,5] mask",
-            "its mask does not state batch and heads",
-        ),
-        (
-            SPLIT + HIDDEN + SOFTMAX + REST + MERGED,
-            EDGES + ", bool[2,2,3,5] mask",
-            "a row of its mask may hide every key, and not in each head alike",
-        ),
-        (  # the kernel refuses them
-            SPLIT.replace("v =", "v0 =")
-            + "v = Concat <axis = 3> (v0, v0)  "
-            + SCORES
-            + SOFTMAX
-            + "o = MatMul (h, v)  y = Neg (o)",
-            EDGES,
-            "its values are not as wide as its keys, and their heads are split off",
-        ),
+        (HIDDEN, EDGES + ", bool[3,5] mask", "its mask does not state batch and heads"),
+        (HIDDEN, EDGES + ", bool[2,2,3,5] mask", "a row of its mask may hide every key, and not in each head alike"),
+        # the kernel refuses them
+        (WIDER, EDGES, "its values are not as wide as its keys, and their heads are split off"),
     ],
 )
 def test_an_attention_that_the_operator_does_not_quite_say_stays(body: str, inputs: str, why: str) -> None:
-    outputs = "float[2,2,3,8] y" if "Concat" in body else "float[2,2,4,3] y" if "v1" in body else ATTENDED
+    wider = body == WIDER
+    outputs = "float[2,2,3,8] y" if wider else ATTENDED
+    body = WIDER + "o = MatMul (h, v)  y = Neg (o)" if wider else SPLIT + HIDDEN + SOFTMAX + REST + MERGED
     made, told = fused(attention_of(body, inputs, outputs))
     assert "MultiHeadAttention" not in kinds(made)
     assert ("not_fused", "multi_head_attention", f"1 stays unfused (ends in the_o): {why}") in told

@@ -37,21 +37,6 @@ def test_the_gradients_stand_after_the_outputs_in_the_order_asked_for() -> None:
     assert dims == [[], [3], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("text", "expanded"),
-    [
-        ("y=Mul(a,a)", 0),  # of the sum, beside a
-        ("y=Relu(a)", 0),
-        ("h=Add(a,a);y=Tanh(h)", 0),
-        ("y=MatMul(a,b)", 1),
-        ("y=Neg(a)", 1),  # the gradient itself
-    ],
-)
-def test_the_gradient_of_a_sum_is_expanded_only_where_an_op_needs_its_shape(text: str, expanded: int) -> None:
-    model = gradients(graph(text, a=(2, 3), b=(3, 2)), "loss", ["a"])
-    assert ops(model).count("Expand") == expanded
-
-
 def test_a_name_that_is_taken_is_not_taken_twice() -> None:
     model = graph("a_grad=Mul(a,a);y=Neg(a_grad)", a=(2,))
     assert [o.name for o in gradients(model, "loss", ["a"]).proto.graph.output] == ["loss", "a_grad_2"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -11,10 +9,8 @@ import onnxruntime
 import pytest
 from onnx import ModelProto
 
-import amp_rewrite
 from amp_rewrite.errors import ModelError
 from amp_rewrite.pipeline.convert import convert
-from support.paths import TESTS
 
 TARGETS = ("ort-cuda", "onnx", "tensorrt")
 
@@ -89,20 +85,3 @@ def test_a_name_that_nobody_registers_is_refused(op: str) -> None:
 def test_the_second_result_of_a_simplified_norm_is_float32() -> None:
     proto = _parsed("a = MatMul (x, w)  n, i = SimplifiedLayerNormalization (a, s)  m = Mul (n, i)  y = MatMul (m, w)")
     assert convert(proto).report.totals.compute_lowered == 2
-
-
-@pytest.mark.parametrize("name", ["bert_ts13", "llama_ts16", "t5_ts14"])
-def test_a_file_of_the_runtimes_optimizer_is_converted_and_verified(name: str, tmp_path: Path) -> None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-    source = TESTS / "models" / f"{name}.onnx"
-    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    optimized = onnx.load(tmp_path / "optimized.onnx")
-    assert {"LayerNormalization", "SimplifiedLayerNormalization"} & {node.op_type for node in optimized.graph.node}
-    result = convert(tmp_path / "optimized.onnx")
-    assert result.report.totals.compute_lowered > 0
-    arrays = np.load(source.with_suffix(".npz"))
-    feeds = {key[6:]: arrays[key] for key in arrays.files if key.startswith("input/")}
-    assert amp_rewrite.verify(optimized, result.model, data=[feeds], rtol=0.1, atol=0.1).ok

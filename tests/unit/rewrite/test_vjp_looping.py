@@ -210,23 +210,6 @@ CASES = (
 TestRules = judged(CASES)
 
 
-def test_random_numbers_in_a_branch_are_refused() -> None:
-    text = """
-    y = If (c) <
-      then_branch = then () => (float[3] t) { n = RandomNormalLike (a)  t = Mul (a, n) },
-      else_branch = other () => (float[3] e) { e = Neg (a) }
-    >
-    """
-    model = Case("", "", {"a": (3,), "c": ()}, text=text, types={"c": "bool"}).model(20)
-    with pytest.raises(GradientError) as caught:
-        gradients(model, "loss", ["a"])
-    assert str(caught.value) == (
-        "node 'If_0' (If): its branch has RandomNormalLike"
-        " 'If_0/then_branch/RandomNormalLike_0', which would draw other numbers in the backward"
-        " pass; move it out of the branch"
-    )
-
-
 @pytest.mark.parametrize(("inputs", "refused"), [("a", False), ("a, r", False), ("a, r, m", True)])
 def test_a_dropout_in_a_branch_is_refused_if_it_may_drop(inputs: str, refused: bool) -> None:
     drops = f"then_branch = then () => (float[3] t) {{ t = Dropout ({inputs}) }}"
@@ -252,23 +235,33 @@ def test_a_value_that_a_branch_gives_twice_is_refused() -> None:
     )
 
 
+DRAWS = "RandomNormalLike_{}', which would draw other numbers in the backward pass; move it out of the {}"
+DRAWN = """
+y = If (yes) <
+  then_branch = then () => (float[3] t) { n = RandomNormalLike (h0)  t = Mul (h0, n) },
+  else_branch = other () => (float[3] e) { e = Neg (h0) }
+>
+"""
+
+
 @pytest.mark.parametrize(
-    ("text", "fact"),
+    ("text", "node", "fact"),
     [
+        (RANDOM, "Loop_0", f"its body has RandomNormalLike 'Loop_0/body/{DRAWS.format(1, 'body')}"),
+        (DRAWN, "If_0", f"its branch has RandomNormalLike 'If_0/then_branch/{DRAWS.format(0, 'branch')}"),
         (
-            RANDOM,
-            "its body has RandomNormalLike 'Loop_0/body/RandomNormalLike_1', which would draw other"
-            " numbers in the backward pass; move it out of the body",
+            SEQUENCE,
+            "Loop_1",
+            "no gradient through 's', which its steps carry and which is not a tensor; carry a tensor",
         ),
-        (SEQUENCE, "no gradient through 's', which its steps carry and which is not a tensor; carry a tensor"),
     ],
-    ids=["random numbers", "a sequence"],
+    ids=["random numbers in a loop", "random numbers in a branch", "a sequence"],
 )
-def test_what_can_not_be_computed_again_is_refused(text: str, fact: str) -> None:
-    model = case("", text, {"h0": (3,), **TOLD}, ("y",)).model(20)
+def test_what_can_not_be_computed_again_is_refused(text: str, node: str, fact: str) -> None:
+    shapes = {"h0": (3,), "yes": ()} if text == DRAWN else {"h0": (3,), **TOLD}
     with pytest.raises(GradientError) as caught:
-        gradients(model, "loss", ["h0"])
-    assert str(caught.value) == f"node 'Loop_{model.graph.node[0].op_type != 'Loop':d}' (Loop): {fact}"
+        gradients(case("", text, shapes, ("y",)).model(20), "loss", ["h0"])
+    assert str(caught.value) == f"node '{node}' ({node.partition('_')[0]}): {fact}"
 
 
 def test_a_sequence_that_is_only_kept_beside_is_no_hindrance() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError
-from amp_rewrite.settings.list_entry import Color, _same, check_attribute
+from amp_rewrite.settings.list_entry import Color, _same
 from amp_rewrite.settings.op_lists import OpLists, environment_edits, lists_folder, load_lists
 from support.paths import ROOT
 
@@ -48,21 +48,14 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(("to", "base"), SHIPPED)
-def test_every_onnx_op_has_a_class_and_a_reason(to: DType, base: str) -> None:
+def test_every_op_of_onnx_and_of_onnxruntime_has_a_class_and_a_reason(to: DType, base: str) -> None:
+    table = json.loads((files("amp_rewrite") / "runtime" / "_tables" / "contrib_schemas.json").read_text("utf-8"))
     lists = load_lists(to, [base])
     said = {key for key, entries in lists.entries.items() if entries}
     wanted = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()}
-    assert sorted(wanted - said) == []
+    own = {tuple(name.split("::")) for name in table["ops"] if name.startswith("com.microsoft::")}
+    assert own and sorted((wanted | own) - said) == []
     assert [entry for entry in lists if entry.because == "no reason given"] == []
-
-
-@pytest.mark.parametrize(("to", "base"), SHIPPED)
-def test_every_contrib_op_has_a_class(to: DType, base: str) -> None:
-    table = json.loads((files("amp_rewrite") / "runtime" / "_tables" / "contrib_schemas.json").read_text("utf-8"))
-    lists = load_lists(to, [base])
-    names = [name.partition("::") for name in table["ops"] if name.startswith("com.microsoft::")]
-    assert names
-    assert [op for domain, _, op in names if not lists.entries_of(domain, op)] == []
 
 
 @pytest.mark.parametrize("path", sorted(lists_folder().glob("*.yaml")), ids=lambda path: path.stem)
@@ -72,13 +65,6 @@ def test_shipped_files_pass_the_checks_of_user_files_and_are_sorted(path: Path) 
     for key in {"allow", "gray", "clear", "deny", "unlisted"} & document.keys():
         names = [entry["op"].rpartition("::")[::2] for entry in document[key]]
         assert names == sorted(names), key
-
-
-@pytest.mark.parametrize(("to", "base"), SHIPPED)
-def test_conditions_test_attributes_that_their_op_has(to: DType, base: str) -> None:
-    for entry in load_lists(to, [base]):
-        for attribute, _ in entry.condition.attributes if entry.condition else ():
-            check_attribute(entry.domain, entry.op_type, attribute, entry.source)
 
 
 def test_bfloat16_lists_move_sums_and_means_to_gray() -> None:
@@ -141,19 +127,14 @@ def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, doma
 
 def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
     lists = overlaid(tmp_path, "deny:\n  - Softmax\n  - {op: my.domain::Fancy, because: ours}\nunlisted: [MatMul]\n")
-    found = {
-        name: (entry.color.value, entry.because, entry.source)
-        for name, entry in {
-            "Softmax": lists.classify("", "Softmax", {}, 1),
-            "Fancy": lists.classify("my.domain", "Fancy", {}, 1),
-            "MatMul": lists.classify("", "MatMul", {}, 2),
-        }.items()
-    }
-    assert found == {
-        "Softmax": ("deny", "no reason given", "my.yaml:2"),
-        "Fancy": ("deny", "ours", "my.yaml:3"),
-        "MatMul": ("unlisted", "no reason given", "my.yaml:4"),
-    }
+    moved = [
+        lists.classify(domain, op, {}, 2) for domain, op in (("", "Softmax"), ("my.domain", "Fancy"), ("", "MatMul"))
+    ]
+    assert [(entry.color.value, entry.because, entry.source) for entry in moved] == [
+        ("deny", "no reason given", "my.yaml:2"),
+        ("deny", "ours", "my.yaml:3"),
+        ("unlisted", "no reason given", "my.yaml:4"),
+    ]
     assert color(lists, "Exp") == "deny"
     assert lists.name == "float16+my.yaml"
 
@@ -212,7 +193,6 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
         ("dney:\n- Exp", "my.yaml:1: unknown key 'dney'; did you mean 'deny'?"),
         ("white: [Exp]", "my.yaml:1: unknown key 'white'; use one of base, allow, gray, clear, deny, unlisted"),
         ("\ndeny: [Sofmax]", "my.yaml:2: no such op as 'Sofmax'; did you mean 'Softmax'?"),
-        ("deny: [softmax]", "my.yaml:1: no such op as 'softmax'; did you mean 'Softmax'?"),
         ("deny: [FastGelu]", "my.yaml:1: no such op as 'FastGelu'; did you mean 'com.microsoft::FastGelu'?"),
         (
             "deny: ['com.microsoft::MatMul4Bits']",
@@ -223,8 +203,6 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
             "my.yaml:1: no such op as 'Qqqqqqq'; a custom op needs its domain, as in my.domain::Op",
         ),
         ("deny: [a b]", "my.yaml:1: 'a b' is not an op; write Op or domain::Op"),
-        ("deny: ['a::b::c']", "my.yaml:1: 'a::b::c' is not an op; write Op or domain::Op"),
-        ("deny: [3]", "my.yaml:1: no such op as '3'; a custom op needs its domain, as in my.domain::Op"),
         ("deny: [[Exp]]", "my.yaml:1: an op is a list; write text"),
         ("deny: Exp", "my.yaml:1: 'deny' holds 'Exp'; give a list of ops"),
         ("- Exp", "my.yaml:1: a list file is a list; write a mapping with the keys base, allow, gray, clear, deny, "
@@ -240,7 +218,6 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
         ("deny: [{op: Exp, need: rang}]", "my.yaml:1: unknown need 'rang'; did you mean 'range'?"),
         ("deny: [{op: Exp, need: [range]}]", "my.yaml:1: 'need' is a list; write text"),
         ("deny: [{op: Exp, when: x}]", "my.yaml:1: 'when' holds 'x'; write when: {mode: nearest}"),
-        ("deny: [{op: Exp, when: {}}]", "my.yaml:1: 'when' holds a mapping; write when: {mode: nearest}"),
         ("deny: [{op: Resize, when: {mod: x}}]", "my.yaml:1: Resize has no attribute 'mod'; did you mean 'mode'?"),
         (
             "deny: [{op: Exp, when: {zzz: x}}]",
@@ -266,7 +243,6 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
         ("deny: [*x]\n", "my.yaml:1: YAML anchors, aliases and tags are refused; write the entry out"),
         ("deny: [!!str x]", "my.yaml:1: YAML anchors, aliases and tags are refused; write the entry out"),
         ("deny: [Exp]\n---\ndeny: [Pow]", "my.yaml:3: a second YAML document; a list file is one mapping"),
-        ("deny: [[[[[[[[[[Exp]]]]]]]]]]", "my.yaml:1: nested too deeply for an op list"),
         ("deny: [" + "[" * 5000, "my.yaml:1: nested too deeply for an op list"),
     ],
 )  # fmt: skip

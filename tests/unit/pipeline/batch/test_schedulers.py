@@ -6,9 +6,7 @@ test_dask.py runs a real one, where it is installed.
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Executor
-from types import ModuleType
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,63 +14,44 @@ from amp_rewrite.errors import MachineError
 from amp_rewrite.pipeline.batch.processes import executor_of
 
 
-class Dask(ModuleType):
-    """The part of `distributed` that is used; `calls` says what was done with it."""
-
-    def __init__(self, threads: dict[str, int], refusal: Exception | None = None) -> None:
-        super().__init__("distributed")
-        self.calls: list[Any] = []
-        self.executor = Executor()
-        said = self.calls.append
-
-        class Client:
-            def __init__(client, *given: Any, **named: Any) -> None:
-                said(("client", given, named))
-                if refusal is not None:
-                    raise refusal
-
-            def nthreads(client) -> dict[str, int]:
-                return threads
-
-            def get_executor(client, **named: Any) -> Executor:
-                said(("executor", named))
-                return self.executor
-
-            def __enter__(client) -> Any:
-                return client
-
-            def __exit__(client, *_: object) -> None:
-                said("closed")
-
-        self.Client = Client
-
-
-def dask(monkeypatch: pytest.MonkeyPatch, threads: dict[str, int], refusal: Exception | None = None) -> Dask:
-    module = Dask(threads, refusal)
+@pytest.fixture
+def distributed(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """The part of `distributed` that is used, with twelve threads on two workers."""
+    module = MagicMock()
+    client = module.Client.return_value
+    client.__enter__.return_value, client.__exit__.return_value = client, None
+    client.nthreads.return_value = {"a": 8, "b": 4}
     monkeypatch.setitem(sys.modules, "distributed", module)
     return module
 
 
 @pytest.mark.parametrize(
     ("scheduler", "given", "named"),
-    [("head:8786", ("head:8786",), {}), ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"})],
+    [
+        ("head:8786", ("head:8786",), {}),
+        ("/srv/scheduler.json", (), {"scheduler_file": "/srv/scheduler.json"}),
+    ],
 )
 def test_a_running_scheduler_is_connected_to_and_left_running(
-    monkeypatch: pytest.MonkeyPatch, scheduler: str, given: tuple[str, ...], named: dict[str, str]
+    distributed: MagicMock, scheduler: str, given: tuple[str, ...], named: dict[str, str]
 ) -> None:
-    module = dask(monkeypatch, {"a": 8, "b": 4})
+    client = distributed.Client.return_value
     with executor_of(scheduler) as (executor, threads):
-        assert (executor, threads) == (module.executor, 12)
-    assert module.calls == [("client", given, named), ("executor", {"pure": False}), "closed"]
+        assert (executor, threads) == (client.get_executor.return_value, 12)
+    distributed.Client.assert_called_once_with(*given, **named)
+    client.get_executor.assert_called_once_with(pure=False)
+    client.__exit__.assert_called_once()
+    client.shutdown.assert_not_called()
 
 
 @pytest.mark.parametrize("refusal", [TimeoutError("too late"), ValueError("too late")])
-def test_a_scheduler_without_workers_is_told_of(monkeypatch: pytest.MonkeyPatch, refusal: Exception) -> None:
-    module = dask(monkeypatch, {})
+def test_a_scheduler_without_workers_or_an_answer_says_so(distributed: MagicMock, refusal: Exception) -> None:
+    client = distributed.Client.return_value
+    client.nthreads.return_value = {}
     with pytest.raises(MachineError, match="has no workers; start some with `dask worker head:8786`"):
         executor_of("head:8786").__enter__()
-    assert module.calls[-1] == "closed"
-    dask(monkeypatch, {}, refusal)
+    client.__exit__.assert_called_once()
+    distributed.Client.side_effect = refusal
     with pytest.raises(MachineError, match="no scheduler answers at head:8786: too late; give HOST:PORT of a running"):
         executor_of("head:8786").__enter__()
 
