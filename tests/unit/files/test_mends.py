@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx.numpy_helper
@@ -97,62 +97,35 @@ def uncalled(made: ModelProto) -> None:
 
 
 NOT_IMPORTED = "which is not imported; opset 1 of it is now"
-MENDED: Mapping[str, tuple[ModelProto, str]] = {
-    "a graph without a name": (model(lambda m: m.graph.ClearField("name")), "'graph' is its name now"),
-    "a graph name that is not UTF-8": (
-        model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff")),
-        r"its name is not UTF-8; it is '\\xff' now",
-    ),
-    "an output without a shape": (model(lambda m: formal(m.graph.output[0])), "the output states no shape"),
-    "an output without a type": (model(lambda m: formal(m.graph.output[0], shape=False)), "the output states no type"),
-    "an input without a shape": (model(lambda m: formal(m.graph.input[0])), "the input states no shape"),
-    "initializers of IR 3 that are no inputs": (model(old, opset=9), "needs IR version 4, not 3"),
-    "some of them inputs": (model(lambda m: old(m, listed=True), opset=9), "needs IR version 4, not 3"),
-    "the IR version 0": (model(lambda m: setattr(m, "ir_version", 0)), "needs IR version 4, not 0"),
-    "nodes of ai.onnx": (model(spelled), "it is '' now"),
-    "nodes and an import of ai.onnx": (
-        model(lambda m: (spelled(m), setattr(m.opset_import[0], "domain", "ai.onnx"))),
-        "it is '' now",
-    ),
-    "com.microsoft not imported": (
-        model(lambda m: foreign(m.graph.node[1], "Gelu", "com.microsoft")),
-        f"com.microsoft, {NOT_IMPORTED}",
-    ),
-    "com.microsoft not imported, in a branch": (
-        model(lambda m: foreign(branch(m).node[0], "Gelu", "com.microsoft"), BRANCHES),
-        f"com.microsoft, {NOT_IMPORTED}",
-    ),
-    "ai.onnx.ml not imported": (
-        model(lambda m: foreign(m.graph.node[1], "Scaler", "ai.onnx.ml", offset=[0.0], scale=[2.0])),
+MENDED: Sequence[tuple[str, ModelProto]] = (
+    ("'graph' is its name now", model(lambda m: m.graph.ClearField("name"))),
+    (r"its name is not UTF-8; it is '\\xff' now", model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff"))),
+    ("the output states no shape", model(lambda m: formal(m.graph.output[0]))),
+    ("the output states no type", model(lambda m: formal(m.graph.output[0], shape=False))),
+    ("the input states no shape", model(lambda m: formal(m.graph.input[0]))),
+    ("needs IR version 4, not 3", model(old, opset=9)),  # initializers that are no inputs
+    ("needs IR version 4, not 3", model(lambda m: old(m, listed=True), opset=9)),  # some of them are
+    ("needs IR version 4, not 0", model(lambda m: setattr(m, "ir_version", 0))),
+    ("it is '' now", model(spelled)),
+    ("it is '' now", model(lambda m: (spelled(m), setattr(m.opset_import[0], "domain", "ai.onnx")))),
+    (f"com.microsoft, {NOT_IMPORTED}", model(lambda m: foreign(m.graph.node[1], "Gelu", "com.microsoft"))),
+    (f"com.microsoft, {NOT_IMPORTED}", model(lambda m: foreign(branch(m).node[0], "Gelu", "com.microsoft"), BRANCHES)),
+    (
         f"ai.onnx.ml, {NOT_IMPORTED}",
+        model(lambda m: foreign(m.graph.node[1], "Scaler", "ai.onnx.ml", offset=[0.0], scale=[2.0])),
     ),
-    "an initializer twice": (model(lambda m: hold(m, "w")), "there twice, with the same values"),
-    "an initializer twice, in two fields": (
-        model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
+    ("there twice, with the same values", model(lambda m: hold(m, "w"))),
+    (  # in another field of values
         "there twice, with the same values",
+        model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
     ),
-    "another declaration of an input": (
-        model(lambda m: declare(m, "x", 5, 16)),
-        "value_info declares the input otherwise",
-    ),
-    "nodes in another order": (
-        model(lambda m: m.graph.node.sort(key=lambda node: node.output[0], reverse=True)),
-        "not in the order in which they run",
-    ),
-    "an initializer again in a branch": (
-        model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES),
-        "bodies repeat initializers",
-    ),
-    "a metadata key twice": (
-        model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"]),
-        "the last entry is left",
-    ),
-    "an import of opset 0 that no node uses": (
-        model(lambda m: m.opset_import.add(domain="foo", version=0)),
-        "foo opset 0, which no node uses",
-    ),
-    "an initializer without a name": (model(lambda m: hold(m, "", [1])), "an initializer has no name"),
-}
+    ("value_info declares the input otherwise", model(lambda m: declare(m, "x", 5, 16))),
+    ("not in the order in which they run", model(lambda m: m.graph.node.reverse())),
+    ("bodies repeat initializers", model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES)),
+    ("the last entry is left", model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"])),
+    ("foo opset 0, which no node uses", model(lambda m: m.opset_import.add(domain="foo", version=0))),
+    ("an initializer has no name", model(lambda m: hold(m, "", [1]))),
+)
 UNCHECKED: Mapping[str, ModelProto] = {
     "value_info of another shape": model(lambda m: declare(m, "h", 4, 17)),
     "an output of another shape": model(lambda m: state(m.graph.output[0], 4, 17)),
@@ -201,34 +174,19 @@ OVERLOOKED: Mapping[str, ModelProto] = {
     ),
     "an omitted output": model(lambda m: m.graph.node[1].output.append(""), PLAIN.replace("Relu", "Dropout")),
 }
-REFUSED: Mapping[str, tuple[ModelProto, str]] = {
-    "two opsets": (model(lambda m: m.opset_import.add(domain="", version=13)), "imports ai.onnx opsets 17 and 13"),
-    "ai.onnx not imported": (
-        model(lambda m: setattr(m.opset_import[0], "domain", "com.microsoft")),
-        "imports no ai.onnx opset",
-    ),
-    "an initializer twice, with other values": (
-        model(lambda m: hold(m, "w", np.eye(16))),
-        "'w' is there twice, with different values",
-    ),
-    "an initializer in a branch with other values": (
-        model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES),
-        "runtimes disagree",
-    ),
-    "an initializer of a Constant's name": (
-        model(lambda m: hold(m, "h", 0.0), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1)),
-        "'h' is defined twice",
-    ),
-    "an initializer without values": (
-        model(lambda m: m.graph.initializer.add(name="u", data_type=1, dims=[3])),
-        "tensor name: u",
-    ),
-    "a segment of a tensor": (model(lambda m: setattr(m.graph.initializer[0].segment, "end", 0)), "segments"),
-    "a value name that is not UTF-8": (
-        model(lambda m: by_bytes(m, b"\x02QQ", b"\x02\xffQ"), PLAIN.replace("r = Relu", "QQ = Neg (h) r = Relu")),
+REFUSED: Sequence[tuple[str, ModelProto]] = (
+    ("imports ai.onnx opsets 17 and 13", model(lambda m: m.opset_import.add(domain="", version=13))),
+    ("imports no ai.onnx opset", model(lambda m: setattr(m.opset_import[0], "domain", "com.microsoft"))),
+    ("'w' is there twice, with different values", model(lambda m: hold(m, "w", np.eye(16)))),
+    ("runtimes disagree", model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES)),
+    ("'h' is defined twice", model(lambda m: hold(m, "h", 0.0), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1))),
+    ("tensor name: u", model(lambda m: m.graph.initializer.add(name="u", data_type=1, dims=[3]))),  # without values
+    ("segments", model(lambda m: setattr(m.graph.initializer[0].segment, "end", 0))),
+    (
         "not UTF-8",
+        model(lambda m: by_bytes(m, b"\x02QQ", b"\x02\xffQ"), PLAIN.replace("r = Relu", "QQ = Neg (h) r = Relu")),
     ),
-}
+)
 
 
 def run(made: ModelProto) -> np.ndarray:
@@ -245,9 +203,8 @@ def outcome(source: ModelProto) -> tuple[float, list[tuple[str, str]]]:
     ]
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_a_defect_with_one_meaning_is_mended_with_a_finding(name: str) -> None:
-    source, words = MENDED[name]
+@pytest.mark.parametrize(("words", "source"), MENDED)
+def test_a_defect_with_one_meaning_is_mended_with_a_finding(words: str, source: ModelProto) -> None:
     before = source.SerializeToString()
     error, findings = outcome(source)
     assert error < 1e-2 and source.SerializeToString() == before
@@ -266,9 +223,8 @@ def test_a_harmless_defect_changes_nothing(name: str) -> None:
     assert error < 1e-2 and not {"mended", "unchecked"} & dict(findings).keys()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_defect_with_two_meanings_is_refused(name: str) -> None:
-    source, words = REFUSED[name]
+@pytest.mark.parametrize(("words", "source"), REFUSED)
+def test_a_defect_with_two_meanings_is_refused(words: str, source: ModelProto) -> None:
     with pytest.raises(ModelError, match=words):
         amp_rewrite.convert(source)
 

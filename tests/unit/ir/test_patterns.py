@@ -208,67 +208,45 @@ RECIPROCAL = """m = ReduceMean (x, last)  d = Sub (x, m)  p = Mul (d, d)  v = Re
 MEAN = "v = ReduceMean (p, last)  e = Add (v, eps)  "
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "ops", "tail"),
-    [
-        ("layer_normalization", NORM + "g = Mul (n, gain)  y = Add (g, shift)", "m d p v e s n g y", "g y"),
-        ("layer_normalization", NORM + "y = Relu (n)", "m d p v e s n", ""),
-        ("layer_normalization", NORM + "y = Mul (n, x)", "m d p v e s n", ""),  # its scale is computed
-        ("layer_normalization", RECIPROCAL, "m d p v e s r n g y", "g y"),
+SCALED = "y = Mul (gain, n)"
+CUBED = "p = Pow (x, three)  a = Mul (p, k)"
+SPELLINGS = {
+    "layer_normalization": [
+        (NORM + "g = Mul (n, gain)  y = Add (g, shift)", "m d p v e s n g y", "g y"),
+        (NORM + "y = Relu (n)", "m d p v e s n", ""),
+        (NORM + "y = Mul (n, x)", "m d p v e s n", ""),  # its scale is computed
+        (RECIPROCAL, "m d p v e s r n g y", "g y"),
+    ],
+    "rms_normalization": [
+        (f"p = Pow (x, two)  {MEAN} s = Sqrt (e)  n = Div (x, s)  {SCALED}", "p v e s n y", "y"),
+        (f"p = Mul (x, x)  {MEAN} s = Sqrt (e)  r = Div (one, s)  n = Mul (x, r)  {SCALED}", "p v e s r n y", "y"),
+        (f"p = Pow (x, two)  {MEAN} r = Pow (e, minus_half)  n = Mul (x, r)  {SCALED}", "p v e r n y", "y"),
+    ],
+    "l2_normalization": [
+        (REDUCED, "l b w y", ""),
+        ("l = ReduceL2 (x, last)  b = Max (l, eps)  y = Div (x, b)", "l b y", ""),
+        ("p = Mul (x, x)  t = ReduceSum (p, last)  s = Sqrt (t)  b = Clip (s, eps)  y = Div (x, b)", "p t s b y", ""),
+    ],
+    "softmax": [(SOFTMAX, "m d e t y", "")],
+    "gelu_erf": [
+        (ERF, "q b o g y", ""),
+        ("q = Div (x, root2)  b = Erf (q)  o = Add (one, b)  g = Mul (o, half)  y = Mul (x, g)", "q b o g y", ""),
+        ("h = Mul (x, half)  q = Mul (x, c)  b = Erf (q)  o = Add (b, one)  y = Mul (h, o)", "h q b o y", ""),
+    ],
+    "gelu_tanh": [
+        (TANH, "h p a i q b o y", ""),
+        (TANH.replace(CUBED, "p = Mul (x, x)  r = Mul (p, x)  a = Mul (k, r)"), "h p r a i q b o y", ""),
         (
-            "rms_normalization",
-            f"p = Pow (x, two)  {MEAN} s = Sqrt (e)  n = Div (x, s)  y = Mul (gain, n)",
-            "p v e s n y",
-            "y",
-        ),
-        (
-            "rms_normalization",
-            f"p = Mul (x, x)  {MEAN} s = Sqrt (e)  r = Div (one, s)  n = Mul (x, r)  y = Mul (gain, n)",
-            "p v e s r n y",
-            "y",
-        ),
-        (
-            "rms_normalization",
-            f"p = Pow (x, two)  {MEAN} r = Pow (e, minus_half)  n = Mul (x, r)  y = Mul (gain, n)",
-            "p v e r n y",
-            "y",
-        ),
-        ("l2_normalization", REDUCED, "l b w y", ""),
-        ("l2_normalization", "l = ReduceL2 (x, last)  b = Max (l, eps)  y = Div (x, b)", "l b y", ""),
-        (
-            "l2_normalization",
-            "p = Mul (x, x)  t = ReduceSum (p, last)  s = Sqrt (t)  b = Clip (s, eps)  y = Div (x, b)",
-            "p t s b y",
-            "",
-        ),
-        ("softmax", SOFTMAX, "m d e t y", ""),
-        ("gelu_erf", ERF, "q b o g y", ""),
-        (
-            "gelu_erf",
-            "q = Div (x, root2)  b = Erf (q)  o = Add (one, b)  g = Mul (o, half)  y = Mul (x, g)",
-            "q b o g y",
-            "",
-        ),
-        (
-            "gelu_erf",
-            "h = Mul (x, half)  q = Mul (x, c)  b = Erf (q)  o = Add (b, one)  y = Mul (h, o)",
-            "h q b o y",
-            "",
-        ),
-        ("gelu_tanh", TANH, "h p a i q b o y", ""),
-        (
-            "gelu_tanh",
-            TANH.replace("p = Pow (x, three)  a = Mul (p, k)", "p = Mul (x, x)  r = Mul (p, x)  a = Mul (k, r)"),
-            "h p r a i q b o y",
-            "",
-        ),
-        (
-            "gelu_tanh",
             TANH.replace("Pow (x, three)", "Mul (x, x)").replace("i = Add (x, a)", "r = Add (a, one)  i = Mul (x, r)"),
             "h p a r i q b o y",
             "",
         ),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "ops", "tail"), [(kind, *row) for kind, spelled in SPELLINGS.items() for row in spelled]
 )
 def test_a_cluster_is_found_however_it_is_written(kind: str, body: str, ops: str, tail: str) -> None:
     view = view_of(body)
