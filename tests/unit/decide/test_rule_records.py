@@ -1,4 +1,4 @@
-"""Records of the safety rules: headings, models, names, and what reports say of all the fixtures."""
+"""Records of the safety rules and reasons: headings, models, names, ids and tiers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Report, convert, decide
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import HEADINGS, REASONS, RULES, Rule, Strength
 from support import objections
 
@@ -53,3 +54,21 @@ def test_every_model_beside_the_rules_belongs_to_one() -> None:
 def test_every_reason_of_a_safety_rule_has_the_record_of_that_name() -> None:
     safety = {reason.id for reason in REASONS.values() if reason.strength is Strength.SAFETY}
     assert sorted(rule.reason for rule in RULES) == sorted(rule.name for rule in RULES) == sorted(safety)
+
+
+PACKAGE = Path(reasons.__file__).parents[1]
+
+
+def test_a_constant_is_the_id_in_capitals() -> None:
+    assert {name.lower(): getattr(reasons, name) for name in map(str.upper, REASONS)} == {id: id for id in REASONS}
+    assert {id: reason.id for id, reason in REASONS.items()} == {id: id for id in REASONS}
+
+
+def test_tiers_stand_in_the_order_of_the_architecture_page() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    order = page.partition("Precedence: ")[2].partition(".")[0].replace("\n", " ").split(" > ")
+    assert order == [tier.words for tier in sorted(Strength, reverse=True)]
+
+
+def test_a_rule_of_another_version_is_its_own_words() -> None:
+    assert reasons.words("rule_of_tomorrow") == "rule_of_tomorrow"

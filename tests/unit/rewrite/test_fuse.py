@@ -265,11 +265,3 @@ def test_without_a_kernel_it_stays_and_says_so(options: dict[str, Any], why: str
 def test_at_opset_22_there_is_no_kernel_for_the_spelling() -> None:
     after, _ = standard(group_norm("2,4,6,5", opset=22))
     assert kinds(after) == ["GroupNormalization"]
-
-
-def test_no_weight_has_the_name_that_a_quantizer_gives_the_scale_of_a_value() -> None:
-    after, _ = standard(group_norm("2,4,6,5"))
-    values = {name for node in after.graph.node for name in (*node.input, *node.output)}
-    weights = {tensor.name for tensor in after.graph.initializer}
-    assert len(weights) == 6
-    assert not weights & {f"{value}_{part}" for value in values for part in ("scale", "zero_point", "quantized")}

@@ -85,76 +85,58 @@ def test_a_rotation_of_split_heads_rotates_tokens_by_features() -> None:
     ]
 
 
-def test_a_rotation_of_heads_that_come_split_rotates_them() -> None:
-    text = TABLES + rotation("q", "r").rstrip(";")
-    assert after(model(text, "r", {"q": (2, 2, 3, 16)}))[-1] == "RotaryEmbedding"
-
-
-@pytest.mark.parametrize(
-    "tables",
-    [
-        "both=Concat[axis=-1](angles,angles);c0=Cos(both);cos=Mul(c0,half);sin=Sin(both);",
-        "cos=Identity(table);sin=Identity(table);",
-        "cos=Gather(table,rows);sin=Gather(table,rows);",
-        "a0=Concat[axis=-1](angles,angles);both=Unsqueeze(a0,start);cos=Cos(both);sin=Sin(both);",
-    ],
-)
-def test_equal_halves_are_found_behind_what_keeps_them(tables: str) -> None:
-    table = np.concatenate([NUMBERS["angles"]] * 2, axis=-1)  # type: ignore[arg-type, list-item]
-    proto = model(ROTATED.replace(TABLES, tables), "r", table=table, rows=np.array([2, 0, 1]))
-    assert "RotaryEmbedding" in after(proto)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("(angles,angles)", "(angles,others)", id="halves that differ"),
-        pytest.param("cos=Cos(both)", "cos=Relu(given)", id="halves that are not known"),
-        pytest.param("(rn,r1)", "(r1,rn)", id="halves in the other order"),
-        pytest.param("rn=Neg(r2)", "rn=Abs(r2)", id="another sign"),
-        pytest.param("cos=Cos(both)", "c0=Cos(both);cos=Add(c0,batches)", id="another table for each batch"),
-        pytest.param("r=Add", "e=Relu(r2);r=Add", id="a half that others read"),
-        pytest.param("Slice(q0,start,middle,last)", "Slice(q0,start,end,last,two)", id="every second number"),
-    ],
-)
-def test_another_rotation_stays(old: str, new: str) -> None:
-    text = ROTATED.replace(old, new)
-    shapes = {"given": (3, 16), "batches": (2, 1, 3, 16), "e": (2, 2, 3, 8)}
-    kept = after(model(text, "r e" if "e=" in text else "r", shapes))
-    assert "RotaryEmbedding" not in kept
-
-
+EQUAL = np.concatenate([NUMBERS["angles"]] * 2, axis=-1)  # type: ignore[arg-type, list-item]
 WIDE = np.random.default_rng(8).standard_normal((3, 16)).astype(np.float32)
 WIDE[:, 8:] = WIDE[:, :8]
+PICKED = np.random.default_rng(6).integers(0, 16, (3, 16))
 
 
-def of_tables(shape: tuple[int, ...]) -> ModelProto:
-    """A rotation by constant tables of this shape."""
+def turned(old: str = "", new: str = "", *shown: str, **more: object) -> ModelProto:
+    """A rotation of which a part is written otherwise, or shown."""
+    shapes = {"given": (3, 16), "batches": (2, 1, 3, 16)}
+    shapes |= {name: (2, 2, 3, 8 if name in ("e", "rn", "r1") else 16) for name in shown}
+    constants = {"table": EQUAL, "rows": np.array([2, 0, 1]), "places": PICKED, **more}
+    text = ROTATED.replace(old, new)
+    return model(text, " ".join(("r", *shown)), shapes, **{n: a for n, a in constants.items() if n in text})
+
+
+def of_tables(*shape: int) -> ModelProto:
+    """A rotation by constant tables of this shape, of heads that come split."""
     shapes = {"q": (1, 2, 3, 16), "r": (1,) * max(len(shape) - 4, 0) + (1, 2, 3, 16)}
     return model(rotation("q", "r").rstrip(";"), "r", shapes, cos=WIDE.reshape(shape), sin=WIDE.reshape(shape))
 
 
-@pytest.mark.parametrize("axes", [2, 3, 4])
-def test_tables_of_leading_ones_are_two_axes(axes: int) -> None:
-    assert "RotaryEmbedding" in after(of_tables((1,) * (axes - 2) + (3, 16)))
+ROTATIONS: dict[str, tuple[bool, ModelProto]] = {
+    "equal halves, scaled": (True, turned("cos=Cos(both)", "c0=Cos(both);cos=Mul(c0,half)")),
+    "equal halves of a table": (True, turned(TABLES, "cos=Identity(table);sin=Identity(table);")),
+    "equal halves of rows": (True, turned(TABLES, "cos=Gather(table,rows);sin=Gather(table,rows);")),
+    "equal halves of another rank": (
+        True,
+        turned("both=Concat[axis=-1](angles,angles)", "both=Unsqueeze(table,start)"),
+    ),
+    "tables of two axes": (True, of_tables(3, 16)),
+    "tables of three": (True, of_tables(1, 3, 16)),
+    "tables of four": (True, of_tables(1, 1, 3, 16)),
+    "tables that give the result more axes": (False, of_tables(1, 1, 1, 3, 16)),
+    "halves that differ": (False, turned("(angles,angles)", "(angles,others)")),
+    "halves that are not known": (False, turned("cos=Cos(both)", "cos=Relu(given)")),
+    "halves in the other order": (False, turned("(rn,r1)", "(r1,rn)")),
+    "another sign": (False, turned("rn=Neg(r2)", "rn=Abs(r2)")),
+    "another table for each batch": (False, turned("cos=Cos(both)", "c0=Cos(both);cos=Add(c0,batches)")),
+    "a half that others read": (False, turned("r=Add", "e=Relu(r2);r=Add", "e")),
+    "every second number": (False, turned("Slice(q0,start,middle,last)", "Slice(q0,start,end,last,two)")),
+    "elements picked from one axis": (
+        False,
+        turned(TABLES, "cos=Gather(table,places);sin=Gather(table,places);", table=WIDE[0]),
+    ),
+    **{f"{name} is an output": (False, turned("", "", name)) for name in ("rn", "r1", "rt", "rc")},
+}
 
 
-def test_tables_that_give_the_result_more_axes_stay() -> None:
-    assert "RotaryEmbedding" not in after(of_tables((1, 1, 1, 3, 16)))
-
-
-def test_elements_picked_from_one_axis_are_not_halves() -> None:
-    tables = "cos=Gather(table,places);sin=Gather(table,places);"
-    places = np.random.default_rng(6).integers(0, 16, (3, 16))
-    proto = model(ROTATED.replace(TABLES, tables), "r", table=WIDE[0], places=places)
-    assert "RotaryEmbedding" not in after(proto)
-
-
-@pytest.mark.parametrize("shown", ["rn", "r1", "rt", "rc"])
-def test_a_rotation_of_which_a_part_is_an_output_stays(shown: str) -> None:
-    proto = model(ROTATED, f"r {shown}", {shown: (2, 2, 3, 8 if shown in ("rn", "r1", "r2") else 16)})
-    assert "RotaryEmbedding" not in after(proto)
-    assert shown in [output.name for output in convert(proto).model.graph.output]
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_a_rotation_by_equal_halves_alone_becomes_an_operator(name: str) -> None:
+    taken, proto = ROTATIONS[name]
+    assert ("RotaryEmbedding" in after(proto)) is taken
 
 
 ONE = dict.fromkeys("xzu", (1, 3, 16))
@@ -205,8 +187,7 @@ ROTATING = ("com.microsoft::RotaryEmbedding", "com.microsoft::GroupQueryAttentio
     [(CONSTANT, 1e5, DType.FLOAT), (COMPUTED, 1e5, DType.FLOAT), (GATHERED, 3e4, DType.FLOAT16)],
 )
 def test_tables_beyond_the_type_are_multiplied_in_float32(text: str, tables: str, far: float, dtype: DType) -> None:
-    angles = np.concatenate([NUMBERS["angles"]] * 2, axis=-1)  # type: ignore[arg-type, list-item]
-    numbers = {"far_cos": far * np.cos(angles), "far_sin": far * np.sin(angles), "far": far}
+    numbers = {"far_cos": far * np.cos(EQUAL), "far_sin": far * np.sin(EQUAL), "far": far}
     small = {"w": 1e-5 * np.asarray(NUMBERS["w"]), "keyed": 1e-5 * np.eye(16)}
     held = {name: np.asarray(array, np.float32) for name, array in {**numbers, **small}.items()}
     output = "r" if text == ROTATED else "y"

@@ -32,7 +32,6 @@ CASES = (
             {"x": SHAPE},
             constants={"axes": axes},
             low=0.5 if op == "ReduceLogSum" else -2.0,
-            torch=torch_of(op, axes, bool(keep)),
             opsets=(18,),
         )
         for op in OPS

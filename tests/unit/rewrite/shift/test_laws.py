@@ -1,4 +1,4 @@
-"""Every operator of onnx's own tests between shifted values: the same bits, whatever the exponents are."""
+"""Operators of onnx's own tests and random graphs between shifted values: the same bits, whatever the exponents are."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import re
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
 
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.passes.canonicalize import canonicalize
 from amp_rewrite.rewrite.shift.emit import refusal
 from amp_rewrite.rewrite.shift.laws import kinds
+from amp_rewrite.settings.request import Request
 from support import cases as texts
 from support.one_op import Case, cases
+from support.random_graphs import Graph, graphs
 from support.shifting import bits, sandwiched, shifted_at_random, shifted_to
 
 _UNTESTED = {"BatchNormalization", "RoiAlign", "SimplifiedLayerNormalization"}
@@ -113,3 +119,18 @@ def test_a_shift_ends_in_one_mul(name: str) -> None:
     nodes = [node.op_type for node in shift.view.model.proto.graph.node]
     assert nodes.count("Mul") == muls
     assert bits(shift.view.model.to_proto(), feed) == bits(model, feed)
+
+
+@given(graph=graphs(), seed=st.integers(0, 1000), truth=st.booleans())
+@settings(max_examples=60)
+def test_a_random_shift_of_a_random_graph_changes_no_bit(graph: Graph, seed: int, truth: bool) -> None:
+    note(graph.text())
+    view = canonicalize(View.of(Model.load(graph.model())), Request.of(fuse="none")).view
+    if refusal(view):
+        return
+    feeds = graph.feeds(np.random.default_rng(seed), truth)
+    before = view.model.to_proto()
+    after = shifted_at_random(view, seed).view.model.to_proto()
+    onnx.checker.check_model(after)
+    assert [value.name for value in after.graph.output] == [value.name for value in before.graph.output]
+    assert bits(after, feeds) == bits(before, feeds)
