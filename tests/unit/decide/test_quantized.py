@@ -15,13 +15,13 @@ from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from support.held import held
 
-INPUTS = "int8[8,8] i, int8[8,8] j, float[8,8] x"
+INPUTS = "int8[8,8] i, float[8,8] x"
 CODES = "a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)"
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 
 
 def model(text: str, results: str = "int8[8,8] y") -> onnx.ModelProto:
-    """A model of this text; `i` and `j` are codes, `x` is float32, `w` and `c` are weights, `s` and `z` quantize."""
+    """A model of this text; `i` are codes, `x` is float32, `w` and `c` are weights, `s` and `z` quantize."""
     proto = onnx.parser.parse_model(
         f"{HEAD} g ({INPUTS}) => ({results}) <float s = {{0.1}}, int8 z = {{0}}> {{ {text} }}"
     )
@@ -30,53 +30,43 @@ def model(text: str, results: str = "int8[8,8] y") -> onnx.ModelProto:
     return proto
 
 
-def pinned(text: str, results: str = "int8[8,8] y") -> set[str]:
-    """The results of the pinned ops."""
-    view = View.of(Model.load(model(text, results)))
-    names = {op.id: op.node.output[0] for op in view.ops}
-    pins = find_needs(view, DType.FLOAT16).pins
-    assert pins.keys() == set(integer_ops(view))
-    assert {why.rule for why in pins.values()} <= {reasons.QUANTIZED}
-    assert find_needs(view, DType.FLOAT16, rescale=True).pins == {}
-    return {names[op] for op in pins}
-
-
 def typed(text: str, results: str = "int8[8,8] y", **options: str) -> tuple[Converted, dict[str, str]]:
     result = convert(model(text, results), **options)
-    return result, {
-        row.outputs and result.view.ops[i].node.output[0]: row.dtype for i, row in enumerate(result.report.rows)
-    }
+    names = (op.node.output[0] for op in result.view.ops)
+    return result, {name: row.dtype for name, row in zip(names, result.report.rows, strict=True)}
 
 
-def test_an_op_between_quantizers_is_pinned_with_the_copies_around_it() -> None:
-    text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (j, s, z)  t = Transpose (b)
-        p = MatMul (a, t)  r = Relu (p)  f = Identity (r)  y = QuantizeLinear (f, s, z)"""
-    assert pinned(text) == set("tprf")
-
-
-@pytest.mark.parametrize("op", ["y = Gemm (a, b, w)", "y = MatMul (a, b)"])
-def test_a_product_ends_a_region(op: str) -> None:
-    assert pinned(f"{CODES}  {op}", "float[8,8] y") == {"y"}
+BETWEEN = """t = Transpose (b)  p = MatMul (a, t)  r = Relu (p)  f = Identity (r)  y = QuantizeLinear (f, s, z)"""
+SIGMOID = "r = Sigmoid (a)  y = QuantizeLinear (r, s, z)"
 
 
 @pytest.mark.parametrize(
-    ("text", "results"),
+    ("text", "results", "expected"),
     [
-        *(
-            (f"r = {op}  y = QuantizeLinear (r, s, z)", "int8[8,8] y")
-            for op in ("MatMul (a, w)", "Add (a, x)", "MatMul (x, b)")
-        ),
-        ("r = Sigmoid (a)  q = Neg (r)  y = QuantizeLinear (r, s, z)", "int8[8,8] y, float[8,8] q"),
-        ("r = Sigmoid (a)  y = QuantizeLinear (r, s, z)", "int8[8,8] y, float[8,8] r"),
-        ("y = Softmax (a)", "float[8,8] y"),
+        (BETWEEN, "int8[8,8] y", "tprf"),  # with the copies around it
+        ("y = Gemm (a, b, w)", "float[8,8] y", "y"),  # a product ends a region
+        ("y = MatMul (a, b)", "float[8,8] y", "y"),
+        (SIGMOID, "int8[8,8] y", "r"),
+        # Floats among the operands or readers take an op out.
+        ("r = MatMul (a, w)  y = QuantizeLinear (r, s, z)", "int8[8,8] y", ""),
+        ("r = Add (a, x)  y = QuantizeLinear (r, s, z)", "int8[8,8] y", ""),
+        ("r = MatMul (x, b)  y = QuantizeLinear (r, s, z)", "int8[8,8] y", ""),
+        ("r = Sigmoid (a)  q = Neg (r)  y = QuantizeLinear (r, s, z)", "int8[8,8] y, float[8,8] q", ""),
+        (SIGMOID, "int8[8,8] y, float[8,8] r", ""),
+        ("y = Softmax (a)", "float[8,8] y", ""),
     ],
 )
-def test_floats_among_the_operands_or_readers_take_an_op_out(text: str, results: str) -> None:
-    assert pinned(f"{CODES}  {text}", results) == set()
+def test_an_op_between_quantizers_is_pinned(text: str, results: str, expected: str) -> None:
+    view = View.of(Model.load(model(f"{CODES}  {text}", results)))
+    pins = find_needs(view, DType.FLOAT16).pins
+    assert pins.keys() == set(integer_ops(view))
+    assert {why.rule for why in pins.values()} <= {reasons.QUANTIZED}
+    assert {view.ops[op].node.output[0] for op in pins} == set(expected)
+    assert find_needs(view, DType.FLOAT16, rescale=True).pins == {}
 
 
 def test_no_cast_lands_between_a_quantizer_and_its_op_beside_lowered_ones() -> None:
-    text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)
+    text = f"""{CODES}  p = MatMul (a, b)
         m = MatMul (x, w)  d = Add (p, m)  e = MatMul (d, w)  q = QuantizeLinear (e, s, z)
         f = DequantizeLinear (q, s, z)  g = DequantizeLinear (c, s, z)  h = MatMul (f, g)
         y = QuantizeLinear (h, s, z)"""
@@ -102,9 +92,7 @@ def test_a_weight_that_is_quantized_in_the_graph_follows_its_readers_too() -> No
 
 
 def test_rescaled_quantizers_and_the_ops_between_them_take_the_low_type() -> None:
-    text = """a = DequantizeLinear (i, s, z)  b = DequantizeLinear (c, s, z)  p = MatMul (a, b)
-        y = QuantizeLinear (p, s, z)"""
-    result, types = typed(text, quantized="rescale")
+    result, types = typed(f"{CODES}  p = MatMul (a, b)  y = QuantizeLinear (p, s, z)", quantized="rescale")
     assert types == {"a": "float16", "b": "float16", "p": "float16", "y": "float16"}
     assert result.report.casts == ()
     assert {init.name: init.data_type for init in result.model.graph.initializer}["s"] == onnx.TensorProto.FLOAT16
@@ -113,14 +101,13 @@ def test_rescaled_quantizers_and_the_ops_between_them_take_the_low_type() -> Non
 
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
-HEADED = '<ir_version: 10, opset_import: ["": 21]>'
 CHAIN = """a = Relu (x)  r = Transpose (a)  q = QuantizeLinear (r, s, z)  d = DequantizeLinear (q, s, z)
     t = Transpose (d)  e = Sigmoid (t)  y = Neg (e)"""
 
 
 def quantized_view(text: str, inputs: str, constants: str, result: str) -> View:
     graph = f"g ({inputs}) => ({result} y) <{constants}> {{ {text} }}"
-    return View.of(Model.load(onnx.parser.parse_model(f"{HEADED} {graph}")))
+    return View.of(Model.load(onnx.parser.parse_model(f"{HEAD} {graph}")))
 
 
 def kept(kind: str, scale: float, *, zero: int = 0, to: DType = F16) -> bool:
