@@ -183,12 +183,8 @@ def test_a_default_of_an_input_stays_one() -> None:
 
 def test_casts_of_the_model_round_or_vanish() -> None:
     model = parsed("""g (float[2] x) => (float[2] y, int64[2] n, float[2] z) {
-        a = Cast <to = 10> (x)
-        b = Cast <to = 16> (a)
-        y = Cast <to = 1> (b)
-        n = Cast <to = 7> (a)
-        l = CastLike (x, a)
-        z = CastLike (l, x)
+        a = Cast <to = 10> (x)  b = Cast <to = 16> (a)  y = Cast <to = 1> (b)  n = Cast <to = 7> (a)
+        l = CastLike (x, a)  z = CastLike (l, x)
     }""")
     found = twin(model)
     assert kinds(found) == [
@@ -260,15 +256,9 @@ def test_sequences_hold_rounded_values() -> None:
     """bfloat16 sequences are in no schema before opset 23."""
     agrees(
         """g (float16[3, 4] x, int64 i) => (float16[6, 4] y, float16[3, 4] z, int64 n) {
-            a = Mul (x, x)
-            s = SequenceConstruct (x, a)
-            t = SequenceInsert (s, a, i)
-            u = SequenceErase (t, i)
-            y = ConcatFromSequence <axis = 0> (u)
-            z = SequenceAt (t, i)
-            e = SequenceEmpty <dtype = 10> ()
-            f = SequenceInsert (e, z)
-            n = SequenceLength (f)
+            a = Mul (x, x)  s = SequenceConstruct (x, a)  t = SequenceInsert (s, a, i)  u = SequenceErase (t, i)
+            y = ConcatFromSequence <axis = 0> (u)  z = SequenceAt (t, i)  e = SequenceEmpty <dtype = 10> ()
+            f = SequenceInsert (e, z)  n = SequenceLength (f)
         }""",
         {"x": X, "i": np.array(1)},
         DType.FLOAT16,
@@ -343,31 +333,26 @@ def test_bits_are_read_from_the_low_type() -> None:
     np.testing.assert_array_equal(run(twin(model), {"x": x})[0], (x + x).view(np.uint16))
 
 
+def types_at(model: ModelProto, op_type: str) -> list[DType | None]:
+    """The types of operands and results of ops in the twin."""
+    view = View.of(emulate(model))
+    ops = (op for op in view.ops if op.op_type == op_type)
+    return [view.dtype(v) for op in ops for v in (*op.inputs, *op.outputs) if v is not None]
+
+
 def test_an_op_of_an_unknown_domain_keeps_its_types() -> None:
     model = parsed("g (float16[2] x) => (float16[2] y) { a = Add (x, x) \n b = far.F (a) \n y = Add (b, b) }")
     model.opset_import.add(domain="far", version=1)
     model.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT16, [2]))
-    view = View.of(emulate(model))
-    (op,) = (op for op in view.ops if op.op_type == "F")
-    types = [view.dtype(v) for v in op.inputs if v is not None]
-    assert types == [DType.FLOAT16]
-    assert [view.dtype(v) for op in view.ops if op.op_type == "Add" for v in op.inputs if v is not None] == [
-        DType.FLOAT
-    ] * 4
+    assert types_at(model, "F")[:1] == [DType.FLOAT16]
+    assert set(types_at(model, "Add")) == {DType.FLOAT}
 
 
 def test_an_op_without_float32_in_its_schema_keeps_its_types() -> None:
-    model = parsed(
-        """g (float[1, 2, 4] e, float16[1, 2, 2, 4] q) => (float16[1, 2, 2, 4] y) {
-            a = Add (q, q)
-            y, z = com.microsoft.GemmaRotaryEmbedding (e, a, a, a, a)
-        }""",
-        domains=', "com.microsoft": 1',
-    )
-    view = View.of(emulate(model))
-    (op,) = (op for op in view.ops if op.op_type == "GemmaRotaryEmbedding")
-    types = [view.dtype(v) for v in (*op.inputs, *op.outputs) if v is not None]
-    assert types == [DType.FLOAT, *[DType.FLOAT16] * 6]
+    text = """g (float[1, 2, 4] e, float16[1, 2, 2, 4] q) => (float16[1, 2, 2, 4] y) {
+        a = Add (q, q)  y, z = com.microsoft.GemmaRotaryEmbedding (e, a, a, a, a) }"""
+    model = parsed(text, domains=', "com.microsoft": 1')
+    assert types_at(model, "GemmaRotaryEmbedding") == [DType.FLOAT, *[DType.FLOAT16] * 6]
 
 
 def test_text_has_the_digits_of_the_low_type() -> None:
@@ -380,30 +365,24 @@ def test_text_has_the_digits_of_the_low_type() -> None:
 
 
 def test_fused_ops_are_rounded_at_their_outputs_and_a_sum_before_its_norm() -> None:
-    text = """g (LOW[2, 3, 4] x, LOW[4] w) => (LOW[2, 3, 4] y, LOW[2, 3, 4] sum) {
-        f = com.microsoft.FastGelu (x, w)
-        y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)
-    }"""
-    domain = ', "com.microsoft": 1'
-    found = twin(parsed(text.replace("LOW", "float16"), domains=domain), io="float32")
+    gelu = "f = com.microsoft.FastGelu (x, w)"
+    norm = "y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)"
+    inputs, outputs = "LOW[2, 3, 4] x, LOW[4] w", "LOW[2, 3, 4] y, LOW[2, 3, 4] sum"
+
+    def made(text: str, low: str) -> ModelProto:
+        return parsed(text.replace("LOW", low), domains=', "com.microsoft": 1')
+
+    def rounded(array: np.ndarray) -> np.ndarray:
+        return array.astype(np.float16).astype(np.float32)
+
     rng = np.random.default_rng(2)
-    feeds = {"x": rng.standard_normal((2, 3, 4)).astype(np.float16), "w": rng.standard_normal(4).astype(np.float16)}
-    wide = {k: v.astype(np.float32) for k, v in feeds.items()}
-    stages = parsed(
-        "g (float[2, 3, 4] x, float[4] w) => (float[2, 3, 4] f) { f = com.microsoft.FastGelu (x, w) }", domains=domain
-    )
-    f = run(stages, wide)[0].astype(np.float16).astype(np.float32)  # type: ignore[attr-defined]
-    rest = parsed(
-        """g (float[2, 3, 4] f, float[2, 3, 4] x, float[4] w) => (float[2, 3, 4] y, float[2, 3, 4] sum) {
-            y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)
-        }""",
-        domains=domain,
-    )
-    halves = (f + wide["x"]).astype(np.float16).astype(np.float32) / 2
-    outputs = run(rest, {"f": halves, "x": halves, "w": wide["w"]})
-    expected = [a.astype(np.float16).astype(np.float32) for a in outputs]  # type: ignore[attr-defined]
-    for mine, right in zip(run(found, wide), expected, strict=True):
-        np.testing.assert_array_equal(mine, right)
+    feeds = {"x": rounded(rng.standard_normal((2, 3, 4))), "w": rounded(rng.standard_normal(4))}
+    found = run(twin(made(f"g ({inputs}) => ({outputs}) {{ {gelu}  {norm} }}", "float16"), io="float32"), feeds)
+    (f,) = run(made(f"g ({inputs}) => (LOW[2, 3, 4] f) {{ {gelu} }}", "float"), feeds)
+    halves = rounded(rounded(f) + feeds["x"]) / 2
+    rest = made(f"g ({inputs}, LOW[2, 3, 4] f) => ({outputs}) {{ {norm} }}", "float")
+    for mine, right in zip(found, run(rest, {"f": halves, "x": halves, "w": feeds["w"]}), strict=True):
+        np.testing.assert_array_equal(mine, rounded(right))
 
 
 # -- names and opsets ----------------------------------------------------------------------------------
@@ -427,21 +406,12 @@ def widened(model: object, io: str = "float32") -> ModelProto:
     return twin(model, io=io, rounding=False)
 
 
-# -- nothing is rounded --------------------------------------------------------------------------------
-
-
 @both_types
 def test_casts_between_float32_and_low_types_become_identities(low: DType) -> None:
     model = parsed(f"""g (float[2] x, {low.onnx_name}[2] h) => (float[2] y, int64[2] n, float[2] z, float[2] d) {{
-        a = Cast <to = {low.code}> (x)
-        y = Cast <to = 1> (a)
-        n = Cast <to = 7> (a)
-        l = CastLike (x, h)
-        z = CastLike (l, x)
-        i = Cast <to = {low.code}> (n)
-        e = Cast <to = 11> (i)
-        k = Cast <to = {low.code}> (e)
-        d = Cast <to = 1> (k)
+        a = Cast <to = {low.code}> (x)  y = Cast <to = 1> (a)  n = Cast <to = 7> (a)
+        l = CastLike (x, h)  z = CastLike (l, x)
+        i = Cast <to = {low.code}> (n)  e = Cast <to = 11> (i)  k = Cast <to = {low.code}> (e)  d = Cast <to = 1> (k)
     }}""")
     found = widened(model)
     assert kinds(found) == [
@@ -456,14 +426,9 @@ def test_casts_between_float32_and_low_types_become_identities(low: DType) -> No
     np.testing.assert_array_equal(d, np.trunc(x))
 
 
-# -- edges ---------------------------------------------------------------------------------------------
-
-
 def test_what_stands_behind_a_kept_output_is_not_rounded() -> None:
     model = parsed("""g (float16[2] x) => (float16[2] y, float[2] z, float16[2] w) <float16[2] w = {15872, 16640}> {
-        y = Mul (x, x)
-        d = Div (y, x)
-        z = Cast <to = 1> (d)
+        y = Mul (x, x)  d = Div (y, x)  z = Cast <to = 1> (d)
     }""")
     x = np.float16([300, 2])
     with np.errstate(over="ignore"):
