@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,6 +69,35 @@ def one_line(cause: object) -> str:
 def count(number: int, one: str, many: str | None = None) -> str:
     """Return the number and its noun: "1 op", "2 ops", "0 casts"."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def share(part: int, whole: int) -> str:
+    """Return the share in whole percent; 100 % only for the whole, 0 % only for zero."""
+    if whole == 0:
+        return "-"
+    percent = 100 * part / whole
+    rounded = min(max(round(percent), 1), 99) if 0 < part < whole else round(percent)
+    return f"{rounded} %"
+
+
+def plain(text: str) -> str:
+    """Return the text on one line, with control characters, unseen ones and lone surrogates escaped.
+
+    Names come out of model files; an escape sequence in one must not reach a terminal.
+    """
+    if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
+        return text
+    return "".join(c if _visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Printable characters without ink: fillers, joiners and selectors of variants."""
+
+
+def _visible(character: str) -> bool:
+    return character.isprintable() and not _UNSEEN.match(character)
 
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:

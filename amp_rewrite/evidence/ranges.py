@@ -13,8 +13,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import EvidenceError, spelled
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.files.disk import check_place, read_regular, write_whole
+from amp_rewrite.reports.json_records import Malformed, load, map_of, reader_of, record
 from amp_rewrite.reports.render import count, plain, table
-from amp_rewrite.reports.result import Malformed, Result, load, map_of, reader_of, record
+from amp_rewrite.reports.result import Result
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference, OutputRow
+from amp_rewrite.reports.json_records import line_by_line
 from amp_rewrite.reports.render import count, table
-from amp_rewrite.reports.result import Result, line_by_line
+from amp_rewrite.reports.result import Result
 
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed

@@ -83,6 +83,7 @@ PRODUCTS = _ops(Trait.MULTIPLIES)  # products of matrices
 LAYERS = _ops(Trait.LAYER)  # products and convolutions with weights, of two operands and perhaps a bias
 RECURRENT = _ops(Trait.RECURRENT)  # recurrent cells
 TENSOR_CORE_STEP = 8  # terms that tensor cores sum at once
+LARGE_WEIGHT = 1 << 22  # elements from which on a weight is worth a layout of its own
 HEAVY = frozenset(op for op, row in OPS.items() if row.way is Way.PRODUCT) - INTEGER
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 

@@ -23,9 +23,10 @@ from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.ir.view import Op, OpId
-from amp_rewrite.pipeline.conversion import Converted, calibrated
+from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.repair import Search, reference_of, with_evidence
+from amp_rewrite.pipeline.measured import calibrated
+from amp_rewrite.pipeline.repair import Search, reference_of
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import NO_KERNEL, require
@@ -70,7 +71,7 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
     except AmpRewriteError as why:
         if isinstance(why, FeedError) and any(batch.values() if isinstance(batch, Mapping) else ()):
             raise
-        return with_evidence(converted, Evidence(NONE, objection=str(why)))
+        return replace(converted, evidence=Evidence(NONE, objection=str(why)))
     level, found = SMOKE, list[str]()
     for _ in range(_ROUNDS):
         if not any(map(_is_wrong, rows)):
@@ -91,7 +92,7 @@ def _copied(source: Model, unchanged: Converted) -> Converted:
             Runner.open(source, _LIGHT)
     except ModelError as why:
         if NO_KERNEL not in str(why):  # a GPU may have one
-            return with_evidence(unchanged, Evidence(NONE, objection=str(why)))
+            return replace(unchanged, evidence=Evidence(NONE, objection=str(why)))
     except MachineError:
         pass
     return unchanged
@@ -179,7 +180,7 @@ class _Reference:
             largest_error=max(errors, default=None),
             keep=tuple(kept),
         )
-        return with_evidence(converted, evidence)
+        return replace(converted, evidence=evidence)
 
     def _compared(self, found: Iterator[Mapping[str, Given]]) -> list[OutputRow]:
         comparison, rows = Comparison(_BY, equal_nan=True), list[OutputRow]()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, PolicyError, count, spelled
+from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
@@ -26,30 +26,20 @@ from amp_rewrite.pipeline.findings import (
     target_findings,
     without_kernel,
 )
-from amp_rewrite.reports.evidence import Guarded
-from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
-from amp_rewrite.rewrite.contrib.multi_head_attention import ROTARY_KIND
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS, NO_SHIFT
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
-    from amp_rewrite.evidence.data.feed import Feed
-    from amp_rewrite.evidence.ranges import Ranges
+    from amp_rewrite.reports.evidence import Evidence, Guarded
     from amp_rewrite.reports.page.page import Figure
-
-
-class HasResult(Protocol):
-    """Holder of a converted model."""
-
-    @property
-    def result(self) -> Model: ...
+    from amp_rewrite.reports.report import Report
+    from amp_rewrite.reports.rows import ShiftRow
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,17 +48,47 @@ class Converted(Result):
 
     Attributes:
         result: the model, with its weights still where they were; save it for models of any size.
-        report: the type of each op, with the reason.
         view: the model that was painted, indexed.
         coloring: the type of each type variable of each op.
         plan: the Casts and other changes.
+        request: the options.
+        name: the model's file, if there is one.
+        findings: what to know about the result.
+        evidence: how far data have checked the conversion; None if none have.
+        shifts: regions of values that are computed times a power of two.
+        config: the settings that came from a file, and the file.
     """
 
     result: Model
-    report: Report
     view: View
     coloring: Coloring
     plan: Plan
+    request: Request
+    name: str | None = None
+    findings: tuple[Finding, ...] = ()
+    evidence: Evidence | None = None
+    shifts: tuple[ShiftRow, ...] = ()
+    config: str = ""
+
+    @cached_property
+    def report(self) -> Report:
+        """The type of each op, with the reason. It is made when it is first read."""
+        from amp_rewrite.reports.report_builder import report_of  # late: trials and drop-ins read none
+
+        lists, settings = self.request.op_lists, self.request.settings
+        report = report_of(
+            self.view,
+            self.coloring,
+            self.plan,
+            name=self.name,
+            tool=VERSION,
+            lists=lists,
+            findings=self.findings,
+            **settings,
+        )
+        header = replace(report.model, config=self.config)
+        evidence = report.evidence if self.evidence is None else self.evidence
+        return replace(report, model=header, evidence=evidence, shifts=self.shifts)
 
     @property
     def brief(self) -> str:
@@ -100,7 +120,7 @@ class Converted(Result):
 
     @checked
     def save(
-        self: HasResult,
+        self,
         path: str | Path,
         *,
         overwrite: bool = False,
@@ -112,59 +132,9 @@ class Converted(Result):
             ModelError: the file cannot be written, or exists.
             PolicyError: a keyword has a value of a wrong type.
         """
+        if overwrite:  # of the source, perhaps, that the report reads
+            _ = self.report
         self.result.save(path, overwrite=overwrite, external_data=external_data)
-
-
-def ranges_for(draft: Draft, ranges: Ranges | str | Path) -> Ranges:
-    """Return ranges, or those in a file. EvidenceError for those of another model, PolicyError for another type."""
-    from amp_rewrite.evidence.ranges import Ranges, key
-
-    ranges = ranges if isinstance(ranges, Ranges) else Ranges.load(ranges)
-    ranges.check(draft.source)
-    to = draft.request.to.spelling
-    if ranges.to != to:
-        raise PolicyError(f"the ranges are for {ranges.to}, not for {to}; calibrate with {spelled('to', to)}")
-    view, values = draft.view, dict(ranges.values)
-    for op in view.of_kinds((ROTARY_KIND,)):  # not measured, a fusion made it; grows by at most the root of 2
-        source, (result, *_) = op.inputs[0], op.results
-        if source is not None and (known := ranges.of(view, source)) is not None:
-            values.setdefault(key(view, result), replace(known, absmax=known.absmax * 2**0.5))
-    return replace(ranges, values=values)
-
-
-def calibrated(draft: Draft, feed: Feed, progress: Callable[[int, int], None] | None = None) -> Ranges:
-    """Calibrate a draft: return ranges of all its values, under the fingerprint of its source."""
-    from amp_rewrite.evidence.calibrate import calibrate  # late: only conversions with data pay for it
-    from amp_rewrite.files.fingerprint import fingerprint
-
-    to = draft.request.to
-    ranges = calibrate(draft.view.model, feed, to=to, progress=progress)
-    of = fingerprint(draft.source)
-    return replace(ranges, model=model_name(draft), graph=of.graph, weights=of.weights)
-
-
-def model_name(draft: Draft) -> str:
-    """Return the file's own name, if there is one."""
-    return draft.source.path.name if draft.source.path is not None else "the model"
-
-
-def shifted_and_guarded(draft: Draft, ranges: Ranges | None, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, shifted unless that is off, and the pins and findings of ranges; none without ranges."""
-    shift = draft.request.shift
-    if ranges is None:
-        if isinstance(shift, int):
-            raise PolicyError(f"{spelled('shift', shift)} shifts what goes beyond float16 by data; give data or ranges")
-        return draft, Guarded()
-    from amp_rewrite.evidence.guard import guard  # late: only conversions with data need it
-
-    def guarded(draft: Draft, ranges: Ranges) -> Guarded:
-        return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.needs.saturate)
-
-    if shift == NO_SHIFT or draft.request.to is not DType.FLOAT16:
-        return draft, guarded(draft, ranges)
-    from amp_rewrite.pipeline.shift import chosen  # late: few shift
-
-    return chosen(draft, ranges, headroom, guarded)
 
 
 def finish(
@@ -203,8 +173,17 @@ def finish(
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         findings = (*draft.expansions, *needs, *draft.needs.findings, *unchecked, *findings)
     findings = (*findings, *in_float64(view, coloring), *mostly_float32(view, coloring, draft.request))
-    report = _report(draft, coloring, plan, findings, measured)
-    return Converted(result, report, view, coloring, plan)
+    return Converted(
+        result,
+        view,
+        coloring,
+        plan,
+        draft.request,
+        name=draft.source.path.name if draft.source.path else None,
+        findings=findings,
+        evidence=measured.evidence if measured else None,
+        shifts=draft.shifts,
+    )
 
 
 def _made(view: View, plan: Plan) -> Callable[[ValueId], DType | None]:
@@ -220,21 +199,6 @@ def _parted(view: View, plan: Plan) -> Iterator[Finding]:
             f"{number} between two Reshapes, which move nothing: onnxruntime from 1.20 on swaps such a Transpose with"
             " the Cast before a product, and crashes",
         )
-
-
-def _report(
-    draft: Draft, coloring: Coloring, plan: Plan, findings: Sequence[Finding], measured: Guarded | None
-) -> Report:
-    request, view = draft.request, draft.view
-    name = draft.source.path.name if draft.source.path else None
-    report = report_of(
-        view, coloring, plan, name=name, tool=VERSION, lists=request.op_lists, findings=findings, **request.settings
-    )
-    if measured is not None:
-        report = replace(report, evidence=measured.evidence)
-    if draft.shifts:
-        report = replace(report, shifts=draft.shifts)
-    return report
 
 
 def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:

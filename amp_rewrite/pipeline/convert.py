@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, ranges_for, shifted_and_guarded
+from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.option import Data, Options, Progress, checked, takes
@@ -92,18 +92,17 @@ def _converted(
     grouped: bool = True,
 ) -> tuple[Draft, Converted]:
     draft = Draft.of(source, request, grouped=grouped)  # load, view, canonicalize, find_needs
-    known = ranges_for(draft, ranges) if ranges is not None else None if data is None else _measured(draft, data)
-    draft, measured = shifted_and_guarded(draft, known, headroom)
-    if grouped and measured.pins and not draft.opens(measured.pins):
+    if data is None and ranges is None:
+        if isinstance(request.shift, int):
+            shifts = spelled("shift", request.shift)
+            raise PolicyError(f"{shifts} shifts what goes beyond float16 by data; give data or ranges")
+        return draft, finish(draft, draft.paint())  # plan_casts, apply
+    from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most have no data
+
+    draft, guarded = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
+    if grouped and guarded.pins and not draft.opens(guarded.pins):
         return _converted(source, request, data, ranges, headroom, grouped=False)
-    coloring = draft.paint(measured.pins)
-    return draft, finish(draft, coloring, measured.findings, measured=measured)  # plan_casts, apply, report
-
-
-def _measured(draft: Draft, data: Data) -> Ranges:
-    from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
-
-    return calibrated(draft, Feed.of(data, draft.source), partial(draft.request.tell, "calibrate"))
+    return draft, finish(draft, draft.paint(guarded.pins), guarded.findings, measured=guarded)
 
 
 @dataclass(frozen=True, slots=True)

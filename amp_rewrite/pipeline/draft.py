@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import Coloring, paint
@@ -21,12 +22,14 @@ from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import refuse_unknown
-from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.settings.choices import KEEP_OPSET
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
+
+if TYPE_CHECKING:
+    from amp_rewrite.reports.rows import ShiftRow
 
 
 @dataclass(frozen=True)

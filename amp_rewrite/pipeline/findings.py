@@ -12,12 +12,11 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.sizes import flops
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import Finding, ModelError, count
+from amp_rewrite.errors import Finding, ModelError, count, share
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
 from amp_rewrite.ir.view import Op, OpId, View
-from amp_rewrite.reports.render import share
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.runtime.providers import cuda_options_of, misfit, oldest_release, own_operators

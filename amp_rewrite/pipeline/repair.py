@@ -19,8 +19,9 @@ from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.pipeline.conversion import Converted, calibrated, finish, model_name, shifted_and_guarded
+from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.measured import calibrated, model_name, shifted_and_guarded
 from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
 from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, Guarded, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -119,10 +120,6 @@ def _evidence_of(verdict: Verdict, level: str, why: str, pinned: int) -> Evidenc
     )
 
 
-def with_evidence(converted: Converted, evidence: Evidence) -> Converted:
-    return replace(converted, report=replace(converted.report, evidence=evidence))
-
-
 @dataclass
 class Search:
     """One search by a criterion, on a guarded draft.
@@ -209,7 +206,7 @@ class Search:
         solved = verdict.ok and chosen is not None
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
-        converted = with_evidence(converted, _evidence_of(verdict, level, why, len(pinned)))
+        converted = replace(converted, evidence=_evidence_of(verdict, level, why, len(pinned)))
         minimal, candidates, trail = minimal and verdict.ok, len(self.regions), tuple(self.trail)
         return Repaired(converted, verdict, self.ranges, pinned, minimal, candidates, self.budget, trail, solved)
 

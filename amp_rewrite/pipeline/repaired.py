@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx import ModelProto
@@ -149,7 +150,9 @@ class Repaired(Result):
         """Report of the conversion."""
         return self.converted.report
 
-    save = Converted.save
+    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | str | None = None) -> None:
+        """Write the model; see `Converted.save`."""
+        self.converted.save(path, overwrite=overwrite, external_data=external_data)
 
     @property
     def brief(self) -> str:

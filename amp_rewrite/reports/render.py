@@ -11,26 +11,8 @@ from contextvars import ContextVar
 from itertools import zip_longest
 
 from amp_rewrite.errors import count as count
-
-
-def plain(text: str) -> str:
-    """Return the text on one line, with control characters, unseen ones and lone surrogates escaped.
-
-    Names come out of model files; an escape sequence in one must not reach a terminal.
-    """
-    if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
-        return text
-    return "".join(c if _visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-_UNSEEN = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""Printable characters without ink: fillers, joiners and selectors of variants."""
-
-
-def _visible(character: str) -> bool:
-    return character.isprintable() and not _UNSEEN.match(character)
+from amp_rewrite.errors import plain as plain
+from amp_rewrite.errors import share as share
 
 
 def harmless(text: str) -> str:
@@ -167,15 +149,6 @@ def size(number: int) -> str:
         if scaled < 999.95:
             return f"{scaled:.1f} {unit}"
     return f"{scaled / 1000:.1f} TB"
-
-
-def share(part: int, whole: int) -> str:
-    """Return the share in whole percent; 100 % only for the whole, 0 % only for zero."""
-    if whole == 0:
-        return "-"
-    percent = 100 * part / whole
-    rounded = min(max(round(percent), 1), 99) if 0 < part < whole else round(percent)
-    return f"{rounded} %"
 
 
 def shortened(names: Sequence[str], limit: int = 3) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import PatternError, ReportError, advice
+from amp_rewrite.reports.json_records import Malformed, defaults_of, line_by_line, load, reader_of, record
 from amp_rewrite.reports.render import count
-from amp_rewrite.reports.result import Malformed, Result, defaults_of, line_by_line, load, reader_of, record
+from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, SCHEMA, Header, ReportData, Row, Totals
 from amp_rewrite.settings.option import ALWAYS
 from amp_rewrite.settings.request import KEYWORDS, STATED

@@ -25,7 +25,7 @@ from amp_rewrite.ir.op_classes import (
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 from amp_rewrite.rewrite.builder import new_node
 from amp_rewrite.rewrite.reference import run
-from amp_rewrite.rewrite.replacement import Context, Replacement
+from amp_rewrite.rewrite.replacement import CONSTANT, Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
 """The moves that attentions are looked for through."""
@@ -129,7 +129,7 @@ def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
             continue
         tensor = from_array(known[result])
         node = new_node("Constant", [], op.node.output[0], op.node.name, value=tensor)
-        yield Replacement("constant", (op.id,), op.id, node)
+        yield Replacement(CONSTANT, (op.id,), op.id, node)
 
 
 _MAKING = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}

@@ -32,14 +32,13 @@ from amp_rewrite.ir.versions import (
     OLDEST_SOURCE,
 )
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.build import KIND as ATTENTION
 from amp_rewrite.rewrite.attention.legality import sites
 from amp_rewrite.rewrite.builder import restate
 from amp_rewrite.rewrite.check import examined
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.fusions import FUSIONS
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.rewrite.replacement import Context, Replacement, replaced
+from amp_rewrite.rewrite.replacement import ATTENTION, Context, Replacement, replaced
 from amp_rewrite.rewrite.restated import RESTATED, Restatement
 from amp_rewrite.settings.choices import Fuse, Opset, Target
 

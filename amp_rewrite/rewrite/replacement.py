@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import onnx.helper
@@ -59,6 +60,9 @@ class Refusal:
 
 
 Outcome = Replacement | Refusal
+ATTENTION, GROUPED_ATTENTION, SPELLED_ATTENTION = "attention", "group_query_attention", "spelled_attention"
+BATCH_NORM, CONSTANT, GROUP_NORM = "batch_normalization", "constant", "group_normalization"
+"""Kinds of replacements with rules of their own about targets."""
 
 
 def judged(kind: str, last: OpId, found: Outcome | str) -> Outcome:
@@ -90,6 +94,28 @@ Pass = Callable[[View, Context], Iterable[Outcome]]
 """Finds what to replace in a view, and what to refuse. Of two replacements that share an op the first counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class LazyPass:
+    """A pass by "module:function" of this wing, imported and run only for a view with an op of each set of kinds.
+
+    `when`: a further condition on the view.
+    """
+
+    name: str
+    kinds: tuple[Container[str], ...] = ()
+    when: Callable[[View, Context], object] = lambda view, context: True
+
+    def __call__(self, view: View, context: Context) -> Iterable[Outcome]:
+        absent = any(not any(kind in kinds for kind in view.by_kind) for kinds in self.kinds)
+        return () if absent or not self.when(view, context) else self.resolve()(view, context)
+
+    def resolve(self) -> Pass:
+        """Import the pass."""
+        module, _, function = self.name.partition(":")
+        found: Pass = getattr(import_module(f"amp_rewrite.rewrite.{module}"), function)
+        return found
+
+
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
     """Return the reason for ops apart at an opset, with one operator for them in a newer one."""
     newer = f"--opset auto, unless others lose a kernel at opset {first}"
@@ -100,8 +126,8 @@ def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
     """Return a finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
     replacements = [o for o in outcomes if isinstance(o, Replacement)]
-    own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != "constant"]
-    names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == "constant")
+    own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != CONSTANT]
+    names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == CONSTANT)
     folded = Finding("fused", "constants", f"computed now, to the same bits as at run time: {names}")
     fused = dict.fromkeys(finding for each in own for finding in each)
     return (*fused, *([folded] if names else []), *_refused(view, outcomes))

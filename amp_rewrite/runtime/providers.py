@@ -17,7 +17,7 @@ from amp_rewrite.errors import ModelError, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.ir.shapes import shape_of
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.runtime.faults import (
     CPU,
     CUDA,
@@ -53,6 +53,18 @@ def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DTyp
     aim = RuntimeTarget(ONNXRUNTIME, _release(kernels))
     wrong = (fault for fault in FAULTS if own and node.op_type in fault.operators and fault.affects(aim))
     return next((f"{kernels.runtime} {fault.harm}" for fault in wrong), None)
+
+
+def run_as_bodies(view: View, kernels: Kernels | None) -> list[Op]:
+    """Return the ops of a view for which the runtime has no kernel, so that it runs their function body."""
+    return [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
+
+
+def _runs_as_body(op: Op, kernels: Kernels) -> bool:
+    schema = op.signature
+    if schema is None or op.domain or not schema.expandable or op.bodies:
+        return False
+    return not kernels.has("", op.op_type, schema.since)
 
 
 def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:

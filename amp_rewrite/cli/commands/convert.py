@@ -143,8 +143,7 @@ def _convert_one(
             saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
             converted.result.save(output, **saving, progress=progress)
     if settings.config:
-        header = replace(converted.report.model, config=settings.config)
-        converted = replace(converted, report=replace(converted.report, model=header))
+        converted = replace(converted, config=settings.config)
     lost_source = written and output.exists() and output.resolve() == model.resolve()
     replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
     suggested = "" if lost_source or not unchecked(converted.report) else command + replaces

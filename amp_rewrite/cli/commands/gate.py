@@ -20,8 +20,8 @@ from amp_rewrite.cli.files import write_file
 from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
 from amp_rewrite.files.targets import data_files
+from amp_rewrite.reports.json_records import load, record
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
-from amp_rewrite.reports.result import load, record
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta

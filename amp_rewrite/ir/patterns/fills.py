@@ -204,6 +204,7 @@ def reach_of(view: View, to: DType, uses: Collection[Use], level: float) -> Fill
     return reach
 
 
+@once
 def far_fills(view: View, to: DType) -> Mapping[ValueId, float]:
     """Return the constants put in some places of a value with a number of importance when it is far, by value.
 

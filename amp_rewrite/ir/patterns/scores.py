@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import alone, multiples, number, trail
-from amp_rewrite.ir.op_classes import CASTS, MOVES, PRODUCTS, SCALINGS
+from amp_rewrite.ir.op_classes import CASTS, MOVES, PRODUCTS, SCALINGS, Slots
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 
@@ -53,6 +53,27 @@ def even(values: Array, *, least: int) -> bool:
     step = (known[-1] - known[0]) / np.round(apart / apart.min()).sum()  # float32 rounds each difference
     steps = (known - known[0]) / step
     return bool(steps[-1] < 2 * known.size and np.abs(steps - np.round(steps)).max() < 1e-2)
+
+
+# -- scores ---------------------------------------------------------------------------------------------
+
+SCORE_OPS: Slots = {
+    "Mul": (0, 1),
+    "Div": (0,),
+    "Add": (0, 1),
+    "Where": (1, 2),
+    "Cast": (0,),
+    "Identity": (0,),
+    "Tanh": (0,),
+}
+"""Ops between the product of queries and keys and its softmax, and the inputs that may be scores."""
+
+
+def scores_are_read(view: View) -> bool:
+    """True if an op reads a Softmax of what may be scores. O(Softmaxes)."""
+    softmaxes = view.of_kinds(("Softmax",))
+    made = (op for op in softmaxes if view.producer(op.inputs[0], "MatMul", *SCORE_OPS) is not None)
+    return any(view.uses[value] for op in made for value in op.results)
 
 
 # -- rows of scores -----------------------------------------------------------------------------------

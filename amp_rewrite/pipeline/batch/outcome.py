@@ -11,8 +11,9 @@ from pathlib import Path
 
 from amp_rewrite.errors import Finding, ReportError, spelled
 from amp_rewrite.files.disk import check_place, open_regular, url_of, write_whole
+from amp_rewrite.reports.json_records import Malformed, decode, record
 from amp_rewrite.reports.render import count, size
-from amp_rewrite.reports.result import Malformed, Result, decode, record
+from amp_rewrite.reports.result import Result
 
 OK, MISSED, FAILED = 0, 1, 2
 """Values of `Outcome.rc`, as exit codes: written; not written, since the tolerance is not met; failed."""

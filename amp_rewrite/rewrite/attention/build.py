@@ -24,9 +24,8 @@ from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH
 from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.equivalence import Trial, differing, double
 from amp_rewrite.rewrite.reference import Arrays
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, fused_node, judged, too_old
+from amp_rewrite.rewrite.replacement import ATTENTION, Context, Outcome, Refusal, fused_node, judged, too_old
 
-KIND = "attention"
 _MOST_STORED = 1 << 24  # flags of a mask that a file gets as a constant
 
 
@@ -35,12 +34,12 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
     first = FIRST_FUSED["Attention"]
     for last, site in sites(view, context):
         if isinstance(site, str):
-            yield Refusal(KIND, last, site)
+            yield Refusal(ATTENTION, last, site)
         elif view.opset < first:
-            yield Refusal(KIND, last, too_old(view.opset, "Attention", first, context))
+            yield Refusal(ATTENTION, last, too_old(view.opset, "Attention", first, context))
         else:
             written = write(site)
-            yield judged(KIND, last, mismatch_of(site, written) or written)
+            yield judged(ATTENTION, last, mismatch_of(site, written) or written)
 
 
 def write(site: FusibleAttention) -> WrittenAttention:
@@ -110,7 +109,7 @@ class _AttentionWriter(SeenRows):
         attributes = {"scale": site.form.scale, **({"is_causal": 1} if site.causal else {})}
         node = fused_node("Attention", last, reads, [attended], attributes)
         ops = _with_freed(site.view, site.form.ops, (*site.keys.ops, *site.values.ops))
-        return WrittenAttention(KIND, ops, last.id, node, **self.parts(), shown=self.shown)
+        return WrittenAttention(ATTENTION, ops, last.id, node, **self.parts(), shown=self.shown)
 
     def _operand(self, source: OperandSource, words: str) -> str:
         name = self.view.value_name(source.value)

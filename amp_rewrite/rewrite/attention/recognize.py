@@ -15,6 +15,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.dataflow import alone, confined, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import SCALINGS
+from amp_rewrite.ir.patterns.scores import SCORE_OPS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import moves_behind, numbers
 from amp_rewrite.rewrite.replacement import only_float32
@@ -189,7 +190,7 @@ def _path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, ...] | 
         return None
     if op.kind == "MatMul":
         return ((op, 0),)
-    for slot in _SCORES.get(op.kind, ()):
+    for slot in SCORE_OPS.get(op.kind, ()):
         if op.kind in SCALINGS and number(view, op.inputs[1 - slot], axes=1) is None:
             continue
         if op.kind in ("Cast", "Identity") and not _copies(view, op):
@@ -198,17 +199,6 @@ def _path(view: View, value: ValueId | None, depth: int) -> tuple[_Step, ...] | 
         if rest is not None:
             return ((op, slot), *rest)
     return None
-
-
-_SCORES = {
-    "Mul": (0, 1),
-    "Div": (0,),
-    "Add": (0, 1),
-    "Where": (1, 2),
-    "Cast": (0,),
-    "Identity": (0,),
-    "Tanh": (0,),
-}
 
 
 @dataclass(slots=True)
@@ -238,7 +228,7 @@ class _Reading:
     def unscaled(self, product: Op, slot: int) -> ValueId:
         reader, value = product, product.inputs[slot]
         while (op := self.view.producer(value)) is not None and op.kind in SCALINGS:
-            at = next((i for i in _SCORES[op.kind] if number(self.view, op.inputs[1 - i], axes=1) is not None), None)
+            at = next((i for i in SCORE_OPS[op.kind] if number(self.view, op.inputs[1 - i], axes=1) is not None), None)
             if at is None or not alone(self.view, value, reader):
                 break
             self.ops.append(op.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from onnx import NodeProto
 
@@ -26,9 +27,20 @@ from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentio
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
 from amp_rewrite.rewrite.contrib.rotary import rotations
 from amp_rewrite.rewrite.equivalence import disagreement, drawn, trial_shape
+from amp_rewrite.rewrite.passes.spell_out import spell_attentions
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Refusal, Replacement, fused_node, judged, only_float32
+from amp_rewrite.rewrite.replacement import (
+    Context,
+    Objection,
+    Outcome,
+    Refusal,
+    Replacement,
+    fused_node,
+    judged,
+    only_float32,
+    run_round,
+)
 
 _LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
@@ -60,6 +72,17 @@ def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
 def fuse_rotations(view: View, _: Context) -> Iterator[Outcome]:
     """Replace each written-out rotation by RotaryEmbedding."""
     return (_declaring(view, outcome) for outcome in rotations(view))
+
+
+def spelled_attentions(view: View, context: Context, objection: Objection) -> View:
+    """Return the view with each Attention spelled out that onnxruntime's own operator stands for; the others stay."""
+    spelled, _ = run_round(view, (spell_attentions,), context, objection)
+    _, outcomes = run_round(spelled, (fuse_attentions,), context, objection)
+    fused = {
+        name for o in outcomes if isinstance(o, Replacement) for op in o.ops for name in spelled.ops[op].node.output
+    }
+    chosen = {op.id for op in view.of_kinds(("Attention",)) if op.node.output[0] in fused}
+    return run_round(view, (partial(spell_attentions, among=chosen),), context, objection)[0] if chosen else view
 
 
 def _declaring(view: View, outcome: Outcome) -> Outcome:

@@ -27,10 +27,9 @@ from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN, Arrays, rotated
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged
+from amp_rewrite.rewrite.replacement import GROUPED_ATTENTION, Context, Outcome, Replacement, fused_node, judged
 
 KIND = "multi_head_attention"
-GROUPED = "group_query_attention"
 ROTARY_KIND = f"{DOMAIN}::RotaryEmbedding"
 
 
@@ -139,7 +138,7 @@ class _MultiHeadWriter(SeenRows):
         attributes |= {"do_rotary": 1} if tables else {}
         operands = [*names, "", "", last, tokens, *tables]
         node = fused_node("GroupQueryAttention", self.last, operands, results, attributes, DOMAIN)
-        found = self._proved(GROUPED, node, groups, tables)
+        found = self._proved(GROUPED_ATTENTION, node, groups, tables)
         return found if isinstance(found, Replacement) else None
 
     def _proved(self, kind: str, node: NodeProto, groups: int = 1, tables: Sequence[str] = ()) -> Replacement | str:

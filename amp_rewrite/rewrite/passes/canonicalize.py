@@ -7,6 +7,7 @@ normalization, a bias and its activation. All of it happens in float32, and each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,52 +19,30 @@ from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.names import normal_domain
-from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.ir.op_classes import CASTS, LARGE_WEIGHT, LAYERS, SOFTMAXES
+from amp_rewrite.ir.patterns.clusters import clusters
+from amp_rewrite.ir.patterns.fills import far_fills
+from amp_rewrite.ir.patterns.scores import scores_are_read
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_IR_WITH_FREE_INITIALIZERS, OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, View
-from amp_rewrite.rewrite.attention.build import (
-    KIND as ATTENTION,
-)
-from amp_rewrite.rewrite.attention.build import (
-    fuse_attention,
-)
-from amp_rewrite.rewrite.const_eval import fold_constants
-from amp_rewrite.rewrite.contrib.fuse import fuse_attentions, fuse_contrib, fuse_rotations
-from amp_rewrite.rewrite.contrib.multi_head_attention import GROUPED
-from amp_rewrite.rewrite.passes.attention_biases import move_attention_biases, part_biases
-from amp_rewrite.rewrite.passes.attention_masks import bound_fills, select_masks, shrink_score_constants
-from amp_rewrite.rewrite.passes.biases import (
-    move_into_tables,
-    split_biases,
-    spread_gemms,
-    widen_biases,
-)
-from amp_rewrite.rewrite.passes.fold_batch_norm import fold_batch_norms
-from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions, inlined
-from amp_rewrite.rewrite.passes.spell_out import (
-    GROUP_NORM,
-    SPELLED_ATTENTION,
-    align_products,
-    spell_attentions,
-    spell_group_norms,
-    spell_out_casts,
-    spell_patches,
-)
-from amp_rewrite.rewrite.passes.standard_ops import divide_by_roots, fuse_clusters
 from amp_rewrite.rewrite.replacement import (
+    ATTENTION,
+    BATCH_NORM,
+    CONSTANT,
+    GROUP_NORM,
+    GROUPED_ATTENTION,
+    SPELLED_ATTENTION,
     Context,
-    Objection,
+    LazyPass,
     Outcome,
-    Pass,
     Replacement,
     findings,
     run_round,
 )
-from amp_rewrite.runtime.providers import refusal
+from amp_rewrite.runtime.providers import refusal, run_as_bodies
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, ROWS_SEE, Fuse, Target
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.request import Request
-from amp_rewrite.settings.selectors import matched, overrides, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +72,42 @@ def canonicalize(source: View, request: Request, *, widen: bool = False, grouped
     plain, expansions = _expanded(base, request)
     rescale = request.quantized == "rescale"
     refusal = Gate(request.target, request.to).rescale_refusal(plain) if rescale else None
-    late = [pattern for pattern in (*request.keep, *request.lower) if not matched(plain, pattern)]
-    keep, lower = overrides(plain, _apart(request.keep, late), _apart(request.lower, late))
+    patterns = (*request.keep, *request.lower)
+    late = _unmatched(plain, patterns)
+    keep, lower = _overrides(plain, request, but=late)
     context = Context(request.to, request.opset == AUTO_OPSET, grouped, request.assume == ROWS_SEE)
     view, fusions = fuse_operators(plain, context, request.target, {*keep, *lower}, request.fuse)
     if request.safe:
-        view, outcomes = run_round(view, (bound_fills,), Context(request.to))
+        view, outcomes = run_round(view, (_BOUND_FILLS,), Context(request.to))
         fusions = (*fusions, *findings(view, outcomes))
     keep, lower = followed(keep, plain, view), followed(lower, plain, view)
     if late:
-        unknown = [pattern for pattern in late if not matched(view, pattern)]
-        for pattern in unknown:
-            select(plain, pattern)  # says why nothing matches
-        past = [pattern for pattern in (*request.keep, *request.lower) if pattern not in late or pattern in unknown]
-        kept, lowered = overrides(view, _apart(request.keep, past), _apart(request.lower, past))
+        unknown = _unmatched(view, late)
+        _overrides(plain, request, but=[pattern for pattern in patterns if pattern not in unknown])  # says why
+        past = [pattern for pattern in patterns if pattern not in late or pattern in unknown]
+        kept, lowered = _overrides(view, request, but=past)
         keep, lower = {**kept, **keep}, {**lowered, **lower}
     if refusal is not None:
         notes = (*notes, Finding(reasons.QUANTIZED, "model", refusal))
     return Canonical(view, keep, lower, (*expansions, *fusions), base.model, rescale and refusal is None, notes)
 
 
-def _apart(patterns: Sequence[str], others: Sequence[str]) -> list[str]:
-    return [pattern for pattern in patterns if pattern not in others]
+def _unmatched(view: View, patterns: Sequence[str]) -> list[str]:
+    if not patterns:
+        return []
+    from amp_rewrite.settings.selectors import matched  # late: most conversions name no ops
+
+    return [pattern for pattern in patterns if not matched(view, pattern)]
+
+
+def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
+    """Return the ops that the patterns of a request name, without some of the patterns."""
+    keep, lower = ([text for text in texts if text not in but] for texts in (request.keep, request.lower))
+    if not keep and not lower:
+        return {}, {}
+    from amp_rewrite.settings.selectors import overrides
+
+    return overrides(view, keep, lower)
 
 
 def _through_float32(view: View, request: Request, widen: bool = False) -> tuple[View, tuple[Finding, ...]]:
@@ -128,7 +121,7 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     low = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
     if not request.lower and not any(request.op_lists.entries_of(op.domain, op.op_type) for op in low):
         low, others = [], []
-    whole = View.of(inlined(view.model)) if request.narrow and view.model.proto.functions else view
+    whole = _with_bodies(view) if request.narrow and view.model.proto.functions else view
     wide = [op for op in whole.ops if request.narrow and computes(whole, op, (DType.DOUBLE,))]
     if not low and not wide:
         return view, ()
@@ -147,16 +140,28 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     return View.of(in_float32(view.model, types, edges)), tuple(notes)
 
 
+def _with_bodies(view: View) -> View:
+    from amp_rewrite.rewrite.passes.inline import inlined  # late: few models have functions
+
+    return View.of(inlined(view.model))
+
+
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return the view at its opset, with functions inlined if painting gains by it, CastLike and masks spelled out."""
-    view, local = inline_functions(view, low=bool(request.keep))
-    moves: tuple[Finding, ...] = ()
+    local, moves, standard = tuple[Finding, ...](), tuple[Finding, ...](), tuple[Finding, ...]()
+    if view.model.proto.functions:
+        from amp_rewrite.rewrite.passes.inline import inline_functions
+
+        view, local = inline_functions(view, low=bool(request.keep))
     opset = AUTO_OPSET if request.opset is None and request.target == Target.WEBGPU else request.opset
     if opset != KEEP_OPSET and (opset is not None or view.opset < OLDEST_MOVED):
         from amp_rewrite.rewrite.opset import at_opset  # late: only a model that is moved pays for it
 
         view, moves = at_opset(view, opset, request.to, request.target, fuse=request.fuse)
-    view, standard = inline_schema_functions(view, request.op_lists, request.to, request.target)
+    if run_as_bodies(view, request.target.kernels):
+        from amp_rewrite.rewrite.passes.inline import inline_schema_functions
+
+        view, standard = inline_schema_functions(view, request.op_lists, request.to, request.target)
     spelled: list[Finding] = []
     for passes in _SPELLING if request.safe else _SPELLING[:1]:
         after, outcomes = run_round(view, passes, Context(request.to))
@@ -165,10 +170,13 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     return view, (*local, *moves, *standard, *spelled)
 
 
-_SPELLING: tuple[tuple[Pass, ...], ...] = (
-    (spell_out_casts,),
-    (select_masks, split_biases),
-    (shrink_score_constants,),
+_SPELLING = (
+    (LazyPass("passes.spell_out:spell_out_casts", (("CastLike",),)),),
+    (
+        LazyPass("passes.attention_masks:select_masks", (SOFTMAXES, ("Add",))),
+        LazyPass("passes.biases:split_biases", (LAYERS - {"MatMul"},)),
+    ),
+    (LazyPass("passes.attention_masks:shrink_score_constants", (("Softmax",), ("Add",))),),
 )
 """The first selects no mask. A mask is bounded only where the scores are not selected by another one already."""
 
@@ -186,8 +194,10 @@ def fuse_operators(
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, context.to, target, {_key(view, op) for op in named})
-    if fuse == "contrib":
-        view = _with_spelled_attentions(view, context, objection)
+    if fuse == "contrib" and view.of_kinds(("Attention",)):
+        from amp_rewrite.rewrite.contrib.fuse import spelled_attentions  # late: few models have that operator
+
+        view = spelled_attentions(view, context, objection)
     for passes in _CONTRIB_ROUNDS if fuse == "contrib" else _ROUNDS:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
@@ -195,36 +205,65 @@ def fuse_operators(
     return view, _findings(steps)
 
 
-def _with_spelled_attentions(view: View, context: Context, objection: Objection) -> View:
-    """Return the view with each Attention spelled out that onnxruntime's own operator stands for; the others stay."""
-    if not view.of_kinds(("Attention",)):
-        return view
-    spelled, _ = run_round(view, (spell_attentions,), context, objection)
-    _, outcomes = run_round(spelled, (fuse_attentions,), context, objection)
-    fused = {
-        name for o in outcomes if isinstance(o, Replacement) for op in o.ops for name in spelled.ops[op].node.output
-    }
-    chosen = {op.id for op in view.of_kinds(("Attention",)) if op.node.output[0] in fused}
-    return run_round(view, (partial(spell_attentions, among=chosen),), context, objection)[0] if chosen else view
+def _folds(view: View, context: Context) -> bool:
+    return any(op.inputs and all(view.constant(value) is not None for value in op.operands) for op in view.ops)
 
 
-_ROUNDS: tuple[tuple[Pass, ...], ...] = (
-    (fold_constants,),
-    (fold_batch_norms, fuse_clusters, spell_group_norms),
-    (move_attention_biases,),
-    (fuse_attention, divide_by_roots),
+def _has_clusters(view: View, context: Context) -> bool:
+    return bool(clusters(view))
+
+
+def _attends(view: View, context: Context) -> bool:
+    return any(kind in _ATTENTIONS for kind in view.by_kind) or scores_are_read(view)
+
+
+def _norms_or_activates(view: View, context: Context) -> bool:
+    kinds = ("LayerNormalization", "RMSNormalization", "Gelu", "Sigmoid")
+    return any(kind in kinds for kind in view.by_kind) or _has_clusters(view, context)
+
+
+def _has_large_weights(view: View, context: Context) -> bool:
+    return any(math.prod(tensor.dims) >= LARGE_WEIGHT for tensor in view.constants.values())
+
+
+_ATTENTIONS = ("Attention", "com.microsoft::MultiHeadAttention")
+_MOVE_BIASES = LazyPass("passes.attention_biases:move_attention_biases", when=_attends)
+_ROUNDS = (
+    (LazyPass("const_eval:fold_constants", when=_folds),),
+    (
+        LazyPass("passes.fold_batch_norm:fold_batch_norms", (("BatchNormalization",),)),
+        LazyPass("passes.standard_ops:fuse_clusters", when=_has_clusters),
+        LazyPass("passes.spell_out:spell_group_norms", (("GroupNormalization",),)),
+    ),
+    (_MOVE_BIASES,),
+    (
+        LazyPass("attention.build:fuse_attention", (("Softmax",),), _attends),
+        LazyPass("passes.standard_ops:divide_by_roots", (("Reciprocal",),), _has_clusters),
+    ),
 )
 """Attention comes after the operators: a softmax that was written out is one of them."""
-_CONTRIB_ROUNDS: tuple[tuple[Pass, ...], ...] = (
+_CONTRIB_ROUNDS = (
     _ROUNDS[0],
-    (*_ROUNDS[1], spread_gemms, spell_patches, fuse_rotations),
-    (fuse_attentions, *_ROUNDS[-1]),
-    (part_biases, move_into_tables),
-    (move_attention_biases,),
-    (fuse_contrib,),
-    (widen_biases, align_products),
+    (
+        *_ROUNDS[1],
+        LazyPass("passes.biases:spread_gemms", (("Gemm",), ("Reshape",))),
+        LazyPass("passes.spell_out:spell_patches", (("Conv",), ("Transpose",))),
+        LazyPass("contrib.fuse:fuse_rotations", (("Neg", "RotaryEmbedding"),)),
+    ),
+    (LazyPass("contrib.fuse:fuse_attentions", (("Softmax",),), _attends), *_ROUNDS[-1]),
+    (
+        LazyPass("passes.attention_biases:part_biases", (_ATTENTIONS, ("Split",))),
+        LazyPass("passes.biases:move_into_tables", (("MatMul",), ("Add",))),
+    ),
+    (_MOVE_BIASES,),
+    (LazyPass("contrib.fuse:fuse_contrib", when=_norms_or_activates),),
+    (
+        LazyPass("passes.biases:widen_biases", (("MatMul",), ("Add",))),
+        LazyPass("passes.spell_out:align_products", (("MatMul",),), _has_large_weights),
+    ),
 )
 """onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
+_BOUND_FILLS = LazyPass("passes.attention_masks:bound_fills", when=lambda view, context: far_fills(view, context.to))
 
 
 def _findings(steps: Sequence[tuple[View, Sequence[Outcome]]]) -> tuple[Finding, ...]:
@@ -267,7 +306,7 @@ def _objection(to: DType, target: Target, named: Collection[_Key], view: View, f
     kernels = target.kernels
     if fusion.kind == GROUP_NORM and kernels is None:
         return "the target may have a kernel for it"
-    if kernels is None or fusion.kind in ("constant", "batch_normalization", SPELLED_ATTENTION):
+    if kernels is None or fusion.kind in (CONSTANT, BATCH_NORM, SPELLED_ATTENTION):
         return None
-    node, types = fusion.node, (to,) if fusion.kind == GROUPED else (DType.FLOAT, to)
+    node, types = fusion.node, (to,) if fusion.kind == GROUPED_ATTENTION else (DType.FLOAT, to)
     return refusal(kernels, node, view.opsets.get(normal_domain(node.domain), 1), types)

@@ -24,9 +24,8 @@ from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.equivalence import Trial, disagreement, double
 from amp_rewrite.rewrite.reference import MOST_ELEMENTS, Arrays
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged
+from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replacement, judged
 
-KIND = "batch_normalization"
 _TRIED = 15
 """The opset in which both are run, at least: for that of opset 9 onnx's reference computes statistics, as in training.
 From then to opset 15 the folded operators changed only in the types that they take."""
@@ -38,7 +37,7 @@ def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(("BatchNormalization",)):
         linear = view.producer(op.inputs[0], *_CARRIERS)
         if linear is not None:
-            yield judged(KIND, op.id, _unfit(view, linear, op) or _folded(view, linear, op, context.to))
+            yield judged(BATCH_NORM, op.id, _unfit(view, linear, op) or _folded(view, linear, op, context.to))
 
 
 def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
@@ -64,7 +63,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     stored = {"folded": weight.astype(np.float32), "folded_bias": bias.astype(np.float32)}
     node.input[1:] = [around.constant(f"{linear.node.input[1]}_{word}", array) for word, array in stored.items()]
     node.output[:] = norm.node.output[:1]
-    fusion = Replacement(KIND, (linear.id, norm.id), norm.id, node, **around.parts())
+    fusion = Replacement(BATCH_NORM, (linear.id, norm.id), norm.id, node, **around.parts())
     tried = replace(view, opsets={**view.opsets, "": max(_TRIED, view.opset)})
     written = dict(zip(node.input[1:], map(double, stored.values()), strict=True))
     return disagreement(tried, fusion, _trials(linear, dict(constants), written)) or fusion

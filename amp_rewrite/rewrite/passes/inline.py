@@ -25,7 +25,7 @@ from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import normal_domain, signature
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.runtime.kernels import Kernels
+from amp_rewrite.runtime.providers import run_as_bodies
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
@@ -107,8 +107,7 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
     Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
     whose body holds no denied op, which would bring the Casts inside instead of sparing them.
     """
-    kernels = target.kernels
-    candidates = [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
+    candidates = run_as_bodies(view, target.kernels)
     if not candidates:
         return view, ()
     if target == Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
@@ -141,13 +140,6 @@ def _expanded(view: View, op_type: str) -> View | None:
         return View.of(replace(view.model, proto=proto))
     except (RuntimeError, ModelError):
         return None
-
-
-def _runs_as_body(op: Op, kernels: Kernels) -> bool:
-    schema = op.signature
-    if schema is None or op.domain or not schema.expandable or op.bodies:
-        return False
-    return not kernels.has("", op.op_type, schema.since)
 
 
 def _holds_denied(view: View, op: Op, lists: OpLists) -> bool:

@@ -14,14 +14,21 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute, text_attribute
 from amp_rewrite.ir.dataflow import only_reader
+from amp_rewrite.ir.op_classes import LARGE_WEIGHT
 from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.rewrite.builder import Surroundings, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement, trial_shape
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
-
-GROUP_NORM = "group_normalization"
+from amp_rewrite.rewrite.replacement import (
+    GROUP_NORM,
+    SPELLED_ATTENTION,
+    Context,
+    Outcome,
+    Replacement,
+    judged,
+    only_float32,
+)
 
 
 def spell_out_casts(view: View, context: Context) -> Iterator[Replacement]:
@@ -162,7 +169,6 @@ def _patches(view: View, op: Op, flat: Op, turned: Op, context: Context) -> Repl
 
 ALIGNED = "aligned_product"
 _FAST, _ALIGNED = 8, 64  # columns of which fast kernels want a multiple, and of which there will be one
-_LEAST_WEIGHTS = 1 << 22
 
 
 def align_products(view: View, context: Context) -> Iterator[Outcome]:
@@ -177,7 +183,7 @@ def align_products(view: View, context: Context) -> Iterator[Outcome]:
         weight = view.constant(op.inputs[1] if turn is None else turn.inputs[0])
         dims = () if weight is None else tuple(weight.dims) if turn is None else tuple(reversed(weight.dims))
         plain = turn is None or ints_attribute(turn.node, "perm") in ((), (1, 0))
-        if len(dims) != 2 or not plain or dims[1] % _FAST == 0 or math.prod(dims) < _LEAST_WEIGHTS:
+        if len(dims) != 2 or not plain or dims[1] % _FAST == 0 or math.prod(dims) < LARGE_WEIGHT:
             continue
         if view.opset >= FIRST_AXES_INPUT and only_float32(view, (op.id,)):
             yield judged(ALIGNED, op.id, _aligned(view, op, *dims))
@@ -201,8 +207,6 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
 
 
 # -- attention -------------------------------------------------------------------------------------
-
-SPELLED_ATTENTION = "spelled_attention"
 
 
 def spell_attentions(view: View, context: Context, among: Collection[OpId] | None = None) -> Iterator[Replacement]:

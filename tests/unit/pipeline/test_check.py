@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from amp_rewrite import Converted, Model, View, convert, verify
+from amp_rewrite import Model, View, convert, verify
 from amp_rewrite.errors import FeedError, PatternError
 from amp_rewrite.pipeline import check
 from amp_rewrite.settings.choices import KEEP_KEY
@@ -37,8 +37,8 @@ def loud() -> onnx.ModelProto:
     return parsed(f"{PRODUCT} c = Constant <value = float {{1e6}}> () k = Mul (h, c) m = MatMul (k, w) y = Sub (m, k)")
 
 
-def keep_lines(converted: Converted) -> list[str]:
-    entries = {entry.key: entry.value for entry in converted.result.proto.metadata_props}
+def keep_lines(model: Model) -> list[str]:
+    entries = {entry.key: entry.value for entry in model.proto.metadata_props}
     return entries.get(KEEP_KEY, "").splitlines()
 
 
@@ -49,7 +49,7 @@ def test_a_checked_conversion_is_right_on_real_data_and_repeats_without_a_check(
     evidence = checked.report.evidence
     assert (evidence.level == "repaired", evidence.random, evidence.emulated) == (name in SHOWN, True, True)
     assert bool(evidence.keep) == (name in SHOWN)
-    assert keep_lines(checked) == list(evidence.keep)
+    assert keep_lines(checked.result) == list(evidence.keep)
     assert verify(hard.model, checked, hard.batch, tolerance=1e-2)
     again = convert(hard.model, keep=list(evidence.keep))
     assert again.model.SerializeToString() == checked.model.SerializeToString()
@@ -137,7 +137,7 @@ def test_what_the_user_lowers_fails_and_is_not_written(folder: Path) -> None:
 def test_the_command_checks_and_its_lines_give_the_same_file(folder: Path) -> None:
     onnx.save(HARD["large_logits"]().model, "net.onnx")
     assert run("net.onnx", "-o", "checked.onnx", "-q").exit_code == 0
-    lines = keep_lines(Converted(Model.load("checked.onnx"), *[None] * 4))  # type: ignore[arg-type]
+    lines = keep_lines(Model.load("checked.onnx"))
     assert lines
     keep = [word for line in lines for word in ("--keep", line)]
     assert run("net.onnx", "-o", "again.onnx", "--no-check", *keep).exit_code == 0
