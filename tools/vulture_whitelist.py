@@ -12,6 +12,27 @@ _._value_  # likewise
 _.__signature__  # read by inspect
 _._repr_html_  # called by notebooks
 
+# Passes, named in the tables of `canonicalize`.
+_.spell_out_casts
+_.select_masks
+_.split_biases
+_.shrink_score_constants
+_.fold_constants
+_.fold_batch_norms
+_.spell_group_norms
+_.move_attention_biases
+_.fuse_attention
+_.divide_by_roots
+_.spread_gemms
+_.spell_patches
+_.fuse_rotations
+_.part_biases
+_.move_into_tables
+_.fuse_contrib
+_.widen_biases
+_.align_products
+_.bound_fills
+
 # Run in a child process, which gets the name as text.
 _.open_plainly
 _.probe_webgpu

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite.files.disk import open_regular
+from amp_rewrite.files.targets import TEXT
 
 _HEAD = 256  # bytes that tell the formats apart
 
@@ -31,9 +32,6 @@ _WEIGHTS = f"export the model that reads them: {_TORCH}, or `optimum-cli export 
 _KERAS = 'in Python, keras.models.load_model({text}).export("model.onnx", format="onnx")'
 _BINARY = 'in Python, onnx.save(onnx.load({text}), "model.onnx")'
 _TF2ONNX = "run `python -m tf2onnx.convert --output model.onnx"
-
-TEXT = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson")
-"""Suffixes of files that onnx writes models as text to."""
 FORMATS = (
     Foreign((".safetensors",), rb'.{4}\0{4}\{"', "holds weights (safetensors) without a graph", _WEIGHTS),
     Foreign((".gguf",), rb"GGUF", "holds weights (GGUF) without a graph", _WEIGHTS),

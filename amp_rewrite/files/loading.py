@@ -17,8 +17,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import tensors, wire
 from amp_rewrite.files.disk import open_regular
-from amp_rewrite.files.external_data import Folder, of_program
-from amp_rewrite.files.foreign import foreign
 from amp_rewrite.files.protos import all_nodes, clone
 from amp_rewrite.files.tensors import Source, Sources, is_stub
 
@@ -39,16 +37,16 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
     """Return the proto of a file, with stubs for heavy tensors. ModelError if it is not a model."""
     try:
         if path.is_dir():
-            raise ModelError(foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
+            raise ModelError(_foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
         with open_regular(path) as file:
             proto, own = _lazily(file, path)
         _check(proto, str(path))
         real = Path(os.path.realpath(path)).parent
-        _resolve(proto, Folder(path.parent, real) if folder is None else Folder(folder), own)
+        _resolve(proto, (path.parent, real) if folder is None else (folder,), own)
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot read {str(path)!r}: its name is not Unicode; rename it") from cause
     except wire.NotOnnxError as cause:
-        raise ModelError(foreign(path) or str(cause)) from cause
+        raise ModelError(_foreign(path) or str(cause)) from cause
     except OSError as cause:
         raise ModelError(f"cannot read {path}: {cause.strerror or cause}") from cause
     return proto
@@ -64,6 +62,8 @@ def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> Mo
     elif isinstance(source, ModelProto):
         proto = source
     else:
+        from amp_rewrite.files.programs import of_program  # late: most models are in files
+
         proto, lent = of_program(source, folder)
         own |= lent
     _check(proto, "the model")
@@ -75,8 +75,14 @@ def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> Mo
             )
         if proto is source:
             proto = clone(proto)
-        _resolve(proto, Folder(folder or Path()), own)
+        _resolve(proto, (folder or Path(),), own)
     return proto
+
+
+def _foreign(path: Path) -> str | None:
+    from amp_rewrite.files.foreign import foreign  # late: most files are models
+
+    return foreign(path)
 
 
 def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
@@ -142,16 +148,19 @@ def _check(proto: ModelProto, name: str) -> None:
         raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
 
 
-def _resolve(proto: ModelProto, folder: Folder, own: dict[str, Source]) -> None:
+def _resolve(proto: ModelProto, folders: tuple[Path, ...], own: dict[str, Source]) -> None:
     """Turn each tensor with external data into a stub; light ones, and parts of sparse ones, are read."""
+    stubs = [(t, sparse) for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]
+    if any(_location(tensor) not in own for tensor, _ in stubs):
+        from amp_rewrite.files.external_data import Folder  # late: most models have their weights in them
+
+        folder = Folder(*folders)
     with Sources() as sources:
-        for sparse in (False, True):
-            for tensor in wire.tensors(proto, sparse=sparse):
-                if is_stub(tensor):
-                    place = own.get(_location(tensor)) or folder.source(tensor)
-                    tensors.make_stub(tensor, place)
-                    if sparse or place.length <= HEAVY:
-                        tensor.CopyFrom(tensors.materialized(tensor, sources))
+        for tensor, sparse in stubs:
+            place = own.get(_location(tensor)) or folder.source(tensor)
+            tensors.make_stub(tensor, place)
+            if sparse or place.length <= HEAVY:
+                tensor.CopyFrom(tensors.materialized(tensor, sources))
 
 
 def _location(stub: TensorProto) -> str:

@@ -15,8 +15,9 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.files import wire
 from amp_rewrite.files.disk import check_place, open_regular
-from amp_rewrite.files.foreign import TEXT
 
+TEXT = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson")
+"""Suffixes of files that onnx writes models as text to."""
 LARGEST_SHAPE = 1 << 14
 """Bytes of a list of integers that may be a shape, which runtimes read before they open data files."""
 
