@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from onnx import ModelProto, TensorProto
 
@@ -18,10 +18,7 @@ from amp_rewrite.files.loading import HEAVY, of_memory, of_path
 from amp_rewrite.files.mends import mended
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.skeleton import skeleton
-from amp_rewrite.files.tensors import HELD, Source, Sources, is_stub
-
-if TYPE_CHECKING:
-    from amp_rewrite.files.programs import ProgramTensor
+from amp_rewrite.files.tensors import HELD, ProgramTensor, Source, Sources, is_stub
 
 
 class HoldsModel(Protocol):

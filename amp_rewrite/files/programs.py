@@ -1,4 +1,4 @@
-"""Programs of torch or onnx_ir: their proto, and their tensors in memory, with bytes on demand."""
+"""Programs of torch or onnx_ir: their proto, with their tensors left where they are."""
 
 from __future__ import annotations
 
@@ -9,45 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, one_line
-from amp_rewrite.files.casting import Array
 from amp_rewrite.files.external_data import Folder
 from amp_rewrite.files.protos import clone
-from amp_rewrite.files.tensors import HELD, Source, elements
-
-
-class ProgramTensor:
-    """A tensor of onnx_ir. It may share its memory with torch or compute its values when asked.
-
-    It lives as long as a `Model` with a stub of it, and is found by `key`, which cannot collide with the stamp of a
-    file. Its values must not change meanwhile.
-    """
-
-    def __init__(self, tensor: Any, dtype: DType, elements: int) -> None:
-        self.tensor, self.dtype, self.elements = tensor, dtype, elements
-        self.key = secrets.token_hex(16)
-        HELD[self.key] = self
-
-    def values(self) -> Array:
-        """Return the bytes of the values in order, packed for a sub-byte type. They are not kept."""
-        where = f"tensor {self.tensor.name!r} of the program"
-        try:
-            raw = _raw(self.tensor)
-            values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
-        except Exception as cause:  # of the library that holds the tensor, or of a function of the user
-            words = one_line(cause)
-            raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
-        needed = self.dtype.nbytes(self.elements)
-        if values.nbytes != needed:
-            raise ModelError(
-                f"{where} has {values.nbytes} bytes, but its shape and type need {needed}; export the program again"
-            )
-        return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+from amp_rewrite.files.tensors import ProgramTensor, Source, elements
 
 
 def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
@@ -158,11 +127,3 @@ class _TensorStore:
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
         held = ProgramTensor(tensor, kind, count := elements(proto))
         return Source("", 0, kind.nbytes(count), kind, held.key, held=held)
-
-
-def _raw(tensor: Any) -> Any:
-    import onnx_ir
-
-    while isinstance(tensor, onnx_ir.LazyTensor):
-        tensor = tensor.raw()  # numpy() would keep the values of a caching one
-    return tensor

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,21 +24,57 @@ import onnx
 from onnx.numpy_helper import to_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
+from amp_rewrite.errors import ModelError, one_line
 from amp_rewrite.files.casting import Array, cast, scaled
 from amp_rewrite.files.disk import open_regular
 
-if TYPE_CHECKING:
-    from amp_rewrite.files.programs import ProgramTensor
-
-HELD: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
-"""Tensors of programs in memory, by key, while a Model refers to them."""
 CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 
 _VALUES = ("raw", "float", "double", "int32", "int64", "uint64", "string", "external")  # fields that end in _data
 _DTYPE, _STAMP, _EXPONENT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.exponent"
 _CHANGED = "{} has changed since the model was loaded from it; load it again"
 _COPIED = 1 << 20  # bytes
+
+
+class ProgramTensor:
+    """A tensor of onnx_ir. It may share its memory with torch or compute its values when asked.
+
+    It lives as long as a `Model` with a stub of it, and is found by `key`, which cannot collide with the stamp of a
+    file. Its values must not change meanwhile.
+    """
+
+    def __init__(self, tensor: Any, dtype: DType, elements: int) -> None:
+        self.tensor, self.dtype, self.elements = tensor, dtype, elements
+        self.key = secrets.token_hex(16)
+        HELD[self.key] = self
+
+    def values(self) -> Array:
+        """Return the bytes of the values in order, packed for a sub-byte type. They are not kept."""
+        where = f"tensor {self.tensor.name!r} of the program"
+        try:
+            raw = _raw(self.tensor)
+            values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
+        except Exception as cause:  # of the library that holds the tensor, or of a function of the user
+            words = one_line(cause)
+            raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
+        needed = self.dtype.nbytes(self.elements)
+        if values.nbytes != needed:
+            raise ModelError(
+                f"{where} has {values.nbytes} bytes, but its shape and type need {needed}; export the program again"
+            )
+        return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+HELD: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
+"""Tensors of programs by key, while a Model refers to them."""
+
+
+def _raw(tensor: Any) -> Any:
+    import onnx_ir
+
+    while isinstance(tensor, onnx_ir.LazyTensor):
+        tensor = tensor.raw()  # numpy() would keep the values of a caching one
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)
