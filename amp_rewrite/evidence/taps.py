@@ -36,7 +36,8 @@ from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.schema import TENSOR, ValueType
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
 from amp_rewrite.ir.view import MAIN, Op, Scope, ScopeId, ValueId, View
-from amp_rewrite.rewrite.builder import NodeBuilder, declared, new_node
+from amp_rewrite.rewrite.builder import declared, new_node
+from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 @dataclass(frozen=True, slots=True)

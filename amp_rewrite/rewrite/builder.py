@@ -1,30 +1,23 @@
-"""Nodes under construction: fresh names, equal nodes written once, and the forms of each opset."""
+"""New nodes, alone and around an op that is rewritten."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.helper
 from onnx import NodeProto, TensorProto, ValueInfoProto
 from onnx.numpy_helper import from_array
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import AmpRewriteError, ModelError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import refill
-from amp_rewrite.ir.names import numbered, unused
-from amp_rewrite.ir.op_classes import UNREPEATABLE
-from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_CAST_BY_CODE, FIRST_REDUCTION_AXES_INPUT
+from amp_rewrite.ir.names import unused
+from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
 from amp_rewrite.ir.view import MAIN, Op, View, once
-
-# -- single nodes ----------------------------------------------------------------------------------
 
 
 def new_node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> NodeProto:
@@ -121,175 +114,3 @@ class Surroundings:
 @once
 def _contents(view: View) -> dict[str, object]:
     return {}
-
-
-# -- graphs ----------------------------------------------------------------------------------------
-
-
-class NodeBuilder:
-    """Appends nodes with fresh names.
-
-    Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes are one node:
-    asking for it again returns the same name, so that formulas can be written down as they are.
-    `opset` is that of ai.onnx; ops whose form depends on it have methods of their own.
-    """
-
-    error: type[AmpRewriteError] = ModelError
-    """The error for a form that the opset lacks."""
-
-    def __init__(self, taken: set[str], *, opset: int, region: str) -> None:
-        self.opset = opset
-        self.nodes: list[NodeProto] = []
-        self._taken = taken
-        self._region = region
-        self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
-        self._dtypes: dict[str, DType] = {}
-        self._counts: Counter[str] = Counter()
-
-    @contextmanager
-    def region(self, name: str) -> Iterator[None]:
-        """Name nodes appended inside `with` after another region: "update/Mul_3"."""
-        before, self._region = self._region, name
-        try:
-            yield
-        finally:
-            self._region = before
-
-    def fresh(self, name: str) -> str:
-        """Return a free name, made from this one, and take it."""
-        return numbered(name, self._taken)
-
-    def _numbered(self, op_type: str) -> str:
-        stem = f"{self._region}/{op_type}"
-        self._counts[stem] += 1
-        return self.fresh(f"{stem}_{self._counts[stem] - 1}")
-
-    def dtype(self, name: str) -> DType | None:
-        return self._dtypes.get(name)
-
-    def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output; return the output's name. Attributes of None are left out."""
-        return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
-
-    def ops(self, op_type: str, *inputs: str, results: int, domain: str = "", **attributes: Any) -> tuple[str, ...]:
-        """Append a node with several outputs; return their names. "" stands for an omitted input."""
-        return self._once(onnx.helper.make_node(op_type, inputs, [], domain=domain, **attributes), results)
-
-    def like(self, node: NodeProto, inputs: Sequence[str]) -> tuple[str, ...]:
-        """Append a copy of a node with other inputs; return the names of its outputs."""
-        copy = NodeProto(op_type=node.op_type, domain=node.domain, input=inputs, attribute=node.attribute)
-        return self._once(copy, len(node.output))
-
-    def _once(self, node: NodeProto, results: int) -> tuple[str, ...]:
-        attributes = tuple(a.SerializeToString(deterministic=True) for a in node.attribute)
-        key = (node.domain, node.op_type, tuple(node.input), results, attributes)
-        if key in self._known:
-            return self._known[key]
-        node.name = self._numbered(node.op_type)
-        # A single output has its node's name: names of nodes and values do not collide in ONNX.
-        outputs = [node.name] if results == 1 else [self.fresh(f"{node.name}_{i}") for i in range(results)]
-        node.output.extend(outputs)
-        self.append(node)
-        if node.op_type not in UNREPEATABLE:
-            self._known[key] = tuple(outputs)
-        return tuple(outputs)
-
-    def append(self, node: NodeProto) -> None:
-        """Append a node as it is, with output names from `fresh`."""
-        self.nodes.append(node)
-
-    def inner(self, region: str) -> NodeBuilder:
-        return NodeBuilder(self._taken, opset=self.opset, region=region)
-
-    def choice(
-        self, condition: str, then: Callable[[NodeBuilder], str], otherwise: Callable[[NodeBuilder], str]
-    ) -> str:
-        """Append an If with one output. Each function appends the nodes of a branch and returns the branch's result."""
-        branches = {}
-        for name, build in (("then_branch", then), ("else_branch", otherwise)):
-            inner = self.inner(self._region)
-            result = build(inner)  # a body reads the values around it
-            branches[name] = onnx.helper.make_graph(inner.nodes, result, [], [ValueInfoProto(name=result)])
-        result = self._numbered("If")
-        self.append(new_node("If", [condition], result, result, **branches))
-        return result
-
-    def name(self, source: str, result: str) -> None:
-        """Append an Identity with this result: a free name, or the name of a value without a node."""
-        self.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
-
-    def constant(self, values: Array) -> str:
-        """Return a constant of the type and shape of the array."""
-        name = self.op("Constant", value=from_array(values))
-        self._dtypes[name] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
-        return name
-
-    def scalar(self, value: float, dtype: DType) -> str:
-        return self.constant(np.array(value, dtype.numpy))
-
-    def ints(self, values: Sequence[int]) -> str:
-        return self.constant(np.array(values, np.int64))
-
-    # -- forms that differ between opsets ----------------------------------------------------------------
-
-    def requires(self, opset: int, what: str) -> None:
-        """Raise `error` if the model's opset is too low for a form, described in words."""
-        if self.opset < opset:
-            raise self.error(
-                f"{what} needs ai.onnx opset {opset}, and the model imports {self.opset}; raise it with"
-                " onnx.version_converter, or export the model again"
-            )
-
-    def reduce(self, op_type: str, x: str, axes: Sequence[int] | str | None, *, keepdims: bool) -> str:
-        """Reduce over these axes: None for all, an empty list for none.
-
-        Axes held by a value of the graph need ReduceSum, or opset 18.
-        """
-        if axes is None:
-            return self.op(op_type, x, keepdims=int(keepdims))
-        if not axes:
-            return x
-        first = FIRST_AXES_INPUT if op_type == "ReduceSum" else FIRST_REDUCTION_AXES_INPUT
-        attributes = {"keepdims": int(keepdims), "noop_with_empty_axes": 1 if isinstance(axes, str) else None}
-        return self._listing(op_type, x, "axes", axes, first, results=1, **attributes)[0]
-
-    def reshape(self, x: str, shape: Sequence[int] | str) -> str:
-        """Reshape to dims, or to those in a value. A 0 stands for a dim of 0, from opset 14 on."""
-        if isinstance(shape, str):
-            return self.op("Reshape", x, shape, allowzero=1 if self.opset >= FIRST_ALLOWZERO else None)
-        zeros = 0 in shape
-        if zeros:
-            self.requires(FIRST_ALLOWZERO, "Reshape to a dim of 0")
-        return self.op("Reshape", x, self.ints(shape), allowzero=1 if zeros else None)
-
-    def unsqueeze(self, x: str, axes: Sequence[int] | str) -> str:
-        """Insert dims of 1 at these axes of the result."""
-        return self._listing("Unsqueeze", x, "axes", axes, results=1)[0] if axes else x
-
-    def squeeze(self, x: str, axes: Sequence[int]) -> str:
-        return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
-
-    def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
-        """Split into parts of these sizes, stated or in a value; return the parts."""
-        return self._listing("Split", x, "split", sizes, results=results, axis=axis)
-
-    def _listing(
-        self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any
-    ) -> tuple[str, ...]:
-        """Append an op with a list, or a value of one: an attribute before opset `first`, then an input."""
-        if isinstance(listed, str):
-            self.requires(first, f"{op_type} with computed {name}")
-            return self.ops(op_type, x, listed, **others)
-        if self.opset < first:
-            others[name] = list(listed)
-            return self.ops(op_type, x, **others)
-        return self.ops(op_type, x, self.ints(listed), **others)
-
-    def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
-        """Cast a value, unless its type is the same: `of`, by default the known one."""
-        return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
-
-    def full(self, shape: str, value: float, dtype: DType) -> str:
-        """Return a tensor filled with one value, of the shape in `shape`."""
-        filling: TensorProto = from_array(np.array([value], dtype.numpy))
-        return self.op("ConstantOfShape", shape, value=filling)

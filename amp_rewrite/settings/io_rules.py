@@ -11,7 +11,6 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PatternError, PolicyError, advice
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import MAIN, ValueId, View
-from amp_rewrite.settings.selectors import advice_on, matches_nothing
 
 _CACHE = re.compile(
     r"(?:self_|cross_)?(?:past|present)(?:_key_values)?"
@@ -62,7 +61,7 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if rule.names.fullmatch(view.value_name(v))]
         if rule.strict and not matched and not (rule.names is _CACHE and _has_caches(view)):
-            matches_nothing(rule.text, _nothing_matched(rule, [view.value_name(v) for v in candidates]))
+            _match_nothing(rule, [view.value_name(v) for v in candidates])
         kept = rule.dtype is DType.FLOAT and not rule.strict
         chosen.update((v, None if kept else rule.dtype or to) for v in matched)
     return {v: dtype for v, dtype in sorted(chosen.items()) if dtype not in (None, view.dtype(v))}
@@ -73,11 +72,14 @@ def _has_caches(view: View) -> bool:
     return any(_CACHE.fullmatch(view.value_name(value)) for value in (*main.inputs, *main.outputs))
 
 
-def _nothing_matched(rule: IoRule, names: Sequence[str]) -> str:
+def _match_nothing(rule: IoRule, names: Sequence[str]) -> None:
+    from amp_rewrite.settings.selectors import advice_on, matches_nothing  # late: most rules match
+
     there = f"there are: {', '.join(names[:5]) or 'none'}"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
     like = "as a key-value cache" if rule.names is _CACHE else repr(rule.glob)
-    return f"io {rule.text!r}: no float32 {kind} is named {like}; {advice_on(rule.glob, names, there)}"
+    hint = advice_on(rule.glob, names, there)
+    matches_nothing(rule.text, f"io {rule.text!r}: no float32 {kind} is named {like}; {hint}")
 
 
 def _io_rule(text: str) -> IoRule:

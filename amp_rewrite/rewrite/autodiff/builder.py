@@ -16,14 +16,14 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, refill
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
-from amp_rewrite.rewrite import builder
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts, Shape, known_dims
 from amp_rewrite.rewrite.builder import declared
+from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
 
 
-class Builder(builder.NodeBuilder):
+class Builder(NodeBuilder):
     """Appends nodes to a copy of one graph of a model, or puts them in front of one of its nodes."""
 
     error = GradientError

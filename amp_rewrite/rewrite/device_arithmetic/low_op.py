@@ -14,7 +14,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.shapes import Shape, shape_of
 from amp_rewrite.ir.view import Op, View
-from amp_rewrite.rewrite.builder import NodeBuilder, declared
+from amp_rewrite.rewrite.builder import declared
+from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 class LowBuilder(NodeBuilder):

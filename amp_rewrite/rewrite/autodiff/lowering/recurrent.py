@@ -17,7 +17,8 @@ from onnx import GraphProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.vjp.looping import append_scan
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
-from amp_rewrite.rewrite.builder import NodeBuilder, declared
+from amp_rewrite.rewrite.builder import declared
+from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 @dataclass(frozen=True, slots=True)
