@@ -216,13 +216,6 @@ def test_a_run_that_skips_all_steps_ends_with_one_warning() -> None:
     assert told.startswith("weights are NaN, since steps with nonfinite gradients were applied: first that of 'b2'")
 
 
-def test_batches_take_no_batch_size_and_arrays_need_one_length() -> None:
-    with pytest.raises(TrainingError, match="batch_size and shuffle cut a mapping from names to arrays into batches"):
-        _trainer().fit([_arrays()], batch_size=3)
-    with pytest.raises(FeedError, match=r"the arrays have different numbers of rows \(x 3, t 4\); pass arrays of one"):
-        _trainer().fit({"x": np.ones((3, 8), F32), "t": np.zeros(4, np.int64)})
-
-
 def test_predictions_of_all_rows_come_in_their_order() -> None:
     made, data = _trainer(), _arrays()
     made.fit(data, epochs=3)

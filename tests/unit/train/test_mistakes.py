@@ -11,8 +11,10 @@ import onnx
 import onnx.numpy_helper
 import pytest
 
+import amp_rewrite
 import amp_rewrite.train as T
 from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.settings.loss_scale import IndexedSlices
 from amp_rewrite.train.replicas import SingleReplica
 from support.train.nets import parsed
 
@@ -55,6 +57,13 @@ def optimizer() -> T.StatefulOptimizer:
     return T.StatefulOptimizer(T.SGD(0.1))
 
 
+def restored(rule: Any) -> T.StatefulOptimizer:
+    """An optimizer with a slot of another shape."""
+    made = T.StatefulOptimizer(rule)
+    made.restore({"step": np.array(1), "slot/w/momentum": np.zeros(3)})
+    return made
+
+
 def scaled(scale: Any) -> T.LossScaleOptimizer:
     return T.LossScaleOptimizer(T.SGD(0.1), scale)
 
@@ -75,6 +84,9 @@ def other_checkpoint() -> str:
     T.Trainer(T.training_step(TWO, loss="mean_squared_error(y, t)", policy="float32")).save("other.npz")
     return "other.npz"
 
+
+ROW_2 = "IndexedSlices(np.ones(2, F32), np.array([0, 2]))"
+SGD = {"class_name": "SGD", "config": {}}
 
 MISTAKES = {
     # losses
@@ -252,12 +264,65 @@ MISTAKES = {
     "step(policy='float16')": "does not keep parameters and results in float32, as a training step must",
     "step(keep=['op=Relu'])": "keep configures lowering, but policy 'float32' lowers nothing; remove the options",
     "step(lower=['op=Sub'], policy='mixed_float16')": "which a training step computes in float32; narrow the pattern",
+    # optimizers by words
+    "step(optimizer='sgd,lr=fast')": "optimizer 'sgd': 'lr=fast' is not a setting; write NAME=NUMBER",
+    "step(optimizer='sgd,momentum')": "optimizer 'sgd': 'momentum' is not a setting; write NAME=NUMBER",
+    "step(optimizer='sgd,beta_1=0.5')": "SGD does not take 'beta_1'; it takes learning_rate, momentum, nesterov, ",
+    "step(optimizer='adam,beta_1=1')": "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0",
+    "step(optimizer='sgd,lr=-1')": "learning_rate of SGD must be at least 0 and finite, not -1.0",
+    "step(optimizer='sgd,lr=nan')": "learning_rate of SGD must be at least 0 and finite, not nan",
+    "step(optimizer='sgd,clipnorm=0')": "clipnorm of SGD must be more than 0 and finite, not 0.0",
+    "T.SGD(clipnorm=1, clipvalue=1)": "SGD clips gradients by clipnorm and by clipvalue; set only one",
+    "A.enable_mixed_precision_graph_rewrite(object)": "; pass an Optimizer such as SGD(0.1)",
+    "optimizer().set_weights([])": "0 arrays for 1 weights; pass the result of get_weights()",
+    "T.LossScaleOptimizer.from_config({'inner_optimizer': SGD, 'dynamic': False})": "a fixed loss scale needs initial_",
+    f"optimizer().apply_gradients([({ROW_2}, T.Variable([1.0, 2.0]))])": "a sparse gradient has row 2, out of range",
+    "restored(T.SGD(1.0, momentum=0.5)).apply_gradients([(np.ones(2), T.Variable([1.0, 2.0], 'w'))])": (
+        "slot 'momentum' of variable 'w' has shape (3,), but the variable has (2,); restore a checkpoint of this"
+    ),
+    "T.Trainer(step(optimizer=restored(T.SGD(1.0, momentum=0.5))))": (
+        "the optimizer's 'slot/w/momentum' has shape [3], but the step needs [3, 2]; pass an optimizer that trained"
+    ),
+    # schedules
+    "T.CosineDecay(0.1, 0)": "decay_steps of CosineDecay must be a finite number of at least 1, not 0",
+    "T.CosineDecay(-0.1, 5)": "initial_learning_rate of CosineDecay must be a finite number of at least 0",
+    "T.CosineDecay('fast', 5)": "must be a finite number of at least 0, not 'fast'",
+    "T.CosineDecay.from_config({'steps': 3})": "CosineDecay does not take 'steps'; did you mean 'decay_steps'?",
+    "T.SGD({'class_name': 'Nothing', 'config': {}})": "use the result of serialize() of CosineDecay, Exp",
+    "network().fit(X, Y, learning_rate=float('nan'))": "the learning rate of step 1 is nan; use a finite number ≥ 0",
+    "network().fit(X, Y, learning_rate=lambda step: 'fast')": "the learning rate of step 1 is 'fast'; use a finite",
+    # policies
+    "A.Policy('mixed')": "unknown policy 'mixed'; use mixed_float16, mixed_bfloat16 or an element type such as float32",
+    "A.Policy('mixed_float')": "unknown policy 'mixed_float'; did you mean 'mixed_float16'?",
+    "A.Policy('float16_float32_vars')": "policies no longer end in '_float32_vars'; use 'mixed_float16' instead of ",
+    "A.Policy.from_config({'name': 'float32', 'dtype': 'float16'})": "; it has `name` and may have `loss_scale`",
+    "A.set_policy('int32')": "must compute in a floating type, but 'int32' does not; use mixed_float16, ",
+    "A.set_policy('_infer')": "must compute in a floating type, but '_infer' does not; use mixed_float16, ",
+    "A.convert(MODEL, to='float17')": "unknown type or policy 'float17'; did you mean 'float16'?",
+    "A.convert(MODEL, to='mixed_int8')": "unknown type or policy 'mixed_int8'; did you mean 'mixed_float16'?",
+    "A.convert(MODEL, to='float32')": "cannot lower to float32; use float16 or bfloat16",
+    "A.convert(MODEL, to=A.Policy('float32'))": "policy 'float32' lowers nothing; use mixed_float16 or mixed_bfloat16",
+    "A.convert(MODEL, to=A.Policy('float16'))": "keep results in float32; use mixed_float16, and io='low' for low in",
+    # batches and targets
+    "trainer().fit([{'x': X[:0], 'label': Y[:0]}])": "batch 0 has no elements: x [0, 3], label [0]; give at least one",
+    "trainer().fit([{'x': X, 'label': Y, 'xx': X}])": "has an array 'xx', but the model's inputs are 'x', 'label'",
+    "trainer().fit([{'x': X, 'label': Y - 1}])": "batch 0 has class -1, but the model has classes 0 to 1; correct",
+    "network('kl_divergence').fit(X, X[:, :2] - 9)": "but its targets are shares of classes, at least 0",
+    "network('binary_crossentropy').fit(X, X[:, :2] - 9)": "but its targets are yes or no, from 0 to 1; write no as 0",
+    # weights that were inputs
+    "T.bind(MODEL, {'w': X})": "'w' is not an input of the model; its inputs are 'x'",
+    "T.bind(TWO, {'a': X})": "the value of 'a' is float32 [40, 3], but the input is float32 ['N', 2]",
+    "T.bind(TWO, {'a': np.ones((1, 2))})": "the value of 'a' is float64 [1, 2], but the input is float32 ['N', 2]",
+    "T.bind(TWO, {'a': 1.0})": "the value of 'a' is float64 [], but the input is float32 ['N', 2]; convert the value",
 }
 
 
-MADE = (network, step, trainer, gradients_of, optimizer, scaled, half, other_checkpoint)
+MADE = (network, step, trainer, gradients_of, optimizer, restored, scaled, half, other_checkpoint)
 VALUES = {
+    "A": amp_rewrite,
     "T": T,
+    "SGD": SGD,
+    "IndexedSlices": IndexedSlices,
     "np": np,
     "X": X,
     "Y": Y,

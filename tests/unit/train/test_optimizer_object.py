@@ -95,17 +95,6 @@ def test_what_is_set_in_the_optimizer_reaches_the_next_fit() -> None:
     assert trainer.steps == optimizer.iterations == 3 and same(trainer.state, straight.state)
 
 
-def test_slots_of_another_model_are_refused() -> None:
-    optimizer = StatefulOptimizer(Adam(0.01))
-    optimizer.restore({"step": np.array(1), "slot/w1/m": np.zeros((3, 3), F32), "slot/w1/v": np.zeros((3, 3), F32)})
-    with pytest.raises(TrainingError) as error:
-        _trainer(optimizer)
-    assert str(error.value) == (
-        "the optimizer's 'slot/w1/m' has shape [3, 3], but the step needs [8, 16]; pass an optimizer that trained this"
-        " model, or a new one"
-    )
-
-
 def test_an_optimizer_restores_a_checkpoint_of_a_trainer(tmp_path: Path) -> None:
     trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(0.01)), **PLACE)
     trainer.fit(DATA)

@@ -91,30 +91,6 @@ def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
     assert named("adamw,weight_decay=0.5,clipnorm=1") == AdamW(weight_decay=0.5, clipnorm=1.0)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("adamax", "unknown optimizer 'adamax'; use one of sgd, rmsprop, adam, adamw, adagrad"),
-        ("sgd,lr=fast", "optimizer 'sgd': 'lr=fast' is not a setting; write NAME=NUMBER"),
-        ("sgd,momentum", "optimizer 'sgd': 'momentum' is not a setting; write NAME=NUMBER"),
-        (
-            "sgd,beta_1=0.5",
-            "SGD does not take 'beta_1'; it takes learning_rate, momentum, nesterov, clipnorm, clipvalue,"
-            " global_clipnorm, weight_decay",
-        ),
-        ("adam,beta_1=1", "beta_1 of Adam must be at least 0 and less than 1 and finite, not 1.0"),
-        ("sgd,lr=-1", "learning_rate of SGD must be at least 0 and finite, not -1.0"),
-        ("sgd,lr=nan", "learning_rate of SGD must be at least 0 and finite, not nan"),
-        ("sgd,clipnorm=0", "clipnorm of SGD must be more than 0 and finite, not 0.0"),
-        ("sgd,clipnorm=1,clipvalue=1", "SGD clips gradients by clipnorm and by clipvalue; set only one"),
-    ],
-)
-def test_what_is_no_optimizer_is_refused(text: str, message: str) -> None:
-    with pytest.raises(TrainingError) as error:
-        named(text)
-    assert str(error.value) == message
-
-
 def test_an_optimizer_comes_back_from_its_plain_form() -> None:
     rule = AdamW(0.5, clipnorm=2.0)
     assert deserialize(serialize(rule)) == rule

@@ -14,6 +14,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.train.step.assembly import bind
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import SGD
@@ -30,9 +31,15 @@ def _renamed(old: str, new: str) -> ModelProto:
     for node in model.graph.node:
         node.input[:] = [new if name == old else name for name in node.input]
         node.output[:] = [new if name == old else name for name in node.output]
-    for tensor in model.graph.initializer:
-        tensor.name = new if tensor.name == old else tensor.name
+    for named in (*model.graph.initializer, *model.graph.output):
+        named.name = new if named.name == old else named.name
     return model
+
+
+@pytest.mark.parametrize("name", ["my logits", "f(x)", "y:0"])
+def test_a_prediction_of_any_name_can_be_compared(name: str) -> None:
+    odd = training_step(_renamed("y", name), loss=f"cross_entropy({name}, t)", policy="float32")
+    assert same(Run(odd).all(1).state, Run(training_step(mlp(), loss=CROSS_ENTROPY, policy="float32")).all(1).state)
 
 
 @pytest.mark.parametrize("new", ["loss_scale", "learning_rate", "loss", "new/w2", 'ü "\n'])
@@ -74,7 +81,16 @@ def _with_functions(_: Path) -> object:
     return model
 
 
-@pytest.mark.parametrize("make", [_in_a_file, _with_defaults, _with_functions])
+def _bound(_: Path) -> object:
+    """A model whose weights were inputs."""
+    model = mlp()
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    del model.graph.initializer[:]
+    model.graph.input.extend(onnx.helper.make_tensor_value_info(n, 1, list(a.shape)) for n, a in weights.items())
+    return bind(model, weights)
+
+
+@pytest.mark.parametrize("make", [_in_a_file, _with_defaults, _with_functions, _bound])
 def test_a_model_is_trained_however_it_keeps_weights_and_ops(make: Any, tmp_path: Path) -> None:
     run = Run(training_step(make(tmp_path), loss=CROSS_ENTROPY)).all(2)
 

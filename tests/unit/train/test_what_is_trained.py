@@ -11,6 +11,7 @@ import pytest
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
+import amp_rewrite
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.interchange.torch_module import from_torch
@@ -148,6 +149,29 @@ def test_the_report_of_a_lowered_step_has_both_tables() -> None:
     assert "trained: 4 of 212 numbers" in report.text() and "→ float16" in report.text()
     assert report.to_dict()["conversion"] == report.conversion.to_dict()
     assert report.to_dict()["parameters"][0] == {"name": "w1", "role": "trained", "shape": [8, 16], "why": ""}
+
+
+def test_weights_that_only_a_body_reads_are_trained_too() -> None:
+    model = parsed(
+        "net (float[N,2] x, bool c) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2,2] v = {1, 2, 3, 4}>"
+        " { y = If (c) <then_branch = a () => (float[N,2] p) { p = MatMul (x, w) },"
+        " else_branch = b () => (float[N,2] q) { q = MatMul (x, v) }> }"
+    )
+    step = training_step(model, loss="mean_squared_error(y, t)", policy="float32")
+    made = Trainer(step, **PLACE)
+    ones = np.ones((3, 2), np.float32)
+    before = made.step.initial_state()
+    made.fit([{"x": ones, "t": ones, "c": np.array(True)}])
+
+    assert step.parameters == ("w", "v")
+    assert [np.array_equal(before[name], made.state[name]) for name in ("w", "v")] == [False, True]
+
+
+def test_a_converted_model_is_trained_once_it_is_widened_or_by_names() -> None:
+    half = amp_rewrite.convert(mlp(), safety="none").model
+    assert training_step(half, loss=CROSS_ENTROPY, parameters=["b2"]).parameters == ("b2",)
+    widened = amp_rewrite.convert(half, keep=["*"]).model
+    assert training_step(widened, loss=CROSS_ENTROPY).parameters == ("w1", "b1", "w2", "b2")
 
 
 # -- merged and expanded ones --------------------------------------------------------------------------
