@@ -19,27 +19,19 @@ DATA = list(batches(12))
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 5}])
 def test_a_run_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+    data = [*DATA[:3], {"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}, *DATA[4:]]
     straight = trainer(**options)
-    straight.fit(DATA)
+    straight.fit(data)
 
     first = trainer(**options)
-    first.fit(DATA[:7])
+    first.fit(data[:7])
     first.save(tmp_path / "a.npz")
     second = trainer(**options)
     second.load(tmp_path / "a.npz")
-    second.fit(DATA[7:])
+    second.fit(data[7:])
 
     assert same(straight.state, second.state)
-
-
-def test_counts_of_skipped_steps_are_resumed(tmp_path: Path) -> None:
-    made = trainer()
-    made.fit([{"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}])
-    made.save(tmp_path / "a.npz")
-    again = trainer()
-    again.load(tmp_path / "a.npz")
-
-    assert (again.skipped, again.nonfinite, again.loss_scale) == (1, 1, 2.0**14)
+    assert straight.skipped == second.skipped == 1 and straight.nonfinite == second.nonfinite == 1
 
 
 def test_a_checkpoint_shows_what_is_in_it(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
-from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support.train.nets import PLACE, batches, parsed, same, trainer
@@ -104,22 +103,6 @@ def test_class_indices_may_keep_the_axis_of_the_classes() -> None:
         made.evaluate([{**DATA[0], "t": DATA[0]["t"].reshape(1, -1)}])
     with pytest.raises(FeedError, match="has the shape"):
         made.evaluate([{**DATA[0], "t": np.eye(4, dtype=np.int64)[DATA[0]["t"]]}])
-
-
-@pytest.mark.parametrize(("axis", "shape"), [(1, (2, 1, 3)), (2, (2, 3, 1))])
-def test_the_axis_that_indices_may_keep_is_that_of_the_classes(axis: int, shape: tuple[int, ...]) -> None:
-    made = ModelLoss.of(
-        onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 20]> net (float[N,3,3] x) => (float[N,3,3] y)'
-            " <float[3] b = {1, 2, 3}> { y = Add (x, b) }"
-        ),
-        f"cross_entropy(y, t, axis={axis})",
-    )
-    batch = {"x": np.arange(18, dtype=np.float32).reshape(2, 3, 3), "t": np.array([[0, 1, 2], [2, 1, 1]])}
-
-    assert made.on({**batch, "t": batch["t"].reshape(shape)})() == made.on(batch)()
-    with pytest.raises(FeedError, match="has the shape"):
-        made.on({**batch, "t": batch["t"].reshape((2, 3, 1) if axis == 1 else (2, 1, 3))})()
 
 
 def test_batches_of_a_loss_of_the_models_own_weigh_the_classes_that_count() -> None:

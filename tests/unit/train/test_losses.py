@@ -27,6 +27,7 @@ SOFT = RNG.dirichlet(np.ones(CLASSES), ROWS).astype(F32)
 WEIGHTS = [1, 2, 0.5, 0.25, 3]
 HARD = np.eye(CLASSES, dtype=F32)[LABELS]
 NUMBERS = RNG.normal(size=(ROWS, CLASSES)).astype(F32)
+X = NUMBERS * 2
 BITS = (NUMBERS > 0).astype(F32)
 LOGITS, SOFTMAX, SIGMOID = "y = Identity (x)", "y = Softmax <axis = 1> (x)", "p = Sigmoid (x) y = Identity (p)"
 FUNCTION = "y = own.Head (x)"
@@ -44,131 +45,93 @@ def _aim(loss: str, body: str, shape: tuple[int, ...] = (ROWS, CLASSES)) -> Obje
     return objective(_model(body, shape), loss)
 
 
-def _computed(loss: str, body: str, x: Array, target: Array | None, **more: Array) -> tuple[Array, Array]:
+def _computed(loss: str, body: str, x: Array, target: Array, **more: Array) -> tuple[Array, Array]:
     """The loss and its gradient with respect to x."""
     aim = _aim(loss, body, x.shape)
     aim.model.proto.graph.output.append(make_tensor_value_info(aim.loss, 1, []))
     runner = Runner.open(gradients(aim.model, aim.loss, "x"), SessionOptions(threads=1))
-    out = runner.run({"x": x, **({} if target is None else {"t": target}), **more}, [aim.loss, "x_grad"])
+    out = runner.run({"x": x, "t": target, **more}, [aim.loss, "x_grad"])
     return np.asarray(out[aim.loss]), np.asarray(out["x_grad"])
 
 
-def _check(loss: str, body: str, ours: Any, target: Array | None, x: Array | None = None, **more: Array) -> None:
+def _check(loss: str, body: str, ours: Any, target: Array, x: Array, **more: Array) -> None:
     torch = pytest.importorskip("torch")
-    x = (NUMBERS * 2).astype(F32) if x is None else x
     value, gradient = _computed(loss, body, x, target, **more)
     variable = torch.tensor(x, requires_grad=True)
-    expected = ours(torch.nn.functional, variable, None if target is None else torch.tensor(target))
+    expected = ours(torch.nn.functional, variable, torch.tensor(target))
     expected.backward()
 
     np.testing.assert_allclose(value, expected.item(), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(gradient, variable.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
+def _smoothed(f: Any, x: Any, t: Any) -> Any:
+    return f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.1)
+
+
+def _of_numbers(f: Any, x: Any, t: Any) -> Any:
+    return f.binary_cross_entropy_with_logits(x, 0.8 * t + 0.1, pos_weight=x.new_tensor(3.0))
+
+
+OPTIONS = f"class_weights={WEIGHTS}, ignore_index=-100, label_smoothing=0.1"
+ON_THE_LAST = "ignore_index=-100, label_smoothing=0.1"
+FAR = RNG.normal(size=(ROWS, CLASSES)).astype(F32) * 100
+WORDS, NEXT = RNG.normal(size=(3, 4, CLASSES)).astype(F32), RNG.integers(0, CLASSES, (3, 4))
+NEXT[1, 2:] = -100
+NEAR = SOFT * F32(0.9) + F32(0.05)
+LOSSES: list[tuple[str, str, Any, Array, Array]] = [
+    # of logits, and of probabilities that a softmax or a sigmoid computes
+    *(
+        row
+        for body in (LOGITS, FUNCTION)
+        for row in (
+            ("cross_entropy(y, t)", body, lambda f, x, t: f.cross_entropy(x, t), LABELS, X),
+            (f"cross_entropy(y, t, {OPTIONS})", body, _smoothed, IGNORED, X),
+            (f"categorical_cross_entropy(y, t, {OPTIONS.replace('ignore_index=-100, ', '')})", body, _smoothed, SOFT,
+             X),
+            ("kl_divergence(y, t)", body, lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean"), HARD,
+             X),
+        )
+    ),
+    *(
+        row
+        for body in (LOGITS, SIGMOID)
+        for row in (
+            ("binary_cross_entropy(y, t)", body, lambda f, x, t: f.binary_cross_entropy_with_logits(x, t), BITS, X),
+            ("binary_cross_entropy(y, t, pos_weight=3, label_smoothing=0.2)", body, _of_numbers, BITS, X),
+        )
+    ),
+    # a probability of 0 keeps its loss where a softmax computes it
+    ("cross_entropy(y, t)", SOFTMAX, lambda f, x, t: f.cross_entropy(x, t), LABELS, FAR),
+    # from_logits decides for values of unknown origin, and keeps a softmax that is meant
+    ("cross_entropy(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.nll_loss(x.log(), t), LABELS, SOFT),
+    ("binary_cross_entropy(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.binary_cross_entropy(x, t), BITS, NEAR),
+    ("kl_divergence(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.kl_div(x.log(), t, reduction="batchmean"), HARD,
+     SOFT),
+    ("cross_entropy(y, t, from_logits=True)", LOGITS, lambda f, x, t: f.cross_entropy(x, t), LABELS, SOFT),
+    ("cross_entropy(y, t, from_logits=True)", SOFTMAX, lambda f, x, t: f.cross_entropy(x.softmax(1), t), LABELS, X),
+    # of numbers
+    ("mean_squared_error(y, t)", LOGITS, lambda f, x, t: f.mse_loss(x, t), SOFT, X),
+    ("mean_absolute_error(y, t)", LOGITS, lambda f, x, t: f.l1_loss(x, t), SOFT, X),
+    ("huber(y, t)", LOGITS, lambda f, x, t: f.huber_loss(x, t), SOFT, X),
+    ("huber(y, t, delta=0.3)", LOGITS, lambda f, x, t: f.huber_loss(x, t, delta=0.3), SOFT, X),
+    # classes on the last axis, as in language models
+    *(
+        (loss, body, lambda f, x, t: f.cross_entropy(x.transpose(1, 2), t, label_smoothing=0.1), NEXT, WORDS)
+        for loss, body in (
+            (f"cross_entropy(y, t, axis=-1, {ON_THE_LAST})", LOGITS),
+            (f"cross_entropy(y, t, {ON_THE_LAST})", "y = Softmax <axis = -1> (x)"),
+        )
+    ),
+]  # fmt: skip
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("body", [LOGITS, FUNCTION])
-@pytest.mark.parametrize(
-    ("loss", "ours", "target"),
-    [
-        ("cross_entropy(y, t)", lambda f, x, t: f.cross_entropy(x, t), LABELS),
-        (
-            f"cross_entropy(y, t, class_weights={WEIGHTS}, ignore_index=-100, label_smoothing=0.1)",
-            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.1),
-            IGNORED,
-        ),
-        (
-            f"categorical_cross_entropy(y, t, class_weights={WEIGHTS}, label_smoothing=0.2)",
-            lambda f, x, t: f.cross_entropy(x, t, weight=x.new_tensor(WEIGHTS), label_smoothing=0.2),
-            SOFT,
-        ),
-        ("kl_divergence(y, t)", lambda f, x, t: f.kl_div(x.log_softmax(1), t, reduction="batchmean"), HARD),
-    ],
-)
-def test_losses_of_classes_equal_torch_for_logits_and_for_probabilities(
-    loss: str, ours: Any, target: Array, body: str
+@pytest.mark.parametrize(("loss", "body", "ours", "target", "x"), LOSSES, ids=[f"{r[0]} of {r[1]}" for r in LOSSES])
+def test_value_and_gradient_of_a_loss_are_those_of_torch(
+    loss: str, body: str, ours: Any, target: Array, x: Array
 ) -> None:
-    _check(loss, body, ours, target)
-
-
-@pytest.mark.torch
-def test_a_probability_of_0_keeps_its_loss_where_a_softmax_computes_it() -> None:
-    far = RNG.normal(size=(ROWS, CLASSES)).astype(F32) * 100
-    _check("cross_entropy(y, t)", SOFTMAX, lambda f, x, t: f.cross_entropy(x, t), LABELS, far)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("body", [LOGITS, SIGMOID])
-@pytest.mark.parametrize(
-    ("loss", "ours"),
-    [
-        ("binary_cross_entropy(y, t)", lambda f, x, t: f.binary_cross_entropy_with_logits(x, t)),
-        (
-            "binary_cross_entropy(y, t, pos_weight=3, label_smoothing=0.2)",
-            lambda f, x, t: f.binary_cross_entropy_with_logits(x, 0.8 * t + 0.1, pos_weight=x.new_tensor(3.0)),
-        ),
-    ],
-)
-def test_the_binary_loss_equals_torch_for_logits_and_for_a_sigmoid(loss: str, ours: Any, body: str) -> None:
-    _check(loss, body, ours, BITS)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("loss", "ours", "target", "x"),
-    [
-        ("cross_entropy(y, t, from_logits=False)", lambda f, x, t: f.nll_loss(x.log(), t), LABELS, SOFT),
-        (
-            "binary_cross_entropy(y, t, from_logits=False)",
-            lambda f, x, t: f.binary_cross_entropy(x, t),
-            BITS,
-            SOFT * F32(0.9) + F32(0.05),
-        ),
-        (
-            "kl_divergence(y, t, from_logits=False)",
-            lambda f, x, t: f.kl_div(x.log(), t, reduction="batchmean"),
-            HARD,
-            SOFT,
-        ),
-        ("cross_entropy(y, t, from_logits=True)", lambda f, x, t: f.cross_entropy(x, t), LABELS, SOFT),
-    ],
-)
-def test_from_logits_decides_for_values_of_unknown_origin(loss: str, ours: Any, target: Array, x: Array) -> None:
-    _check(loss, LOGITS, ours, target, x)
-
-
-@pytest.mark.torch
-def test_from_logits_keeps_a_softmax_that_is_meant() -> None:
-    loss = "cross_entropy(y, t, from_logits=True)"
-    _check(loss, SOFTMAX, lambda f, x, t: f.cross_entropy(x.softmax(1), t), LABELS)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("loss", "ours", "target", "body"),
-    [
-        ("mean_squared_error(y, t)", lambda f, x, t: f.mse_loss(x, t), SOFT, LOGITS),
-        ("mean_absolute_error(y, t)", lambda f, x, t: f.l1_loss(x, t), SOFT, LOGITS),
-        ("huber(y, t)", lambda f, x, t: f.huber_loss(x, t), SOFT, LOGITS),
-        ("huber(y, t, delta=0.3)", lambda f, x, t: f.huber_loss(x, t, delta=0.3), SOFT, LOGITS),
-    ],
-)
-def test_losses_of_numbers_and_pairs_equal_torch(loss: str, ours: Any, target: Array, body: str) -> None:
-    _check(loss, body, ours, target)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("loss", "body"),
-    [
-        ("cross_entropy(y, t, axis=-1, ignore_index=-100, label_smoothing=0.1)", LOGITS),
-        ("cross_entropy(y, t, ignore_index=-100, label_smoothing=0.1)", "y = Softmax <axis = -1> (x)"),
-    ],
-)
-def test_classes_may_lie_on_the_last_axis_as_in_language_models(loss: str, body: str) -> None:
-    x = RNG.normal(size=(3, 4, CLASSES)).astype(F32)
-    labels = RNG.integers(0, CLASSES, (3, 4))
-    labels[1, 2:] = -100
-    _check(loss, body, lambda f, x, t: f.cross_entropy(x.transpose(1, 2), t, label_smoothing=0.1), labels, x)
+    _check(loss, body, ours, target, x)
 
 
 OF_ROWS = np.array([0.5, 0, 1, 2, 0.25, 3], F32)
@@ -201,7 +164,7 @@ def test_rows_count_by_their_weights(loss: str, ours: Any, target: Array) -> Non
     def weighted(f: Any, x: Any, t: Any) -> Any:
         return ours(f, x, t, x.new_tensor(OF_ROWS)).sum()
 
-    _check(loss.format("sample_weight=w"), LOGITS, weighted, target, w=OF_ROWS)
+    _check(loss.format("sample_weight=w"), LOGITS, weighted, target, X, w=OF_ROWS)
 
 
 def test_a_probability_of_0_has_a_finite_loss() -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
-from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, ExponentialDecay, RMSprop, deserialize, named
+from amp_rewrite.train.update.optimizers import SGD, Adagrad, Adam, AdamW, ExponentialDecay, RMSprop, named
 
 F32 = np.float32
 
@@ -89,17 +87,6 @@ def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
     assert named("adam") == Adam()
     assert named("SGD, lr=0.1, momentum=0.9, nesterov=true") == SGD(0.1, 0.9, nesterov=True)
     assert named("adamw,weight_decay=0.5,clipnorm=1") == AdamW(weight_decay=0.5, clipnorm=1.0)
-
-
-def test_an_optimizer_comes_back_from_its_plain_form() -> None:
-    rule = AdamW(0.5, clipnorm=2.0)
-    assert deserialize(serialize(rule)) == rule
-    with pytest.raises(TrainingError) as error:
-        deserialize({"class_name": "Shampoo", "config": {}})
-    assert str(error.value) == (
-        "not a serialized optimizer: {'class_name': 'Shampoo', 'config': {}}; use the result of serialize() of"
-        " Adagrad, Adam, AdamW, RMSprop, SGD, and name your own classes in custom_objects"
-    )
 
 
 def test_rmsprop_has_the_formula_of_pytorch_and_on_request_that_of_keras_3() -> None:

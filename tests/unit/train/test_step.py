@@ -60,15 +60,6 @@ def test_the_loss_and_the_accuracy_that_come_out_are_unscaled() -> None:
     assert list(results)[:4] == ["loss", "accuracy", "finite", "applied"]
 
 
-def test_a_loss_may_be_a_value_inside_the_model() -> None:
-    model = parsed("net (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Mul (x, w)  l = ReduceMean (y) }")
-    run = Run(training_step(model, loss="l", policy="float32", optimizer=SGD()))
-    run({"x": np.array([3, 6, 9], F32)}, rate=1.0)
-
-    assert run.results["l"].shape == (1,)
-    assert run.state["w"].tolist() == [0.0, 0.0, 0.0]
-
-
 def test_training_learns_in_every_policy_and_ends_near_float32() -> None:
     ends = {}
     for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
@@ -138,6 +129,15 @@ def test_a_small_gradient_vanishes_in_float16_without_a_scale_and_survives_with_
     assert moved(2.0**15) == pytest.approx(exact, rel=1e-2)
 
 
+def test_a_loss_may_be_a_value_inside_the_model() -> None:
+    model = parsed("net (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Mul (x, w)  l = ReduceMean (y) }")
+    run = Run(training_step(model, loss="l", policy="float32", optimizer=SGD()))
+    run({"x": np.array([3, 6, 9], F32)}, rate=1.0)
+
+    assert run.results["l"].shape == (1,)
+    assert run.state["w"].tolist() == [0.0, 0.0, 0.0]
+
+
 # -- types -------------------------------------------------------------------------------------------
 
 
@@ -162,15 +162,6 @@ def test_each_parameter_is_cast_to_the_low_type_once_a_step() -> None:
     casts = [view.value_name(op.inputs[0]) for op in view.ops if op.op_type == "Cast"]  # type: ignore[arg-type]
 
     assert {name: casts.count(name) for name in step.parameters} == {"w1": 1, "b1": 1, "w2": 1, "b2": 0}
-
-
-def test_under_float32_nothing_is_lowered() -> None:
-    step = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32")
-    view = View.of(step.model)
-
-    assert step.report is not None
-    assert (step.lowered, step.report.conversion, step.loss_scale) == (False, None, None)
-    assert not [v for v in view.values if (d := view.dtype(v.id)) is not None and d.low]
 
 
 def test_the_policy_of_the_process_holds_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,22 +61,6 @@ def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
     assert np.array_equal(without.state["w1"], again.state["w1"])  # powers of two scale exactly
 
 
-@pytest.mark.parametrize("scale", [8, None])
-def test_with_a_fixed_scale_or_none_what_is_not_finite_is_applied_and_reported(scale: float | None) -> None:
-    spoiled = [{"x": np.full((2, 8), np.inf, np.float32), "t": np.zeros(2, np.int64)}]
-    made = trainer(loss_scale=scale)
-    with pytest.warns(UserWarning, match="^weights are NaN, since steps with nonfinite gradients were applied"):
-        history = made.fit(spoiled)
-
-    assert (history.skipped, history.nonfinite, made.steps, made.loss_scale) == (0, 1, 1, scale)
-
-
-def test_with_micro_batches_steps_are_counted_not_runs() -> None:
-    made = trainer(micro_batches=5)
-    history = made.fit(DATA)
-    assert (len(history.losses), made.steps, int(made.state["micro_batch"])) == (12, 2, 2)
-
-
 def test_the_learning_rate_may_follow_the_steps() -> None:
     asked: list[int] = []
 

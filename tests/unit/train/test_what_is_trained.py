@@ -129,19 +129,6 @@ def test_a_glob_leaves_what_the_rules_leave_and_a_name_does_not() -> None:
     assert _why(named)["net.inv_freq"][1] == "named in parameters, although it is a buffer by its name"
 
 
-def test_everything_trained_is_printed() -> None:
-    step = training_step(mlp(), loss=CROSS_ENTROPY, policy="float32", freeze="b2")
-    assert str(step.report) == (
-        "net: trains 3 parameters of 208 numbers by cross_entropy(y, t)\n"
-        "  trained: 3 of 208 numbers\n"
-        "    w1  [8, 16]\n"
-        "    b1  [16]\n"
-        "    w2  [16, 4]\n"
-        "  not trained: 1 of 4 numbers\n"
-        "    b2  [4]            named in freeze\n"
-    )
-
-
 def test_the_report_of_a_lowered_step_has_both_tables() -> None:
     report = training_step(mlp(), loss=CROSS_ENTROPY).report
     assert report is not None and report.conversion is not None
