@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 
@@ -282,40 +281,3 @@ def test_masks_and_lost_elements_do_not_count_as_size(
 def two() -> Iterator[Located]:
     yield locate(SCALED, SCALED_HALF, OVERFLOWING)
     yield locate(SCALED, SCALED_HALF, {"x": np.float32([1, 2, 3])})
-
-
-def test_the_text_names_the_jump_and_the_ops_that_add_most() -> None:
-    jumping, calm = two()
-    assert jumping.text(top=1) == (
-        "the candidate against the reference\n"
-        "  reference  the reference\n"
-        "  candidate  the candidate: float16 emulated\n"
-        "  data       the arrays given: 1 batch\n"
-        "  matched    2 of 2 values (100 %)\n"
-        "\n"
-        "the error first jumps at\n"
-        "  op  type  runs as  adds  off by  max abs  largest value\n"
-        "  up  Mul   float16   inf     inf      inf          3e+05  overflows\n"
-        "\n"
-        "ops that add most\n"
-        "  op  type  runs as  adds  off by  max abs  largest value\n"
-        "  up  Mul   float16   inf     inf      inf          3e+05  overflows\n"
-    )
-    assert "no op's error stands out\n" in calm.text()
-
-
-def test_the_json_has_a_version_and_spells_infinities_out() -> None:
-    jumping, _ = two()
-    found = json.loads(jumping.to_json())
-    up = {
-        "op": "up",
-        "kind": "Mul",
-        "dtype": "float16",
-        "own": "inf",
-        "accumulated": "inf",
-        "max_abs": "inf",
-        "absmax": 300000.0,
-        "overflows": True,
-    }
-    assert (found["schema"], found["low"], found["first_jump"], found["rows"][0]) == (1, "float16", up, up)
-    assert [len(json.loads(jumping.to_json(top=n))["rows"]) for n in (1, 2, 3)] == [1, 2, 2]

@@ -106,8 +106,8 @@ LOSSES: list[tuple[str, str, Any, Array, Array]] = [
     # from_logits decides for values of unknown origin, and keeps a softmax that is meant
     ("cross_entropy(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.nll_loss(x.log(), t), LABELS, SOFT),
     ("binary_cross_entropy(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.binary_cross_entropy(x, t), BITS, NEAR),
-    ("kl_divergence(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.kl_div(x.log(), t, reduction="batchmean"), HARD,
-     SOFT),
+    ("kl_divergence(y, t, from_logits=False)", LOGITS, lambda f, x, t: f.kl_div(x.log(), t, reduction="batchmean"),
+     HARD, SOFT),
     ("cross_entropy(y, t, from_logits=True)", LOGITS, lambda f, x, t: f.cross_entropy(x, t), LABELS, SOFT),
     ("cross_entropy(y, t, from_logits=True)", SOFTMAX, lambda f, x, t: f.cross_entropy(x.softmax(1), t), LABELS, X),
     # of numbers
