@@ -162,12 +162,6 @@ def test_the_data_of_the_input_are_not_replaced_whatever_is_said(model: str, com
     assert Path("shared.bin").read_bytes() == before
 
 
-def test_a_dry_run_writes_nothing(model: str) -> None:
-    done = run(model, "--dry-run", "-q")
-    assert (done.exit_code, done.output) == (0, "")
-    assert files() == [model]
-
-
 def test_the_report_goes_to_a_file_and_to_stdout_as_the_same_json(model: str) -> None:
     done = run(model, "--json", "--report", "report.json")
 
@@ -197,12 +191,6 @@ def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Pat
     assert done.stderr.startswith("warning: saturated: w1: ")
     assert " (and 1 more of this kind) · " in done.stderr
     assert (done.stderr.count("\n"), run(*words, "-q").stderr) == (1, "")
-
-
-def test_verbose_shows_every_row(model: str) -> None:
-    assert "second" not in run(model, "--dry-run").stdout
-    verbose = run(model, "--dry-run", "-v").stdout
-    assert all(name in verbose for name in ("first", "act", "second", "squash"))
 
 
 OPTIONS = {

@@ -82,28 +82,6 @@ def test_a_terminal_gets_a_bar_for_each_stage(model: str) -> None:
     )
 
 
-def test_data_alone_guards(model: str) -> None:
-    np.savez("large.npz", x=BATCH["x"] * 1e5)
-
-    done = run(model, "--data", "large.npz", "--target", "onnx", "--set", "shift=none", "--dry-run", "--json")
-
-    assert done.exit_code == 0
-    kinds = {finding["kind"] for finding in json.loads(done.stdout)["findings"]}
-    assert kinds == {"calibrated", "mostly_float32", "overflow"}
-
-
-def test_ranges_of_a_file_guard_with_more_headroom_if_asked(model: str) -> None:
-    from amp_rewrite.evidence.calibrate import calibrate
-
-    calibrate(model, {"x": BATCH["x"] * 1000}).save("r.json")
-
-    words = ("--ranges", "r.json", "--target", "onnx", "--set", "shift=none", "--dry-run", "--json")
-    plain, wary = run(model, *words), run(model, *words, "--set", "headroom=100")
-
-    found = [{f["kind"] for f in json.loads(done.stdout)["findings"]} for done in (plain, wary)]
-    assert found == [{"calibrated"}, {"calibrated", "mostly_float32", "overflow"}]
-
-
 def kinds_of(*words: str) -> set[str]:
     done = run(*words, "--target", "onnx", "--set", "shift=none", "--dry-run", "--json")
     assert (done.exit_code, done.stderr.count("error")) == (0, 0)

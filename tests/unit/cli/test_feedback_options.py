@@ -15,7 +15,6 @@ from unit.evidence.test_feedback import DRIP, LEAKY, SUM
 
 __all__ = ["folder"]
 
-FED = ("--feedback", "hn=h", "--steps", "300")
 KEYS = ("--set", "feedback=hn=h", "--set", "steps=300")
 
 
@@ -54,15 +53,6 @@ def test_a_conversion_takes_keys() -> None:
     plain, fed = run(*words), run(*words, "-v", *KEYS)
     assert "without --set feedback=hn=h this does not show the hundredth step" in plain.stdout
     assert "repair: 1 of" in fed.stdout and "300 steps each, hn fed back to h" in fed.stdout, fed.stdout
-
-
-def test_a_batch_of_conversions_takes_keys() -> None:
-    words = ("leaky.onnx", "-o", "out/", "--target", "onnx", "--tolerance", "1e-2", "--data", "one.npz")
-    done = run(*words, *KEYS)
-    assert done.exit_code == 0, done.stderr
-    assert (
-        run("verify", "leaky.onnx", "out/leaky.onnx", "--data", "one.npz", "--tolerance", "1e-2", *FED).exit_code == 0
-    )
 
 
 def test_a_settings_file_may_name_them() -> None:

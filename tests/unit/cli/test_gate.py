@@ -100,13 +100,6 @@ def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: 
     assert (done.exit_code, done.stderr.partition(";")[0]) == (2, "error: models is a folder")
 
 
-def test_a_repository_without_a_commit_has_new_models_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "m.onnx", FLOAT32)
-    git(tmp_path, "init", "--quiet")
-    assert gate("m.onnx").stdout == "m.onnx: new, nothing to compare it with\n"
-
-
 def test_an_unreadable_file_leaves_the_others_and_makes_the_exit_code_2(repository: Path) -> None:
     (repository / "broken.onnx").write_bytes(b"not a model")
     done = gate("broken.onnx", "models/m.onnx")
@@ -192,16 +185,6 @@ def test_a_merged_acceptance_covers_no_later_change_and_can_be_written_again(rep
     assert gate("models/m.onnx", "--base", "HEAD^").exit_code == 0
 
 
-def test_an_accepted_expectation_stays_so_while_the_model_is_the_same(repository: Path) -> None:
-    words = ("models/m.onnx", "--expect", "float16 <= 0")
-    assert "accepted  float16 <= 0: 1 op" in gate(*words, "--accept").stdout.replace("float op", "op")
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "-m", "accepted")
-    assert gate(*words).exit_code == 0
-    write(repository / "models" / "m.onnx", FLOAT16.replace("y = Relu(x)", "h = Relu(x) y = Tanh(h)"))
-    assert gate(*words, "--fail-on", "casts").exit_code == 1
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"differences": 1}', "half"])
 def test_a_broken_acceptance_is_named_with_the_way_out(repository: Path, content: str) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
@@ -211,13 +194,6 @@ def test_a_broken_acceptance_is_named_with_the_way_out(repository: Path, content
         assert done.exit_code == 2
         assert "m.onnx.accepted.json" in done.stderr
         assert "delete it, and run `amp-rewrite gate --accept` again" in done.stderr
-
-
-def test_github_sees_an_accepted_change_as_a_notice_and_warnings(repository: Path) -> None:
-    accepted(repository)
-    done = gate("models/m.onnx", "--format", "github")
-    assert "::notice::models/m.onnx: accepted: 3 raised" in done.stdout
-    assert "::error" not in done.stdout
 
 
 def script(repository: Path, **environment: str) -> subprocess.CompletedProcess[str]:

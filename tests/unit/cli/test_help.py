@@ -28,18 +28,6 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_the_help_of_convert_has_few_options_in_three_groups() -> None:
-    lines = run("convert", "--help").stdout.splitlines()
-    assert sum(line.startswith("  -") for line in lines) <= 26 and max(map(len, lines)) <= 80
-    assert [line for line in lines if line.endswith(":") and not line.startswith(" ")] == [
-        "Examples:",
-        "Precision:",
-        "Data and accuracy:",
-        "Output and settings:",
-    ]
-    assert len(EXAMPLES["convert"]) == 3
-
-
 def every_help() -> str:
     """The help of every command, below the release of click that lays it out."""
     shown = (run(*name.split(), "--help").stdout for name in ("", *ALL))

@@ -7,7 +7,6 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -160,21 +159,3 @@ def test_in_python_the_step_is_a_call_where_there_is_no_file() -> None:
         assert line(found.report.text()) == ""
     assert line(unjudged[0].report.text(command="")) == ""
     assert next_command(report_in(Model.load(source))) == ""
-
-
-# -- errors in the unit of the criterion ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("near", "unit"),
-    [
-        ({"tolerance": 0.01}, "largest error 0.0"),
-        ({"metric": "cosine=0.99"}, "worst cosine 0.99"),
-        ({"metric": "snr=20"}, "worst snr "),
-        ({"rtol": 1.0, "atol": 1.0}, "worst error in units of the allowed one 0.0"),
-    ],
-)
-def test_the_evidence_is_in_the_unit_of_the_criterion(near: dict[str, Any], unit: str) -> None:
-    evidence = repair(needy(layers=2, needs=(1,)), {"x": BATCH["x"]}, **near).report.evidence
-    assert f", {unit}" in str(evidence)
-    assert ("output's largest value" in str(evidence)) == ("tolerance" in near)

@@ -74,10 +74,6 @@ def test_a_report_fits_the_terminal_and_breaks_no_word(width: int) -> None:
     assert any(line.startswith(f"next: amp-rewrite {BERT} --dry-run --data") for line in lines)  # whole, to be copied
 
 
-def columns_of(line: str) -> int:
-    return sum(2 if c in "层入力" else 0 if c == "\u0301" else 1 for c in line)
-
-
 def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> None:
     token = WIDTH.set(36)
     try:
@@ -169,12 +165,6 @@ def test_lines_that_are_copied_stay_whole_on_a_narrow_terminal(
     head, *lines = capsys.readouterr().out.splitlines()
     assert (head, len(lines) == 1) == ("a head", whole)
     assert " ".join(" ".join(lines).split()) == line
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_stages_are_silent_without_a_terminal_or_where_silence_is_asked_for(quiet: bool) -> None:
-    with terminal.stages("m.onnx", quiet=quiet) as tell:
-        assert tell is None
 
 
 def test_a_large_model_gets_a_line_for_each_stage_where_no_terminal_is(

@@ -87,21 +87,6 @@ def test_an_unknown_option_and_a_missing_model_end_with_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("level", "warns", "told"),
-    [
-        ("DEBUG", True, True),
-        ("CRITICAL", False, False),
-    ],
-)
-def test_a_log_level_is_how_much_is_printed(
-    source: Path, capfd: pytest.CaptureFixture[str], level: str, warns: bool, told: bool
-) -> None:
-    run(source, "--log_level", level, "--init_max", "100")
-    out, err = capfd.readouterr()
-    assert ("warning: --init_max has no effect" in err, out != "") == (warns, told)
-
-
-@pytest.mark.parametrize(
     ("given", "words"),
     [
         ("", "--to float16 --io low --fuse basic --overwrite -o m.fp16.onnx"),

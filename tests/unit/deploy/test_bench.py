@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from amp_rewrite.deploy.benchmark import (
     speed_up,
 )
 from amp_rewrite.deploy.measurement import gpu_memory, peak_memory
-from amp_rewrite.deploy.timing import candidates, distinct_names
+from amp_rewrite.deploy.timing import candidates
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
 
@@ -202,12 +201,6 @@ def test_a_provider_that_does_not_open_is_an_error_not_a_run_elsewhere() -> None
     )
 
 
-def test_models_are_called_by_file_or_by_number() -> None:
-    assert distinct_names(["a/m.onnx", "b/n.onnx"]) == ["m.onnx", "n.onnx"]
-    assert distinct_names(["m.onnx", "b/m.onnx", "m.onnx"]) == ["m.onnx", "m.onnx (2)", "m.onnx (3)"]
-    assert distinct_names([b"", b""]) == ["model 0", "model 1"]
-
-
 # -- what people and machines read ---------------------------------------------------------------------
 
 TIMES = Timing(40, 0.002, 0.0019, 0.0025), Timing(40, 0.001, 0.0009, 0.0012)
@@ -243,13 +236,6 @@ note: a note
 def test_people_read_latencies_and_memory() -> None:
     assert RESULT.text() == TEXT
     assert RESULT.baselines == ("a.onnx",)
-
-
-def test_machines_read_all_of_it() -> None:
-    told = json.loads(RESULT.to_json())
-    assert told["schema"] == 1
-    assert told["entries"][1]["speed_ups"] == {"a.onnx": {"factor": 2, "low": 1.9, "high": 2.1}}
-    assert set(told) == {"schema", *Benchmark.__dataclass_fields__}
 
 
 # -- parts of a benchmark by themselves --

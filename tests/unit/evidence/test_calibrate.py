@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +14,8 @@ from amp_rewrite import DType, Feed, Model, View, calibrate, convert, emulate
 from amp_rewrite.evidence.ranges import Range, key
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from support.cases import feeds
-from support.corpus import EXPORTED, KINDS, text_model
+from support.corpus import EXPORTED, KINDS
 from support.paths import ROOT, TESTS
-
-MODULE = sys.modules["amp_rewrite.evidence.calibrate"]  # the name in the package is the function
 
 BATCHES = {name: ROOT / name.replace(".onnx", ".npz") for name in EXPORTED}
 NET = onnx.parser.parse_model("""
@@ -70,31 +65,6 @@ def test_constants_count_once_per_batch() -> None:
 
     assert one == Range(4, absmax=2.0, absmin=float(np.float32(1e-6)), subnormal=1)
     assert calibrate(NET, [ONE, TWO]).values["w"] == one.merge(one)
-
-
-def test_a_callable_is_read_once_for_each_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = []
-
-    def batches() -> Iterator[dict[str, NDArray[np.float32]]]:
-        passes.append(1)
-        yield ONE
-
-    calibrate(NET, batches)
-    once = len(passes)
-    monkeypatch.setattr(MODULE, "CHUNK", 1)
-    calibrate(NET, batches)
-
-    assert len(passes) - once == once + 2  # x, h and y apart: two sessions more
-
-
-def test_functions_are_looked_into_as_a_conversion_does() -> None:
-    model = text_model("local_function")
-
-    found = calibrate(model, feeds(model))
-
-    view = convert(model).view
-    floats = [v.id for v in view.values if _float(view.types[v.id])]
-    assert [key(view, v) for v in floats if found.of(view, v) is None] == []
 
 
 FUNCTIONS = """
@@ -167,6 +137,3 @@ def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
 
     assert (found.values["h"].absmax, found.values["h"].overflow) == (300_000.0, 1)
     assert found.values["y"].absmax == 1000.0
-
-
-# -- memory --------------------------------------------------------------------------------------------------

@@ -41,13 +41,6 @@ def test_a_map_alone_is_judged_by_key_in_any_order() -> None:
     assert found({1: 2.0, 2: 4.0}, {2: 4.0, 1: 2.0})[""].ok
 
 
-def test_the_metric_of_classes_reads_maps_as_rows() -> None:
-    by = Criterion("top1", 1.0)
-    turned = [{"dog": 0.75, "cat": 0.25}, {"dog": 0.6, "cat": 0.4}]
-    ((_, difference),) = differences(NAMES, turned, by)
-    assert (difference.ok, difference.score) == (False, 0.5)
-
-
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [

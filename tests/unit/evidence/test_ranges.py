@@ -55,9 +55,6 @@ TEXT = """{
 """  # noqa: E501
 
 
-# -- merging -------------------------------------------------------------------------------------------------
-
-
 # -- the file ------------------------------------------------------------------------------------------------
 
 
@@ -177,22 +174,6 @@ def test_what_is_no_file_and_what_is_too_large_are_refused(tmp_path: Path) -> No
 
 
 # -- the table -----------------------------------------------------------------------------------------------
-
-
-def test_the_table_has_the_largest_first_and_says_what_was_not_seen() -> None:
-    assert (
-        RANGES.text()
-        == """\
-net.onnx: ranges for float16
-  data       d.npz, 2 batches
-  values     2 seen, 1 not seen, 1 not measured
-  overflow   1 value beyond 65504
-  nonfinite  1 value with infinity or NaN
-
-  value        absmax  headroom  smallest  overflow  subnormal  flushed  nonfinite  elements
-  x             7e+04     0.936     1e-09      20 %       30 %     10 %       10 %        10
-  loop/body:y       2  3.28e+04       0.5         -          -        -          -         4"""
-    )
 
 
 def test_the_table_shows_no_control_characters_of_a_file() -> None:

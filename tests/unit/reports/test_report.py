@@ -171,11 +171,6 @@ def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() ->
     assert [row.named for row in report.rows] == [True, False, True]
 
 
-def test_refusals_of_the_kernel_gate_are_listed() -> None:
-    held = replace(golden(), rows=(golden().rows[0]._replace(rule="kernel_gate", dtype="float32"),), casts=())
-    assert "  1  the target has no kernel for it in the low type (1 MatMul)\n" in held.text()
-
-
 # -- JSON --------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,6 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
 )
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
-from amp_rewrite.train.step import model_loss
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.update.optimizers import SGD, Adam
 from support.train.nets import CROSS_ENTROPY, batches, mlp
@@ -299,15 +298,3 @@ def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first()
 def test_disabling_what_is_not_enabled_warns() -> None:
     with pytest.warns(UserWarning, match=": the graph rewrite is not enabled$"):
         disable_mixed_precision_graph_rewrite()
-
-
-@pytest.mark.parametrize(("policy", "opens", "emulated"), [("mixed_float16", False, 1), ("float32", False, 0)])
-def test_a_low_loss_is_emulated_where_cuda_does_not_open(
-    policy: str, opens: bool, emulated: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-    real = model_loss.emulate
-    monkeypatch.setattr(model_loss, "cuda_opens", lambda: opens)
-    monkeypatch.setattr(model_loss, "emulate", lambda model: calls.append(model) or real(model))
-    ModelLoss.of(mlp(), CROSS_ENTROPY, policy=policy)
-    assert len(calls) == emulated

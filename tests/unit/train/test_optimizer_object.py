@@ -81,20 +81,6 @@ def test_another_hyperparameter_that_is_set_too_late_is_an_error() -> None:
     )
 
 
-def test_what_is_set_in_the_optimizer_reaches_the_next_fit() -> None:
-    optimizer = _wrapped(DynamicLossScale(2.0**12, 2))
-    trainer = _trainer(optimizer)
-    trainer.fit(DATA[:2])
-    saved, weights = optimizer.checkpoint(), trainer.get_weights()
-    trainer.fit(DATA[2:])
-    optimizer.restore(saved)
-    trainer.set_weights(weights)
-    trainer.fit(DATA[2:3])
-    straight = _trainer(_wrapped(DynamicLossScale(2.0**12, 2)))
-    straight.fit(DATA[:3])
-    assert trainer.steps == optimizer.iterations == 3 and same(trainer.state, straight.state)
-
-
 def test_an_optimizer_restores_a_checkpoint_of_a_trainer(tmp_path: Path) -> None:
     trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=Adam(0.01)), **PLACE)
     trainer.fit(DATA)

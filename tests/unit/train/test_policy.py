@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from click.testing import CliRunner
 
-from amp_rewrite.cli import program
 from amp_rewrite.deploy import process
 from amp_rewrite.deploy.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
@@ -83,19 +79,6 @@ def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
 )
 def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, low: DType) -> None:
     assert low_type(to) is low
-
-
-@pytest.mark.parametrize("words", ["convert net.onnx --dry-run", "explain net.onnx first"])
-def test_the_command_line_takes_a_policy_for_the_type(words: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    onnx.save(mlp(), "net.onnx")
-    by_type, by_policy = (
-        CliRunner().invoke(program, [*words.split(), "--to", to]) for to in ("bfloat16", "mixed_bfloat16")
-    )
-
-    assert by_policy.exit_code in (0, 1) and by_policy.exit_code == by_type.exit_code
-    typed = by_policy.stdout.replace("mixed_bfloat16", "bfloat16")  # the next command repeats the words
-    assert typed == by_type.stdout != ""
 
 
 def test_a_policy_prints_as_in_keras() -> None:
