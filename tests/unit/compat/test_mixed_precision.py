@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from amp_rewrite.compat import auto_convert_mixed_precision, auto_convert_mixed_precision_model_path
-from support.paths import TESTS
 from unit.compat.test_float16 import FULL, HALF, io_types, model, weight_types
 
 BATCH = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
@@ -46,15 +45,6 @@ def test_validate_fn_sees_the_outputs_of_both_models_and_the_tolerance_counts_to
     assert all(len(expected) == len(tried) == 1 for expected, tried in seen)
     np.testing.assert_array_equal(seen[0][0][0], seen[0][1][0])  # the float32 model is judged first
     assert any(np.any(expected[0] != tried[0]) for expected, tried in seen)
-
-
-def test_maps_of_a_classifier_count_beside_validate_fn() -> None:
-    source = TESTS / "models" / "sklearn" / "mlp.onnx"
-    batch = {"X": np.load(source.parent / "data.npz")["0/X"]}
-    near = {"rtol": 0, "keep_io_types": True}
-    plain, careful = (auto_convert_mixed_precision(source, batch, always, atol=atol, **near) for atol in (0.1, 1e-4))
-    low, few = ([t.name for t in half.graph.initializer if t.data_type == HALF] for half in (plain, careful))
-    assert len(low) > len(few)
 
 
 def test_outputs_that_no_choice_brings_near_are_a_value_error() -> None:

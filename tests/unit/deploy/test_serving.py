@@ -320,31 +320,8 @@ def test_a_session_runs_as_onnxruntimes_own_does() -> None:
     np.testing.assert_array_equal(session.inner.run(None, {"x": x})[0], listed)
 
 
-def test_what_is_bound_can_be_fed_again_and_does_not_change_what_was_given() -> None:
-    x = np.eye(2, 8, dtype=np.float32)
-    binding = Session(mlp()).bind({"x": x})
-    first = binding.arrays()["y"]
-    binding.feed({"x": 2 * x})
-    np.testing.assert_array_equal(binding.arrays()["y"], 2 * first)
-    np.testing.assert_array_equal(x, np.eye(2, 8))
-    np.testing.assert_array_equal(first, [[1, 2], [3, 4]])
-
-
 LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h) => (bfloat16[2] c, float16[2] i)
     { c = Identity (b)  i = Identity (h) }"""
-
-
-@pytest.mark.torch
-def test_tensors_of_torch_are_bound_without_a_copy() -> None:
-    torch = pytest.importorskip("torch")
-    b, h = torch.tensor([1, 2.5], dtype=torch.bfloat16), torch.tensor([3, 4], dtype=torch.float16)
-    binding = Session(onnx.parser.parse_model(LOW)).bind({"b": b, "h": h})
-    b += 1
-    found = binding.run()
-    assert torch.equal(torch.from_dlpack(found["c"]), torch.tensor([2, 3.5], dtype=torch.bfloat16))
-    for tensor in (torch.eye(2, 8, requires_grad=True), torch.arange(16.0).reshape(8, 2).T):
-        with pytest.raises(ModelError, match=r"^a tensor cannot be bound: .*; pass tensor\.detach\(\)\.cont"):
-            Session(mlp()).bind({"x": tensor})
 
 
 @pytest.mark.parametrize(

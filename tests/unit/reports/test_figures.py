@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
 from amp_rewrite.reports.page.measured_figures import outputs_figure, ranges_figure
-from amp_rewrite.reports.page.page import Figure, page_of, written
+from amp_rewrite.reports.page.page import Axis, Band, Bar, Figure, bars, number_text, numbers_table, page_of, written
 from amp_rewrite.reports.rows import Change
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
@@ -88,14 +91,6 @@ def test_many_ranges_leave_the_tightest() -> None:
     assert len(written(figure.drawing)) < 300_000
 
 
-def test_one_point_is_not_drawn() -> None:
-    for number in (1, 2):
-        ranges = ranges_figure({f"v{i}": Fit(9, 0, 2.0, 1.0) for i in range(number)}, DType.FLOAT16, "1 batch")
-        scores = outputs([scored(f"y{i}", 0, 0.5, 0.5, True, "ok") for i in range(number)])
-        drawn = [figure.drawing.find("figure") is not None for figure in (ranges, scores)]
-        assert drawn == [number > 1] * 2
-
-
 def test_the_fill_of_a_mask_raises_no_alarm() -> None:
     figure = ranges_figure({"mask": Fit(9, 0, DType.FLOAT.max, 1.0, 3), "x": Fit(9, 0, 9.0, 1.0)}, DType.FLOAT16, "d")
     assert "not fit" not in figure.lead and "The tightest is x" in figure.lead
@@ -107,12 +102,6 @@ def test_many_outputs_leave_the_worst() -> None:
     figure = outputs(scores, 0.009, "failed")
     checked(figure)
     assert {row[0] for row in rows(figure)} == {f"y{i}" for i in range(60, 100)} and "worst are listed" in figure.lead
-
-
-def test_many_changes_are_counted_and_the_first_listed() -> None:
-    change = Change("lowered", "a", "Add", before="float32", after="float16")
-    (figure,) = Delta("a", "b", (change,) * 2000).figures()
-    assert (figure.lead, len(rows(figure))) == ("2000 lowered. The table holds the first 500.", 500)
 
 
 # -- what is said --------------------------------------------------------------------------------------
@@ -147,3 +136,53 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
         *Delta(name, name, (Change("lowered", name, name, why=name),), settings=((name, name, name),)).figures(),
     ):
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000
+
+
+# -- axes and tables ----------------------------------------------------------------------------------
+
+LOG = Axis.of("error", [1e-4, 1.0])
+EVIL = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [(1e-4, 0.0), (1e-2, 0.5), (1.0, 1.0), (1e-9, 0.0), (50.0, 1.0), (0.0, 0.0), (-1.0, 0.0), (math.inf, 1.0),
+     (math.nan, 1.0)],
+)  # fmt: skip
+def test_a_logarithmic_axis_places_powers_evenly_and_others_at_its_ends(number: float, place: float) -> None:
+    assert LOG.at(number) == pytest.approx(place)
+
+
+@given(st.lists(ANY, max_size=5), ANY, ANY)
+def test_a_larger_number_never_stands_lower(shown: list[float], a: float, b: float) -> None:
+    axis = Axis.of("x", shown)
+    low, high = sorted(number for number in (a, b) if not math.isnan(number)) if not math.isnan(a + b) else (a, a)
+    assert 0.0 <= axis.at(low) <= axis.at(high) <= 1.0
+
+
+@given(st.lists(ANY, max_size=5))
+def test_ticks_ascend_within_the_axis_and_are_few(shown: list[float]) -> None:
+    axis = Axis.of("x", shown)
+    ticks = axis.ticks()
+    assert axis.first < axis.last and 1 <= len(ticks) <= 5
+    assert all(a < b for (a, _), (b, _) in pairwise(ticks))
+    assert all(10.0**axis.first <= tick <= 10.0**axis.last and words for tick, words in ticks)
+
+
+def test_numbers_and_ticks_have_few_digits() -> None:
+    assert [words for _, words in Axis.of("x", [1e-8, 1e7]).ticks()] == ["1e-8", "1e-4", "1", "10000"]
+    shown = [number_text(n) for n in (None, 0.0, 3.0, 0.00012345, 65504.0, 12345.6, 5e9, math.inf, -math.inf, math.nan)]
+    assert shown == ["–", "0", "3", "0.000123", "65504", "12300", "5e+09", "infinity", "-infinity", "NaN"]
+
+
+def test_names_are_cut_and_escaped_everywhere() -> None:
+    name = EVIL + "x" * 10_000
+    chart = bars(LOG, [Bar(name, 0.1, 0.2, "low", EVIL, name)], [Band(0.1, 1, "low", name)], name=name)
+    text = "".join(map(written, (chart, numbers_table(("op", EVIL), [(name, "1")], right=1))))
+    tags: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(text)
+    assert "svg" in tags and "script" not in tags and not re.search(r"[\x00-\x08\x0b-\x1f\u202e\ud800]", text)
+    assert len(text) < 20_000
+    text.encode()

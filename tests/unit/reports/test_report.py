@@ -94,21 +94,6 @@ def test_a_weight_that_keeps_a_float32_copy_takes_more_room_than_before() -> Non
     assert (totals.weights_before, totals.weights_after) == (64, 64 + 32)
 
 
-def test_casts_of_the_model_itself_are_told_from_inserted_ones() -> None:
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[4] x) => (float[4] z) {
-        h = Cast <to = 10> (x)
-        r = Relu (h)
-        z = Cast <to = 1> (r)
-    }"""
-    report = inventory(model(text))
-    assert [(c.value, c.to, c.origin) for c in report.casts] == [
-        ("x", "float16", "existing"),
-        ("r", "float32", "existing"),
-    ]
-    assert [row.reads for row in report.rows] == [(FIRST_INPUT,), (FIRST_INPUT,), (1,)]
-
-
 def test_every_cast_of_a_model_with_bodies_is_counted_with_its_readers() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float16[8, 8] h, float[8, 8] x, bool c) => (float[8, 8] y, float[8, 8] wide, float[8, 8] e) <float[8, 8] w> {
@@ -298,12 +283,6 @@ print(sorted({"onnx", "numpy", "yaml", "networkx", "click", "rich"} & set(sys.mo
 @pytest.mark.parametrize(("file", "verbose"), [("report.txt", False), ("report.verbose.txt", True)])
 def test_the_text_of_a_report(file: str, verbose: bool) -> None:
     assert golden().text(verbose=verbose) == (GOLDEN / file).read_text("utf-8")
-
-
-def test_the_text_of_an_inventory_counts_op_types() -> None:
-    text = inventory(model(SCORER, w=(16, 16), v=(16, 4))).text()
-    assert "  work     0 % of FLOPs in float16 or bfloat16: 0 of 2 compute ops\n" in text
-    assert "  2  MatMul     2 float32\n" in text
 
 
 def test_findings_that_need_action_stand_once_by_kind_and_the_others_are_counted() -> None:

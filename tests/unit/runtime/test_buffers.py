@@ -61,19 +61,6 @@ def test_inputs_may_change_their_size_and_their_arrays_may_be_used_again() -> No
     assert seen == [4, 4, 0, 24]
 
 
-def test_what_a_node_writes_in_place_is_shielded() -> None:
-    text = """<ir_version: 10, opset_import: ["": 20]> net (float[N,1] x, float[1] s) => (float[N,1] y)
-      <float[1] one = {1}, float[1] zero = {0}, float[1] var = {1}> {
-      y, moved_s, moved_var = BatchNormalization <training_mode = 1, momentum = 0.5> (x, one, zero, s, var)
-    }"""
-    runner = Runner.open(Model.load(onnx.parser.parse_model(text)))
-    made = runner.buffered(runner.double_buffer({"s": np.array([8], F32)}), {}, ["y"])
-    for _ in range(3):
-        made.run(0, {"x": np.zeros((2, 1), F32)})
-
-    assert made.buffer.arrays(0)["s"].tolist() == [8]
-
-
 def test_outputs_that_are_none_and_arrays_that_are_no_input_are_refused() -> None:
     runner = Runner.open(Model.load(onnx.parser.parse_model(COUNTING)))
     with pytest.raises(ModelError) as error:

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
@@ -138,20 +137,3 @@ def real() -> str:
     """A provider of an installed plugin with a device; "" without one."""
     usable = (plugin for plugin in plugins_module.registered(onnxruntime) if not plugin.failure)
     return next((plugin.providers[0] for plugin in usable), "")
-
-
-def test_a_model_runs_on_a_plugin_in_float16() -> None:
-    provider = real()
-    if not provider:
-        pytest.skip("no plugin provider with a device; pip install onnxruntime-ep-webgpu, and a Vulkan device")
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float16[4,8] x, float16[8,4] w) => (float16[4,4] y)'
-        " { y = MatMul (x, w) }"
-    )
-    runner = Runner.open(Model(model), SessionOptions(providers=(provider, "CPUExecutionProvider")))
-    fed = {"x": np.full((4, 8), 0.5, np.float16), "w": np.ones((8, 4), np.float16)}
-    result = runner.run(fed)["y"]
-    assert runner.provider == provider
-    assert isinstance(result, np.ndarray) and (result == 4).all()
-    with pytest.raises(PolicyError, match="runs alone before CPUExecutionProvider"):
-        Runner.open(Model(model), SessionOptions(providers=("CPUExecutionProvider", provider)))

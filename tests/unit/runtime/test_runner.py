@@ -299,23 +299,6 @@ def test_optimizers_that_may_end_the_process_are_off_where_a_model_needs_it(
     assert opened == [USUAL, {**USUAL, "disabled": ["MatmulTransposeFusion"]}]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("y = far.Fancy (x)", "Fatal error: far:Fancy(-1) is not a registered function/op; give the model a local"
-         " function of that name, or use ops that it knows"),
-        ("y = Det (x)", "Node () Op (Det) [ShapeInferenceError] Input rank must be >= 2; `amp-rewrite report MODEL`"
-         " shows what it is made of"),
-    ],
-)  # fmt: skip
-def test_what_onnxruntime_objects_to_is_named_with_the_way_out(text: str, told: str) -> None:
-    body = f"g (float[3] x) => (float[3] y) {{ {text} }}"
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20, "far": 1]> {body}')
-    with pytest.raises(ModelError) as refused:
-        Runner.open(Model(model))
-    assert str(refused.value) == f"onnxruntime cannot open the model: {told}"
-
-
 # -- training normalizations ---------------------------------------------------------------------------
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,73 +21,49 @@ from support.train.processes import started
 from support.train.replica import STEPS, Loop
 
 
-class Threads:
-    """Replicas in threads of this process, which meet at a barrier."""
+class Replica:
+    """One of two, to which the other has said its part before."""
 
-    def __init__(self, world: int) -> None:
-        self.barrier = threading.Barrier(world, timeout=20)
-        self.buckets: dict[int, Array] = {}
+    world = 2
 
-    def seen_by(self, rank: int) -> _Thread:
-        return _Thread(rank, self.barrier.parties, self)
-
-
-class _Thread:
-    def __init__(self, rank: int, world: int, group: Threads) -> None:
-        self.rank, self.world, self._group = rank, world, group
+    def __init__(self, rank: int, other: Array | float = 0) -> None:
+        self.rank, self.other = rank, other
 
     def total(self, bucket: Array) -> Array:
-        self._group.buckets[self.rank] = bucket
-        self._group.barrier.wait()
-        found = functools.reduce(np.add, [self._group.buckets[rank] for rank in range(self.world)])
-        self._group.barrier.wait()
-        return np.asarray(found)
+        self.own = bucket
+        return np.asarray(bucket + self.other)
 
 
-def together(world: int, work: Callable[[Any], Any]) -> list[Any]:
-    """The results of the work of all replicas, by rank."""
-    group, found = Threads(world), dict[int, Any]()
-
-    def one(rank: int) -> None:
-        found[rank] = work(group.seen_by(rank))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(world)]
+def averages(first: list[Array | None], second: list[Array | None], **rows: int) -> list[Array | None]:
+    """What the first replica gets; `rows` of each as r0 and r1."""
+    there = Replica(1)
+    averaged(there, second, rows=rows.get("r1", 1))
+    return averaged(Replica(0, there.own), first, rows=rows.get("r0", 1))
 
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_what_is_not_finite_on_one_replica_skips_the_step_on_all(fixed: bool) -> None:
-    def work(replicas: Any) -> tuple[Array, Array]:
-        variable = Variable([1.0], "v")
-        optimizer = LossScaleOptimizer(SGD(1.0), 2 if fixed else DynamicLossScale(2, 1))
-        gradient = np.array([np.nan if replicas.rank else 4], np.float32)
-        optimizer.apply_gradients([(averaged(replicas, [gradient])[0], variable)])
-        return variable.numpy(), optimizer.loss_scale()
-
-    for value, scale in together(2, work):
-        assert (not np.isfinite(value).any() if fixed else value.tolist() == [1.0]) and scale == (2 if fixed else 1)
+    variable = Variable([1.0], "v")
+    optimizer = LossScaleOptimizer(SGD(1.0), 2 if fixed else DynamicLossScale(2, 1))
+    (gradient,) = averages([np.array([4], np.float32)], [np.array([np.nan], np.float32)])
+    optimizer.apply_gradients([(gradient, variable)])
+    assert np.isnan(variable.numpy()).all() if fixed else variable.numpy().tolist() == [1.0]
+    assert optimizer.loss_scale() == (2 if fixed else 1)
 
 
 def test_means_count_rows_and_leave_out_what_is_none() -> None:
-    def work(replicas: Any) -> list[Array | None]:
-        value = np.array([[1.0, 2.0]] if replicas.rank else [[4.0, 8.0]], np.float32)
-        return averaged(replicas, [value, None, np.array(replicas.rank, np.float32)], rows=1 + 2 * replicas.rank)
-
-    for matrix, nothing, scalar in together(2, work):
-        assert (matrix.tolist(), nothing, scalar.tolist()) == ([[1.75, 3.5]], None, 0.75)
+    first, second = ([np.array(m, np.float32), None, np.float32(n)] for m, n in (([[4, 8]], 0), ([[1, 2]], 1)))
+    matrix, nothing, scalar = averages(first, second, r0=1, r1=3)
+    assert (np.asarray(matrix).tolist(), nothing, scalar) == ([[1.75, 3.5]], None, 0.75)
 
 
 def test_a_shard_is_a_part_of_each_batch_and_scalars_are_whole() -> None:
     batch = {"x": np.arange(5), "ratio": np.array(0.5)}
-    parts = [next(shard([batch], _Thread(rank, 2, Threads(2)))) for rank in (0, 1)]
+    parts = [next(shard([batch], Replica(rank))) for rank in (0, 1)]
     assert [p["x"].tolist() for p in parts] == [[0, 1, 2], [3, 4]]
     assert [p["ratio"].tolist() for p in parts] == [0.5, 0.5]
     with pytest.raises(TrainingError, match=r"^batch 1 has fewer rows than there are replicas \(2\); use"):
-        list(shard([batch, {"x": np.zeros((1, 8))}], _Thread(0, 2, Threads(2))))
+        list(shard([batch, {"x": np.zeros((1, 8))}], Replica(0)))
 
 
 def test_a_process_that_was_started_by_itself_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
