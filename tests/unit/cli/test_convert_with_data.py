@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,26 +56,6 @@ def test_a_repair_that_finds_nothing_writes_nothing_and_exits_with_1(model: str)
     told = done.stdout[done.stdout.index("repair: ") :].splitlines()
     assert told[1] == "  the budget of trials ended before a set met the tolerance; allow more"
     assert done.stderr == "not written: out.onnx\n"
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal_gets_a_bar_for_each_stage(model: str) -> None:
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "amp_rewrite", model, "--data", "d.npz", *NEAR]
-    done = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=theirs, timeout=120, env={**os.environ, "TERM": "xterm"}
-    )
-    os.close(theirs)
-    text = b""
-    with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
-        while chunk := os.read(ours, 4096):
-            text += chunk
-    os.close(ours)
-
-    assert done.returncode == 0
-    assert all(
-        f"net.onnx: {stage}".encode() in text for stage in ("calibrate", "own errors", "search", "verify", "write")
-    )
 
 
 def kinds_of(*words: str) -> set[str]:

@@ -88,28 +88,18 @@ def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(sou
     assert {w.filename for w in caught} == {__file__}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected", "of_path"),
-    [
-        ({"rtol": 1e-2}, {"rtol": 1e-2, "atol": 1e-8}, {"rtol": 1e-2, "atol": 1e-5}),
-        ({"atol": 0.0}, {"rtol": 1e-5, "atol": 0.0}, {"rtol": 1e-3, "atol": 0.0}),
-    ],
-)
 def test_the_bound_that_is_not_given_is_that_of_the_other_converter(
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, float],
-    expected: dict[str, float],
-    of_path: dict[str, float],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[dict] = []
+    asked: list[tuple[float, float]] = []
     made = SimpleNamespace(model="the model", save=lambda *_, **named: None)
 
-    def repair(*_: object, **named: object) -> SimpleNamespace:
-        asked.append({name: named[name] for name in ("rtol", "atol")})
+    def repair(*_: object, **named: float) -> SimpleNamespace:
+        asked.append((named["rtol"], named["atol"]))
         return SimpleNamespace(solved=True, converted=made)
 
     monkeypatch.setattr("amp_rewrite.compat.mixed_precision.repair", repair)
-    assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
-    auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "half.onnx", CPU, **given)
-    assert asked == [expected, of_path] and (tmp_path / "a").is_dir()
+    for given in ({"rtol": 1e-2}, {"atol": 0.0}):
+        assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
+        auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "half.onnx", CPU, **given)
+    assert asked == [(1e-2, 1e-8), (1e-2, 1e-5), (1e-5, 0.0), (1e-3, 0.0)] and (tmp_path / "a").is_dir()

@@ -55,20 +55,6 @@ def refusal(data: object, model: Model = MODEL, **options: Any) -> str:
 # -- what can be given ---------------------------------------------------------------------------------
 
 
-def test_a_generator_function_is_called_for_each_pass() -> None:
-    calls = []
-
-    def batches() -> Iterator[Mapping[str, Any]]:
-        calls.append(1)
-        yield BATCH
-        yield {"x": X * 2, "i": I}
-
-    feed = Feed.of(batches, MODEL)
-    same(feed, BATCH, {"x": X * 2, "i": I})
-    assert feed.origin == "batches()"
-    assert len(calls) == 4  # the check of the first batch, two passes, the count
-
-
 def files(folder: Path, save: Callable[..., None] = np.savez, **files: Mapping[str, Any]) -> Path:
     """Write arrays to files; return the only one, or their folder, in which other files may lie."""
     (folder / "README.md").write_text("what this is")

@@ -98,21 +98,6 @@ def test_a_generator_may_be_endless_or_give_the_validation_data_of_all_epochs() 
     assert len(history.losses) == 6 and all("val_loss" in epoch for epoch in history.epochs)
 
 
-def test_rows_come_in_a_new_order_in_each_epoch_that_the_seed_gives() -> None:
-    data = _arrays()
-    seen: list[Array] = []
-
-    for seed in (0, 0, 1):
-        made = _trainer()
-        made.fit(data, epochs=2, seed=seed, callbacks=lambda epoch, log, made=made: seen.append(made.state["w1"]))
-    assert (seen[0] == seen[2]).all() and (seen[1] == seen[3]).all() and (seen[0] != seen[4]).any()
-    straight, halves = _trainer(), _trainer()
-    straight.fit(data, epochs=2, seed=0)
-    halves.fit(data, seed=0)
-    halves.fit(data, first_epoch=1, seed=0)
-    assert same(straight.state, halves.state)
-
-
 def test_an_epoch_records_means_validation_rate_and_time() -> None:
     made, data = _trainer(), _arrays()
     history = made.fit(data, epochs=2, learning_rate=0.0, validation_split=0.25, batch_size=10)

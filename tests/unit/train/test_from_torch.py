@@ -102,15 +102,29 @@ def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make:
         assert trainer.fit([{source: x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
 
 
-def test_the_report_names_padding_rows_and_constants_of_the_exporter() -> None:
+def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants_of_the_exporter() -> None:
     torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        """A norm without weights, a frozen layer and a buffer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16, elementwise_affine=False)
+            self.frozen = torch.nn.Linear(16, 6).requires_grad_(False)
+            self.register_buffer("shift", torch.randn(16))
+
+        def forward(self, x: Any) -> Any:
+            return self.frozen(self.norm(self.first(x)) + self.shift)
+
     lookup = training_step(from_torch(_lookup(torch), RNG.integers(0, 4, (2, 5))), loss=LOSS, policy="float32")
     assert _why(lookup, "table.weight") == "read by 2 ops, look-ups of row 2 are padding"
-    plain = _norm(lambda nn: nn.LayerNorm(16, elementwise_affine=False))(torch)
-    step = training_step(from_torch(plain, _rows(2)), loss=LOSS, policy="float32")
+    step = training_step(from_torch(Net(), _rows(2)), loss=LOSS, policy="float32")
+    assert _why(step, "shift") == "a buffer of the module"
+    assert _why(step, "frozen.weight") == "a parameter with requires_grad=False"
     assert step.report is not None
-    left = [row.why for row in step.report.parameters if row.role == "frozen"]
-    assert left == ["a constant of the exporter, not a parameter of the module"]
+    left = {row.why for row in step.report.parameters if row.role == "frozen"}
+    assert "a constant of the exporter, not a parameter of the module" in left
 
 
 def _stopped(torch: Any) -> Any:

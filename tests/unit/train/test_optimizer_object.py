@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
@@ -15,7 +14,7 @@ from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import SGD, Adam
-from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, same
+from support.train.nets import CROSS_ENTROPY, PLACE, batches, mlp, same
 
 DATA = list(batches(6))
 
@@ -39,20 +38,6 @@ def test_a_step_goes_on_where_its_optimizer_stands() -> None:
     assert second.steps == 3 and second.loss_scale == first.loss_scale
     assert same(second.state, first.state)
     assert all((second.state[name] == weights[name]).all() for name in weights)
-
-
-def test_the_optimizer_shows_steps_slots_and_scale_of_its_trainer() -> None:
-    optimizer = _wrapped(DynamicLossScale(2.0**12, 2))
-    trainer = _trainer(optimizer)
-    trainer.fit(DATA[:3])
-    (w1,) = (v for v in ModelLoss.of(mlp(), CROSS_ENTROPY).variables if v.name == "w1")
-
-    assert optimizer.iterations == 3
-    assert float(optimizer.loss_scale()) == trainer.loss_scale == 2.0**13
-    assert (optimizer.get_slot(w1, "m") == trainer.state["w1/m"]).all()
-    assert len(optimizer.get_weights()) == 1 + 2 * 4
-    trainer.fit([{"x": np.full((2, 8), np.inf, F32), "t": np.array([0, 1])}])
-    assert (optimizer.iterations, float(optimizer.loss_scale())) == (3, 2.0**12)
 
 
 def test_a_learning_rate_that_is_set_holds_from_the_next_step_on() -> None:

@@ -13,7 +13,7 @@ from amp_rewrite.deploy.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.settings.policy import Policy, deserialize, low_type, serialize
+from amp_rewrite.settings.policy import Policy, deserialize, serialize
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
@@ -65,20 +65,6 @@ def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
     ) as said:
         assert Policy("mixed_bfloat16", loss_scale=2).loss_scale == 2.0
     assert said[0].filename == __file__  # of the caller
-
-
-@pytest.mark.parametrize(
-    ("to", "low"),
-    [
-        ("half", F16),
-        (" BF16 ", BF16),
-        ("mixed_float16", F16),
-        (F16, F16),
-        (Policy("mixed_bfloat16"), BF16),
-    ],
-)
-def test_a_type_or_a_policy_says_what_is_lowered_to(to: str | DType | Policy, low: DType) -> None:
-    assert low_type(to) is low
 
 
 def test_a_policy_prints_as_in_keras() -> None:

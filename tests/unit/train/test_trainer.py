@@ -61,23 +61,6 @@ def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
     assert np.array_equal(without.state["w1"], again.state["w1"])  # powers of two scale exactly
 
 
-def test_the_learning_rate_may_follow_the_steps() -> None:
-    asked: list[int] = []
-
-    def rate(steps: int) -> float:
-        asked.append(steps)
-        return 0.0 if steps < 3 else 0.01
-
-    made = trainer()
-    made.fit(DATA[:5], learning_rate=rate)
-    still = trainer()
-    still.fit(DATA[:3], learning_rate=0.0)
-
-    assert asked == [0, 1, 2, 3, 4]
-    assert np.array_equal(still.state["w1"], trainer().state["w1"])
-    assert not np.array_equal(made.state["w1"], still.state["w1"])
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

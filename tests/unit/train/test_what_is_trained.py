@@ -210,58 +210,6 @@ def test_an_embedding_below_opset_16_is_moved_and_told(opset: int) -> None:
 # -- PyTorch -----------------------------------------------------------------------------------------
 
 
-def _module() -> Any:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("onnxscript")
-    torch.manual_seed(0)
-
-    class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
-        """Two norms that start equal, a folded scale, an expanded token, a buffer and a frozen layer."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = torch.nn.LayerNorm(8), torch.nn.LayerNorm(8)
-            self.linear, self.frozen = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
-            self.frozen.requires_grad_(False)
-            self.scale = torch.nn.Parameter(torch.tensor(0.3))
-            self.token = torch.nn.Parameter(torch.randn(1, 1, 8))
-            self.register_buffer("shift", torch.randn(3, 8))
-
-        def forward(self, x: Any) -> Any:
-            x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1) + self.shift
-            x = self.second(self.linear(self.first(x))) * self.scale.exp()
-            return self.frozen(x).mean(1)
-
-    return Net()
-
-
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
-def test_a_module_is_exported_with_every_parameter_bound_and_trains_as_in_torch() -> None:
-    net = _module()
-    torch = sys.modules["torch"]
-    modes = [part.training for part in net.modules()]
-    model = from_torch(net, torch.randn(2, 2, 8))
-    step = training_step(model, loss="cross_entropy(output, label)", policy="float32", optimizer="sgd,lr=0.1")
-    trainable = {name for name, p in net.named_parameters() if p.requires_grad}
-
-    assert [part.training for part in net.modules()] == modes
-    assert set(step.parameters) == trainable
-    assert _why(step)["shift"] == ("frozen", "a buffer of the module")
-    assert _why(step)["frozen.weight"] == ("frozen", "a parameter with requires_grad=False")
-
-    trainer = Trainer(step, **PLACE)
-    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        x, label = rng.normal(size=(3, 2, 8)).astype(F32), rng.integers(0, 4, 3)
-        loss = torch.nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(label))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert trainer.fit([{"x": x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=1e-6)
-
-
 @pytest.mark.torch
 def test_from_torch_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", ModuleType("onnxscript"))
