@@ -38,7 +38,7 @@ def index() -> str:
     """Return the table of all rules and reasons, one section a tier."""
     lines = [INDEX]
     for tier in sorted(Strength, reverse=True):
-        ids = [reason.id for reason in REASONS.values() if reason.strength is tier]
+        ids = [reason.name for reason in REASONS.values() if reason.strength is tier]
         lines += [f'<a name="{tier.name.lower()}"></a>\n## {tier.words.capitalize()}\n', *_table("rule", ids)]
     lines += [
         "## Findings\n",

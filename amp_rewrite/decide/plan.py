@@ -45,11 +45,8 @@ class Plan:
     """Changes for `apply`, as data; values and ops are those of one View.
 
     Attributes:
-        to: the low type.
         retype: values whose element type changes at their producer.
         rename: those of them whose name must stay with the other type; `casts` then gives it back.
-        casts: Casts to insert.
-        bakes: constants to store in another type.
         rewire: inputs that read another value.
         attributes: ops whose attribute of the result type changes, with the new type.
         raised: ops whose attributes of an inner type become float32.
@@ -57,7 +54,6 @@ class Plan:
         identities: Casts that became copies but make a public value.
         parted: Transposes to write between two Reshapes, which part them from what reads them.
         io: types of public values.
-        findings: findings about the plan.
     """
 
     to: DType
@@ -79,7 +75,6 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """True if applying the plan changes nothing."""
         return not (self.retype or self.casts or self.bakes or self.rewire or self.drop or self.identities)
 
 

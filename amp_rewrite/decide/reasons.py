@@ -5,7 +5,7 @@ The constants are the id strings that pins, paints and report rows carry. REASON
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
@@ -46,31 +46,93 @@ _TIERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """A reason for the type of an op: the id in reports, one line of words, and the tier."""
+class Record:
+    """A rule or fusion with a page in the docs and two models: one in need of it, and a near miss."""
 
-    id: str
-    words: str
-    strength: Strength
+    name: str
+    folder: ClassVar[str]
+    """The folder of the models, in the package."""
 
     @property
     def docs(self) -> str:
-        """Return the page of a safety rule; for other reasons the anchor in the table of all."""
-        return f"{DOCS}/{self.id}.md" if self.has_page else f"{DOCS}/README.md#{self.strength.name.lower()}"
+        return f"{DOCS}/{self.name}.md"
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def model(self, end: str, case: str = "") -> str:
+        """Return the ONNX text of a model; `case`: another pair than the first.
+
+        `end`: "hit" for the smallest model that needs the rule, "near" for the nearest one that it leaves alone.
+        """
+        file = f"{case or self.pairs[0]}.{end}.onnxtxt"
+        return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")
+
+
+OVERRIDE = "How to override"
+HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
+"""Headings of the texts of a rule."""
+_ADVICE = "Lower single ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
+"""The end of each text on overriding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason(Record):
+    """A reason for the type of an op: the id in reports, one line of words, and the tier.
+
+    A safety rule has texts in `rules/NAME.md`: one sentence, then the text under each heading. `findings`: the kinds of
+    its findings. `target`: the only one for which it holds.
+    """
+
+    folder = "decide/needs/models"
+    words: str
+    strength: Strength
+    findings: Sequence[str] = ()
+    target: str = ""
+
+    @property
+    def reason(self) -> str:
+        return self.name
+
+    @property
+    def docs(self) -> str:
+        page = f"{self.name}.md" if self.has_page else f"README.md#{self.strength.name.lower()}"
+        return f"{DOCS}/{page}"
 
     @property
     def has_page(self) -> bool:
-        """True for reasons of safety rules, with a page of their own."""
         return self.strength is Strength.SAFETY
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        return _PAIRS.get(self.name, (self.name,))
+
+    @property
+    def promise(self) -> str:
+        """Return the promise of the rule, in one sentence."""
+        return self._parts[0]
+
+    @property
+    def sections(self) -> Mapping[str, str]:
+        """Return the text under each heading, as one line each, with the advice for all rules."""
+        texts = dict(part.split("\n\n", 1) for part in self._parts[1:])
+        texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
+        return {head: " ".join(texts[head].split()) for head in HEADINGS}
+
+    @property
+    def _parts(self) -> list[str]:
+        file = resources.files("amp_rewrite").joinpath("decide/needs/rules", f"{self.name}.md")
+        return [part.strip() for part in file.read_text("utf-8").split("\n## ")]
 
 
 REASONS: dict[str, Reason] = {}
 """All reasons by id."""
 
 
-def _reason(rule: str, words: str, strength: Strength) -> str:
-    REASONS[rule] = Reason(rule, words, strength)
-    return rule
+def _reason(name: str, words: str, strength: Strength, findings: Sequence[str] = (), target: str = "") -> str:
+    REASONS[name] = Reason(name, words, strength, findings, target)
+    return name
 
 
 ALLOW_ROOT = _reason("allow_root", "on the allow list", Strength.LIST)
@@ -101,15 +163,16 @@ WHOLE_NUMBER = _reason(
     "whole_number", "computes counts, indices or shapes, which the low type would round", Strength.SAFETY
 )
 POSITION = _reason("position", "computes positions or angles, which need the digits of float32", Strength.SAFETY)
-MASK_FILL = _reason("mask_fill", "adds a mask that would overflow", Strength.SAFETY)
+MASK_FILL = _reason("mask_fill", "adds a mask that would overflow", Strength.SAFETY, ("saturated",))
 CONSTANT_RANGE = _reason("constant_range", "one of its constants does not fit the type", Strength.SAFETY)
 MAGNIFIED = _reason("magnified", "a small number that a logarithm, root or divisor magnifies", Strength.SAFETY)
 FOLDED = _reason("folded", "computed from constants alone, once, at load time", Strength.SAFETY)
 CANCELLATION = _reason("cancellation", "a small difference of large squares and products", Strength.SAFETY)
 QUANTIZED = _reason("quantized", "runs on integers, between DequantizeLinear and QuantizeLinear", Strength.SAFETY)
 RUNNING_SUM = _reason("running_sum", "sums many terms, each small beside the sum", Strength.SAFETY)
+_LONG = "one of the longest sums, which the target would round at each term"
+LONG_SUM = _reason("long_sum", _LONG, Strength.SAFETY, target=Target.WEBGPU.value)
 NO_GAIN = _reason("no_gain", "no lowered product gains from it being low", Strength.SAFETY)
-LONG_SUM = _reason("long_sum", "one of the longest sums, which the target would round at each term", Strength.SAFETY)
 OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", Strength.PIN)
 UNDERFLOW = _reason("underflow", "data showed values that underflow in the type", Strength.PIN)
 NONFINITE = _reason("nonfinite", "its float32 result is already infinite on the data", Strength.PIN)
@@ -120,6 +183,20 @@ LOSS = _reason("loss", "computes the loss of a training step, in float32", Stren
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
 RUNTIME_FAULT = _reason("runtime_fault", "the target computes it wrongly in the low type", Strength.PIN)
 MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs least here", Strength.SPREAD)
+
+_PAIRS: Mapping[str, tuple[str, ...]] = {
+    WHOLE_NUMBER: ("shape_taint", "index_taint", "element_counts", "compared"),
+    POSITION: ("angle", "places", "position_bias"),
+    MASK_FILL: ("additive_mask", "saturated"),
+    CONSTANT_RANGE: (CONSTANT_RANGE, "statistics", "scaled_down", "quantizer"),
+    MAGNIFIED: ("epsilon", "logarithm", "front_end", "ranked"),
+    CANCELLATION: (CANCELLATION, "distance", "level", "balanced"),
+    RUNNING_SUM: ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean"),
+    NO_GAIN: ("last_product", "tiny_product", "raw"),
+}
+"""Pairs of models of rules with more than one."""
+RULES = tuple(reason for reason in REASONS.values() if reason.has_page)
+"""All safety rules that a report can name. If several hold one op, the first need that reaches it gives the reason."""
 
 
 def reason_of(rule: str | None) -> Reason | None:
@@ -247,7 +324,6 @@ class Paint(NamedTuple):
 
 
 def float32(rule: str, because: OpId | None = None, note: str = "") -> Paint:
-    """Return the paint of a float32 variable."""
     return Paint(DType.FLOAT, rule, because, note)
 
 
@@ -269,99 +345,3 @@ class Pin:
 def described(view: View, op_id: OpId) -> str:
     """Return the name and kind of an op as notes spell them."""
     return f"{view.ops[op_id].name!r} ({view.ops[op_id].kind})"
-
-
-OVERRIDE = "How to override"
-HEADINGS = ("What it protects", "Why", "Example", OVERRIDE, "Source")
-"""Headings of the texts of a rule."""
-_ADVICE = "Lower single ops by name or pattern with `--lower`; `--set safety=none` turns off all rules."
-"""The end of each text on overriding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A rule or fusion with a page in the docs and two models: one in need of it, and a near miss."""
-
-    name: str
-    folder: ClassVar[str]
-    """The folder of the models, in the package."""
-
-    @property
-    def docs(self) -> str:
-        """Return the page of the record."""
-        return f"{DOCS}/{self.name}.md"
-
-    @property
-    def pairs(self) -> tuple[str, ...]:
-        """Return the names of the pairs of models."""
-        return (self.name,)
-
-    def model(self, end: str, case: str = "") -> str:
-        """Return the ONNX text of a model; `case`: another pair than the first.
-
-        `end`: "hit" for the smallest model that needs the rule, "near" for the nearest one that it leaves alone.
-        """
-        file = f"{case or self.pairs[0]}.{end}.onnxtxt"
-        return resources.files("amp_rewrite").joinpath(self.folder, file).read_text("utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(Record):
-    """A safety rule: the purpose of a reason. `needs` and `coloring/placement` hold the ops.
-
-    Its texts are in `rules/NAME.md`: one sentence, then the text under each heading.
-
-    Args:
-        name: the id of its pins in `decide/reasons.py`.
-        cases: what the rule covers, each with a pair of models.
-        findings: the kinds of its findings.
-        target: the only target for which it holds; "" for all.
-    """
-
-    folder = "decide/needs/models"
-    cases: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()
-    target: str = ""
-
-    @property
-    def reason(self) -> str:
-        """Return the id of its pins."""
-        return self.name
-
-    @property
-    def pairs(self) -> tuple[str, ...]:
-        """Return the names of the pairs of models."""
-        return self.cases or (self.name,)
-
-    @property
-    def promise(self) -> str:
-        """Return the promise of the rule, in one sentence."""
-        return self._parts[0]
-
-    @property
-    def sections(self) -> Mapping[str, str]:
-        """Return the text under each heading, as one line each, with the advice for all rules."""
-        texts = dict(part.split("\n\n", 1) for part in self._parts[1:])
-        texts[OVERRIDE] = " ".join(filter(None, (texts.get(OVERRIDE), _ADVICE)))
-        return {head: " ".join(texts[head].split()) for head in HEADINGS}
-
-    @property
-    def _parts(self) -> list[str]:
-        file = resources.files("amp_rewrite").joinpath("decide/needs/rules", f"{self.name}.md")
-        return [part.strip() for part in file.read_text("utf-8").split("\n## ")]
-
-
-RULES = (
-    Rule(WHOLE_NUMBER, ("shape_taint", "index_taint", "element_counts", "compared")),
-    Rule(POSITION, ("angle", "places", "position_bias")),
-    Rule(MASK_FILL, ("additive_mask", "saturated"), findings=("saturated",)),
-    Rule(CONSTANT_RANGE, (CONSTANT_RANGE, "statistics", "scaled_down", "quantizer")),
-    Rule(MAGNIFIED, ("epsilon", "logarithm", "front_end", "ranked")),
-    Rule(FOLDED),
-    Rule(CANCELLATION, (CANCELLATION, "distance", "level", "balanced")),
-    Rule(QUANTIZED),
-    Rule(RUNNING_SUM, ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")),
-    Rule(LONG_SUM, target=Target.WEBGPU.value),
-    Rule(NO_GAIN, ("last_product", "tiny_product", "raw")),
-)
-"""All safety rules that a report can name. If several hold one op, the first need that reaches it gives the reason."""

@@ -74,19 +74,25 @@ _AXES = {
 """The input whose axes an op sums up, and these axes."""
 
 
+def summed_axes(op: Op, slot: int) -> list[int]:
+    """Return the axes of an operand summed by a product of matrices."""
+    if op.kind == "Einsum":
+        return [at for at, _ in summed_labels(op)[slot]]
+    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
+    return [-1 if last else -2]
+
+
 def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
     """Return the length of a MatMul's or Gemm's summed axis, by the shape of one operand; None for a scalar."""
-    if not shape:
-        return None
-    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
-    return shape[-1] if last or len(shape) == 1 else shape[-2]
+    return shape[summed_axes(op, slot)[0] if len(shape) > 1 else -1] if shape else None
 
 
 def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIMENSION) -> int:
     """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
     lengths: Iterable[int | None] = [None]
     if op.kind == "Einsum":
-        lengths = _summed_labels(op, shapes).values()
+        named = {label: (at, s) for axes, s in zip(summed_labels(op), shapes, strict=False) for at, label in axes}
+        lengths = [s[at] if s is not None and -len(s) <= at < len(s) else None for at, s in named.values()]
     elif op.kind in _AXES:
         slot, axes = _AXES[op.kind]
         shape = shapes[slot]
@@ -98,15 +104,12 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIM
     return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
 
 
-def _summed_labels(op: Op, shapes: Sequence[Shape | None]) -> Mapping[str, int | None]:
+def summed_labels(op: Op) -> list[list[tuple[int, str]]]:
+    """Return the axes that an Einsum sums, with their labels, for each operand."""
     operands, result = equation(op.node)
-    lengths: dict[str, int | None] = {}
-    for labels, shape in zip(operands, shapes, strict=False):
-        front, _, back = labels.partition("...")
-        for at, label in (*enumerate(front), *enumerate(back, -len(back))):
-            if label not in result:
-                lengths[label] = shape[at] if shape is not None and -len(shape) <= at < len(shape) else None
-    return lengths
+    parts = [labels.partition("...") for labels in operands]
+    axes = ((*enumerate(front), *enumerate(back, -len(back))) for front, _, back in parts)
+    return [[(at, label) for at, label in own if label not in result] for own in axes]
 
 
 def flops(view: View, op: Op) -> float:

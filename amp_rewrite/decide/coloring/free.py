@@ -105,7 +105,6 @@ class Free:
     # -- values ------------------------------------------------------------------------------------
 
     def maker(self, value: ValueId) -> End:
-        """Return the node of a value's maker."""
         p, view = self.problem, self.problem.view
         value = origin(view, value, self._copied_by)
         if fed(view, value):
@@ -143,7 +142,6 @@ class Free:
         return LOW if value in self.problem.options.low_inputs else HIGH
 
     def results(self, v: int) -> list[ValueId]:
-        """Return the results of a vertex."""
         op, names = self.problem.op(v), self.problem.vertices[v].variables
         slots = (slot for x in self.problem.view.variables[op.id] if x.name in names for slot in x.outputs)
         return [value for slot in slots if (value := op.outputs[slot]) is not None]
@@ -216,7 +214,6 @@ class Free:
         return frozenset(late)
 
     def _carried(self, op: Op) -> ValueId | None:
-        """Return the only varying operand of a copy, sum, product or norm."""
         alone = op.kind in COPIES or op.kind in AFFINE or op.kind.endswith("Normalization")
         varying = self._varying(op) if alone else []
         return varying[0] if len(varying) == 1 else None

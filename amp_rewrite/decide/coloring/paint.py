@@ -28,14 +28,8 @@ from amp_rewrite.settings.op_lists import OpLists
 class Coloring:
     """The paint of every float32 type variable, by op and name; ops without a variable (If, Loop, custom ops …) use "".
 
-    Type variables that are low in the model are included only if they are raised.
-
-    Attributes:
-        to: the low type.
-        paints: the paint of each variable.
-        entries: the list entry of each op.
-        unraised: ops that keep their low type against a wish for float32, with the reason.
-        findings: findings about the coloring as a whole.
+    Type variables that are low in the model are included only if they are raised. `entries`: the list entry of each op.
+    `unraised`: ops that keep their low type against a wish for float32, with the reason.
     """
 
     to: DType
@@ -65,7 +59,6 @@ class Coloring:
         return paint.dtype if paint is not None else None
 
     def lowered(self, op: OpId, variable: str | None) -> bool:
-        """True if a variable of an op becomes the low type."""
         return self.dtype(op, variable) is self.to
 
     @property
@@ -79,12 +72,10 @@ class Coloring:
 
     @property
     def float32_ops(self) -> int:
-        """Number of ops with float32 variables and no lowered one."""
         return len({op for op, _ in self.paints} - {op for op, _ in self.low})
 
     @property
     def changes(self) -> bool:
-        """True if any variable is lowered or raised."""
         return any(p.dtype is self.to or p.rule == reasons.RAISED for p in self.paints.values())
 
 

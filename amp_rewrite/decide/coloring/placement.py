@@ -123,7 +123,6 @@ class Labelling(Free):
     # -- the network -------------------------------------------------------------------------------
 
     def solve(self) -> set[int]:
-        """Return the low vertices of the cheapest labelling."""
         for value in self._tensors():
             self._cast(value)
         for cluster in self.problem.options.clusters:

@@ -133,7 +133,6 @@ class Problem:
 
     @property
     def to(self) -> DType:
-        """The low type."""
         return self.gate.to
 
     # -- what is asked -----------------------------------------------------------------------------
@@ -194,15 +193,12 @@ class Problem:
     # -- vertices ----------------------------------------------------------------------------------
 
     def op(self, v: int) -> Op:
-        """Return the op of a vertex."""
         return self.view.ops[self.vertices[v].op]
 
     def of_ops(self, ops: Iterable[OpId]) -> list[int]:
-        """Return the vertices of ops, in order."""
         return [v for op in ops for v in self.by_op.get(op, ())]
 
     def of_kinds(self, kinds: Container[str]) -> list[int]:
-        """Return the vertices of ops of some kinds, in order."""
         return self.of_ops(op.id for op in self.view.of_kinds(kinds))
 
     def maker(self, value: ValueId) -> int | None:

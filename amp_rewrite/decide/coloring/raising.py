@@ -33,11 +33,9 @@ class Raised:
 
     @property
     def view(self) -> View:
-        """The model's index."""
         return self.problem.view
 
     def __post_init__(self) -> None:
-        """Raise the low variables of the named ops, and of ops tied to their type."""
         wishes = _wishes(self.problem)
         for op_id in sorted(wishes):
             self._raise(op_id, wishes[op_id])
@@ -120,7 +118,6 @@ class Raised:
             self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), asked=False)
 
     def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
-        """Raise a Cast to a low type with its readers."""
         result = op.outputs[0] if op.kind == "Cast" else None
         if result is None or self.view.dtype(result) not in LOW_TYPES or op.id in self.problem.options.lower:
             return

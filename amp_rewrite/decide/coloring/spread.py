@@ -9,7 +9,7 @@ Source: TensorFlow 2.20, tensorflow/core/grappler/optimizers/auto_mixed_precisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
@@ -77,21 +77,20 @@ class Spread:
 
     def deny_sequences(self) -> None:
         """Deny a whole sequence if one of its vertices is denied or cannot be low."""
-        p = self.problem
-        for v, group in p.tied.items():
-            due = next((w for w in group if w in self.denied or not p.can(w)), None)
-            if due is not None:
-                self.low.pop(v, None)
-                note = "a sequence that other ops share stays float32"
-                self.denied.setdefault(v, float32(reasons.SEQUENCE_CLUSTER, p.vertices[due].op, note))
+        for v, due in self._shared(lambda w: w in self.denied or not self.problem.can(w)):
+            self.low.pop(v, None)
+            note = "a sequence that other ops share stays float32"
+            self.denied.setdefault(v, float32(reasons.SEQUENCE_CLUSTER, due, note))
 
     def allow_sequences(self) -> None:
         """Lower a whole sequence if one of its vertices is low."""
-        p = self.problem
-        for v, group in p.tied.items():
-            due = next((w for w in group if w in self.low), None)
-            if due is not None:
-                self.low.setdefault(v, Paint(p.to, reasons.SEQUENCE_CLUSTER, p.vertices[due].op))
+        for v, due in self._shared(self.low.__contains__):
+            self.low.setdefault(v, Paint(self.problem.to, reasons.SEQUENCE_CLUSTER, due))
+
+    def _shared(self, decides: Callable[[int], bool]) -> Iterator[tuple[int, OpId]]:
+        for v, group in self.problem.tied.items():
+            if (due := next(filter(decides, group), None)) is not None:
+                yield v, self.problem.vertices[due].op
 
     def between_allow(self) -> None:
         """Lower gray and clear ops on a path between two allowed ops with no denied op on it."""

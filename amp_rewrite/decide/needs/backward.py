@@ -55,12 +55,10 @@ class Backward:
 
     @property
     def view(self) -> View:
-        """The view of both passes."""
         return self.facts.view
 
     @classmethod
     def of(cls, facts: Facts) -> Backward:
-        """Return the needs of all readers."""
         needs = cls(facts)
         ops = facts.view.ops
         needs._waiting.update(op.id for op in ops)
@@ -126,7 +124,6 @@ class Backward:
                 self._ask(source, need, why, state)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
-        """True if a value with these facts does not meet a need in the low type."""
         limits = self.facts.limits
         many = fact.whole is not None and fact.whole > limits.integers
         if fact.constant:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, Pairs, joined, leaves, range_of, union
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, joined, leaves, range_of, union
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.op_classes import SCALINGS
@@ -55,7 +55,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         small=small,
         grows=fact.grows or (two and not divides and all(f.size > MODERATE for f in varying)),
         near_one=bool(varying) and all(f.near_one for f in varying),
-        squares=_pair(facts, op) if two else fact.squares,
+        squares=frozenset((union(map(facts.line, op.operands)),)) if two else fact.squares,
         products=frozenset() if two else fact.products,
         negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
         levels=_levels(facts, read, varying, factors),
@@ -77,10 +77,6 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     )
 
 
-def _pair(facts: Facts, op: Op) -> Pairs:
-    return frozenset((frozenset().union(*map(facts.line, op.operands)),))
-
-
 def _inverse(facts: Facts, divisor: Fact) -> float:
     """Return the terms in the inverse of a value: less than 1 for a count, and a sum perhaps beyond the range."""
     count = divisor.whole if divisor.whole is not None and not divisor.constant else 0.0
@@ -89,7 +85,6 @@ def _inverse(facts: Facts, divisor: Fact) -> float:
 
 
 def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
-    """Return the finite factor of a value; 0 without one."""
     numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
     factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
     return factor if factor < INF else 0.0
@@ -179,7 +174,6 @@ def fact_of_function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact
 
 
 def _of(fact: Fact, row: OpRow) -> Fact:
-    """Return the facts of any function of a value."""
     return Fact(
         constant=fact.constant,
         learned=fact.learned,

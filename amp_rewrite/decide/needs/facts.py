@@ -13,7 +13,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import Flow
+from amp_rewrite.ir.dataflow import Flow, first_input_of, origin
 from amp_rewrite.ir.ops import Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.patterns.scores import FILL, LEAST, MOST, counts_far, is_grid
@@ -147,7 +147,6 @@ class Fact(NamedTuple):
 
     @property
     def size(self) -> float:
-        """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
 
     @property
@@ -155,9 +154,13 @@ class Fact(NamedTuple):
         """True if inputs of the model made it, without a layer between."""
         return bool(self.sources) and not self.learned
 
+    def without(self, *names: str) -> Fact:
+        """Return the facts but for some, which are not known."""
+        return self._replace(**{name: self._field_defaults[name] for name in names})
+
     def unbounded(self) -> Fact:
         """Return the facts of a value beyond the reach of a loop."""
-        return self._replace(low=-INF, high=INF, whole=None, peak=())
+        return self.without("low", "high", "whole", "peak")
 
 
 NOTHING = Fact()
@@ -244,25 +247,19 @@ class Facts:
         return self[value].best > self.limits.reach
 
     def line(self, value: ValueId) -> frozenset[ValueId]:
-        """Return the source of a linear function, or the value itself."""
         return self[value].line or frozenset((value,))
 
     def origin(self, value: ValueId) -> ValueId:
-        """Return the source of a copy, or the value itself."""
         return self.origins.get(value, value)
 
     def array(self, value: ValueId, most: int) -> Array | None:
         """Return the elements of a constant, behind Identity and Cast, too; None for more than asked for."""
-        while (copy := self.view.producer(value, "Cast", "Identity")) is not None and copy.inputs[0] is not None:
-            value = copy.inputs[0]
-        return self.view.array(value, most)
+        return self.view.array(origin(self.view, value, first_input_of(("Cast", "Identity"))), most)
 
     def floats(self, value: ValueId | None) -> bool:
-        """True for a tensor of a floating type."""
         return value is not None and self.view.holds_floats(value)
 
     def given(self, value: ValueId) -> Fact:
-        """Return the facts of an input or a constant."""
         view, dtype = self.view, self.view.dtype(value)
         if view.constant(value) is not None:
             return fact_of_constant(self, value)
@@ -350,7 +347,6 @@ def _counting(facts: Facts, value: ValueId, fact: Fact) -> Fact:
 
 
 def leaves(facts: Facts, low: float, high: float) -> Beyond | None:
-    """Return why a value leaves the range; None if it does not."""
     size = max(abs(low), abs(high))
     return Beyond(f"its values reach {size:g}") if facts.limits.most < size < INF else None
 

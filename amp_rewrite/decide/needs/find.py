@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
@@ -62,7 +62,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     """
     facts = find_facts(view, to)
     causes = dict(Backward.of(facts).pinned)
-    for op, why in (*_of_fills(view, to), *(() if rescale else _on_integers(view)), *_of_runtime(view, to, target)):
+    for op, why in _of_patterns(view, to, target, rescale):
         causes.setdefault(op, why)
     pins = {
         op: why._replace(because=why.because if why.because != op else None)
@@ -73,24 +73,16 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     return Needs(pins, findings, saturate, dict(unneeded(facts)), guarded=True)
 
 
-def _of_fills(view: View, to: DType) -> Iterator[tuple[OpId, Paint]]:
+def _of_patterns(view: View, to: DType, target: Target | None, rescale: bool) -> Iterator[tuple[OpId, Paint]]:
     for op, because, level in held_fills(view, to):
         note = f"{described(view, because) if because is not None else 'an output'} needs the fill {level:g} itself"
         adds = because is not None and view.ops[because].kind in SUMS
         yield op, float32(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note)
-
-
-def _on_integers(view: View) -> Iterator[tuple[OpId, Paint]]:
-    for op in integer_ops(view):
-        yield op, float32(reasons.QUANTIZED, None, "")
-
-
-def _of_runtime(view: View, to: DType, target: Target | None) -> Iterator[tuple[OpId, Paint]]:
+    yield from ((op, float32(reasons.QUANTIZED)) for op in integer_ops(view) if not rescale)
     for op, note in long_sums(view) if target == Target.WEBGPU else ():
         yield op, float32(reasons.LONG_SUM, None, note)
     for faulty, fault in faults(view, to, target.aim) if target is not None else ():
-        note = f"{fault.runtime} {fault.harm} ({fault.source})"
-        yield faulty.id, float32(reasons.RUNTIME_FAULT, None, note)
+        yield faulty.id, float32(reasons.RUNTIME_FAULT, None, f"{fault.runtime} {fault.harm} ({fault.source})")
 
 
 def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
@@ -111,16 +103,17 @@ def sum_lengths(view: View) -> Mapping[OpId, int]:
     return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
 
 
-def _saturated(view: View, to: DType, causes: Mapping[OpId, Paint]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
+def _saturated(view: View, to: DType, causes: Container[OpId]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
     overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
     findings = []
     for value, fill in overflowing.items():
         if any(use.op not in causes for use in view.uses[value]):
             level = fill.absmax if fill.level is None else fill.level
-            stored = to.max if level > 0 else -to.max
-            note = f"the fill value {level:g} becomes {stored:g} · {reasons.HARMLESS}: it only selects"
+            note = f"the fill value {level:g} becomes {math.copysign(to.max, level):g}"
+            note += f" · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
-    return frozenset((*overflowing, *chain(*(reach.held for reach in far_reaches(view, to))))), tuple(findings)
+    held = (value for reach in far_reaches(view, to) for value in reach.held)
+    return frozenset((*overflowing, *held)), tuple(findings)
 
 
 # -- needs that no reader has -------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from amp_rewrite.decide.needs.elementwise import factor, is_single_input, too_la
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, Values
 from amp_rewrite.decide.needs.sums import adds_peak, centers
 from amp_rewrite.decide.reasons import described
+from amp_rewrite.decide.sizes import summed_axes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.attributes import equation, float_attribute, int_attribute
+from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId
@@ -127,7 +128,7 @@ class Readers:
             fact = self.facts[other]
             if value is None or not (fact.raw or fact.levels or fact.placed):
                 continue
-            key = value, _summed_axes(op, slot)
+            key = value, tuple(summed_axes(op, slot) if op.kind in PRODUCTS else ())
             if key not in self._balances:
                 self._balances[key] = _sums_to_zero(self.facts.array(value, _FEW), key[1])
             if self._balances[key]:
@@ -193,15 +194,6 @@ class Readers:
                 self.shared.add(value)
                 readers = (r for r in self.facts.view.readers(value) if r.inputs[0] == value)
                 left += [v for r in readers if row_of(r.kind).way in (Way.COPY, Way.PICK) for v in r.results]
-
-
-def _summed_axes(op: Op, slot: int) -> tuple[int, ...]:
-    """Return the axes of an operand summed by a product; none for all but the first, as of a filter."""
-    if op.kind == "Einsum":
-        labels, result = equation(op.node)
-        return tuple(at for at, label in enumerate(labels[slot]) if label not in f"{result}.")
-    last = (slot == 0) is not bool(int_attribute(op.node, ("transA", "transB")[slot], 0))
-    return (-1 if last else -2,) if op.kind in PRODUCTS else ()
 
 
 def _sums_to_zero(weights: Array | None, axes: tuple[int, ...]) -> bool:

@@ -8,9 +8,8 @@ from functools import cache, partial
 
 from amp_rewrite.decide.needs.elementwise import FREE, MODERATE, fact_of_scaling, run_of, steps_of
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, joined, range_of
-from amp_rewrite.decide.sizes import summed_terms
+from amp_rewrite.decide.sizes import summed_labels, summed_terms
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import equation
 from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
@@ -26,13 +25,13 @@ _STEP = 2.0**-6
 
 
 def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    fact, minus = joined(read), op.kind in ("Sub", "Neg")
-    signs = [-1.0] if op.kind == "Neg" else [1.0, *([-1.0 if minus else 1.0] * (len(read) - 1))]
-    low = sum(f.low if sign > 0 else -f.high for f, sign in zip(read, signs, strict=True))
-    high = sum(f.high if sign > 0 else -f.low for f, sign in zip(read, signs, strict=True))
-    varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
+    fact = joined(read)
     if op.kind == "Neg":
-        return fact._replace(low=low, high=high, number=None, negative=not fact.negative, peak=(), guard=INF, top=None)
+        fact = fact._replace(low=-fact.high, high=-fact.low, negative=not fact.negative)
+        return fact.without("number", "peak", "guard", "top")
+    ends = [(-f.high, -f.low) if at and op.kind == "Sub" else (f.low, f.high) for at, f in enumerate(read)]
+    low, high = (sum(side) for side in zip(*ends, strict=True))
+    varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
     tiny = [f.number for f in constants if f.number is not None and 0 < f.number < 1]
     guard = min(tiny) if tiny and varying and op.kind == "Add" else INF
     top = read[1].top if op.kind == "Sub" and len(read) == 2 else None
@@ -50,8 +49,7 @@ def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         peak=peak,
         placed=fact.placed or bool(fact.levels) or _counts_from_afar(facts, varying, constants),
         nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
-        slope=fact.slope
-        or (len(varying) == 2 and fact.nudged and (all(f.learned for f in varying) or _one_is_nudged(varying))),
+        slope=fact.slope or _is_slope(varying),
         states=tuple((state, True) for state, _ in fact.states),
         steps=steps_of(facts, op, read),
         run=run_of(read),
@@ -63,8 +61,9 @@ def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     )
 
 
-def _one_is_nudged(varying: Sequence[Fact]) -> bool:
-    return [f.nudged for f in varying].count(True) == 1
+def _is_slope(varying: Sequence[Fact]) -> bool:
+    nudged = [f.nudged for f in varying].count(True)
+    return len(varying) == 2 and nudged > 0 and (nudged == 1 or all(f.learned for f in varying))
 
 
 def _counts_from_afar(facts: Facts, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
@@ -99,34 +98,23 @@ def centers(facts: Facts, op: Op) -> bool:
 
 
 def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    fact = joined(read[:1])._replace(
-        number=None,
-        states=(),
-        steps=0,
-        run=0,
-        averaged=True,
-        running=False,
-        guard=INF,
-        gated=0,
-        top=None,
-    )
+    fact = joined(read[:1])._replace(averaged=True)
+    fact = fact.without("number", "states", "steps", "run", "running", "guard", "gated", "top")
     if op.kind in ("ReduceSumSquare", "ReduceL2", "GlobalLpPool", "LpPool"):
-        squares = frozenset((facts.line(op.operands[0]),))
-        small = fact.small or bool(fact.sources)
-        fact = fact._replace(squares=squares, levels=frozenset(), whole=None, grows=True, small=small, peak=())
-        return fact._replace(low=0.0, high=INF)
+        squares, small = frozenset((facts.line(op.operands[0]),)), fact.small or bool(fact.sources)
+        return fact.unbounded()._replace(low=0.0, squares=squares, levels=frozenset(), grows=True, small=small)
     if op.kind in ("ReduceMax", "ReduceMin"):
         top = (op.operands[0], _axes_from_end(facts, op)) if op.kind == "ReduceMax" else None
         return fact._replace(peak=(), top=top)
     if op.kind in ("ReduceMean", "AveragePool", "GlobalAveragePool"):
-        return fact._replace(whole=None, peak=())
+        return fact.without("whole", "peak")
     if op.kind in ("DFT", "STFT"):
-        return fact._replace(low=-INF, high=INF, whole=None, peak=())
+        return fact.unbounded()
     known = combined_elements(facts.view, op)
     count = min(known or FREE, _MANY)
     whole = fact.whole * count if fact.whole is not None else None
     if op.kind in ("ReduceProd", "CumProd", "Det"):
-        return fact._replace(low=-INF, high=INF, grows=True, whole=whole and INF, peak=())
+        return fact.unbounded()._replace(grows=True, whole=whole and INF)
     small = (fact.small or (bool(fact.peak) and fact.low >= 0)) and not adds_peak(facts, op)
     added = count if known is not None or fact.learned else 1  # of weights that are fed, the number is not known
     low, high = min(fact.low * count, 0.0), max(fact.high * count, 0.0)
@@ -210,9 +198,8 @@ def contracts(facts: Facts, op: Op) -> bool:
     """True if a product sums over an axis of two operands."""
     if op.kind != "Einsum":
         return True
-    operands, result = equation(op.node)
-    summed = {label for labels in operands for label in labels} - set(result) - {"."}
-    return any(sum(label in labels for labels in operands) > 1 for label in summed)
+    labels = [label for axes in summed_labels(op) for label in {label for _, label in axes}]
+    return len(labels) > len(set(labels))
 
 
 def number_of_terms(facts: Facts, op: Op) -> int:

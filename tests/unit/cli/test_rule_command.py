@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.commands.explain import described
-from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, RULES, Rule
+from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, RULES, Reason
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import Row
@@ -40,7 +40,7 @@ def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
 
 
 @pytest.mark.parametrize("rule", RECORDS, ids=[record.name for record in RECORDS])
-def test_a_rule_is_printed_with_headings_models_and_page(rule: Rule | FusionRule) -> None:
+def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRule) -> None:
     text = run(rule.name).stdout
     assert text.startswith(f"{rule.name}: {rule.promise}\n")
     assert all(f"\n\n{head}\n  " in text for head in rule.sections)

@@ -380,7 +380,7 @@ def test_explain_ends_even_where_reasons_run_in_a_circle() -> None:
 
 def test_a_page_has_every_rule_in_the_words_of_explain() -> None:
     pages = {reason: (ROOT / reason.docs.partition("#")[0]).read_text("utf-8") for reason in REASONS.values()}
-    assert [reason.id for reason, page in pages.items() if reason.words not in page] == []
+    assert [reason.name for reason, page in pages.items() if reason.words not in page] == []
 
 
 def test_findings_name_the_ops_that_opset_and_kernels_keep_from_a_low_type() -> None:
