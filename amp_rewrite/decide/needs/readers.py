@@ -29,6 +29,7 @@ _FEW = 1 << 14
 _BALANCE = 1e-4
 _NEIGHBOURS = 64
 _DIFFERENCE = "a difference of squares and products, which is small beside them"
+_LEVEL = "its weights sum to zero: a difference of values on one level"
 _DOWN = 2.0**-5
 """A factor that scales large numbers down to what a reader expects."""
 
@@ -60,21 +61,15 @@ class Readers:
         """Yield the needs of an op of its inputs, for any reader of its result."""
         facts = [self.facts[v] for v in op.inputs]
         sign = any(f.constant and f.number == 0 for f in facts)
-        for slot, need in row.needs.items():
+        for slot, need in (*row.needs.items(), *((slot, Need.EXACT) for slot in row.shapes)):
             if slot < len(op.inputs) and not (sign and need is Need.SIDE):
                 yield Asked(op.inputs[slot], need)
-        for slot in row.shapes:
-            if slot < len(op.inputs):
-                yield Asked(op.inputs[slot], Need.EXACT)
         made = self.facts.view.dtype(op.outputs[0]) if op.outputs else None
-        if op.kind == "Cast" and made is not None and not made.floating and made is not DType.BOOL:
-            yield Asked(op.inputs[0], Need.EXACT)
-        if (row.whole and facts and facts[0].whole is not None) or op.kind == "Mod":
+        counts = op.kind == "Cast" and made is not None and not made.floating and made is not DType.BOOL
+        if counts or op.kind == "Mod" or (row.whole and facts and facts[0].whole is not None):
             yield Asked(op.inputs[0], Need.EXACT)
         if row.way is Way.PRODUCT and len(facts) > 1 and (value := self._balanced(op)) is not None:
-            yield Asked(
-                value, Need.PLACE, "its weights sum to zero: a difference of values on one level", reasons.CANCELLATION
-            )
+            yield Asked(value, Need.PLACE, _LEVEL, reasons.CANCELLATION)
         if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
             yield Asked(op.inputs[2], Need.DIGITS, _DIFFERENCE)
         if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind in _INVERSES):
@@ -84,9 +79,8 @@ class Readers:
         elif op.kind in SCALINGS and len(facts) == 2:
             yield from self._by_scaling(op, *facts)
         elif op.kind in SOFTMAXES and not facts[0].constant and self.facts.counts_far(op.inputs[0]):
-            yield Asked(
-                op.inputs[0], Need.PLACE, f"its scores have a bias that grows with the position, to {facts[0].grid:g}"
-            )
+            note = f"its scores have a bias that grows with the position, to {facts[0].grid:g}"
+            yield Asked(op.inputs[0], Need.PLACE, note)
         elif op.kind == "BatchNormalization" and len(facts) > 4 and facts[3].constant and facts[4].constant:
             deviation = math.sqrt(max(facts[4].high, 0.0) + float_attribute(op.node, "epsilon", 1e-5))
             mean, limits = facts[3].size, self.facts.limits
@@ -156,15 +150,12 @@ class Readers:
             note = f"{described(self.facts.view, op.id)} divides a difference by a small step"
             yield from (Asked(v, Need.SLOPE, note) for v in op.operands)
         limits = self.facts.limits
-        if (
-            op.kind == "Div"
-            and limits.narrow
-            and (b.whole or 0.0) > (limits.integers if a.raw and a.whole else limits.most)
-        ):
+        exact = limits.integers if a.raw and a.whole else limits.most
+        if op.kind == "Div" and limits.narrow and (b.whole or 0.0) > exact:
             yield Asked(op.inputs[1], Need.EXACT)
             if a.raw and a.whole is not None:
                 yield Asked(op.inputs[0], Need.EXACT)
-        if self.facts.limits.narrow and 0 < times < _DOWN:
+        if limits.narrow and 0 < times < _DOWN:
             note = f"{described(self.facts.view, op.id)} scales it down again"
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
