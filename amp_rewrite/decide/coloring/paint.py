@@ -58,9 +58,6 @@ class Coloring:
         paint = self.paints.get((op, variable)) if variable is not None else None
         return paint.dtype if paint is not None else None
 
-    def lowered(self, op: OpId, variable: str | None) -> bool:
-        return self.dtype(op, variable) is self.to
-
     @property
     def low(self) -> frozenset[tuple[OpId, str]]:
         """Lowered variables, by op and name."""

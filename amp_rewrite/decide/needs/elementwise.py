@@ -65,6 +65,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         best=fact.best if counts else 0.0,
         steps=steps_of(facts, op, read),
         run=run_of(read),
+        scaled=fact.scaled or any(is_single_input(facts, facts.origin(value)) for value in op.operands),
         guard=INF,
         beside_one=two and all(f.beside_one for f in varying),
         states=tuple((state, was or (two and fact.beside_one)) for state, was in fact.states),

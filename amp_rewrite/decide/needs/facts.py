@@ -76,6 +76,8 @@ class Fact(NamedTuple):
     beyond: Annotated[Beyond | None, _first] = None
     fill: bool = False
     """A constant whose numbers beyond the type are one number, there to lose comparisons."""
+    scaled: Annotated[bool, any] = False
+    """A fed number, which may be of any size, multiplies or divides it."""
     small: Annotated[bool, any] = False
     """Elements may be far smaller than what it is computed from."""
     guard: Annotated[float, min] = INF

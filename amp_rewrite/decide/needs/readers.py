@@ -155,7 +155,8 @@ class Readers:
             yield Asked(op.inputs[1], Need.EXACT)
             if a.raw and a.whole is not None:
                 yield Asked(op.inputs[0], Need.EXACT)
-        if limits.narrow and 0 < times < _DOWN:
+        fed = any(is_single_input(self.facts, self.facts.origin(value)) for value in op.operands)
+        if limits.narrow and (0 < times < _DOWN or (fed and (a.scaled or b.scaled))):
             note = f"{described(self.facts.view, op.id)} scales it down again"
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
