@@ -77,7 +77,7 @@ def shape_of(view: View, value: ValueId | None) -> Shape | None:
 
 
 @once
-def _shapes(view: View) -> Mapping[ValueId | None, StatedDims]:
+def _shapes(view: View) -> AllDims:
     return _stated_dims(view, _inferred(view, False))
 
 
@@ -92,9 +92,9 @@ def _long_range(view: View, op: Op) -> bool:
     return not abs((limit - start) / delta) <= _LONGEST_RANGE
 
 
-def _stated_dims(view: View, inferred: GraphProto) -> Mapping[ValueId | None, StatedDims]:
+def _stated_dims(view: View, inferred: GraphProto) -> dict[ValueId | None, Dims]:
     """Return the shapes declared in the inferred graph of a view's model, and those of constants."""
-    known: dict[ValueId | None, StatedDims] = {}
+    known: dict[ValueId | None, Dims] = {}
     graphs = all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)
     for graph, values in zip(graphs, view.values_of, strict=False):
         ids = {value.name: value.id for value in values}
@@ -150,8 +150,7 @@ def known_dims(view: View) -> AllDims:
 @dataclass(slots=True)
 class _ShapeWalk:
     view: View
-    inferred: AllDims
-    followed: dict[ValueId | None, Dims] = field(default_factory=dict)
+    known: dict[ValueId | None, Dims]
     contents: dict[ValueId, Contents] = field(default_factory=dict)
     same: dict[str, Dim] = field(default_factory=dict)
     """Sizes by another name for them."""
@@ -163,37 +162,36 @@ class _ShapeWalk:
                 self.follow(op)
             elif op.kind == "Split":
                 self.cut(op)
-        known = {**self.inferred, **self.followed}
-        return {value: tuple(renamed(d, self.same) for d in dims) for value, dims in known.items()}
+        return {value: self.renamed(dims) for value, dims in self.known.items()}
 
     def cut(self, op: Op) -> None:
         """Note the dims of parts that onnx does not know, as where one of them is empty."""
         whole = self.at(op.inputs[0])
         for part in op.outputs:
-            if part is not None and whole and self.by_onnx(part) is None:
+            if part is not None and whole and part not in self.known:
                 axis = int_attribute(op.node, "axis", 0) % len(whole)
-                self.followed[part] = (*whole[:axis], None, *whole[axis + 1 :])
+                self.known[part] = (*whole[:axis], None, *whole[axis + 1 :])
 
     def at(self, value: ValueId | None) -> Dims | None:
-        return self.followed[value] if value in self.followed else self.by_onnx(value)
+        dims = self.known.get(value)
+        return self.renamed(dims) if dims is not None else None
 
-    def by_onnx(self, value: ValueId | None) -> Dims | None:
-        dims = self.inferred.get(value)
-        return dims if dims is None or not self.same else tuple(renamed(d, self.same) for d in dims)
+    def renamed(self, dims: Dims) -> Dims:
+        return tuple(renamed(d, self.same) for d in dims) if self.same else dims
 
     def holds(self, value: ValueId | None) -> Contents | None:
         return self.contents[value] if value in self.contents else held(self.view, value)
 
     def follow(self, op: Op) -> None:
         result = op.outputs[0]
-        inferred, counts = self.by_onnx(result), self.view.dtype(result) in INTEGERS
+        inferred, counts = self.at(result), self.view.dtype(result) in INTEGERS
         if result is None or (not counts and inferred is not None and all(isinstance(d, int) for d in inferred)):
             return  # onnx knows the shape, and floats state no other
         contents = [self.holds(v) for v in op.inputs]
         reading = Reading(op, [self.at(v) for v in op.inputs], contents, self.invented)
         dims = _ruled(RULES, reading)
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
-            dims = self.followed[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
+            dims = self.known[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
             if op.scope == MAIN:
                 self.learn(dims, inferred or ())
         made, rank = _ruled(CONTENTS, reading) if counts else None, self.at(result)
