@@ -143,8 +143,13 @@ def _possible(dims: StatedDims) -> bool:
 
 @once
 def known_dims(view: View) -> AllDims:
-    """Return the dimensions of each value of known rank, with names for free ones. O(nodes)."""
+    """Return the dimensions of each value of known rank. O(nodes)."""
     return _ShapeWalk(view, _stated_dims(view, _inferred(view, True))).dims()
+
+
+def dims_of(view: View, value: ValueId | None) -> Dims:
+    """Return the dimensions of a value, with names for free ones; () if its rank is not known."""
+    return known_dims(view).get(value, ())
 
 
 @dataclass(slots=True)

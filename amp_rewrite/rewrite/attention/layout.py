@@ -15,7 +15,7 @@ import numpy as np
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.op_classes import RELABELS
-from amp_rewrite.ir.shapes import AllDims
+from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.sizes import Dims, names_in, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import moves_behind, permutation
@@ -38,9 +38,9 @@ class OperandSource:
     groups: int = 1
     ops: tuple[OpId, ...] = ()
 
-    def dims(self, view: View, dims: AllDims) -> Dims:
+    def dims(self, view: View) -> Dims:
         """Return the four axes of the operand without repeated heads, as far as known; () if its rank is not."""
-        known = dims.get(self.value, ())
+        known = dims_of(view, self.value)
         return tuple(known[axis] for axis in self.perm) if len(known) == RANK else ()
 
 
@@ -50,20 +50,20 @@ def split_behind(view: View, value: ValueId) -> Op | None:
     return view.producer(op.inputs[0], "Reshape") if op is not None and permutation(op) == SWAP else None
 
 
-def keys_source(view: View, dims: AllDims, transposed: ValueId) -> OperandSource:
+def keys_source(view: View, transposed: ValueId) -> OperandSource:
     """Return the source of keys with the tokens on their last axis; by default themselves, transposed."""
-    for entry, ops, move in _sources(view, dims, transposed):
+    for entry, ops, move in _sources(view, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
             if move == _Move(tuple(perm[axis] for axis in (0, 1, 3, 2))):
                 return OperandSource(entry, perm, 1, ops)
     return OperandSource(transposed, (0, 1, 3, 2))
 
 
-def ungrouped(view: View, dims: AllDims, source: OperandSource) -> OperandSource:
+def ungrouped(view: View, source: OperandSource) -> OperandSource:
     """Return the source of keys or values before their heads are repeated for those of the queries; else the source."""
     if source.perm not in ((0, 1, 2, 3), (0, 1, 3, 2)):
         return source
-    for entry, ops, move in _sources(view, dims, source.value):
+    for entry, ops, move in _sources(view, source.value):
         if move is not None and move.groups > 1 and move.perm == source.perm:
             return OperandSource(entry, groups=move.groups, ops=(*ops, *source.ops))
     return source
@@ -77,14 +77,14 @@ class _Move:
     groups: int = 1
 
 
-def _sources(view: View, dims: AllDims, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
+def _sources(view: View, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
     """Yield the values of four axes behind moves, nearest first, with the moves and their effect."""
     moves = list[Op]()
     for op, entry in moves_behind(view, value):
         moves.insert(0, op)
-        known = dims.get(entry, ())
+        known = dims_of(view, entry)
         if len(known) == RANK:
-            steps = tuple((each.kind, permutation(each), dims.get(each.outputs[0], ())) for each in moves)
+            steps = tuple((each.kind, permutation(each), dims_of(view, each.outputs[0])) for each in moves)
             yield entry, tuple(each.id for each in moves), _carried(known, steps)
 
 
@@ -108,12 +108,10 @@ def _carried(entry: Dims, steps: tuple[_Step, ...]) -> _Move | None:
     return _move_of(x, moved)
 
 
-def carried(
-    view: View, dims: AllDims, entry: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]
-) -> Array | None:
+def carried(view: View, entry: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]) -> Array | None:
     """Return marks of an entry, broadcast to it, behind moves, along the axes `kept`; None if others differ."""
-    steps = tuple((op.kind, permutation(op), dims.get(op.outputs[0], ())) for op in moves)
-    return _carried_marks(dims.get(entry, ()), steps, marks.tobytes(), marks.shape, kept)
+    steps = tuple((op.kind, permutation(op), dims_of(view, op.outputs[0])) for op in moves)
+    return _carried_marks(dims_of(view, entry), steps, marks.tobytes(), marks.shape, kept)
 
 
 @cache

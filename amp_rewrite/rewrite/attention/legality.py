@@ -17,7 +17,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import number
 from amp_rewrite.ir.op_classes import PAIR_SUMS
-from amp_rewrite.ir.shapes import AllDims, known_dims
+from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.sizes import Dims, times
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -88,16 +88,15 @@ def sites(view: View, context: Context) -> Iterator[tuple[OpId, FusibleAttention
 
 def _site_of(view: View, form: AttentionForm, context: Context) -> FusibleAttention | str:
     """Return the site of a form, or why one operator cannot compute it."""
-    dims = known_dims(view)
     axis = int_attribute(form.softmax.node, "axis", -1 if view.opset >= FIRST_ROW_SOFTMAX else 1)
     if axis not in (-1, RANK - 1):
         return "its softmax is not over the last axis"
     queries, values = OperandSource(form.queries), OperandSource(form.values)
-    keys = keys_source(view, dims, form.keys)
-    shared = ungrouped(view, dims, keys), ungrouped(view, dims, values)
+    keys = keys_source(view, form.keys)
+    shared = ungrouped(view, keys), ungrouped(view, values)
     if shared[0].groups == shared[1].groups:
         keys, values = shared
-    q, k, v = (operand.dims(view, dims) for operand in (queries, keys, values))
+    q, k, v = (operand.dims(view) for operand in (queries, keys, values))
     fault = _misfit(q, k, v, keys.groups)
     if fault:
         return fault
@@ -119,7 +118,6 @@ def _misfit(queries: Dims, keys: Dims, values: Dims, groups: int) -> str | None:
 
 def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleAttention | str:
     view, form, hiding, biases = site.view, site.form, site.form.hiding, site.form.biases
-    dims = known_dims(view)
     shown = hiding.shown if hiding is not None else None
     if shown is not None and bool(shown.all()):
         hiding = None
@@ -133,11 +131,11 @@ def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleA
         counted = form.hiding is not None and form.hiding.counts and bias == form.hiding.value
         if not counted and (fault := _unbounded(view, bias, context.to)):
             return fault
-    laid = {value: _stated(site, dims, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
+    laid = {value: _stated(site, value) for value in (*([form.hiding.value] if form.hiding else []), *biases)}
     for shape in laid.values():
         if not 1 <= len(shape) <= RANK:
             return "the rank of its mask is not known"
-        if not (broadcasts(shape[:-1], queries[:-1]) or _settled(view, dims, form, queries)):
+        if not (broadcasts(shape[:-1], queries[:-1]) or _settled(view, form, queries)):
             return "its mask is not known to have the batch, heads and length of its queries, or one"
     stated = [shown.shape if shown is not None else laid[hiding.value]] if site.hides and hiding else []
     stated += [laid[bias] for bias in biases]
@@ -166,12 +164,12 @@ def _shows(view: View, value: ValueId, shows: bool, depth: int = 8) -> bool:
     return op.kind == ("Or" if shows else "And") and any(_shows(view, each, shows, depth - 1) for each in op.operands)
 
 
-def _stated(site: FusibleAttention, dims: AllDims, value: ValueId) -> Dims:
+def _stated(site: FusibleAttention, value: ValueId) -> Dims:
     held = numbers(site.view, value)
-    return held.shape if held is not None else dims.get(value, ())
+    return held.shape if held is not None else dims_of(site.view, value)
 
 
-def _settled(view: View, dims: AllDims, form: AttentionForm, queries: Dims) -> bool:
+def _settled(view: View, form: AttentionForm, queries: Dims) -> bool:
     """True if the result is laid out as [batch, queries, heads · width] of the queries and values themselves.
 
     A mask of more than their batch, heads or queries would make more elements than that.
@@ -182,13 +180,13 @@ def _settled(view: View, dims: AllDims, form: AttentionForm, queries: Dims) -> b
         if len(moves) != 1:
             return False
         result = moves[0].outputs[0]
-    laid, values = dims.get(result, ()), dims.get(form.values, ())
+    laid, values = dims_of(view, result), dims_of(view, form.values)
     batch, heads, length, _ = queries
     width = values[3] if len(values) == RANK else None
     if result is None or len(laid) != RANK - 1 or not isinstance(heads, int) or not isinstance(width, int):
         return False
     readers = (op for op in view.readers(result) if op.kind == "MatMul" and op.inputs[0] == result)
-    rows = {shape[-2] for op in readers if len(shape := dims.get(op.inputs[1], ())) > 1}
+    rows = {shape[-2] for op in readers if len(shape := dims_of(view, op.inputs[1])) > 1}
     return None not in (batch, length) and laid[:2] == (batch, length) and heads * width in {laid[-1], *rows}
 
 

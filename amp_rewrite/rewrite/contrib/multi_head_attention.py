@@ -19,7 +19,7 @@ from onnx import NodeProto
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import number, only_reader
-from amp_rewrite.ir.shapes import AllDims, known_dims
+from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, SeenRows, compared
@@ -62,28 +62,28 @@ def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
-            yield judged(KIND, last, _written(site, known_dims(view), grouped=context.grouped))
+            yield judged(KIND, last, _written(site, grouped=context.grouped))
 
 
-def _written(site: FusibleAttention, dims: AllDims, *, grouped: bool) -> Replacement | str:
+def _written(site: FusibleAttention, *, grouped: bool) -> Replacement | str:
     form = site.form
-    queries, values = (dims.get(value, ()) for value in (form.queries, form.values))
+    queries, values = (dims_of(site.view, value) for value in (form.queries, form.values))
     sizes = [shape[axis] if shape else None for shape, axis in ((queries, 1), (queries, 3), (values, 3))]
     heads, width, depth = (size if isinstance(size, int) else 0 for size in sizes)
     if not (heads and width and depth):
         return "how many heads it has, and how wide they are, is not known"
     hiding = form.hiding
     read = [*([hiding.value] if site.hides and hiding is not None else []), *form.biases]
-    stated = all(len(dims.get(value, ())) == RANK for value in read)
+    stated = all(len(dims_of(site.view, value)) == RANK for value in read)
     if not stated:
         return "its mask does not state batch and heads"
     if site.empty and (site.mask[1] != 1 or not (site.boolean or (hiding is not None and hiding.counts))):
         return "a row of its mask may hide every key, and not in each head alike"
     if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
         return "two of its operands are one"
-    if grouped and (found := _MultiHeadWriter(site, dims, heads, width, depth).grouped()) is not None:
+    if grouped and (found := _MultiHeadWriter(site, heads, width, depth).grouped()) is not None:
         return found
-    return _MultiHeadWriter(site, dims, heads, width, depth).replacement()
+    return _MultiHeadWriter(site, heads, width, depth).replacement()
 
 
 class _MultiHeadWriter(SeenRows):
@@ -92,9 +92,8 @@ class _MultiHeadWriter(SeenRows):
     `bases`: what the nodes read of queries, keys and values, and how they lie there.
     """
 
-    def __init__(self, site: FusibleAttention, dims: AllDims, heads: int, width: int, depth: int) -> None:
+    def __init__(self, site: FusibleAttention, heads: int, width: int, depth: int) -> None:
         super().__init__(site, typed=True)
-        self.dims = dims
         self.heads, self.width, self.depth = heads, width, depth
         self.bases: dict[str, _Base] = {}
         self.moves = self._moves()
@@ -115,7 +114,7 @@ class _MultiHeadWriter(SeenRows):
     def grouped(self) -> Replacement | None:
         """Return the node for keys and values shared by several heads, if there is one and it agrees."""
         site, form = self.site, self.site.form
-        groups, (batch, _, length, _) = site.keys.groups, self.dims.get(form.queries, ())
+        groups, (batch, _, length, _) = site.keys.groups, dims_of(self.site.view, form.queries)
         fewer = self.heads // groups
         sources = ((form.queries, self.heads), (site.keys.value, fewer), (site.values.value, fewer))
         reads = [self._packed(value, heads) for value, heads in sources]
@@ -124,7 +123,7 @@ class _MultiHeadWriter(SeenRows):
         if not site.causal or None in reads or self.width != self.depth or self.width > _WIDEST:
             return None
         rotations = [site.view.producer(value, ROTARY_KIND) for value in reads[:2]]
-        tables = _shared_tables(site.view, rotations, self.dims, (self.heads, fewer), self.width)
+        tables = _shared_tables(site.view, rotations, (self.heads, fewer), self.width)
         if self.width % (16 if tables else 8) or (any(rotations) and not tables):
             return None  # one rotation alone onnxruntime would fuse by itself, and crashes
         reads[:2] = [op.inputs[0] if op is not None else value for op, value in zip(rotations, reads, strict=False)]
@@ -176,8 +175,8 @@ class _MultiHeadWriter(SeenRows):
         reshape = None if transpose is None else only_reader(view, transpose.outputs[0], "Reshape")
         if transpose is None or permutation(transpose) != SWAP or reshape is None or reshape.outputs[0] is None:
             return ()
-        queries = self.dims.get(form.queries, ())
-        laid = self.dims.get(reshape.outputs[0], ())
+        queries = dims_of(self.site.view, form.queries)
+        laid = dims_of(self.site.view, reshape.outputs[0])
         fits = laid == (queries[0], queries[2], self.heads * self.depth) and None not in laid
         return (transpose, reshape) if fits else ()
 
@@ -229,7 +228,7 @@ class _MultiHeadWriter(SeenRows):
     def _merged(self, op: Op | None, heads: int) -> ValueId | None:
         if op is None:
             return None
-        before, after = (self.dims.get(value, ()) for value in (op.inputs[0], op.outputs[0]))
+        before, after = (dims_of(self.site.view, value) for value in (op.inputs[0], op.outputs[0]))
         return op.inputs[0] if _splits(before, after) and after[2] == heads else None
 
     def _base(self, value: ValueId, what: str, layout: str) -> str:
@@ -255,9 +254,7 @@ class _MultiHeadWriter(SeenRows):
         return self.before("Add", (bias, stem), f"{bias}{stem}_added") if bias else stem
 
 
-def _shared_tables(
-    view: View, rotations: Sequence[Op | None], dims: AllDims, heads: Sequence[int], width: int
-) -> list[str]:
+def _shared_tables(view: View, rotations: Sequence[Op | None], heads: Sequence[int], width: int) -> list[str]:
     """Return the cosines and sines of rotations from the first position on, if all have the same; else none.
 
     Rotations of other heads, or of a part of each, have none in common with the attention.
@@ -271,7 +268,7 @@ def _shared_tables(
     )
     if not plain or any(read != first for read in others) or number(view, first[0]) != 0:
         return []
-    whole = all(dims.get(value, ())[1:] == (width // 2,) for value in first[1:])
+    whole = all(dims_of(view, value)[1:] == (width // 2,) for value in first[1:])
     return [view.value_name(value) for value in first[1:] if value is not None] if whole else []
 
 

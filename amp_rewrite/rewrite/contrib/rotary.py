@@ -15,7 +15,7 @@ import numpy as np
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import number, orders
 from amp_rewrite.ir.patterns.match import ENTRY, X, anything, direct_match, op
-from amp_rewrite.ir.shapes import known_dims
+from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -93,8 +93,7 @@ def _first_alike(view: View, value: ValueId) -> ValueId:
 
 
 def _rotated(view: View, rotation: _Rotation, doubled: Callable[[ValueId, int], bool]) -> Replacement | str:
-    dims = known_dims(view)
-    whole, tables = dims.get(rotation.x, ()), [dims.get(v, ()) for v in (rotation.cos, rotation.sin)]
+    whole, tables = dims_of(view, rotation.x), [dims_of(view, v) for v in (rotation.cos, rotation.sin)]
     heads, width = (whole[1], whole[3]) if len(whole) == RANK else (None, None)
     if not isinstance(width, int) or not isinstance(heads, int) or width % 2:
         return "how many heads it has, and how wide they are, is not known"
@@ -114,7 +113,7 @@ def _stated(table: Dims, wanted: Dims) -> bool:
 def _doubled(view: View, value: ValueId, width: int) -> bool:
     """True if the first half of the last axis of a value equals the second."""
     for _ in range(_MOST_STEPS):
-        known, op = known_dims(view).get(value, ()), view.producer(value)
+        known, op = dims_of(view, value), view.producer(value)
         if known[-1:] != (width,):
             return False
         if op is not None and op.kind == "Concat" and len(op.operands) == 2:
@@ -133,18 +132,14 @@ def _doubled(view: View, value: ValueId, width: int) -> bool:
 
 def _picks_rows(view: View, op: Op) -> bool:
     """True for a Gather along the first of several axes."""
-    return (
-        op.kind == "Gather"
-        and not int_attribute(op.node, "axis", 0)
-        and len(known_dims(view).get(op.inputs[0], ())) > 1
-    )
+    return op.kind == "Gather" and not int_attribute(op.node, "axis", 0) and len(dims_of(view, op.inputs[0])) > 1
 
 
 def _split_from(view: View, rotation: _Rotation) -> ValueId | None:
-    split, dims = split_behind(view, rotation.x), known_dims(view)
+    split = split_behind(view, rotation.x)
     if split is None:
         return None
-    before, after = (dims.get(value, ()) for value in (split.inputs[0], split.outputs[0]))
+    before, after = (dims_of(view, value) for value in (split.inputs[0], split.outputs[0]))
     fits = len(before) == RANK - 1 and len(after) == RANK and before[:2] == after[:2] and None not in after
     return split.inputs[0] if fits else None
 

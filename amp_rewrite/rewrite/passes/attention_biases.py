@@ -19,7 +19,6 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.dataflow import exposed, number, only_reader
-from amp_rewrite.ir.shapes import known_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.build import drawn_operands
 from amp_rewrite.rewrite.attention.layout import RANK, carried
@@ -165,7 +164,7 @@ class _Bias:
         shape = context.shape(view, total.source) if total is not None else None
         if total is None or shape is None or value is None or shape[-1] is None:
             return None
-        marks = carried(view, known_dims(view), value, np.arange(shape[-1]), moves, port.axes)
+        marks = carried(view, value, np.arange(shape[-1]), moves, port.axes)
         return cls(total, reader, marks.reshape(-1)) if marks is not None else None
 
 
@@ -225,7 +224,7 @@ def _moved(view: View, context: Context, core: _Core, marks: Array, moves: Seque
     sizes = [(d or 0) if axis in core.values.axes else 1 for axis, d in enumerate(shape or ())]
     if not rank or math.prod(sizes) != marks.size:
         return None
-    return carried(view, known_dims(view), result, marks.reshape(sizes), moves, (rank - 1,))
+    return carried(view, result, marks.reshape(sizes), moves, (rank - 1,))
 
 
 class _BiasMover:

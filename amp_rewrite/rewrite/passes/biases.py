@@ -20,7 +20,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
 from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, only_reader, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
-from amp_rewrite.ir.shapes import known_dims
+from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.builder import Surroundings, new_node
@@ -189,7 +189,7 @@ def spread_gemms(view: View, context: Context) -> Iterator[Replacement]:
         if joins is None or parts is None or joins.scope != op.scope or tensor is None or not _flat(view, bias):
             continue
         result, read = parts.node.output[0], joins.node.input[0]
-        dims, before = (known_dims(view).get(value, ()) for value in (parts.outputs[0], joins.inputs[0]))
+        dims, before = (dims_of(view, value) for value in (parts.outputs[0], joins.inputs[0]))
         whole = (*dims[:-1], tensor.dims[0])
         if len(dims) < TOKEN_AXES or None in dims or dims[-1] != tensor.dims[1]:
             continue
