@@ -171,9 +171,9 @@ class Model:
         """
         if not isinstance(path, (str, os.PathLike)):
             raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
-        target, overwrite = Path(path), overwrite is True
-        how = store.Saving.of(target, self.path, self.nbytes, overwrite=overwrite, external_data=external_data)
-        how.save(self.proto, progress)
+        external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
+        read, overwrite = self.path, overwrite is True
+        store.save(self.proto, Path(path), progress, read=read, overwrite=overwrite, external_data=external)
 
     def to_proto(self) -> ModelProto:
         """Return a copy with every tensor in memory.

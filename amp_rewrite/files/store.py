@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -95,114 +94,105 @@ def _movable(tensor: TensorProto) -> bool:
     return is_stub(tensor) or tensor.HasField("raw_data") or kind.bits >= 8
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A model to write: to a path, with a data file or without.
+def save(
+    proto: ModelProto,
+    path: Path,
+    progress: Progress | None,
+    *,
+    read: Path | None,
+    overwrite: bool,
+    external_data: bool | str,
+) -> None:
+    """Write a model to a path, as `Model.save` says. `read`: the file that it came from."""
+    name = external_data if isinstance(external_data, str) else ""
+    if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
+        raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
+    if name and "." not in name:  # "no" or "false" must not become a file
+        fix = "give True, False, or the name of a file with its suffix, such as 'weights.data'"
+        raise PolicyError(f"external_data={name!r} is str; {fix}")
+    try:
+        check_target(path, overwrite)
+        kept = _read_on(proto, path, read)
+        sweep(path.parent)
+        with Sources() as sources, ExitStack() as undo:
+            written = _written(proto, path, external_data, sources, progress, undo)
+            with alone(path.parent):
+                check_target(path, overwrite)  # another process may have been faster
+                stale = [old for old in outdated(path, kept) if old not in written.values()]
+                for named in written.values():
+                    if named.name == name and os.path.lexists(named):
+                        _make_room(path, named, kept, overwrite=overwrite)
+                _commit(written, stale, undo)
+    except OSError as cause:
+        raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
-    `name`: that of the data file; "": after the model and its content. `read`: the file that the model came from.
+
+def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
+    """Source files of tensors not yet read. ModelError if the model is to replace one of them."""
+    if read is not None and replaces(path, read):
+        return frozenset()
+    kept = frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
+    if not path.is_symlink() and os.path.realpath(path) in kept:
+        raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
+    return kept
+
+
+def _written(
+    proto: ModelProto,
+    path: Path,
+    external_data: bool | str,
+    sources: Sources,
+    progress: Progress | None,
+    undo: ExitStack,
+) -> dict[Path, Path]:
+    """Write the files under temporary names; return the name of each, the model last."""
+    secret = secrets.token_hex(8)  # as long as the part of the hash that takes its place
+    location = f"{path.stem}.{secret}.data" if external_data is True else external_data or None
+    places = Destinations(sources, location)
+    body = wire.pieces(proto, places) or [proto.SerializeToString(deterministic=True)]
+    if (size := wire.total(body)) > LARGEST_FILE:
+        way = "" if external_data else "; use external data"
+        raise ModelError(f"cannot write {path}: {size} bytes are more than protobuf can read{way}")
+    written, names = _Written(size + wire.total(places.data), progress), dict[Path, Path]()
+    if places.data:
+        temporary, file = scratch(path, undo)
+        digest = hashlib.sha256()
+        written.write(file, places.data, digest.update)
+        own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
+        body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
+        names[temporary] = path.parent / str(location).replace(secret, named.decode())
+    temporary, file = scratch(path, undo)
+    written.write(file, body)
+    sources.confirm()
+    return names | {temporary: path}
+
+
+def _commit(written: Mapping[Path, Path], stale: Iterable[Path], undo: ExitStack) -> None:
+    """Rename the written files, and remove the data of the replaced model.
+
+    Only one process at a time may run this: a file outdated for one may have just been written by another.
     """
+    for temporary, named in written.items():
+        if not os.path.lexists(named):
+            undo.callback(named.unlink, missing_ok=True)
+        temporary.replace(named)
+    undo.pop_all()
+    _sync_folder(named.parent)
+    for old in stale:
+        with suppress(OSError):
+            old.unlink()
 
-    path: Path
-    read: Path | None
-    overwrite: bool
-    external: bool
-    name: str = ""
 
-    @classmethod
-    def of(
-        cls, path: Path, read: Path | None, nbytes: int, *, overwrite: bool, external_data: bool | str | None
-    ) -> Saving:
-        """Return how a model of `nbytes` is written. ModelError or PolicyError for impossible names of weights."""
-        name = external_data if isinstance(external_data, str) else ""
-        if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
-            raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
-        if name and "." not in name:  # "no" or "false" must not become a file
-            fix = "give True, False, or the name of a file with its suffix, such as 'weights.data'"
-            raise PolicyError(f"external_data={name!r} is str; {fix}")
-        external = nbytes > LARGEST_INLINE if external_data is None else bool(external_data)
-        return cls(path, read, overwrite, external, name)
-
-    def save(self, proto: ModelProto, progress: Progress | None) -> None:
-        """Write the model, as `Model.save` says."""
-        path = self.path
-        try:
-            check_target(path, self.overwrite)
-            kept = self._read_on(proto)
-            if not path.is_symlink() and os.path.realpath(path) in kept:
-                raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
-            sweep(path.parent)
-            with Sources() as sources, ExitStack() as undo:
-                written, data = self._written(proto, sources, progress, undo)
-                with alone(path.parent):
-                    check_target(path, self.overwrite)  # another process may have been faster
-                    self._commit(written, data, kept, undo)
-        except OSError as cause:
-            raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
-
-    def _read_on(self, proto: ModelProto) -> frozenset[str]:
-        """Source files of tensors not yet read."""
-        if self.read is not None and replaces(self.path, self.read):
-            return frozenset()
-        return frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
-
-    def _written(
-        self, proto: ModelProto, sources: Sources, progress: Progress | None, undo: ExitStack
-    ) -> tuple[Path, list[tuple[Path, Path]]]:
-        """Write the files under temporary names; return the model's, and both names of the data file, if any."""
-        secret = secrets.token_hex(8)  # as long as the part of the hash that takes its place
-        location = (self.name or f"{self.path.stem}.{secret}.data") if self.external else None
-        places = Destinations(sources, location)
-        body = wire.pieces(proto, places) or [proto.SerializeToString(deterministic=True)]
-        if (size := wire.total(body)) > LARGEST_FILE:
-            way = "" if self.external else "; use external data"
-            raise ModelError(f"cannot write {self.path}: {size} bytes are more than protobuf can read{way}")
-        written, data = _Written(size + wire.total(places.data), progress), []
-        if places.data:
-            temporary, file = scratch(self.path, undo)
-            digest = hashlib.sha256()
-            written.write(file, places.data, digest.update)
-            own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
-            body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
-            data = [(temporary, self.path.parent / str(location).replace(secret, named.decode()))]
-        temporary, file = scratch(self.path, undo)
-        written.write(file, body)
-        sources.confirm()
-        return temporary, data
-
-    def _commit(self, finished: Path, data: list[tuple[Path, Path]], kept: frozenset[str], undo: ExitStack) -> None:
-        """Rename the written files and remove the data of the replaced model, except files in `kept`.
-
-        Only one process at a time may run this: a file outdated for one may have just been written by another. Where a
-        data file takes the name of an older one, the model that reads that one goes first.
-        """
-        path = self.path
-        stale = [old for old in outdated(path, kept) if old not in (named for _, named in data)]
-        for _, named in data:
-            if self.name and os.path.lexists(named):
-                self._make_room(named, kept)
-        for written, named in [*data, (finished, path)]:
-            if not os.path.lexists(named):
-                undo.callback(named.unlink, missing_ok=True)
-            written.replace(named)
-        undo.pop_all()
-        _sync_folder(path.parent)
-        for old in stale:
-            with suppress(OSError):
-                old.unlink()
-
-    def _make_room(self, named: Path, kept: frozenset[str]) -> None:
-        """Remove the replaced model. ModelError if its data file has the name of a file that must stay."""
-        if named.is_dir() or not self.overwrite or os.path.realpath(named) in kept:
-            way = "name another" if self.overwrite else f"or replace it with {spelled('overwrite', True)}"
-            raise ModelError(
-                f"cannot write the weights of {self.path}: {named} exists; name other external data, {way}"
-            )
-        reader = next((other for other in models_beside(self.path) if named in data_files(other)), None)
-        if reader is not None:
-            raise ModelError(
-                f"cannot write the weights of {self.path}: {reader} reads {named}; name other external data"
-            )
-        self.path.unlink(missing_ok=True)
+def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool) -> None:
+    """Remove a model whose data file is to be replaced first. ModelError if that file must stay."""
+    refused = f"cannot write the weights of {path}: "
+    if named.is_dir() or not overwrite or os.path.realpath(named) in kept:
+        way = "name another" if overwrite else f"or replace it with {spelled('overwrite', True)}"
+        raise ModelError(f"{refused}{named} exists; name other external data, {way}")
+    reader = next((other for other in models_beside(path) if named in data_files(other)), None)
+    if reader is not None:
+        raise ModelError(f"{refused}{reader} reads {named}; name other external data")
+    path.unlink(missing_ok=True)
 
 
 class _Written:

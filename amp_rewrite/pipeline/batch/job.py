@@ -20,7 +20,7 @@ from typing import Any
 from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
 from amp_rewrite.files.disk import make_folder, name_of, url_of
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.store import Saving
+from amp_rewrite.files.store import LARGEST_INLINE
 from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.convert import Guidance
@@ -143,8 +143,8 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
         make_folder(path)
         if not job.overwrite:
             _check_own(path, known)
-        how = Saving.of(path, model.path, converted.result.nbytes, overwrite=True, external_data=job.external_data)
-        if how.external:
-            how = replace(how, name=f"{job.target.name}_data")  # as optimum and transformers.js name weights
-        how.save(converted.result.proto, None)
+        result = converted.result
+        external = result.nbytes > LARGEST_INLINE if job.external_data is None else job.external_data
+        weights = f"{job.target.name}_data"  # as optimum and transformers.js name them
+        result.save(path, overwrite=True, external_data=external and weights)
     return replace(outcome, made=_made(target))
