@@ -46,9 +46,9 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
         out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
         out.ClearField("training_info")  # neither the checker nor inference reads it
         _main_inputs(out.graph)
-        _fill_graph(out.graph, _opset(out))
+        _fill(out.graph, _opset(out))
         for function in out.functions:
-            _fill_nodes(function, _opset(function))
+            _fill(function, _opset(function))
             for attribute in function.attribute_proto:
                 _fill_attribute(attribute, _opset(function))
     _stand_in(out)
@@ -126,27 +126,22 @@ def _main_inputs(graph: GraphProto) -> None:
     refill(graph, "initializer", [t for t in graph.initializer if not is_stub(t)])
 
 
-def _fill_graph(graph: GraphProto, opset: int) -> None:
-    _fill_nodes(graph, opset)
-    hollow = [t for t in graph.initializer if is_stub(t)]
+def _fill(holder: GraphProto | FunctionProto, opset: int) -> None:
+    sparse = opset >= _SPARSE_CONSTANT
     constants: list[NodeProto] = []
-    for tensor in hollow:
-        if opset >= _SPARSE_CONSTANT and DType(tensor.data_type) in _ALWAYS:
-            constant = NodeProto(op_type="Constant", output=[tensor.name])
-            _set_sparse(constant.attribute.add(), tensor)
-            constants.append(constant)
+    for tensor in filter(is_stub, holder.initializer if isinstance(holder, GraphProto) else ()):
+        if sparse and DType(tensor.data_type) in _ALWAYS:
+            constants.append(NodeProto(op_type="Constant", output=[tensor.name]))
+            _set_sparse(constants[-1].attribute.add(), tensor)
         else:
             _zero(tensor)
     if constants:
-        refill(graph, "initializer", [t for t in graph.initializer if not is_stub(t)])
-        refill(graph, "node", [*constants, *graph.node])
-
-
-def _fill_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
+        refill(holder, "initializer", [t for t in holder.initializer if not is_stub(t)])
+        refill(holder, "node", [*constants, *holder.node])
     for node in holder.node:
         constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx")
         for attribute in node.attribute:
-            if constant and opset >= _SPARSE_CONSTANT and attribute.HasField("t") and is_stub(attribute.t):
+            if constant and sparse and attribute.HasField("t") and is_stub(attribute.t):
                 _set_sparse(attribute, attribute.t)
             else:
                 _fill_attribute(attribute, opset)
@@ -157,7 +152,7 @@ def _fill_attribute(attribute: AttributeProto, opset: int) -> None:
         if is_stub(tensor):
             _zero(tensor)
     for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-        _fill_graph(graph, opset)
+        _fill(graph, opset)
 
 
 def _set_sparse(attribute: AttributeProto, tensor: TensorProto) -> None:
