@@ -81,14 +81,11 @@ def test_what_reads_no_model_imports_nothing_that_is_slow(model: str, words: lis
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
-def test_no_word_at_all_is_a_usage_error_that_shows_the_help() -> None:
+def test_no_word_is_a_usage_error_that_shows_the_help_and_the_version_is_one_line() -> None:
     done = run()
 
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: amp-rewrite [OPTIONS] COMMAND [ARGS]...\n")
-
-
-def test_the_version_is_one_line() -> None:
     assert run("--version").output == "amp-rewrite 0.1.0\n"
 
 

@@ -89,12 +89,15 @@ note: `amp-rewrite locate` names the op that the error comes from
 """
 
 
-def test_verify_compares_the_outputs_asked_for() -> None:
+def test_nan_on_both_sides_and_the_outputs_to_compare_are_what_is_asked_for() -> None:
     words = ("verify", "wide.onnx", "wide.onnx", "--data", "small.npz", "--set", "rtol=0")
     assert outcome(*words)[1].endswith("ok: 6 values compared in 2 outputs and 1 batch\n")
     assert outcome(*words, "--only", "y")[1].endswith(
         "ok: 3 values compared in 1 output and 1 batch\nnote: not compared: output 'z'\n"
     )
+    words = ("verify", "nan.onnx", "nan.onnx", "--random", "--set", "rtol=0", "--only", "y")
+    assert [run(*words).exit_code, run(*words, "--equal-nan").exit_code] == [1, 0]
+    assert "note: NaN on both sides counts as equal" in run(*words, "--equal-nan").output
 
 
 LOCATED = """\
@@ -248,11 +251,8 @@ net.onnx: ranges for float16
 """
 
 
-def test_ranges_go_to_a_file_and_a_table_to_stdout() -> None:
+def test_ranges_go_to_a_file_given_or_beside_the_model_and_a_table_to_stdout() -> None:
     assert outcome("calibrate", "net.onnx", "--data", "net.npz", "-o", "r.json") == (0, SHOWN, "wrote r.json\n")
-
-
-def test_without_an_output_ranges_go_to_a_file_beside_the_model() -> None:
     Path("sub").mkdir()
     Path("net.onnx").rename("sub/net.onnx")
     words = ("calibrate", "sub/net.onnx", "--data", "net.npz")
@@ -297,12 +297,6 @@ def test_random_integers_are_drawn_from_the_range_given() -> None:
     assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,2", "-o", "two.json").exit_code == 0
     assert run("calibrate", "lookup.onnx", "--random", "--set", "int-range=ids=0,3", "-o", "three.json").exit_code == 0
     assert (largest("two.json"), largest("three.json")) == (20, 300)
-
-
-def test_nan_on_both_sides_passes_only_where_that_is_meant() -> None:
-    words = ("verify", "nan.onnx", "nan.onnx", "--random", "--set", "rtol=0", "--only", "y")
-    assert [run(*words).exit_code, run(*words, "--equal-nan").exit_code] == [1, 0]
-    assert "note: NaN on both sides counts as equal" in run(*words, "--equal-nan").output
 
 
 # -- bench ---------------------------------------------------------------------------------------------

@@ -41,21 +41,15 @@ def test_the_advice_of_a_verdict_runs_as_it_is_printed() -> None:
     assert {row["step"] for row in json.loads(Path("v.json").read_text())["rows"]} == set(range(100))
 
 
-def test_calibrate_measures_all_steps() -> None:
+def test_calibrate_convert_and_settings_take_feedback() -> None:
     done = run("calibrate", "sum.onnx", "--data", "many.npz", "--feedback", "hn=h", "-o", "r.json")
     assert done.exit_code == 0, done.stderr
     ranges = json.loads(Path("r.json").read_text())
     assert (ranges["values"]["hn"]["absmax"], ranges["batches"]) == (6, 4)
-
-
-def test_a_conversion_takes_keys() -> None:
     words = ("leaky.onnx", "--target", "onnx", "--tolerance", "1e-2", "--data", "one.npz", "--dry-run")
     plain, fed = run(*words), run(*words, "-v", *KEYS)
     assert "without --set feedback=hn=h this does not show the hundredth step" in plain.stdout
     assert "repair: 1 of" in fed.stdout and "300 steps each, hn fed back to h" in fed.stdout, fed.stdout
-
-
-def test_a_settings_file_may_name_them() -> None:
     Path("amp.toml").write_text('data = "one.npz"\nfeedback = "hn=h"\nsteps = 300\ntolerance = 0.01\n')
     assert run("verify", "leaky.onnx", "low.onnx").exit_code == 1
     assert run("bench", "leaky.onnx", "--rounds", "1", "--no-memory").exit_code == 0

@@ -191,19 +191,13 @@ def test_the_line_that_saves_inputs_is_python(name: str, model: str) -> None:
     assert run("verify", model, "net.float16.onnx", "--data", "batches.npz", "--tolerance", "1").exit_code == 0
 
 
-def test_the_next_command_keeps_all_options_and_names_a_second_file_as_output(model: str) -> None:
+def test_the_next_command_keeps_all_options_and_is_none_after_a_repair_by_real_data(model: str) -> None:
     *_, command = closing(model, "out.onnx", "--keep", "op=*", "--io=low")
     words = "--keep 'op=*' --io=low --target onnx -o out.onnx --data batches.npz --tolerance 1e-2 --overwrite"
     assert command == f"next: amp-rewrite net.onnx {words}"
-
-
-def test_a_conversion_guarded_by_ranges_says_that_no_outputs_were_compared(model: str) -> None:
     words, command = closing(model, "--dry-run", "--data", "d.npz")
     assert words == "checked on 1 batch (d.npz): only ranges; add a tolerance to compare outputs"
     assert command == "next: amp-rewrite net.onnx --dry-run --data d.npz --target onnx --tolerance 1e-2"
-
-
-def test_a_repair_by_real_data_needs_no_next_command(model: str) -> None:
     words, *more = closing(model, "--dry-run", "--data", "d.npz", "--tolerance", "0.01")
     assert words.startswith("checked on 1 batch (d.npz): repaired by keeping 1 region in float32, largest error 0.")
     assert "passes if error ≤ 0.01 of the output's largest value" in words
@@ -267,17 +261,14 @@ def test_a_dimension_that_tells_nothing_needs_a_shape() -> None:
 # -- settings from a file -----------------------------------------------------------------------------------
 
 
-def test_the_report_names_the_settings_that_a_file_changed(model: str) -> None:
+def test_the_report_names_the_settings_of_a_file_but_not_its_folder(model: str, folder: Path) -> None:
     Path("amp.toml").write_text('to = "bfloat16"\nlevel = "default"\n')
     head = run(model, "--dry-run", "--report", "r.json").stdout
     assert "  config   to = bfloat16, from ./amp.toml\n" in head
     assert json.loads(Path("r.json").read_text())["model"]["config"] == "to = bfloat16, from ./amp.toml"
     assert "  config   to = bfloat16, from ./amp.toml\n" in run("report", "r.json").stdout
-
-
-def test_no_folder_of_a_settings_file_is_in_a_report(model: str, folder: Path) -> None:
     (folder / "far").mkdir()
     (folder / "far" / "own.toml").write_text('keep = ["op=Add"]\n')
     shown = run(model, "--dry-run", "--config", str(folder / "far" / "own.toml")).stdout
     assert "keep = op=Add, from own.toml\n" in shown
-    assert files() == ["d.npz", "far", "net.onnx"]
+    assert files() == ["amp.toml", "d.npz", "far", "net.onnx", "r.json"]

@@ -85,11 +85,13 @@ def test_every_argument_of_the_other_converter_is_taken_at_its_place(peer: dict)
             assert theirs[name] == ("" if default is inspect.Parameter.empty else str(default)), name
 
 
-def test_without_arguments_the_products_are_lowered_and_the_source_stays() -> None:
+def test_products_are_lowered_the_source_stays_and_op_types_may_be_blocked() -> None:
     source = model()
     before = source.SerializeToString()
     assert weight_types(convert_float_to_float16(source)) == {"first": HALF, "second": HALF}
     assert source.SerializeToString() == before
+    half = convert_float_to_float16(model(), op_block_list=[*DEFAULT_OP_BLOCK_LIST, "MatMul", "RoiAlign"])
+    assert weight_types(half) == {"first": FULL, "second": FULL}
 
 
 @pytest.mark.parametrize("name", ["first", "layer[0], MatMul=1*", "re:x"])
@@ -98,11 +100,6 @@ def test_a_blocked_node_stays_float32_whatever_characters_its_name_has(name: str
         warnings.simplefilter("error")
         half = convert_float_to_float16(model(first=name), node_block_list=[name])
     assert weight_types(half) == {name: FULL, "second": HALF}
-
-
-def test_blocked_op_types_add_to_the_shipped_lists_and_need_not_occur() -> None:
-    half = convert_float_to_float16(model(), op_block_list=[*DEFAULT_OP_BLOCK_LIST, "MatMul", "RoiAlign"])
-    assert weight_types(half) == {"first": FULL, "second": FULL}
 
 
 @pytest.mark.parametrize(

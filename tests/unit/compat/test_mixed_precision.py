@@ -52,9 +52,6 @@ def test_outputs_that_no_choice_brings_near_are_a_value_error() -> None:
         auto_convert_mixed_precision(model(), BATCH, rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match=r"validation failed: .*keep_io_types=True"):
         auto_convert_mixed_precision(model(), BATCH, lambda a, b: a[0] is b[0] or np.array_equal(a[0], b[0]))
-
-
-def test_a_validate_fn_that_refuses_the_float32_model_is_a_value_error() -> None:
     with pytest.raises(ValueError, match=r"float32 model itself; fix validate_fn"):
         auto_convert_mixed_precision(model(), BATCH, lambda a, b: False)
 

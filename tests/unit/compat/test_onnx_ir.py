@@ -78,15 +78,12 @@ def test_a_weight_that_stays_is_the_tensor_of_the_given_model() -> None:
     assert kept.model.graph.initializers["w"].const_value is source.graph.initializers["w"].const_value
 
 
-def test_tensors_in_every_place_come_back() -> None:
+def test_tensors_in_every_place_and_those_of_callers_come_back() -> None:
     proto = with_weights_everywhere()
     for tensor in wire.tensors(proto):
         del tensor.metadata_props[:]  # of a TensorProto onnx_ir writes them twice
     source = ir.from_proto(proto)
     assert ir.to_proto(to_ir(Model.load(source))) == ir.to_proto(source)
-
-
-def test_a_function_keeps_a_tensor_that_its_caller_gives() -> None:
     proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "f": 1]>
       g (float[2] x) => (float[2] y) { y = f.shifted <by: tensor = float[2] {1, 2}> (x) }
       <domain: "f", opset_import: ["": 21]> shifted <by> (x) => (y) { c = Constant <value: tensor = @by> ()
@@ -104,7 +101,7 @@ def test_metadata_of_the_proto_are_kept() -> None:
     assert [n.op_type for n in half.graph.all_nodes() if n.metadata_props.get("layer") == "encoder.0"] == ["MatMul"]
 
 
-def test_an_unknown_value_of_an_option_fails_where_the_pass_is_made() -> None:
+def test_an_unknown_value_fails_where_the_pass_is_made_and_other_models_are_refused() -> None:
     with pytest.raises(PolicyError, match="int3"):
         MixedPrecision(to="int3")
     with pytest.raises(ListError):
@@ -112,9 +109,6 @@ def test_an_unknown_value_of_an_option_fails_where_the_pass_is_made() -> None:
     with pytest.raises(ir.passes.PassError) as caught:
         Sequential(MixedPrecision(keep=["op=Nothing"]))(ir.load(VIT))
     assert isinstance(caught.value.__cause__, PatternError)
-
-
-def test_what_is_no_program_of_onnx_ir_is_refused_with_the_way_out() -> None:
     with pytest.raises(PolicyError, match=r"ModelProto is not an ONNXProgram .* use amp_rewrite\.convert"):
         convert_program(onnx.load(VIT))
 

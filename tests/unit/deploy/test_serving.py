@@ -128,13 +128,13 @@ def test_performance_may_be_ignored_by_environment_and_the_argument_wins(
     assert quietly(mlp(), policy="mixed_float16", ignore_performance=argument).converted is converted
 
 
-def test_a_cuda_graph_needs_cuda() -> None:
+def test_a_cuda_graph_and_a_provider_that_does_not_open_are_told() -> None:
     for options in ({"cuda_graph": True}, {"providers": [(CUDA, {"enable_cuda_graph": 1}), CPU]}):
         notes = quietly(mlp(), **options).notes
         assert notes[-1] == f"the model runs without a CUDA graph: it runs on {CPU}"
-
-
-def test_a_model_in_which_nothing_can_be_lowered_is_told() -> None:
+    session = quietly(mlp(), providers=[CUDA, CPU])
+    assert session.notes == (f"the model runs on {CPU}: {NO_GPU.absence}",)
+    assert (session.provider, session.get_providers()) == (CPU, [CPU])
     session = quietly(mlp(), policy="mixed_float16", ignore_performance=True, keep="op=MatMul")
     assert session.notes == (f"the model is not converted and runs as it is, on {CPU}: nothing in it can be lowered",)
 
@@ -202,12 +202,6 @@ def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.Monke
 
 
 # -- providers -----------------------------------------------------------------------------------------
-
-
-def test_a_provider_that_was_asked_for_and_does_not_open_is_told() -> None:
-    session = quietly(mlp(), providers=[CUDA, CPU])
-    assert session.notes == (f"the model runs on {CPU}: {NO_GPU.absence}",)
-    assert (session.provider, session.get_providers()) == (CPU, [CPU])
 
 
 # -- the cache -----------------------------------------------------------------------------------------
@@ -308,7 +302,7 @@ def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: 
 # -- running -------------------------------------------------------------------------------------------
 
 
-def test_a_session_runs_as_onnxruntimes_own_does() -> None:
+def test_what_is_bound_again_must_have_its_shape_and_a_session_runs_as_onnxruntimes() -> None:
     session = Session(mlp())
     x = np.eye(2, 8, dtype=np.float32)
     (listed,) = session.run(None, {"x": x})
@@ -318,6 +312,12 @@ def test_a_session_runs_as_onnxruntimes_own_does() -> None:
     assert [(port.name, port.type, port.shape) for port in session.get_inputs()] == [("x", "tensor(float)", [2, 8])]
     assert [port.name for port in session.get_outputs()] == ["y"]
     np.testing.assert_array_equal(session.inner.run(None, {"x": x})[0], listed)
+    binding = Session(mlp()).bind({"x": np.eye(2, 8, dtype=np.float32)})
+    with pytest.raises(ModelError) as error:
+        binding.feed({"x": np.eye(3, dtype=np.float32)})
+    assert str(error.value) == ("input 'x' is bound as float32[2, 8], not float32[3, 3]; bind again for another shape")
+    with pytest.raises(ModelError, match=r"^input 'z' is not bound; bound are 'x'$"):
+        binding.feed({"z": np.eye(2, 8, dtype=np.float32)})
 
 
 LOW = """<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2] b, float16[2] h) => (bfloat16[2] c, float16[2] i)
@@ -342,15 +342,6 @@ def test_what_cannot_be_bound_is_told(feeds: Any, outputs: list[str] | None, mes
     with pytest.raises(ModelError) as error:
         Session(mlp()).bind(feeds, outputs)
     assert str(error.value) == message
-
-
-def test_what_is_fed_again_must_have_the_shape_and_type_that_was_bound() -> None:
-    binding = Session(mlp()).bind({"x": np.eye(2, 8, dtype=np.float32)})
-    with pytest.raises(ModelError) as error:
-        binding.feed({"x": np.eye(3, dtype=np.float32)})
-    assert str(error.value) == ("input 'x' is bound as float32[2, 8], not float32[3, 3]; bind again for another shape")
-    with pytest.raises(ModelError, match=r"^input 'z' is not bound; bound are 'x'$"):
-        binding.feed({"z": np.eye(2, 8, dtype=np.float32)})
 
 
 # -- on a CUDA provider that computes nothing ----------------------------------------------------------

@@ -31,16 +31,13 @@ def found(a: Any, b: Any, **more: Any) -> dict[str, Difference]:
 # -- maps --------------------------------------------------------------------------------------------------
 
 
-def test_a_sequence_of_maps_is_judged_as_the_matrix_of_its_values() -> None:
+def test_maps_are_judged_by_key_in_any_order_and_a_sequence_of_them_as_a_matrix() -> None:
     other = [{"cat": 0.25, "dog": 0.72}, {"cat": 0.5, "dog": 0.5}]
     ((part, difference),) = found(NAMES, other).items()
     assert (part, difference.ok, difference.compared, difference.where) == ("", False, 4, (0, "dog"))
     assert (difference.reference, difference.candidate) == ("0.75", "0.72")
     assert difference.score == pytest.approx(0.04)  # 0.03 of 0.75, the largest value of all maps
     assert found(NAMES, NAMES)[""].ok
-
-
-def test_a_map_alone_is_judged_by_key_in_any_order() -> None:
     (difference,) = found({1: 2.0, 2: 4.0}, {2: 5.0, 1: 2.0}).values()
     assert (difference.ok, difference.where) == (False, (2,))
     assert found({1: 2.0, 2: 4.0}, {2: 4.0, 1: 2.0})[""].ok

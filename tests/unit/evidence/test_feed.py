@@ -90,20 +90,14 @@ def test_batches_may_be_given_as(case: str, tmp_path: Path) -> None:
     assert feed.origin == (source.name if isinstance(source, Path) else feed.origin)
 
 
-def test_inputs_with_a_default_may_be_left_out() -> None:
+def test_inputs_with_a_default_may_be_left_out_and_labels_behind_arrays_are_noted() -> None:
     model = parsed("float[3] x, float[3] w")
     model.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
     same(Feed.of({"x": X[0]}, model), {"x": X[0]})
-
-
-def test_labels_after_the_arrays_are_left_out_and_noted() -> None:
     one = parsed("float[n, 3] x")
     feed = Feed.of([(X, I)], one)
     same(feed, {"x": X})
     assert feed.notes == ("1 array after those for 'x' not fed: the model has no other input",)
-
-
-def test_an_array_that_may_be_a_label_or_an_input_is_refused() -> None:
     two = parsed("float[n, 3] x, float[3] w")
     two.proto.graph.initializer.add(name="w", data_type=1, dims=[3])
     assert refusal([(X, X[0])], two) == (
@@ -277,25 +271,19 @@ def test_safe_casts_are_done_and_noted(given: Any, taken: Any, stated: str) -> N
     assert feed.notes == (f"x: {np.dtype(given)} cast to {spelled}",)
 
 
-def test_bfloat16_is_fed_as_it_is_also_from_a_file(tmp_path: Path) -> None:
+def test_bfloat16_strings_and_sequences_are_fed_as_they_are_also_from_files(tmp_path: Path) -> None:
     """numpy writes it as two bytes of nothing in particular."""
     value = np.array([1.5, -2], ml_dtypes.bfloat16)
     model = parsed("bfloat16[2] x")
     same(Feed.of({"x": value}, model), {"x": value})
     np.savez(tmp_path / "d.npz", x=value)
     same(Feed.of(tmp_path / "d.npz", model), {"x": value})
-
-
-def test_strings_are_fed_as_objects(tmp_path: Path) -> None:
     model = parsed("string[2] t")
     np.savez(tmp_path / "d.npz", t=np.array(["a", "bc"]))
     same(Feed.of(tmp_path / "d.npz", model), {"t": np.array(["a", "bc"], object)})
     assert refusal({"t": I}, model) == (
         "input 't' of batch 0 is int64, and the input takes strings; give an array of str"
     )
-
-
-def test_the_tensors_of_a_sequence_may_differ_in_length() -> None:
     given = [X[0], X[1, :2]]
     (batch,) = Feed.of({"s": given}, parsed("seq(float[N]) s"))
     assert batch["s"] is given
@@ -409,11 +397,16 @@ def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, byt
     assert refusal(path, ONE).startswith(message.replace("{path}", str(path)))
 
 
-def test_a_zip_bomb_is_refused_by_its_declared_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_bombs_are_refused_by_their_size_and_pipes_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = written(tmp_path / "d.npz", {"x.npy": stored(np.zeros(1 << 22, np.float32))}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 1 << 16
     monkeypatch.setattr("amp_rewrite.evidence.data.sources.LIMIT", 1 << 20)
     assert refusal(path, ONE) == f"{path} needs 16777344 bytes for one batch, more than the 1048576 allowed"
+    path = tmp_path / "pipe.npz"
+    os.mkfifo(path)
+    assert refusal(path).startswith(f"cannot read {path}: it is not a regular file; name a .npz file")
 
 
 def tampered(path: Path, change: Callable[[bytearray], None], compression: int = zipfile.ZIP_STORED) -> Path:
@@ -461,9 +454,3 @@ def test_a_path_that_is_no_data_is_refused(tmp_path: Path, make: Callable[[Path]
     path = tmp_path / "d.csv"
     make(path)
     assert refusal(path).startswith(message.replace("{path}", str(path)))
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "d.npz"
-    os.mkfifo(path)
-    assert refusal(path).startswith(f"cannot read {path}: it is not a regular file; name a .npz file")

@@ -66,12 +66,20 @@ def findings(model: ModelProto, ranges: Ranges, **options: object) -> list[tuple
     return [(f.kind, f.subject, f.message) for f in found if f.kind != "calibrated"]
 
 
-def test_values_that_fit_pin_nothing_and_the_report_says_on_what_data() -> None:
+def test_the_report_says_on_what_data_values_fit_and_that_random_data_is_random() -> None:
     report = converted(chain(), seen(chain())).report
 
     assert [row.dtype for row in report.rows] == ["float16"] * 5
     assert [(f.kind, f.subject, f.message) for f in report.findings] == [
         ("calibrated", "data.npz", "3 batches, headroom 2")
+    ]
+    report = converted(chain(), replace(seen(chain()), random=True, origin="random, seed 0")).report
+
+    assert [(f.subject, f.message) for f in report.findings] == [
+        (
+            "random, seed 0",
+            "3 batches, headroom 2; random data is not real data: calibrate with yours before you rely on this",
+        )
     ]
 
 
@@ -180,11 +188,14 @@ def test_an_op_of_a_half_model_is_raised() -> None:
     ]
 
 
-def test_ranges_may_come_from_their_file(tmp_path: Path) -> None:
+def test_ranges_come_from_a_file_and_are_those_of_the_type(tmp_path: Path) -> None:
     ranges = seen(chain(), c=1e5)
     ranges.save(tmp_path / "ranges.json")
     from_file = amp_rewrite.convert(chain(), target="onnx", shift="none", ranges=tmp_path / "ranges.json")
     assert from_file.report == converted(chain(), ranges).report
+    with pytest.raises(PolicyError) as error:
+        converted(chain(), seen(chain(), to="bfloat16"))
+    assert str(error.value) == "the ranges are for bfloat16, not for float16; calibrate with to='float16'"
 
 
 # -- bad input ---------------------------------------------------------------------------------------
@@ -195,20 +206,3 @@ def test_a_headroom_must_leave_room(headroom: float, said: str) -> None:
     with pytest.raises(PolicyError) as error:
         converted(chain(), seen(chain()), headroom=headroom)
     assert str(error.value) == f"a headroom of {said} leaves nothing to spare; use a number above 1, as in 2"
-
-
-def test_ranges_of_another_type_are_refused() -> None:
-    with pytest.raises(PolicyError) as error:
-        converted(chain(), seen(chain(), to="bfloat16"))
-    assert str(error.value) == "the ranges are for bfloat16, not for float16; calibrate with to='float16'"
-
-
-def test_random_data_is_said_to_be_random() -> None:
-    report = converted(chain(), replace(seen(chain()), random=True, origin="random, seed 0")).report
-
-    assert [(f.subject, f.message) for f in report.findings] == [
-        (
-            "random, seed 0",
-            "3 batches, headroom 2; random data is not real data: calibrate with yours before you rely on this",
-        )
-    ]

@@ -58,13 +58,10 @@ TEXT = """{
 # -- the file ------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_one_value_a_line_and_comes_back_equal() -> None:
+def test_the_file_is_one_value_a_line_comes_back_equal_and_fits_its_schema() -> None:
     assert RANGES.to_json() == TEXT
     assert Ranges.from_json(TEXT, "r.json") == RANGES
     assert list(Ranges.from_json(TEXT, "r.json").values) == list(RANGES.values)
-
-
-def test_the_schema_in_the_docs_describes_the_file() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     schema = json.loads((ROOT / "docs" / "reference" / "ranges.schema.json").read_text("utf-8"))
     content = json.loads(TEXT)

@@ -137,15 +137,12 @@ SEQUENCES = """g (float[2] a, float[2] b) => (float[n] y, float[2] z) {
 }"""
 
 
-def test_sequences_are_untapped_and_what_is_taken_out_of_them_is_not() -> None:
+def test_sequences_and_bodies_without_results_are_untapped_by_name() -> None:
     view = view_of(SEQUENCES)
     a, b = np.float32([1, 2]), np.float32([3, 4e5])
 
     assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken out of it are measured"}
     assert measured(view, {"a": a, "b": b}) == {"a": seen(a), "b": seen(b), "y": seen(a, b), "z": seen(a)}
-
-
-def test_bodies_that_nothing_is_carried_out_of_are_untapped_by_name() -> None:
     view = view_of("""g (float[1,3,2] x) => (float[1,3,2] y) {
         [old] y = Scan <num_scan_inputs = 1, body = b (float[2] e) => (float[2] f) { f = Exp (e) }> ("", x)
     }""", 8)  # fmt: skip
@@ -167,7 +164,7 @@ LOOP = """g (int64 trips, float[2] x) => (float[2] y, float[k,2] all) {
 }"""
 
 
-def test_a_loops_trips_are_merged() -> None:
+def test_a_loops_trips_are_merged_and_one_of_none_saw_nothing() -> None:
     x = np.float32([2, 0.5])
     s = [x, x**2, x**4]
 
@@ -177,9 +174,6 @@ def test_a_loops_trips_are_merged() -> None:
     assert found["loop/body:t"] == seen(*(v**2 for v in s)) == replace(found["loop/body:t"], absmax=256.0)
     assert found["loop/body:u"] == found["all"]
     assert found["y"] == seen(x**8)
-
-
-def test_a_loop_of_no_trips_saw_nothing() -> None:
     x = np.float32([2, 0.5])
 
     found = measured(view_of(LOOP), {"trips": np.array(0), "x": x})

@@ -83,25 +83,26 @@ def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Criterion) -> No
 MANY = 20_000
 
 
-def test_many_ranges_leave_the_tightest() -> None:
+def test_many_ranges_leave_the_tightest_and_the_fill_of_a_mask_raises_no_alarm() -> None:
     values = {f"v{i}": Fit(9, 0, 2.0 + i % 7, 0.5 / (1 + i % 5)) for i in range(MANY)} | {"big": Fit(9, 0, 7e4, 1.0, 3)}
     figure = ranges_figure(values, DType.FLOAT16, "1 batch")
     checked(figure)
     assert (rows(figure)[0][0], len(rows(figure))) == ("big", 500) and f"{MANY + 1} values" in figure.lead
     assert len(written(figure.drawing)) < 300_000
-
-
-def test_the_fill_of_a_mask_raises_no_alarm() -> None:
     figure = ranges_figure({"mask": Fit(9, 0, DType.FLOAT.max, 1.0, 3), "x": Fit(9, 0, 9.0, 1.0)}, DType.FLOAT16, "d")
     assert "not fit" not in figure.lead and "The tightest is x" in figure.lead
     assert 'class="span high"' not in written(figure.drawing)
 
 
-def test_many_outputs_leave_the_worst() -> None:
+def test_many_outputs_leave_the_worst_and_caveats_stand_below() -> None:
     scores = [scored(f"y{i}", batch, i * 1e-4, None, i < 90, "off") for i in range(100) for batch in range(3)]
     figure = outputs(scores, 0.009, "failed")
     checked(figure)
     assert {row[0] for row in rows(figure)} == {f"y{i}" for i in range(60, 100)} and "worst are listed" in figure.lead
+    html = written(outputs([], notes=("random data show little", "<i>NaN</i>")).drawing)
+    assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in html
+    (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
+    assert rows(figure) == [["to", "float16", "bfloat16"]]
 
 
 # -- what is said --------------------------------------------------------------------------------------
@@ -119,13 +120,6 @@ def test_the_tightest_value_is_named_with_its_headroom(fit: Fit, words: str) -> 
     figure = ranges_figure({"wide": Fit(9, 0, 2.0, 1.0), "tight": fit}, DType.FLOAT16, "1 batch")
     assert f"The tightest is tight: 1 to {fit.absmax:.0f}, {words}." in figure.lead
     assert [row[0] for row in rows(figure)] == ["tight", "wide"]
-
-
-def test_caveats_and_settings_stand_below_their_figures() -> None:
-    html = written(outputs([], notes=("random data show little", "<i>NaN</i>")).drawing)
-    assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in html
-    (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
-    assert rows(figure) == [["to", "float16", "bfloat16"]]
 
 
 def test_names_of_any_length_leave_sentences_readable() -> None:

@@ -84,11 +84,8 @@ def layers(paths: list[tuple[str, ...]], edges: list[tuple[int, int]]) -> list[i
     return places[::2]
 
 
-def test_a_part_lies_below_what_it_reads_and_a_source_above_its_readers() -> None:
+def test_layers_follow_what_is_read_also_between_scopes_that_read_each_other() -> None:
     assert layers([()] * 4, [(0, 1), (1, 2), (3, 2)])[:4] == [0, 1, 2, 1]
-
-
-def test_scopes_that_read_each_other_have_layers_too() -> None:
     assert sorted(layers([("a",), ("b",), ("a",), ("b",)], [(0, 1), (1, 2), (2, 3)])[-2:]) == [0, 1]
 
 
@@ -149,11 +146,15 @@ def test_a_page_of_a_report_in_a_file_lacks_what_the_model_tells() -> None:
     assert drawn(read) == alone
 
 
-def test_findings_are_cards_with_what_to_do() -> None:
+def test_findings_are_cards_with_what_to_do_and_a_fill_that_only_selects_is_a_fact() -> None:
     large = build("y=MatMul(x,w)", ["y"], constants={"w": np.full((8, 8), 1e6)})
     (card,) = convert(large, safety="none").figures()[0].drawing.iterfind("div/article[@class='card finding warning']")
     text = "".join(card.itertext())
     assert text.startswith("saturated") and "It means: harmless in a mask, an error elsewhereTo do: --keep" in text
+    summary = convert(exported(BERT)).figures()[0].drawing
+    notes = ["".join(card.itertext()) for card in summary.iter("article") if card.get("class") == "card finding note"]
+    (card,) = (note for note in notes if note.startswith("saturated"))
+    assert "It means: harmless: it only selects" in card
 
 
 def test_the_verdict_and_what_to_do_come_first_and_flops_state_their_shapes() -> None:
@@ -165,13 +166,6 @@ def test_the_verdict_and_what_to_do_come_first_and_flops_state_their_shapes() ->
     assert "with input_ids 128×128" in text and "findings need no action" in text
     text = "".join(report_figures(report, command="amp-rewrite a/b.onnx")[0].drawing.itertext())
     assert "free dimensions as 128" in text and "next: amp-rewrite a/b.onnx" in text
-
-
-def test_a_fill_that_only_selects_is_a_fact() -> None:
-    summary = convert(exported(BERT)).figures()[0].drawing
-    notes = ["".join(card.itertext()) for card in summary.iter("article") if card.get("class") == "card finding note"]
-    (card,) = (note for note in notes if note.startswith("saturated"))
-    assert "It means: harmless: it only selects" in card
 
 
 def test_an_inventory_of_a_model_has_modules() -> None:

@@ -70,14 +70,11 @@ def dtypes(report: Report) -> dict[str, str]:
 # -- what stands in a report -------------------------------------------------------------------------
 
 
-def test_an_inventory_reports_every_op_with_its_type_as_it_is_and_no_reasons() -> None:
+def test_a_row_of_a_conversion_has_a_rule_and_one_of_an_inventory_its_type() -> None:
     report = inventory(model(SCORER, w=(16, 16), v=(16, 4)), name="/some/where/scorer.onnx")
     assert set(dtypes(report).values()) == {"float32", "int64"}
     assert (report.inventory, report.model.name, report.rows[0].rule) == (True, "scorer.onnx", None)
     assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 0)
-
-
-def test_a_row_says_which_rule_and_because_of_which_op() -> None:
     act = scorer().report.rows[1]
     assert (act.rule, act.because, act.because_row, act.color) == ("between_allow", "head", 2, "clear")
     assert act.why == "between_allow because of head"
@@ -245,7 +242,7 @@ def test_a_report_too_large_to_be_one_is_refused_unread(monkeypatch: pytest.Monk
         Report.from_json("[0, 0, 0, 0]", "a.json")
 
 
-def test_the_json_schema_names_the_fields_that_reports_have() -> None:
+def test_the_json_schema_names_the_fields_that_reports_have_and_describes_them() -> None:
     classes = {"model": Header, "totals": Totals, "row": Row, "cast": CastRow, "bake": BakeRow, "finding": Finding}
     classes |= {"port": PortRow, "shift": ShiftRow}
     for name, cls in classes.items():
@@ -253,9 +250,6 @@ def test_the_json_schema_names_the_fields_that_reports_have() -> None:
         own = {field.rstrip("_") for field in cls.__annotations__}
         assert set(stated) == (own - {"settings"} | set(STATED) if cls is Header else own), name
     assert set(SCHEMA["properties"]) == {field.name for field in fields(Report)}
-
-
-def test_reports_satisfy_the_json_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     validator = jsonschema.Draft202012Validator(SCHEMA)
     for report in (golden(), scorer().report, inventory(model(SCORER, w=(16, 16), v=(16, 4)))):
@@ -306,9 +300,14 @@ def test_a_summary_fits_one_screen_however_much_there_is_to_say() -> None:
     assert any("-v shows all" in line for line in lines)
 
 
-def test_no_escape_sequence_of_a_model_reaches_the_terminal() -> None:
+def test_names_break_out_of_no_cell_annotation_or_terminal() -> None:
     evil = replace(golden(), rows=tuple(row._replace(name="\x1b[2J" + row.name) for row in golden().rows))
     assert "\x1b" not in evil.text(verbose=True) + str(explained(evil, ["#0"]))
+    assert markdown_table(("a",), [("x|`y`",)])[2] == "| `` x\\|`y` `` |"
+    line = annotation("error", "50%\r\na:b,c", {"title": "x:y,z%\n"})
+    assert line == "::error title=x%3Ay%2Cz%25%0A::50%25%0D%0Aa:b,c"
+    hostile = annotation("error", "##vso[task.x]", {"title": "##[group]"})
+    assert hostile == "::error title=\\u0023#[group]::\\u0023#vso[task.x]"
 
 
 @pytest.mark.parametrize(
@@ -326,22 +325,17 @@ def test_sizes_have_units_and_shares_are_rounded_to_all_only_if_all() -> None:
     assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0 %", "1 %", "99 %", "100 %"]
 
 
-def test_no_name_breaks_out_of_a_markdown_cell() -> None:
-    assert markdown_table(("a",), [("x|`y`",)])[2] == "| `` x\\|`y` `` |"
-
-
-def test_annotations_are_escaped_as_the_runner_unescapes() -> None:
-    line = annotation("error", "50%\r\na:b,c", {"title": "x:y,z%\n"})
-    assert line == "::error title=x%3Ay%2Cz%25%0A::50%25%0D%0Aa:b,c"
-    hostile = annotation("error", "##vso[task.x]", {"title": "##[group]"})
-    assert hostile == "::error title=\\u0023#[group]::\\u0023#vso[task.x]"
-
-
 # -- explain -----------------------------------------------------------------------------------------
 
 
-def test_explain_walks_to_the_root() -> None:
+def test_explain_walks_to_the_root_and_ends_even_in_a_circle() -> None:
     assert str(explained(golden(), ["shift"])) == (GOLDEN / "explain.txt").read_text("utf-8")
+    rows = (
+        Row("a", "Mul", "float32", rule="cluster", because="b", because_row=1),
+        Row("b", "Add", "float32", rule="cluster", because="a", because_row=0),
+    )
+    looped = replace(golden(), rows=rows, casts=())
+    assert str(explained(looped, ["a"])).count("because b (Add)") == 1
 
 
 def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
@@ -367,15 +361,6 @@ def test_explain_lists_the_ops_of_an_ambiguous_name() -> None:
         str(explained(report, ["a"]))
     assert str(explained(report, ["two/a"])).startswith("two/a (Exp)")
     assert str(explained(report, ["#0"])).startswith("one/a (Relu)")
-
-
-def test_explain_ends_even_where_reasons_run_in_a_circle() -> None:
-    rows = (
-        Row("a", "Mul", "float32", rule="cluster", because="b", because_row=1),
-        Row("b", "Add", "float32", rule="cluster", because="a", because_row=0),
-    )
-    looped = replace(golden(), rows=rows, casts=())
-    assert str(explained(looped, ["a"])).count("because b (Add)") == 1
 
 
 def test_a_page_has_every_rule_in_the_words_of_explain() -> None:

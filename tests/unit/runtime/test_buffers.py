@@ -31,16 +31,13 @@ def opened(text: str, **state: object) -> BufferedRunner:
     return runner.buffered(buffer, {name: f"new_{name}" for name in state}, ["sum"])
 
 
-def test_a_run_reads_one_side_and_writes_the_other() -> None:
+def test_a_run_reads_one_side_and_writes_the_other_in_the_same_places() -> None:
     made = opened(COUNTING, s=[1, 2], t=5)
     seen = [float(made.run(side, {"x": np.array([3, 4], F32)})["sum"]) for side in (0, 1, 0)]
 
     assert seen == [7, 7, 7]
     assert {n: a.tolist() for n, a in made.buffer.arrays(0).items()} == {"s": [1 + 14, 2 + 14], "t": 5}
     assert {n: a.tolist() for n, a in made.buffer.arrays(1).items()} == {"s": [1 + 21, 2 + 21], "t": 5}
-
-
-def test_what_is_read_is_never_where_something_is_written() -> None:
     made = opened(COUNTING, s=[1, 2], t=5)
     places = [value.data_ptr() for side in made.buffer.sides for value in side.values()]
     made.run(0, {"x": np.ones(1, F32)})

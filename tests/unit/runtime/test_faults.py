@@ -141,10 +141,14 @@ def test_a_model_that_lives_is_left_alone(case: str, tmp_path: Path) -> None:
     assert avoided(half(UNMET[case])) == []
 
 
-def test_a_cast_before_the_product_keeps_cuda_from_opening_it() -> None:
+def test_only_affected_products_releases_and_providers_are_handled() -> None:
     cast = Row((1, 0, 2), between="Cast").model(HALF)
     assert avoided(cast, (CUDA, CPU)) == list(ROWS["cast_transpose"].skip)
     assert avoided(Row((1, 0, 2)).model(HALF), (CUDA, CPU)) == []
+    proto = half(DYING)
+    assert avoided(proto, release="1.19.0") == []
+    assert avoided(proto, release="1.32.0") == ["MatmulTransposeFusion"]
+    assert avoided(proto, (CUDA, CPU)) == []
 
 
 def test_a_product_in_a_function_is_opened_in_the_way_round(tmp_path: Path) -> None:
@@ -155,13 +159,6 @@ def test_a_product_in_a_function_is_opened_in_the_way_round(tmp_path: Path) -> N
         }""")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4), np.float16), "w"))
     assert run_apart(saved(proto, tmp_path), {"x": (2, 3, 4)}) == (0, "96.0")
-
-
-def test_only_affected_releases_and_providers_are_handled() -> None:
-    proto = half(DYING)
-    assert avoided(proto, release="1.19.0") == []
-    assert avoided(proto, release="1.32.0") == ["MatmulTransposeFusion"]
-    assert avoided(proto, (CUDA, CPU)) == []
 
 
 def run_apart(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]:

@@ -38,13 +38,10 @@ def registration(since: int, last: int | None, **types: str) -> Registration:
     return Registration(since, last, {name: frozenset({allowed}) for name, allowed in types.items()})
 
 
-def test_a_closed_registration_serves_its_range_and_an_open_one_its_first_version_alone() -> None:
+def test_registrations_serve_their_versions_aliases_and_types_together() -> None:
     closed, opened = kernels(registration(7, 12)), kernels(registration(13, None))
     assert [version for version in range(20) if closed.has("", "Op", version)] == [7, 8, 9, 10, 11, 12]
     assert [version for version in range(20) if opened.has("", "Op", version)] == [13]
-
-
-def test_one_registration_must_admit_all_types_together() -> None:
     table = kernels(registration(1, None, T=F32, U=F32), registration(1, None, T=F16, U=F16))
     assert [table.runs("", "Op", 1, {"T": t, "U": u}) for t in (F32, F16) for u in (F32, F16)] == [
         True,
@@ -52,9 +49,6 @@ def test_one_registration_must_admit_all_types_together() -> None:
         False,
         True,
     ]
-
-
-def test_a_version_that_the_runtime_lacks_is_read_as_its_alias() -> None:
     table = kernels(registration(24, None), aliases={25: 24})
     assert [table.has("", "Op", version) for version in (23, 24, 25, 26)] == [False, True, True, False]
 
@@ -121,13 +115,10 @@ def test_what_tensorrt_lacks_in_a_type_is_told(op_type: str, half: str | None, b
 # -- tables by release --------------------------------------------------------------------------------
 
 
-def test_there_is_a_table_of_each_minor_release_since_1_20() -> None:
+def test_each_release_since_1_20_has_a_table_or_the_one_before_it() -> None:
     minor = sorted({release_number(release)[:2] for release in releases()})
     assert minor == [(1, number) for number in range(20, minor[-1][1] + 1)]
     assert minor[-1] >= (1, 31)
-
-
-def test_a_release_is_served_by_its_table_or_the_one_before_it() -> None:
     assert [*map(known_release, ("1.20", "1.20.1", "1.24.4"))] == ["1.20.2", "1.20.0", "1.24.4"]
     for release, words in (("1.19.2", "tables begin at 1.20.0"), ("new", "not a release")):
         with pytest.raises(PolicyError, match=words):

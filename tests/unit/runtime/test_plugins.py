@@ -67,8 +67,13 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     registered.cache_clear()
 
 
-def test_installed_packages_with_a_provider_are_found(package: ModuleType) -> None:
+def test_packages_with_a_provider_are_found_and_a_broken_one_says_why(
+    package: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert plugins() == (Plugin(NAME, "0.4.0", "/there/libstub.so", (PROVIDER,)),)
+    monkeypatch.delattr(package, "get_library_path")
+    (plugin,) = plugins()
+    assert plugin.failure.startswith("AttributeError: ")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +86,6 @@ def test_installed_packages_with_a_provider_are_found(package: ModuleType) -> No
 def test_a_plugin_that_cannot_be_used_says_why(package: ModuleType, runtime: Any, failure: str) -> None:
     (plugin,) = registered(runtime)
     assert plugin.failure == failure
-
-
-def test_a_broken_package_says_why(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(package, "get_library_path")
-    (plugin,) = plugins()
-    assert plugin.failure.startswith("AttributeError: ")
 
 
 def test_an_unknown_provider_is_refused_with_the_reason_of_its_plugin(

@@ -234,15 +234,12 @@ def test_a_graph_is_recorded_once_for_each_shape_and_results_outlive_the_next_ru
     assert (model.usual, model.bound) == (2, 2)
 
 
-def test_shapes_beyond_the_limit_run_as_usual() -> None:
+def test_shapes_beyond_the_limit_and_what_cannot_be_recorded_run_as_usual() -> None:
     model, recorded = graphs()
     for size in range(MOST_GRAPHS + 2):
         recorded.run({"x": np.zeros(size, np.float32)})
         recorded.run({"x": np.zeros(size, np.float32)})
     assert (model.bound, model.usual) == (MOST_GRAPHS, MOST_GRAPHS + 4)
-
-
-def test_what_cannot_be_recorded_runs_as_usual() -> None:
     model, recorded = graphs(records=False)
     for _ in range(3):
         np.testing.assert_array_equal(recorded.run({"x": np.ones(2)})["y"], [2, 2])

@@ -81,12 +81,16 @@ def same(found: dict[str, object], expected: dict[str, object]) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_outputs_come_by_name_in_the_models_order_or_in_that_asked_for() -> None:
+def test_outputs_come_by_name_and_defaults_may_be_left_out() -> None:
     runner = Runner.open(parsed(TWO))
     same(runner.run({"x": X}), {"y": -X, "z": X + X})
     same(runner.run({"x": X}, ["z"]), {"z": X + X})
     same(runner.run({"x": X}, ["z", "y"]), {"z": X + X, "y": -X})
     assert runner.run({"x": X}, []) == {}
+    runner = Runner.open(parsed("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }"))
+    ones = np.ones(2, np.float32)
+    same(runner.run({"x": ones}), {"y": np.float32([3, 4])})
+    same(runner.run({"x": ones, "w": ones}), {"y": ones})
 
 
 def test_only_what_the_outputs_asked_for_need_is_opened() -> None:
@@ -120,13 +124,6 @@ def test_sequences_are_lists_and_empty_optionals_are_none() -> None:
         found = runner.run(fed)
         same(found, {"s": [X, X], "p": None})
         assert isinstance(found["s"], list)
-
-
-def test_a_default_may_be_left_out_or_fed() -> None:
-    runner = Runner.open(parsed("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }"))
-    ones = np.ones(2, np.float32)
-    same(runner.run({"x": ones}), {"y": np.float32([3, 4])})
-    same(runner.run({"x": ones, "w": ones}), {"y": ones})
 
 
 @pytest.mark.parametrize("between", ["n = Identity (m)", "n = Abs (m)"])

@@ -83,7 +83,7 @@ def test_an_update_and_then_a_nan_that_leaves_everything_as_it_was() -> None:
     assert (var.numpy().tolist(), opt.loss_scale(), opt.iterations) == ([-1.0, 0.0], 2.0, 1)
 
 
-def test_momentum_goes_on_through_changes_of_the_scale() -> None:
+def test_momentum_goes_on_through_changes_of_the_scale_and_can_be_turned_on_late() -> None:
     var, loss = Variable([1.0, 2.0]), Ramp()
     opt = LossScaleOptimizer(SGD(1.0, momentum=1.0), DynamicLossScale(2, 1))
     seen = []
@@ -93,9 +93,6 @@ def test_momentum_goes_on_through_changes_of_the_scale() -> None:
 
     assert seen == [([0.0, 1.0], 4.0), ([-2.0, -1.0], 8.0)]
     assert (opt.get_slot_names(), opt.get_slot(var, "momentum").tolist()) == (["momentum"], [-2.0, -2.0])
-
-
-def test_momentum_can_be_turned_on_after_steps_without() -> None:
     variable, optimizer = Variable([1.0, 2.0]), StatefulOptimizer(SGD(1.0))
     ones = np.ones(2, np.float32)
     optimizer.apply_gradients([(ones, variable)])
@@ -113,7 +110,7 @@ def test_a_fixed_scale_applies_even_nan() -> None:
     assert np.isnan(var.numpy())
 
 
-def test_gradients_are_unscaled_in_their_own_type_and_none_and_sparse_are_kept() -> None:
+def test_gradients_are_unscaled_in_their_own_type_by_any_scale_and_none_is_kept() -> None:
     opt = LossScaleOptimizer(SGD(), 2)
     sparse = IndexedSlices(np.array([[8.0]], np.float32), np.array([3]), (4, 1))
     three, none, half, rows = opt.get_unscaled_gradients([np.float32(3), None, np.array(-4, np.float16), sparse])
@@ -122,9 +119,6 @@ def test_gradients_are_unscaled_in_their_own_type_and_none_and_sparse_are_kept()
     assert isinstance(half, np.ndarray) and half.dtype == np.float16
     assert isinstance(rows, IndexedSlices)
     assert (rows.values.tolist(), rows.indices.tolist(), rows.dense_shape) == ([[4.0]], [3], (4, 1))
-
-
-def test_a_float16_gradient_is_unscaled_by_a_scale_that_float16_does_not_have() -> None:
     opt = LossScaleOptimizer(SGD(), 2.0**26)
     (gradient,) = opt.get_unscaled_gradients([np.array(2.0**14, np.float16)])
 
@@ -268,6 +262,8 @@ def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops
     disable_mixed_precision_graph_rewrite()
     assert not process.state.rewriting
     assert opt.loss_scale() == 2.0**15
+    with pytest.warns(UserWarning, match=": the graph rewrite is not enabled$"):
+        disable_mixed_precision_graph_rewrite()
 
 
 @pytest.mark.parametrize(
@@ -293,8 +289,3 @@ def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first()
         " only one of the two can be active; call set_policy(None) first"
     )
     assert isinstance(error.value, ValueError)
-
-
-def test_disabling_what_is_not_enabled_warns() -> None:
-    with pytest.warns(UserWarning, match=": the graph rewrite is not enabled$"):
-        disable_mixed_precision_graph_rewrite()

@@ -46,11 +46,16 @@ def test_a_tuple_of_arrays_is_a_mapping_in_the_order_of_the_step() -> None:
             placed.fit(wrong)
 
 
-def test_batches_may_change_from_epoch_to_epoch() -> None:
+def test_data_may_be_an_endless_generator_or_batches_that_change_from_epoch_to_epoch() -> None:
     seeds = iter(range(9))
     history = _trainer().fit(lambda: batches(2, seed=next(seeds)), epochs=3)
     expected = _trainer().fit([batch for seed in (1, 2, 3) for batch in batches(2, seed=seed)])
     assert history.losses == expected.losses  # the first pass is the look at the data
+    data = _arrays(16)
+    endless = (data for _ in itertools.count())
+    once = iter([data])
+    history = _trainer().fit(endless, epochs=3, steps_per_epoch=2, validation_data=once)
+    assert len(history.losses) == 6 and all("val_loss" in epoch for epoch in history.epochs)
 
 
 @pytest.mark.torch
@@ -88,14 +93,6 @@ def test_an_epoch_of_some_steps_goes_on_where_the_one_before_ended() -> None:
     resumed.fit(data, epochs=2, batch_size=32, steps_per_epoch=3, seed=0)
     resumed.fit(data, epochs=3, batch_size=32, steps_per_epoch=3, first_epoch=2, seed=0)
     assert same(resumed.state, parts.state)
-
-
-def test_a_generator_may_be_endless_or_give_the_validation_data_of_all_epochs() -> None:
-    data = _arrays(16)
-    endless = (data for _ in itertools.count())
-    once = iter([data])
-    history = _trainer().fit(endless, epochs=3, steps_per_epoch=2, validation_data=once)
-    assert len(history.losses) == 6 and all("val_loss" in epoch for epoch in history.epochs)
 
 
 def test_an_epoch_records_means_validation_rate_and_time() -> None:

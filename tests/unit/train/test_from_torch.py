@@ -102,7 +102,7 @@ def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make:
         assert trainer.fit([{source: x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
 
 
-def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants_of_the_exporter() -> None:
+def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants() -> None:
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):  # type: ignore[misc]

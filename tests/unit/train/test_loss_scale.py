@@ -66,14 +66,6 @@ def test_none_counts_for_nothing_and_of_sparse_gradients_the_values_count() -> N
     assert scales.all_finite(IndexedSlices(np.array([1.0]), np.array([7]), (9,)))
 
 
-def test_a_scale_is_read_as_a_copy() -> None:
-    scale = DynamicLossScale(4)
-    read = scale()
-    read += 1
-
-    assert (scale(), scale().dtype, scale().shape) == (4.0, np.float32, ())
-
-
 def test_a_fixed_scale_lets_every_step_pass_even_nan() -> None:
     scale = FixedLossScale(1024)
 
@@ -81,7 +73,7 @@ def test_a_fixed_scale_lets_every_step_pass_even_nan() -> None:
     assert (scale(), scale().dtype, repr(scale)) == (1024.0, np.float32, "FixedLossScale(1024.0)")
 
 
-def test_get_takes_whatever_means_a_scale() -> None:
+def test_get_takes_whatever_means_a_scale_and_a_scale_is_read_as_a_copy() -> None:
     dynamic = scales.get("dynamic")
     assert isinstance(dynamic, DynamicLossScale) and scales.get(dynamic) is dynamic
     assert scales.get(8) == FixedLossScale(8.0)
@@ -90,6 +82,11 @@ def test_get_takes_whatever_means_a_scale() -> None:
     with pytest.raises(TrainingError) as error:
         scales.get("static")
     assert str(error.value) == "invalid loss scale 'static'; use None, 'dynamic', a finite number ≥ 1 or a LossScale"
+    scale = DynamicLossScale(4)
+    read = scale()
+    read += 1
+
+    assert (scale(), scale().dtype, scale().shape) == (4.0, np.float32, ())
 
 
 def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> None:
@@ -99,9 +96,6 @@ def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> Non
 
     assert scale() == 2.0 and again() == 8.0
     assert again.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 4.0}
-
-
-def test_a_broken_configuration_is_named() -> None:
     with pytest.raises(TrainingError) as error:
         scales.deserialize({"class_name": "FixedLossScale", "config": {"value": 2}})
     assert str(error.value) == "FixedLossScale does not take 'value'; it takes loss_scale_value"

@@ -47,16 +47,15 @@ def test_a_policy_says_two_types_and_a_loss_scale(name: str, types: tuple[DType 
     assert ((policy.param, policy.compute), policy.loss_scale) == (types, scale)
 
 
-def test_equal_policies_are_equal_however_they_are_spelled() -> None:
+def test_a_name_that_is_no_policy_is_refused_and_spellings_of_one_are_equal() -> None:
     assert Policy("half") == Policy("float16")
     assert Policy("mixed_float16") != Policy("mixed_float16", loss_scale=8)
-
-
-def test_a_name_that_is_no_string_is_a_type_error_with_a_hint() -> None:
     with pytest.raises(TypeError, match=r"must be a string, not .*; for an element type use Policy\('float16'\)"):
         Policy(F16)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^a policy's name must be a string, not 3$"):
         Policy(3)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match=r"^not a serialized policy: .*; use what serialize gave$"):
+        deserialize({"class_name": "Policy"})
 
 
 def test_a_loss_scale_where_it_does_not_help_is_warned_of() -> None:
@@ -97,23 +96,15 @@ def test_a_policy_has_a_plain_form_that_leads_back(policy: Policy, plain: Any) -
     assert deserialize(plain) == Policy.from_config(policy.get_config()) == policy
 
 
-def test_the_configuration_of_something_else_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"^not a serialized policy: .*; use what serialize gave$"):
-        deserialize({"class_name": "Policy"})
-
-
 # -- the process -------------------------------------------------------------------------------------
 
 
-def test_the_process_policy_is_float32_until_one_is_set_and_after_it_is_withdrawn() -> None:
+def test_the_policy_of_a_process_holds_until_withdrawn_and_a_scope_until_its_end() -> None:
     assert (global_policy(), process.state.policy is not None) == (Policy("float32"), False)
     set_policy("mixed_float16")
     assert (global_policy(), process.state.policy is not None) == (Policy("mixed_float16"), True)
     set_policy(None)
     assert (global_policy(), process.state.policy is not None) == (Policy("float32"), False)
-
-
-def test_a_scope_ends_with_what_was_there_before_even_after_an_error() -> None:
     set_policy("float64")
     with pytest.raises(ZeroDivisionError), policy_scope("mixed_bfloat16"):
         assert global_policy() == Policy("mixed_bfloat16")
@@ -133,7 +124,9 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
     assert global_policy() == Policy("float64")
 
 
-def test_a_gpu_that_gains_nothing_is_named_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_gains_nothing_is_named_once_per_process_where_the_policy_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "this GPU has less: P100, compute capability 6.0$"
@@ -141,9 +134,7 @@ def test_a_gpu_that_gains_nothing_is_named_once_per_process(monkeypatch: pytest.
         set_policy("mixed_float16")
     assert [warning.filename for warning in said] == [__file__]
     set_policy("mixed_float16")
-
-
-def test_a_policy_for_a_while_warns_where_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "state", process.ProcessSettings())
     monkeypatch.setattr(process, "machine_asked", lambda: Hardware(absence="no GPU"))
     with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as said, policy_scope("mixed_float16"):
         pass

@@ -66,20 +66,14 @@ def test_a_shard_is_a_part_of_each_batch_and_scalars_are_whole() -> None:
         list(shard([batch, {"x": np.zeros((1, 8))}], Replica(0)))
 
 
-def test_a_process_that_was_started_by_itself_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_others_or_pytorch_or_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with join_replicas() as replicas:
         assert replicas == SingleReplica()
-
-
-def test_without_pytorch_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(TrainingError, match="PyTorch is not installed; pip install torch"), join_replicas():
         pass
-
-
-def test_nccl_wants_one_gpu_for_each_process() -> None:
     assert (parallel._device("gloo", 4), parallel._device("nccl", 1)) == ("cpu", "cuda:0")
     with pytest.raises(TrainingError, match="nccl needs one GPU per process, but this process sees 2"):
         parallel._device("nccl", 2)

@@ -50,15 +50,12 @@ def test_a_file_runs_anywhere_and_its_state_has_defaults(file: Path) -> None:
     assert not np.array_equal(first["new/w1"], second["new/w1"])
 
 
-def test_the_metadata_name_what_a_loop_needs(file: Path) -> None:
+def test_the_metadata_name_what_a_loop_needs_and_a_file_is_not_replaced_unasked(file: Path) -> None:
     made, found = step(), told(file)
 
     assert found["state"] == [[s.name, s.input, s.output] for s in made.state]
     assert (found["batch"], found["loss"], found["learning_rate"]) == (list(made.batch), made.loss, made.learning_rate)
     assert (found["optimizer"], found["loss_scale"]["class_name"]) == (serialize(made.optimizer), "DynamicLossScale")
-
-
-def test_a_file_that_is_there_is_not_replaced_unasked(file: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(ModelError, match="exists"):
         save_step(step(optimizer="sgd"), file)

@@ -194,7 +194,7 @@ def test_grad_loss_multiplies_the_gradients() -> None:
         opt.minimize(loss, v, grad_loss=np.ones(2))
 
 
-def test_compute_gradients_gives_unscaled_pairs_for_apply_gradients() -> None:
+def test_compute_gradients_and_get_updates_are_halves_of_minimize() -> None:
     loss = _square(3.0)
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), 1024)
@@ -202,9 +202,6 @@ def test_compute_gradients_gives_unscaled_pairs_for_apply_gradients() -> None:
     assert gradient == 6.0 and variable is v
     opt.apply_gradients(pairs, name="apply", experimental_aggregate_gradients=False)
     assert v.numpy() == 1.5
-
-
-def test_get_updates_makes_its_step_when_it_is_called() -> None:
     loss = _square()
     (v,) = loss.variables
     (update,) = LossScaleOptimizer(SGD(0.25), 8).get_updates(loss, [v])
@@ -292,7 +289,7 @@ def test_optimizers_and_scales_of_your_own_train_and_serialize() -> None:
         LossScaleOptimizer.from_config(config)
 
 
-def test_a_stateful_optimizer_of_your_own_is_wrapped_and_comes_back() -> None:
+def test_optimizers_of_your_own_are_wrapped_come_back_and_run_in_the_graph() -> None:
     loss = _square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(_Averaging(SGD(0.25)), 8)
@@ -300,9 +297,6 @@ def test_a_stateful_optimizer_of_your_own_is_wrapped_and_comes_back() -> None:
     assert opt.get_slot(v, "mean") == 0.5
     again = LossScaleOptimizer.from_config(opt.get_config(), custom_objects={"_Averaging": _Averaging})
     assert type(again.inner) is _Averaging and again.learning_rate == 0.25
-
-
-def test_an_optimizer_of_your_own_runs_in_the_graph_and_a_scale_of_your_own_does_not() -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=_Half(0.2), policy="float32")
     plain = training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(0.1), policy="float32")
     ours, theirs = (Trainer(s, **PLACE).fit(list(batches(3))).losses for s in (step, plain))
@@ -370,19 +364,13 @@ def test_strategy_supports_loss_scaling_where_each_replica_has_all_variables() -
 # -- policies ----------------------------------------------------------------------------------------
 
 
-def test_types_of_a_policy_are_words() -> None:
+def test_types_and_loss_scale_of_a_policy_are_words_and_an_object_that_is_kept() -> None:
     policy = Policy("mixed_float16")
     assert (policy.compute_dtype, policy.variable_dtype) == ("float16", "float32")
-
-
-def test_the_loss_scale_of_a_policy_is_an_object() -> None:
     assert isinstance(Policy("mixed_float16").loss_scale, DynamicLossScale)
     assert isinstance(Policy("mixed_float16", loss_scale=1024).loss_scale, FixedLossScale)
     assert Policy("mixed_float16", loss_scale=1024).loss_scale() == 1024
     assert Policy("float32").loss_scale is None
-
-
-def test_a_policy_takes_a_loss_scale_keeps_it_and_serializes_it() -> None:
     scale = DynamicLossScale(4.0, increment_period=3)
     policy = Policy("mixed_float16", loss_scale=scale)
     assert policy.loss_scale is scale
@@ -477,13 +465,19 @@ def test_values_are_those_of_the_weights_at_the_call() -> None:
     assert any((v.numpy() != s).any() for v, s in zip(model.trainable_variables, start, strict=True))
 
 
-def test_predictions_are_arrays() -> None:
+def test_predictions_are_arrays_and_losses_add_up_as_numbers() -> None:
     predictions = Network(mlp(), policy="float32")(np.ones((3, 8), F32))
     numbers = predictions.numpy()
     assert predictions.shape == (3, 4) == np.asarray(predictions).shape and predictions.dtype == "float32"
     assert (predictions[0] == numbers[0]).all() and ((2 * predictions - numbers) == numbers).all()
     assert (predictions.argmax(1) == np.argmax(predictions, 1)).all() and len(predictions) == 3
     assert (predictions["y"] == numbers).all() and [*predictions][2].shape == (4,)
+    loss, total = _square(3.0), 0.0
+    for _ in range(2):
+        total += loss
+    assert total == 18 == loss + loss and loss > 8
+    with pytest.raises(TrainingError, match="has no gradients; use a ModelLoss"):
+        GradientTape().gradient(loss + loss, loss.variables)
 
 
 def test_minimize_needs_no_list_of_variables_and_counts_a_global_step() -> None:
@@ -494,15 +488,6 @@ def test_minimize_needs_no_list_of_variables_and_counts_a_global_step() -> None:
     assert (loss.variables[0].numpy(), float(steps), optimizer.iterations) == (0.5, 1.0, 1)
     optimizer.apply_gradients(optimizer.compute_gradients(loss), global_step=steps)
     assert (loss.variables[0].numpy(), float(steps)) == (0.25, 2.0)
-
-
-def test_losses_add_up_as_numbers() -> None:
-    loss, total = _square(3.0), 0.0
-    for _ in range(2):
-        total += loss
-    assert total == 18 == loss + loss and loss > 8
-    with pytest.raises(TrainingError, match="has no gradients; use a ModelLoss"):
-        GradientTape().gradient(loss + loss, loss.variables)
 
 
 def test_the_loop_of_the_guide_reads_its_metrics() -> None:

@@ -39,11 +39,20 @@ def test_loss_falls_and_accuracy_rises_over_epochs() -> None:
     assert before.metrics["accuracy"] < 0.5 < 0.9 < after.metrics["accuracy"]
 
 
-def test_on_the_cpu_a_low_step_is_emulated_and_says_so() -> None:
+def test_the_state_is_a_copy_and_a_low_step_on_the_cpu_is_emulated_and_says_so() -> None:
     assert trainer().where == "CPUExecutionProvider, float16 emulated: float32 kernels, rounded"
     assert trainer(policy="float32").where == "CPUExecutionProvider"
     as_it_is = Trainer(step(), **PLACE, emulated=False)
     assert as_it_is.where == "CPUExecutionProvider, float16 as the provider computes it"
+    made = trainer()
+    before = made.state
+    made.state["w1"][:] = 7
+    made.fit(DATA[:1])
+    after = made.state
+    made.fit(DATA[1:3])
+
+    assert same(before, trainer().state)
+    assert not same(before, after) and not same(after, made.state)
 
 
 def test_nan_in_the_data_skips_that_step_and_is_counted() -> None:
@@ -76,18 +85,6 @@ def test_the_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: Any) -> None
 
     assert plain.getvalue() == ""
     assert "digits" in drawn.getvalue() and "100%" in drawn.getvalue()
-
-
-def test_the_state_is_a_copy() -> None:
-    made = trainer()
-    before = made.state
-    made.state["w1"][:] = 7
-    made.fit(DATA[:1])
-    after = made.state
-    made.fit(DATA[1:3])
-
-    assert same(before, trainer().state)
-    assert not same(before, after) and not same(after, made.state)
 
 
 # -- interrupts --------------------------------------------------------------------------------------

@@ -154,11 +154,13 @@ def test_weights_that_only_a_body_reads_are_trained_too() -> None:
     assert [np.array_equal(before[name], made.state[name]) for name in ("w", "v")] == [False, True]
 
 
-def test_a_converted_model_is_trained_once_it_is_widened_or_by_names() -> None:
+def test_a_converted_model_is_trained_once_it_is_widened_and_tied_weights_are_told() -> None:
     half = amp_rewrite.convert(mlp(), safety="none").model
     assert training_step(half, loss=CROSS_ENTROPY, parameters=["b2"]).parameters == ("b2",)
     widened = amp_rewrite.convert(half, keep=["*"]).model
     assert training_step(widened, loss=CROSS_ENTROPY).parameters == ("w1", "b1", "w2", "b2")
+    model = _with(parsed(_TWO_NORMS), scale=RNG.normal(size=4), w=RNG.normal(size=(4, 4)))
+    assert _why(_step(model))["scale"] == ("trained", "read by 2 ops")
 
 
 # -- merged and expanded ones --------------------------------------------------------------------------
@@ -181,11 +183,6 @@ def test_weights_that_an_exporter_merged_are_an_error_with_the_way_out() -> None
     )
     assert _step(model, parameters=["scale", "w"]).parameters == ("scale", "w")
     assert _step(model, freeze="scale").parameters == ("w",)
-
-
-def test_weights_that_are_tied_on_purpose_are_trained_and_told() -> None:
-    model = _with(parsed(_TWO_NORMS), scale=RNG.normal(size=4), w=RNG.normal(size=(4, 4)))
-    assert _why(_step(model))["scale"] == ("trained", "read by 2 ops")
 
 
 # -- opset -------------------------------------------------------------------------------------------
