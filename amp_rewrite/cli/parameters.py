@@ -252,7 +252,7 @@ def check_target(output: Path, model: Path, settings: Request, *, asked: bool, l
     `asked`: --overwrite stands on the command line. A settings file cannot permit replacing the model that is read,
     which loses what `lost` says.
     """
-    from amp_rewrite.files.targets import check_target, replaces
+    from amp_rewrite.files.store import check_target, replaces
 
     if not asked and replaces(output, model):
         raise ModelError(

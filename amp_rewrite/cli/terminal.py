@@ -121,7 +121,7 @@ Tell = Callable[[str, int, int | None], None]
 
 @contextmanager
 def _shown(quiet: bool, models: Sequence[Path]) -> Iterator[Tell | None]:
-    from amp_rewrite.files.targets import is_large  # late: most output is short
+    from amp_rewrite.files.store import is_large  # late: most output is short
 
     if not quiet and sys.stderr.isatty():
         with _bars() as tell:

@@ -16,7 +16,7 @@ from olive.passes.pass_config import BasePassConfig, PassConfigParam
 from olive.search.search_parameter import Categorical
 
 from amp_rewrite.errors import AmpRewriteError, EvidenceError
-from amp_rewrite.files.targets import data_files
+from amp_rewrite.files.store import data_files
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_rewrite.files.disk import open_regular
-from amp_rewrite.files.targets import TEXT
+from amp_rewrite.files.store import TEXT
 
 _HEAD = 256  # bytes that tell the formats apart
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from amp_rewrite.errors import FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.targets import check_target
+from amp_rewrite.files.store import check_target
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.reports.evidence import ARGUMENTS, FAILED

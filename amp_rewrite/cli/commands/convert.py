@@ -124,7 +124,7 @@ class _RunOptions:
 def _convert_one(
     model: Path, output: Path, run: _RunOptions, settings: Request, guided: Guidance, *, overwrite: bool, command: str
 ) -> int:
-    from amp_rewrite.files.targets import data_files
+    from amp_rewrite.files.store import data_files
     from amp_rewrite.reports.evidence import FAILED
     from amp_rewrite.reports.summary import unchecked
 

@@ -19,7 +19,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import write_file
 from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
-from amp_rewrite.files.targets import data_files
+from amp_rewrite.files.store import data_files
 from amp_rewrite.reports.json_records import load, record
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
 

@@ -83,7 +83,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
     computes most float16 ops in float32, where hardly anything overflows.
     """
     from amp_rewrite.files.model import Model
-    from amp_rewrite.files.targets import check_target
+    from amp_rewrite.files.store import check_target
     from amp_rewrite.rewrite.emulate import emulate
 
     settings = parameters.in_force(given)

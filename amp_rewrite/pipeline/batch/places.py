@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
 from amp_rewrite.files.disk import is_several, make_folder, name_of, open_regular, replacing, url_of
-from amp_rewrite.files.targets import data_files, data_files_in
+from amp_rewrite.files.store import data_files, data_files_in
 
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"

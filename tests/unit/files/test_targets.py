@@ -15,7 +15,7 @@ from amp_rewrite.errors import ModelError
 from amp_rewrite.files import loading
 from amp_rewrite.files.loading import check_expansion
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.targets import check_target, data_files_in, outdated
+from amp_rewrite.files.store import check_target, data_files_in, outdated
 
 
 class Counting(io.BytesIO):
