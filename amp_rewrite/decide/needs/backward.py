@@ -15,7 +15,7 @@ from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import Flow, loses_digits
 from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
-from amp_rewrite.ir.patterns.clusters import is_snake
+from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 
@@ -78,7 +78,7 @@ class Backward:
                     self._ask_outside(value, need_of, why)
                 else:
                     self._hand_on(op, row, value, need_of, why)
-        snake = op.kind == "Sin" and is_snake(self.view, op)
+        snake = op.id in snakes(self.view)
         for read, need, note, reason in self._readers.of(op, row) if not snake else ():
             words = note or f"{described(self.view, op.id)} reads {need.value}"
             why = float32(reason or _REASONS[need], op.id, words)

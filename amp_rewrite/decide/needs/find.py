@@ -18,7 +18,7 @@ from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes, float32_ops
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS, SUMS
 from amp_rewrite.ir.ops import Need
-from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, is_snake
+from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
 from amp_rewrite.ir.shapes import combined_elements, shape_of
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -133,7 +133,7 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
     """Yield ops with needs of no reader. O(nodes), plus the copies after squares and means."""
     view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
-        if is_snake(view, op):
+        if op.id in snakes(view):
             yield op.id, Unneeded(_PLACE, "of a snake activation: off by no more than the sum behind it rounds")
     for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
         if op.kind == "Pow":

@@ -9,8 +9,8 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.patterns import clusters as patterns
-from amp_rewrite.ir.patterns.clusters import clusters
+from amp_rewrite.ir.patterns import written_out as patterns
+from amp_rewrite.ir.patterns.clusters import ANCHORS, clusters
 from amp_rewrite.ir.patterns.match import Pattern, X, constant, is_closed, matches, op, weight, with_entry_casts
 from amp_rewrite.ir.patterns.scores import even
 from amp_rewrite.ir.view import OpId, View
@@ -315,3 +315,7 @@ def test_onnxruntime_opens_a_norm_iff_tail_and_entry_have_one_type(behind: int, 
     else:
         with pytest.raises(Fail, match="bound to different types"):
             ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def test_each_cluster_has_an_op_by_which_it_is_looked_for() -> None:
+    assert {anchor for row in patterns._TABLE for anchor in row.anchors} == ANCHORS
