@@ -150,22 +150,22 @@ class Module:
             _fuse_attention(built)
         return cls(built, sources)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, opset: int = OPSET) -> None:
         """Export the module in float32."""
-        self._export(path, self.tensors)
+        self._export(path, self.tensors, opset)
 
     def write_half(self, path: Path) -> None:
         """Export `module.half()`. The module stays half: nothing else is exported afterwards."""
         self.module.half()
         self._export(path, {k: t.half() if t.is_floating_point() else t for k, t in self.tensors.items()})
 
-    def _export(self, path: Path, inputs: Mapping[str, Tensor]) -> None:
+    def _export(self, path: Path, inputs: Mapping[str, Tensor], opset: int = OPSET) -> None:
         with torch.no_grad():
             program = torch.onnx.export(
                 self.module,
                 tuple(inputs.values()),
                 input_names=list(inputs),
-                opset_version=OPSET,
+                opset_version=opset,
                 dynamo=True,
                 verbose=False,
             )
