@@ -167,7 +167,7 @@ gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then ev
 
 gpu-pack: $(DEV) ## pack .gpu: what a GPU machine without a network needs beside this checkout (benchmarks/gpu/README.md)
 	$(PIP) zstandard
-	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
+	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --workers $(WORKERS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_pack $(SKELETONS) && exit $$code
 
 fuzz: $(DEV) ## fuzz every target for LONG seconds each

@@ -212,6 +212,7 @@ def words(rule: str) -> str:
 
 _FACTS = {
     "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
+    "caches": "inputs in float32 that a step adds to and returns",
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
     "fused": "ops replaced by one operator, or computed in advance",
@@ -256,6 +257,7 @@ def is_fact(kind: str, message: str) -> bool:
 
 _REMARKS = {
     "bias": ("the same numbers, and the product stays low", ""),
+    "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low, too"),
     "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
     "channels_last": ("with default options each convolution changes the layout twice", "use the options named"),
     "float64": ("these ops stay", "--set narrow=true makes them float32 first"),

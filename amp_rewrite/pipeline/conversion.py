@@ -20,6 +20,7 @@ from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.findings import (
     channels_last,
     in_float64,
+    kept_caches,
     mostly_float32,
     needs_release,
     oldest_for,
@@ -156,7 +157,7 @@ def finish(
     if not plan.empty:
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
     dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
-    dangers += channels_last(view, made, draft.request.target)
+    dangers += (*channels_last(view, made, draft.request.target), *(() if plan.empty else kept_caches(view, made)))
     view.forget()  # the checks need the memory, and little of what the rules shared
     beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     findings = (*without_kernel(view, coloring), *beyond, *coloring.findings, *findings)

@@ -16,7 +16,7 @@ from amp_rewrite.errors import Finding, ModelError, count, share
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import computes
 from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
-from amp_rewrite.ir.view import Op, OpId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, View
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.runtime.providers import cuda_options_of, misfit, oldest_release, own_operators
@@ -114,6 +114,20 @@ def channels_last(view: View, made: Made, target: Target) -> tuple[Finding, ...]
     """Return the finding about options for a faster session of a convolutional model on CUDA."""
     line = cuda_options_of(view, made).line if target.family == Target.ORT_CUDA else ""
     return (Finding("channels_last", "CUDA", line),) if line else ()
+
+
+def kept_caches(view: View, made: Made) -> tuple[Finding, ...]:
+    """Return the finding about float32 caches: inputs that become part of an output, for the next step. O(Concats)."""
+    graph = view.model.proto.graph
+    inputs, outputs = ({port.name for port in ports} for ports in (graph.input, graph.output))
+    joined = (op for op in view.of_kinds(("Concat",)) if op.scope == MAIN and made(op.results[0]) is DType.FLOAT)
+    caches = {name for op in joined if op.node.output[0] in outputs for name in op.node.input if name in inputs}
+    if not caches:
+        return ()
+    words = count(len(caches), "cache goes in and out", "caches go in and out")
+    return (
+        Finding("caches", "model", f"{words} in float32 · --io low keeps {'it' if len(caches) == 1 else 'them'} low"),
+    )
 
 
 def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple[Finding, ...]:

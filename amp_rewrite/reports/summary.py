@@ -24,6 +24,8 @@ _LINES, _COLUMNS = 19, 80
 """The screen that a summary fits; the line about the file that was written follows it."""
 _NEXT, _OPEN = "next: ", "on CUDA: "
 """Starts of lines to copy, which are never broken: a command, and Python that opens the result."""
+_HINTS = {"channels_last": _OPEN, "caches": "between steps: "}
+"""Kinds of findings that stand in front of the next step, with their starts."""
 _BATCHES = "batches.npz"
 """The file that a next step reads."""
 _LEAST = 1
@@ -339,11 +341,11 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
     evidence = report.evidence
     if not verbose:
         evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
-    opened = [f"{_OPEN}{plain(finding.message)}" for finding in report.findings if finding.kind == "channels_last"]
+    hints = [f"{_HINTS[f.kind]}{plain(f.message)}" for f in report.findings if f.kind in _HINTS]
     asked = [f"{_NEXT}{plain(command)}"] if command else []
     if _BATCHES in command and not _has_data(evidence):  # a file to be made
         asked.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {_arrays(report)})'), _COLUMNS))
-    return [plain(str(evidence)), *opened, *asked]
+    return [plain(str(evidence)), *hints, *asked]
 
 
 def _has_data(evidence: Evidence) -> bool:

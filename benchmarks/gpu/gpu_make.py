@@ -13,7 +13,6 @@ that failed are tried again if `--ways` names them.
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import logging
 import subprocess
@@ -22,6 +21,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class Making:
         if new or self.about["tree"] != tree():
             self._forget_own()
 
-    @functools.cached_property
+    @cached_property
     def model(self) -> gpu_models.Source:
         """Return the model as its framework has it, with the weights of its skeletons if there are some."""
         there = is_there(self.out, self.name)
@@ -144,7 +145,7 @@ class Making:
                 if key == "float32":
                     raise
                 self.about["missing"][key] = " ".join(str(fault).split())[:200] or type(fault).__name__
-                print(f"  {key}: not made: {self.about['missing'][key]}", flush=True)
+                print(f"{self.name}, {key}: not made: {self.about['missing'][key]}", flush=True)
                 continue
             self.about["missing"].pop(key, None)
             if key in wanted:
@@ -186,7 +187,7 @@ class Making:
         if key == "float32":
             self.about["flops"] = flops_of(model, self.about["inputs"])
         print(
-            f"  {key}: {said['seconds']:.0f} s, {said['nodes']} nodes, {len(found.recipes)} tensors drawn,"
+            f"{self.name}, {key}: {said['seconds']:.0f} s, {said['nodes']} nodes, {len(found.recipes)} tensors drawn,"
             f" {found.left / 1e6:.2f} MB stay",
             flush=True,
         )
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--autocast", help="Python with nvidia-modelopt[onnx]")
     parser.add_argument("--limit", type=float, default=300, help="seconds that another tool may take for one model")
     parser.add_argument("--memory", type=float, default=16, help="gigabytes that it may take")
+    parser.add_argument("--workers", type=int, default=1, help="models at a time; each takes some gigabytes")
     parser.add_argument("--anew", action="store_true", help="leave the skeletons that come with the checkout aside")
     parser.add_argument("--keep", action="store_true", help="store all but this package's ways with the checkout")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -257,23 +259,26 @@ def main() -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         sys.exit(f"no model {unknown[0]!r}; there are {', '.join(known)}")
-    failed = []
-    for name in names:
-        if of_this_code(given.out, name) and not open_ways(skeleton_files.about(given.out, name), given.ways):
-            print(f"{name}: is there", flush=True)
-        elif not made(name, given):
-            failed.append(name)
-            continue
-        if given.keep:
-            keep(given.out, name)
-            print(f"  {kept(name)}: {kept(name).stat().st_size / 1e6:.2f} MB", flush=True)
+    with ThreadPoolExecutor(given.workers) as pool:
+        failed = [name for name, done in zip(names, pool.map(partial(stored, given), names), strict=True) if not done]
     if failed:
         sys.exit(f"not made: {', '.join(failed)}")
 
 
+def stored(given: argparse.Namespace, name: str) -> bool:
+    """Make the ways of a model that are not there, and store what is to be kept; return False if that failed."""
+    if of_this_code(given.out, name) and not open_ways(skeleton_files.about(given.out, name), given.ways):
+        print(f"{name}: is there", flush=True)
+    elif not made(name, given):
+        return False
+    if given.keep:
+        keep(given.out, name)
+        print(f"{kept(name)}: {kept(name).stat().st_size / 1e6:.2f} MB", flush=True)
+    return True
+
+
 def made(name: str, given: argparse.Namespace) -> bool:
     """Make the ways of a model in a process of its own; return whether that went to its end."""
-    print(f"{name}:", flush=True)
     words = [given.out, name, "--one", "--limit", given.limit, "--memory", given.memory]
     words += ["--ways", *given.ways] if given.ways else []
     words += ["--anew"] if given.anew else []
