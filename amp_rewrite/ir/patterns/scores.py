@@ -114,33 +114,28 @@ class ScoredRow:
     terms: tuple[ScoreTerm, ...]
     shown: Array
 
-    def total(self) -> tuple[Array, Array] | None:
-        """Return the sum of all terms, and a mask without fills; None if large or if a row shows no key."""
+    def peaks(self) -> tuple[Array, Array] | None:
+        """Return the keys without fills, and the largest sum of terms at these; None if large or a row has no key."""
         arrays = [term.numbers for term in self.terms]
         shape = np.broadcast_shapes(self.shown.shape, *(array.shape for array in arrays))
         if math.prod(shape) > MOST or not shape:
             return None
         total = np.broadcast_to(sum((a.astype(np.float64) for a in arrays), np.zeros(())), shape)
         shown = np.broadcast_to(self.shown, shape) & (total > -FILL)
-        return (total, shown) if bool(shown.any(axis=-1).all()) else None
-
-    def peaks(self) -> Array | None:
-        """Return the largest number added to a shown key, for each row; None if not known."""
-        held = self.total()
-        return None if held is None else np.where(held[1], held[0], -np.inf).max(axis=-1, keepdims=True)
+        if not bool(shown.any(axis=-1).all()):
+            return None
+        return shown, np.where(shown, total, -np.inf).max(axis=-1, keepdims=True)
 
     def near(self, to: DType) -> bool:
         """True if the terms are small at the best key shown in each row."""
-        peaks = self.peaks()
-        return peaks is not None and float(abs(peaks).max()) <= FAR[to]
+        known = self.peaks()
+        return known is not None and float(abs(known[1]).max()) <= FAR[to]
 
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
     """Yield the float32 scores with known terms before a Softmax over the last axis; none below opset 13. O(nodes)."""
-    softmaxes = view.ops if view.opset >= FIRST_ROW_SOFTMAX else ()
-    for softmax in softmaxes:
-        rows = softmax.kind == "Softmax" and int_attribute(softmax.node, "axis", -1) == -1
-        if rows and view.dtype(softmax.inputs[0]) is DType.FLOAT:
+    for softmax in view.of_kinds(("Softmax",)) if view.opset >= FIRST_ROW_SOFTMAX else ():
+        if int_attribute(softmax.node, "axis", -1) == -1 and view.dtype(softmax.inputs[0]) is DType.FLOAT:
             row = _scored_row(view, softmax, numbers)
             if row is not None and row.terms:
                 yield row

@@ -133,11 +133,12 @@ _BOUNDED = (
 
 def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
     """Return the bias less the peak of each row; at hidden keys it is 0 at most."""
-    held, peaks = row.total(), row.peaks()
-    if held is None or peaks is None:
+    known = row.peaks()
+    if known is None:
         return None
+    shown, peaks = known
     moved = bias.numbers.astype(np.float64) - peaks
-    moved = np.maximum(np.where(held[1], moved, np.minimum(moved, 0)), OUT_OF_REACH).astype(np.float32)
+    moved = np.maximum(np.where(shown, moved, np.minimum(moved, 0)), OUT_OF_REACH).astype(np.float32)
     while moved.ndim > max(bias.numbers.ndim, 1) and moved.shape[0] == 1:
         moved = moved[0]
     return moved
@@ -148,7 +149,7 @@ def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
     if len(filled) != 1 or not filled[0].alone or not bool(row.shown.all()):
         return None
     beyond = bool((filled[0].numbers < -to.max / 2).any()) and bool(np.isfinite(filled[0].numbers).all())
-    return filled[0] if beyond and row.total() is not None else None
+    return filled[0] if beyond and row.peaks() is not None else None
 
 
 def _with_term(view: View, kind: str, term: ScoreTerm, new: tuple[str, Array], words: str) -> Replacement:
