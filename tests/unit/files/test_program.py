@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,6 @@ from amp_rewrite.files import wire
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.tensors import is_stub
-from amp_rewrite.runtime.runner import Runner
 from support.paths import TESTS
 from support.weights import external, model, one, values
 
@@ -143,19 +140,6 @@ def test_a_shared_tensor_is_written_once_and_the_program_keeps_its_names(tmp_pat
     assert names == ["w", "more0"]
 
 
-def test_weights_live_as_long_as_the_converted_model(tmp_path):
-    array = np.array(values(65, 64))
-    alive = weakref.ref(array)
-    converted = convert(program(ir.Tensor(array)))
-    del array
-    gc.collect()
-    assert converted.model.graph.initializer
-    converted.save(tmp_path / "m.onnx")
-    del converted
-    gc.collect()
-    assert alive() is None
-
-
 def test_external_tensors_of_several_folders_are_read_from_their_files(tmp_path):
     tensors = []
     for name in ("a", "b"):
@@ -179,15 +163,6 @@ def test_what_onnx_ir_cannot_write_is_refused_in_one_line():
     next(iter(given.graph)).attributes["value"] = sparse
     with pytest.raises(ModelError, match=r"^onnx_ir cannot make a ModelProto [^\n]*Sparse tensors [^\n]*again$"):
         Model.load(given)
-
-
-@pytest.mark.parametrize("largest", [0, 1 << 26])
-def test_a_program_runs_from_memory_and_from_a_temporary_file(monkeypatch, largest):
-    monkeypatch.setattr("amp_rewrite.runtime.ports._LARGEST_MESSAGE", largest)
-    weight, x = values(65, 64), values(2, 65)
-    given = program(ir.Tensor(weight))
-    np.testing.assert_allclose(Runner.open(Model.load(given)).run({"x": x})["y"], x @ weight, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(Runner.open(convert(given).result).run({"x": x})["y"], x @ weight, rtol=0.01, atol=0.05)
 
 
 def test_the_data_of_a_program_is_never_replaced(tmp_path):

@@ -137,12 +137,6 @@ def test_biases_of_an_attention_move_on_every_target(text: str, opset: int, kept
     assert found & {"bq", "bk", "bv", "bo", "per_token", "wide", "y_bias"} == set(kept.split())
 
 
-def test_rows_that_see_a_key_by_request_let_the_bias_of_values_pass() -> None:
-    proto = model(HEADS + OWN.replace("k,v)", "k,v,mask)"), opset=23)
-    made = amp_rewrite.convert(proto, target="onnx", assume="rows-see-a-key")
-    assert "bv" not in {t.name for t in made.model.graph.initializer}
-
-
 def test_a_projection_without_a_bias_gets_that_of_the_values() -> None:
     result = after(model(HEADS + UNMASKED + REST.replace("pm=MatMul(f,wo);y=Add(pm,bo)", "y=MatMul(f,wo)")))
     assert [n.output[0] for n in result.graph.node if n.op_type == "Add"] == ["qb", "y"]

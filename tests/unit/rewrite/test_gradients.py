@@ -64,15 +64,6 @@ def test_a_gradient_can_be_differentiated_again() -> None:
     np.testing.assert_allclose(found[0], [6, -12])
 
 
-def test_a_computed_shape_of_known_length_tells_the_rank() -> None:
-    text = f"h=Reshape(x,s);y=MatMul(h,w);{TOTAL}"
-    shapes = {"x": (2, 6), "s": (3,), "w": (3, 2), **LOSS}
-    made = gradients(build(text, ["loss"], shapes=shapes, types={"s": "int"}, opset=20), "loss", ["x", "w"])
-    feed = {"x": np.ones((2, 6), "f"), "s": np.array([2, 2, 3]), "w": np.ones((3, 2), "f")}
-    found = run_float32(made.to_proto(), feed, ["x_grad", "w_grad"])
-    assert [f.tolist() for f in found] == [[[2] * 6] * 2, [[4, 4]] * 3]
-
-
 @pytest.mark.parametrize(
     ("a", "b", "compared"),
     [
@@ -181,17 +172,6 @@ def test_an_op_without_a_gradient_in_a_branch() -> None:
         "node 'If_0/then_branch/Det_0' (Det): no gradient rule, and it lies on the path a → … → Det"
         " 'If_0/then_branch/Det_0' → … → d; replace the op"
     )
-
-
-def test_a_sequence_on_the_way() -> None:
-    model = onnx.parser.parse_model("""
-    <ir_version: 9, opset_import: ["": 20]>
-    g (float[2] a) => (float loss) {
-      q = SequenceConstruct (a, a)
-      y = ConcatFromSequence <axis = 0> (q)
-      loss = ReduceSum <keepdims = 0> (y)
-    }""")
-    assert refusal(model).startswith("node 'SequenceConstruct_0' (SequenceConstruct) has no gradient rule")
 
 
 MODELS = TESTS / "models"

@@ -51,13 +51,6 @@ def test_norms_of_the_runtime_are_lowered_and_open(op: str, target: str) -> None
     assert told == ([op.partition(" ")[0]] if target != "ort-cuda" else [])
 
 
-@pytest.mark.parametrize("to", ["float16", "bfloat16"])
-def test_a_model_with_nothing_to_lower_is_returned_as_it_is(to: str) -> None:
-    proto = _parsed("n = SimplifiedLayerNormalization (x, s)  y = Identity (n)")
-    assert convert(proto, to=to, target="onnx").report.findings[0].kind == "runtime_only"
-    assert convert(proto, to=to).model == proto
-
-
 NORM = '<domain: "own", opset_import: ["": 13]> norm (a, b) => (n) { n = SimplifiedLayerNormalization (a, b) }'
 BRANCHES = """m = MatMul (x, w)  y = If (yes) <
     then_branch = t () => (float[N,8] p) { p = SimplifiedLayerNormalization (m, s) },
@@ -80,8 +73,3 @@ def test_they_may_stand_in_bodies_and_functions(fuse: str) -> None:
 def test_a_name_that_nobody_registers_is_refused(op: str) -> None:
     with pytest.raises(ModelError, match="opset 13 has no operator"):
         convert(model(op))
-
-
-def test_the_second_result_of_a_simplified_norm_is_float32() -> None:
-    proto = _parsed("a = MatMul (x, w)  n, i = SimplifiedLayerNormalization (a, s)  m = Mul (n, i)  y = MatMul (m, w)")
-    assert convert(proto).report.totals.compute_lowered == 2

@@ -14,7 +14,6 @@ import pytest
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
 from amp_rewrite.errors import options_spelled, spelled
 from amp_rewrite.settings import request
-from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.policy import low_type
 
 NET = onnx.parser.parse_model(
@@ -81,14 +80,6 @@ def test_none_stands_for_the_default_of_every_keyword() -> None:
     assert verify(NET, NET, DATA, **near) == verify(NET, NET, DATA, rtol=0.1)
     none: dict[str, Any] = dict.fromkeys(("rtol", "budget", "headroom", "progress"))
     assert repair(NET, DATA, atol=1, **none, **options).report == repair(NET, DATA, atol=1).report
-
-
-def test_none_with_a_meaning_of_its_own_is_not_the_default() -> None:
-    @checked
-    def seen(*, cache: bool | None = True, tf32: bool = True) -> tuple[bool | None, bool]:
-        return cache, tf32
-
-    assert seen(cache=None, tf32=None) == (None, True)  # type: ignore[arg-type]
 
 
 TEXTS = "text or a list of text"

@@ -14,7 +14,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import amp_rewrite.settings.op_lists
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError, ListError
 from amp_rewrite.settings.list_entry import Color, _same
@@ -82,17 +81,6 @@ def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
         "load_lists(DType.BFLOAT16, ['tensorflow']); sys.exit('onnx' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
-
-
-def test_an_installed_package_finds_its_lists_inside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "amp_rewrite"
-    (package / "_lists").mkdir(parents=True)
-    monkeypatch.setattr(amp_rewrite.settings.op_lists, "__file__", str(package / "settings" / "op_lists.py"))
-    with pytest.raises(ListError, match="reinstall"):
-        lists_folder()
-    (package / "_lists" / "float16.yaml").write_text("deny: [Exp]\n")
-    assert lists_folder() == package / "_lists"
-    assert [entry.name for entry in load_lists(DType.FLOAT16)] == ["Exp"]
 
 
 # ---- conditions

@@ -1,23 +1,20 @@
 """Options of a conversion: from files, variables and the command line, which of them wins, and where they are shown."""
 
-import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from amp_rewrite import convert, repair, verify
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConfigError
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.config_file import from_file, settings
-from amp_rewrite.settings.option import CriterionKeywords, Options
-from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request, from_environment
+from amp_rewrite.settings.option import Options
+from amp_rewrite.settings.request import KEYWORDS, Request, from_environment
 from support.paths import ROOT
 
 
@@ -162,26 +159,6 @@ DEFAULTS = {name: option.default for name, option in KEYWORDS.items()}
 
 def test_each_option_has_a_type_and_a_default() -> None:
     assert DEFAULTS.keys() == Options.__annotations__.keys() == Options.__optional_keys__
-
-
-@pytest.mark.parametrize("function", [convert, repair])
-def test_a_function_that_takes_options_shows_them(function: Callable[..., object]) -> None:
-    shown = inspect.signature(function).parameters
-    assert {name: shown[name].default for name in DEFAULTS} == DEFAULTS
-    assert {name: shown[name].annotation for name in ("to", "fuse")} == {"to": "LowType | None", "fuse": "Fuse | None"}
-    assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in shown.values())
-
-
-@pytest.mark.parametrize("function", [verify, repair])
-def test_verify_and_repair_show_the_keywords_of_a_criterion(function: Callable[..., object]) -> None:
-    shown = inspect.signature(function).parameters
-    types = {name: text.__forward_arg__ for name, text in CriterionKeywords.__annotations__.items()}
-
-    assert {name: (shown[name].annotation, shown[name].default) for name in CRITERION} == {
-        name: (text, None) for name, text in types.items()
-    }
-    lines = (inspect.getdoc(function) or "").splitlines()
-    assert all(f"{name}: {row.doc}." in lines for name, row in CRITERION.items())
 
 
 def test_a_request_reads_what_is_stated_once() -> None:
