@@ -263,9 +263,6 @@ def test_a_file_that_weights_are_read_from_is_never_replaced(tmp_path, file):
     assert files(tmp_path) == before
 
 
-# -- named data files ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     (tmp_path / "out").mkdir()

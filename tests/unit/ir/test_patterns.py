@@ -43,8 +43,6 @@ def found(
     return closed
 
 
-# -- the matcher ------------------------------------------------------------------------------------
-
 EXP = op("Exp", X)
 SWISH = op("Mul", X, op("Sigmoid", X))
 
@@ -90,8 +88,6 @@ def test_weights_are_constants_or_one_op_of_them(made: str, is_weight: bool) -> 
     assert weight(view, value) == is_weight
     assert constant(view, value) == ("Constant" in made)
 
-
-# -- the tables -------------------------------------------------------------------------------------
 
 LAYER = """m = ReduceMean (x, last)  d = Sub (x, m)  p = Pow (d, two)  v = ReduceMean (p, last)  e = Add (v, eps)
     s = Sqrt (e)  y = Div (d, s)"""
@@ -200,8 +196,6 @@ def test_equal_steps_fill_half_of_a_row_or_more(values: list[float], least: int,
     assert even(np.array(values, np.float32), least=least) is expected
 
 
-# -- the clusters of a view --------------------------------------------------------------------------
-
 NORM = LAYER.replace("y =", "n =") + "  "
 RECIPROCAL = """m = ReduceMean (x, last)  d = Sub (x, m)  p = Mul (d, d)  v = ReduceMean (p, last)  e = Add (eps, v)
     s = Sqrt (e)  r = Reciprocal (s)  n = Mul (d, r)  g = Mul (n, gain)  y = Add (shift, g)"""
@@ -279,9 +273,6 @@ def test_casts_inside_a_cluster_belong_to_it_and_its_entry_lies_before_them() ->
 def test_what_only_resembles_one_is_no_cluster(body: str, more: str) -> None:
     outputs = ", ".join(filter(None, ("float[B,4] y", more)))
     assert clusters(view_of(body, outputs, "float[B,4] x, float[B,4] gate")) == ()
-
-
-# -- why the tail matters ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("behind", [1, 10])

@@ -17,9 +17,6 @@ from amp_rewrite.reports.explain import explained
 from support.corpus import exported
 from support.half_models import HALF, half, raised, raised_ops, rules, told, weights, written
 
-# -- what changes, and what does not -------------------------------------------------------------------
-
-
 RAISED: dict[str, tuple[str, dict[str, str], str, str]] = {
     "an op between two Casts": (
         "a = Relu (x)  b = Exp (a)  y = Relu (b)",
@@ -117,9 +114,6 @@ def test_shape_takes_a_raised_value_as_it_comes() -> None:
     assert rules(result)["Shape_1"] == ("float32", "shape_follows")
 
 
-# -- weights -------------------------------------------------------------------------------------------
-
-
 def test_a_weight_that_others_read_keeps_its_low_version() -> None:
     result = raised(half("a = MatMul (x, w)  y = Add (a, w)"), "op=MatMul").model
     assert weights(result) == {"w": "float16", "w_float32": "float32"}
@@ -137,9 +131,6 @@ def test_a_constant_is_widened_for_its_readers_even_if_it_is_named_itself() -> N
     (constant,) = [node for node in result.model.graph.node if node.op_type == "Constant"]
     assert numpy_helper.to_array(constant.attribute[0].t) == np.float32(1)
     assert raised(model, "op=Constant").plan.empty
-
-
-# -- types in attributes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,12 +153,6 @@ def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None
     assert view.dtype(made) is DType.FLOAT
 
 
-# -- groups ----------------------------------------------------------------------------------------------
-
-
-# -- bodies and sequences ------------------------------------------------------------------------------
-
-
 def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
     body = "p = Constant <value = int64 {0}> ()  a = SequenceAt (s, p)  y = Exp (a)"
     result = raised(half(body, "seq(float16[8,8]) s"), "op=SequenceAt", "op=Exp")
@@ -177,8 +162,6 @@ def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:
         "Exp_2": ("float32", "raised"),
     }
 
-
-# -- what cannot be in two types ------------------------------------------------------------------------
 
 HELD = """<float16 two = {16384}, float16 eps = {1024},
     float16[8] gain = {15360, 15360, 15360, 15360, 15360, 15360, 15360, 15360},
@@ -228,9 +211,6 @@ def test_scale_and_bias_of_a_norm_have_the_type_of_what_is_normalized(keep: str,
     ort.InferenceSession(written(result.model), options, providers=["CPUExecutionProvider"])
 
 
-# -- what the gate says ----------------------------------------------------------------------------------
-
-
 ATTENTION = "y, k1, v1 = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1> (x, x, x, k, k, s, t)"
 ATTENTION_INPUTS = "float16[1,1,8] x, float16[1,1,8,8] k, int32[1] s, int32 t"
 
@@ -247,12 +227,6 @@ def test_variables_that_no_kernel_mixes_are_raised_together() -> None:
     model = half("y = BatchNormalization (x, k, k, k, k)", f"float16[2,4,4] x, {channels}", "float16[2,4,4] y")
     (row,) = [row for row in raised(model, "*").report.rows if row.op == "BatchNormalization"]
     assert row.variables == {"T": "float32", "T1": "float32", "T2": "float32"}
-
-
-# -- pins ------------------------------------------------------------------------------------------------
-
-
-# -- the report ------------------------------------------------------------------------------------------
 
 
 def test_the_report_counts_what_is_raised_and_says_who_asked() -> None:

@@ -30,23 +30,19 @@ LEFT, RIGHT = np.random.default_rng(3).standard_normal((2, 3, 8)).astype(np.floa
 SCORES = {"x": LEFT, "w": RIGHT.T.copy(), "seen": SHOWN}
 
 
-def model(mask: str = WHERE, reader: str = "y = Softmax (z)", opset: int = 18) -> ModelProto:
+def model(made: str = WHERE, reader: str = "y = Softmax (z)", opset: int = 18, **stored: NDArray[Any]) -> ModelProto:
+    """The model with its mask made so, or stored."""
     text = f"""<ir_version: 8, opset_import: ["": {opset}]>
     g (float[3,8] x, float[8,3] w, bool[3,3] seen) => (float[3,3] y)
     <float zero = {{0}}, float least = {{{LOWEST}}}, float ten = {{10}}, float fair = {{-1e4}}> {{
         a = MatMul (x, w)
-        {mask}
+        {"" if "mask" in stored else made}
         z = Add (a, mask)
         {reader}
     }}"""
-    return onnx.parser.parse_model(text)
-
-
-def constant(values: NDArray[np.float32]) -> ModelProto:
-    """The model with its mask as an initializer."""
-    made = model("")
-    made.graph.initializer.append(onnx.numpy_helper.from_array(values, "mask"))
-    return made
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in stored.items())
+    return proto
 
 
 def selected(proto: ModelProto) -> View:
@@ -69,8 +65,8 @@ LEAST = np.where(SHOWN, np.float32(0), np.float32(LOWEST))
 SELECTED = {
     "a Where": model(),
     "a Where the other way round": model("hidden = Not (seen)  mask = Where (hidden, least, zero)"),
-    "a constant": constant(LEAST),
-    "a constant that is broadcast": constant(LEAST[1:2]),
+    "a constant": model(mask=LEAST),
+    "a constant that is broadcast": model(mask=LEAST[1:2]),
     "a Where, before LogSoftmax": model(reader="y = LogSoftmax (z)"),
 }
 
@@ -103,10 +99,10 @@ def test_in_float16_a_row_that_is_masked_throughout_is_as_even_as_in_float32(nam
         model("mask = Where (seen, least, least)"),
         model("c = Cast <to = 1> (seen)  mask = Mul (c, least)"),
         model(reader="y = Relu (z)"),
-        constant(np.where(SHOWN, np.float32(1), np.float32(LOWEST))),
-        constant(np.where(SHOWN, np.float32(0), np.float32(-np.inf))),
-        constant(np.zeros((3, 3), np.float32)),
-        constant(np.array([[0, -1e35, LOWEST]], np.float32)),
+        model(mask=np.where(SHOWN, np.float32(1), np.float32(LOWEST))),
+        model(mask=np.where(SHOWN, np.float32(0), np.float32(-np.inf))),
+        model(mask=np.zeros((3, 3), np.float32)),
+        model(mask=np.array([[0, -1e35, LOWEST]], np.float32)),
     ],
 )
 def test_anything_else_that_is_added_is_left_alone(proto: ModelProto) -> None:
@@ -117,13 +113,6 @@ def test_anything_else_that_is_added_is_left_alone(proto: ModelProto) -> None:
 CAUSAL = np.where(np.tri(3, dtype=bool), np.float32(0), np.float32(LOWEST))
 
 
-def causal(reader: str = "y = Softmax (z)", opset: int = 18) -> ModelProto:
-    """The model with a constant mask that shows something in each row."""
-    made = model("", reader, opset)
-    made.graph.initializer.append(onnx.numpy_helper.from_array(CAUSAL, "mask"))
-    return made
-
-
 @pytest.mark.parametrize(
     ("text", "condition"),
     [
@@ -132,8 +121,7 @@ def causal(reader: str = "y = Softmax (z)", opset: int = 18) -> ModelProto:
     ],
 )
 def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condition: NDArray[np.bool_]) -> None:
-    proto = model(text)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(condition, "tri"))
+    proto = model(text, tri=condition)
     view = selected(proto)
     assert kinds(view) == "MatMul Add Softmax"
     assert run(view.model.proto).tobytes() == run(proto).tobytes()
@@ -144,20 +132,18 @@ def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condi
 
 @pytest.mark.parametrize("rows", [SHOWN, np.ones((3, 3), bool)])
 def test_a_constant_condition_that_masks_a_row_throughout_or_nothing_selects(rows: NDArray[np.bool_]) -> None:
-    proto = model("mask = Where (rows, zero, least)")
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(rows, "rows"))
-    assert kinds(selected(proto)) == "MatMul Where Softmax"
+    assert kinds(selected(model("mask = Where (rows, zero, least)", rows=rows))) == "MatMul Where Softmax"
 
 
 @pytest.mark.parametrize(
     ("reader", "opset"), [("y = LogSoftmax (z)", 18), ("y = Softmax <axis = 0> (z)", 18), ("y = Softmax (z)", 11)]
 )
 def test_it_is_a_selection_where_a_row_may_be_masked_or_a_masked_score_is_seen(reader: str, opset: int) -> None:
-    assert kinds(selected(causal(reader, opset))).split()[1] == "Where"
+    assert kinds(selected(model("", reader, opset, mask=CAUSAL))).split()[1] == "Where"
 
 
 def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
-    shown = causal()
+    shown = model(mask=CAUSAL)
     shown.graph.output.insert(0, shown.graph.output[0])
     shown.graph.output[0].name = "z"
     view = selected(shown)

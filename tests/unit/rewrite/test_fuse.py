@@ -23,8 +23,6 @@ from support.fusing import kinds, outputs_of, standard
 FASTER = "faster with --opset auto, unless others lose a kernel at opset"
 AUTO = f"the same numbers, more kernels · {FASTER}"
 
-# -- operators of the standard ------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("body", "opset", "expected"),
@@ -182,9 +180,6 @@ def test_an_activation_of_unknown_rank_is_one_operator_if_its_constants_have_no_
     assert kinds(made) == ["Reshape", "Gelu"]
 
 
-# -- constants ----------------------------------------------------------------------------------------
-
-
 def test_small_float_constants_are_computed_now_to_the_bit() -> None:
     model = model_of("a = Add (gain, shift)  b = Sqrt (half)  s = Mul (a, b)  y = Mul (x, s)", 18)
     made, told = standard(model)
@@ -215,9 +210,6 @@ def test_the_bound_tells_a_difference_that_float32_could_see() -> None:
     assert mismatch([y], [np.array([1, np.nan, 1])], [None]) == f"{differ} more than any bound"
     assert mismatch([y], [np.ones((1, 3))], [None]) == "its shape would be [1, 3] instead of [3]"
     assert mismatch("no shape", [y], []) == "no shape"
-
-
-# -- GroupNormalization spelled with InstanceNormalization -----------------------------------------------
 
 
 SPELLED = ["Reshape", "InstanceNormalization", "Reshape", "Mul", "Add"]

@@ -52,8 +52,6 @@ from support.contrib_models import (
 )
 from support.fusing import kinds, outputs_of
 
-# -- what is found ------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("body", "inputs", "opset", "expected"),
@@ -105,8 +103,6 @@ def test_shapes_that_a_reshape_computes_are_known_from_opset_13_on() -> None:
     model = model_of(reshaped + LAYER_NORM, "float[B,S,4] x", "float[B,S,4] y", opset=13)
     assert kinds(fused(model)[0])[-1] == "SkipLayerNormalization"
 
-
-# -- what is not --------------------------------------------------------------------------------------
 
 UNEQUAL = "the summands are not known to have one shape, or the second to lack but the batch"
 
@@ -174,8 +170,6 @@ def test_only_what_the_target_has_a_kernel_for_is_made() -> None:
         for dtype in (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)[op_type == "GroupQueryAttention" :]:
             assert load_kernels().refusal("com.microsoft", op_type, 1, {"T": f"tensor({dtype.onnx_name})"}) is None
 
-
-# -- proof --------------------------------------------------------------------------------------------
 
 WRONG = {
     "SkipLayerNormalization": (SUM + NORM, "epsilon", 0.0011),
@@ -245,9 +239,6 @@ def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> Non
         # The kernel of FastGelu rounds its two constants to float32, as the CPU computes tanh: both within 1e-6.
         bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(got).max())
         np.testing.assert_allclose(got, wanted[value.name], rtol=0, atol=bound)
-
-
-# -- attention -------------------------------------------------------------------------------------------
 
 
 MASKED_BY = SCORES.replace("s =", "s0 =") + "f = Cast <to = 1> (mask)  "
@@ -332,12 +323,6 @@ def test_below_opset_13_a_softmax_is_over_all_axes_from_one_on(axis: str) -> Non
     made, _ = fused(model)
     assert ("MultiHeadAttention" in kinds(made)) is (axis in ("<axis = 3>", "<axis = -1>"))
     agree(model, made)
-
-
-# -- whole conversions -----------------------------------------------------------------------------------
-
-
-# -- whole conversions --------------------------------------------------------------------------------
 
 
 def between_products(body: str) -> ModelProto:

@@ -52,9 +52,6 @@ def opset(model: ModelProto) -> int:
     return model.opset_import[0].version
 
 
-# -- the best one -------------------------------------------------------------------------------------
-
-
 def test_max_pool_gets_its_kernel_back_one_opset_earlier() -> None:
     made, told = moved(model_of(POOL, 22, **IMAGE))
     assert (opset(made), told) == (21, "opset 22 became 21; the target serves MaxPool better")
@@ -78,9 +75,6 @@ def test_an_operator_of_its_own_counts_only_if_something_will_be_fused_into_it()
     assert (opset(made), told) == (20, "opset 17 became 20; the target serves gelu erf as one op better")
     stays = "opset 17 stays: no other one serves more of the model without serving some of it less"
     assert moved(model_of(GELU, 17), fuse="none")[1] == stays
-
-
-# -- the move -----------------------------------------------------------------------------------------
 
 
 def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
@@ -134,9 +128,6 @@ def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
     made, told = moved(model_of(POOL, 21, **IMAGE), 22)
     assert (opset(made), told) == (22, "opset 21 became 22; it no longer serves MaxPool as well")
     assert made.ir_version == 10  # that of the opset
-
-
-# -- opsets 7 to 12 --------------------------------------------------------------------------------------
 
 
 def parsed(body: str, opset: int, inputs: str, outputs: str, held: str = "", domains: str = "") -> ModelProto:
@@ -334,8 +325,6 @@ def test_weights_that_had_to_be_inputs_are_constants_afterwards() -> None:
 def test_what_holds_a_model_is_named(body: str, start: int, inputs: str, outputs: str, why: str) -> None:
     assert refusal(parsed(body, start, inputs, outputs)).startswith(why)
 
-
-# -- conversions --------------------------------------------------------------------------------------
 
 CLIPPED = "a = MatMul (x, w) b = Clip <min = 0.0, max = 6.0> (a) y = MatMul (b, w)"
 SQUARE = {"inputs": "float[64,64] x, float[64,64] w", "outputs": "float[64,64] y"}

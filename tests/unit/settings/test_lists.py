@@ -43,9 +43,6 @@ def refusal(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-# ---- the shipped lists
-
-
 @pytest.mark.parametrize(("to", "base"), SHIPPED)
 def test_every_op_of_onnx_and_of_onnxruntime_has_a_class_and_a_reason(to: DType, base: str) -> None:
     table = json.loads((files("amp_rewrite") / "runtime" / "_tables" / "contrib_schemas.json").read_text("utf-8"))
@@ -83,9 +80,6 @@ def test_reading_the_shipped_lists_does_not_import_onnx() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
-# ---- conditions
-
-
 def test_an_absent_attribute_counts_as_its_onnx_default() -> None:
     lists = load_lists(DType.FLOAT16)
     assert color(lists, "Resize") == "clear"
@@ -108,9 +102,6 @@ def test_an_op_that_a_known_domain_does_not_have_is_refused(tmp_path: Path, doma
     with pytest.raises(ListError, match="no such op as"):
         overlaid(tmp_path, f"deny: ['{domain}::Nonesuch']" if domain else "deny: [Nonesuch]")
     assert color(overlaid(tmp_path, "deny: ['my.domain::Nonesuch']"), "Nonesuch", "my.domain") == "deny"
-
-
-# ---- overlays
 
 
 def test_an_overlay_adds_and_moves_and_says_where(tmp_path: Path) -> None:
@@ -164,9 +155,6 @@ def test_the_fingerprint_follows_the_decisions_not_the_reasons() -> None:
     assert load_lists(DType.FLOAT16, [{"unlisted": ["my.domain::Op"]}]).fingerprint == plain
     assert load_lists(DType.FLOAT16, [{"gray": ["Exp"]}]).fingerprint != plain
     assert len({load_lists(to, [base]).fingerprint for to, base in SHIPPED}) == 4
-
-
-# ---- what is refused
 
 
 KEYS = "base, allow, gray, clear, deny, unlisted"
@@ -284,9 +272,6 @@ def test_any_text_is_a_list_file_or_a_list_error(tmp_path_factory: pytest.TempPa
         assert lists.name == "float16+any.yaml"
 
 
-# ---- levels
-
-
 def test_levels_change_the_lists_that_they_name() -> None:
     lists = load_lists(DType.FLOAT16)
     for level in ("default", "unsafe-force-all", "lower-all"):
@@ -298,9 +283,6 @@ def test_levels_change_the_lists_that_they_name() -> None:
     assert ops(strict, "deny") == ops(lists, "gray", "deny")
     was, now = lists.classify("", "Add", {}, 2), strict.classify("", "Add", {}, 2)
     assert (now.source, now.because) == (was.source, f"level treat-gray-as-deny, else gray: {was.because}")
-
-
-# ---- environment
 
 
 def test_the_environment_moves_ops_after_the_overlays() -> None:
