@@ -32,6 +32,9 @@ B, S, P, L, H, D = 2, 3, 4, 5, 6, 8
 SELF = 4 * B * H * D * S * S  # S queries and S keys: each product 2 operations, for scores and for what they select
 SELF_PAST = 4 * B * H * D * S * (S + P)
 CROSS = 4 * B * H * D * S * L
+NBITS = "com.microsoft.MatMulNBits <K = 5, N = 7, block_size = 16>"
+MHA = f"com.microsoft.MultiHeadAttention <num_heads = {H}>"
+GQA = f"com.microsoft.GroupQueryAttention <num_heads = {H}, kv_num_heads = 2>"
 
 
 @pytest.mark.parametrize(
@@ -49,33 +52,16 @@ CROSS = 4 * B * H * D * S * L
         ("y = com.microsoft.FusedMatMul <transA = 1, transB = 1> (i0, i1)", ["2,5,3", "2,7,5"], 2 * 2 * 3 * 5 * 7),
         ("y = com.microsoft.FusedGemm <transB = 1> (i0, i1)", ["3,5", "7,5"], 2 * 3 * 5 * 7),
         ("y = com.microsoft.GemmFastGelu (i0, i1)", ["2,3,5", "5,7"], 2 * 2 * 3 * 5 * 7),
+        (f"y = {NBITS} (i0, i1, i2)", ["2,3,5", "uint8 7,1,16", "7,1"], 2 * 2 * 3 * 5 * 7),
+        (f"y = {MHA} (i0, i1, i1)", [f"{B},{S},{H * D}", f"{B},{L},{H * D}"], CROSS),
+        (f"y = {MHA} (i0)", [f"{B},{S},{H},3,{D}"], SELF),
+        (f"y, k, v = {MHA} (i0, i0, i0, , , , i1, i1)", [f"{B},{S},{H * D}", f"{B},{H},{P},{D}"], SELF_PAST),
         (
-            "y = com.microsoft.MatMulNBits <K = 5, N = 7, block_size = 16> (i0, i1, i2)",
-            ["2,3,5", "uint8 7,1,16", "7,1"],
-            2 * 2 * 3 * 5 * 7,
-        ),
-        (
-            f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i1, i1)",
-            [f"{B},{S},{H * D}", f"{B},{L},{H * D}"],
-            CROSS,
-        ),
-        (f"y = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0)", [f"{B},{S},{H},3,{D}"], SELF),
-        (
-            f"y, k, v = com.microsoft.MultiHeadAttention <num_heads = {H}> (i0, i0, i0, , , , i1, i1)",
-            [f"{B},{S},{H * D}", f"{B},{H},{P},{D}"],
-            SELF_PAST,
-        ),
-        (
-            f"y, k, v = com.microsoft.GroupQueryAttention <num_heads = {H}, kv_num_heads = 2>"
-            " (i0, i1, i1, i2, i2, i3, i4)",
+            f"y, k, v = {GQA} (i0, i1, i1, i2, i2, i3, i4)",
             [f"{B},{S},{H * D}", f"{B},{S},{2 * D}", f"{B},2,{P},{D}", f"int32 {B}", "int32 1"],
             SELF_PAST,
         ),
-        (
-            f"y = com.microsoft.GroupQueryAttention <num_heads = {H}, kv_num_heads = 2> (i0, , , , , i1, i2)",
-            [f"{B},{S},{(H + 2 * 2) * D}", f"int32 {B}", "int32 1"],
-            SELF,
-        ),
+        (f"y = {GQA} (i0, , , , , i1, i2)", [f"{B},{S},{(H + 2 * 2) * D}", f"int32 {B}", "int32 1"], SELF),
         ("y = Relu (i0)", ["2,3"], 0),
     ],
 )

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes import _better, known_dims
+from amp_rewrite.ir.shapes import known_dims
 from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims, Size, countable, minus, over, plus, product, renamed, times
 from amp_rewrite.ir.view import MAIN, View
 from support.paths import TESTS
@@ -157,22 +157,3 @@ def test_what_is_followed_is_what_runs(path: Path) -> None:
     }
     assert wrong == {}
     assert any(isinstance(d, int) for dims in followed.values() for d in dims)
-
-
-@pytest.mark.parametrize(
-    ("followed_size", "inferred", "better"),
-    [
-        (8, "n", 8),
-        ("n", 8, 8),
-        (None, "n", "n"),
-        (times("n", -1), "k", "k"),  # may be below 0
-        (f"{MADE_UP}0", "n", "n"),
-        (f"{MADE_UP}0", f"{MADE_UP}1", f"{MADE_UP}0"),
-        (f"{MADE_UP}0", None, f"{MADE_UP}0"),
-        (times(f"{MADE_UP}0", 2), "n", "n"),
-        ("m", "n", "m"),
-        (times("m", 2), "n", times("m", 2)),
-    ],
-)
-def test_a_size_that_is_followed_is_better_unless_it_is_vague(followed_size: Dim, inferred: Dim, better: Dim) -> None:
-    assert _better(followed_size, inferred) == better

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import behind, exact, first_input_of, multiples, number, only_reader, origin, trail
+from amp_rewrite.ir.dataflow import exact, multiples, number, only_reader, origin
 from amp_rewrite.ir.view import ValueId, View, once
 from support import cases
 
@@ -54,21 +54,6 @@ def test_the_number_of_a_constant(name: str, axes: int | None, expected: float |
     assert number(graph.view, graph.value("pair")) is None
     assert number(graph.view, graph.value("a")) is None
     assert number(graph.view, None) is None
-
-
-def test_what_a_value_is_behind_copies() -> None:
-    graph = Graph("a=Exp(x);b=Identity(a);c=Transpose(b);d=Identity(c);v=Neg(d)")
-    step, start = first_input_of(("Identity", "Transpose")), graph.value("d")
-    assert [(op.kind, graph.name(v)) for op, v in behind(graph.view, start, step)] == [
-        ("Identity", "c"),
-        ("Transpose", "b"),
-        ("Identity", "a"),
-    ]
-    assert graph.name(origin(graph.view, start, step)) == "a"
-    assert graph.name(origin(graph.view, start, step, most=2)) == "b"
-    assert graph.name(origin(graph.view, start, first_input_of({"Transpose"}))) == "d"
-    ops, source = trail(graph.view, start, step, most=1)
-    assert ([op.kind for op in ops], graph.name(source)) == (["Identity"], "c")
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,3 @@ def test_float64_is_narrowed_in_bodies_too(body: str) -> None:
     converted = amp_rewrite.convert(model, narrow=True)
     assert converted.report.totals.compute_lowered == converted.report.totals.compute_ops > 0
     assert amp_rewrite.verify(model, converted.model, Feed.randomly(Model.load(model)), tolerance=1e-2).ok
-
-
-def test_narrowing_leaves_a_float32_model_as_it_is() -> None:
-    model = onnx.parser.parse_model(FLOAT64.replace("double", "float").replace("to=11", "to=1"))
-    for name, values in (("w", np.eye(16, dtype=np.float32)), ("top", np.float32(1))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values), name))
-    narrow, plain = (amp_rewrite.convert(model, narrow=narrow) for narrow in (True, None))
-    assert narrow.model.graph == plain.model.graph

@@ -3,65 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from support.train.vjp_case import Case, judged
 
 
-def conv(name: str, words: str, x: tuple[int, ...], w: tuple[int, ...], **torch: object) -> Case:
-    """A Conv with a bias; `torch` are the arguments of torch's own, none for what it does not have."""
-    rank = len(x) - 2
-    return Case(
-        f"Conv, {name}",
-        f"y=Conv[{words}](x,w,b)" if words else "y=Conv(x,w,b)",
-        {"x": x, "w": w, "b": w[:1]},
-        known=("w",),
-        linear=True,
-        torch=(lambda t, x, w, b: getattr(t.nn.functional, f"conv{rank}d")(x, w, b, **torch)) if torch else None,
-    )
+def conv(name: str, words: str, x: tuple[int, ...], w: tuple[int, ...], op: str = "Conv", *, group: int = 1) -> Case:
+    """A Conv, or a ConvTranspose, with a bias."""
+    graph = f"y={op}[{words}](x,w,b)" if words else f"y={op}(x,w,b)"
+    bias = w[1] * group if op == "ConvTranspose" else w[0]
+    return Case(f"{op}, {name}", graph, {"x": x, "w": w, "b": (bias,)}, known=("w",), linear=True)
 
 
-def turned(name: str, words: str, x: tuple[int, ...], w: tuple[int, ...], **torch: object) -> Case:
-    """The same for ConvTranspose."""
-    rank = len(x) - 2
-    bias = (w[1] * int(str(torch.get("groups", 1))),)
-    return Case(
-        f"ConvTranspose, {name}",
-        f"y=ConvTranspose[{words}](x,w,b)" if words else "y=ConvTranspose(x,w,b)",
-        {"x": x, "w": w, "b": bias},
-        known=("w",),
-        linear=True,
-        torch=(lambda t, x, w, b: getattr(t.nn.functional, f"conv_transpose{rank}d")(x, w, b, **torch))
-        if torch
-        else None,
-    )
-
-
+turned = partial(conv, op="ConvTranspose")
 CONV = (
-    conv("plain", "", (2, 3, 5, 4), (4, 3, 3, 2), stride=1),
-    conv("of one axis", "pads=1 1", (2, 3, 6), (2, 3, 3), padding=1),
-    conv("of three axes", "pads=1 0 1 1 0 1", (1, 2, 4, 3, 4), (2, 2, 3, 2, 3), padding=(1, 0, 1)),
-    conv("with strides that leave a rest", "strides=2 3,pads=1 1 1 1", (2, 2, 8, 8), (3, 2, 3, 3), stride=(2, 3),
-         padding=1),
-    conv("with all of it", "strides=2 1,dilations=1 2,pads=1 2 1 2", (2, 2, 6, 5), (3, 2, 3, 3), stride=(2, 1),
-         dilation=(1, 2), padding=(1, 2)),
+    conv("plain", "", (2, 3, 5, 4), (4, 3, 3, 2)),
+    conv("of one axis", "pads=1 1", (2, 3, 6), (2, 3, 3)),
+    conv("of three axes", "pads=1 0 1 1 0 1", (1, 2, 4, 3, 4), (2, 2, 3, 2, 3)),
+    conv("with strides that leave a rest", "strides=2 3,pads=1 1 1 1", (2, 2, 8, 8), (3, 2, 3, 3)),
+    conv("with all of it", "strides=2 1,dilations=1 2,pads=1 2 1 2", (2, 2, 6, 5), (3, 2, 3, 3)),
     conv("with uneven pads", "pads=1 0 2 3", (2, 2, 5, 4), (3, 2, 3, 2)),
-    conv("in groups", "group=2,pads=1 1 1 1", (2, 4, 4, 4), (6, 2, 3, 3), groups=2, padding=1),
-    conv("by channel", "group=3,strides=2 2", (2, 3, 5, 5), (3, 1, 3, 3), groups=3, stride=2),
-    conv("of single places", "", (2, 3, 4, 4), (5, 3, 1, 1), stride=1),
+    conv("in groups", "group=2,pads=1 1 1 1", (2, 4, 4, 4), (6, 2, 3, 3)),
+    conv("by channel", "group=3,strides=2 2", (2, 3, 5, 5), (3, 1, 3, 3)),
+    conv("of single places", "", (2, 3, 4, 4), (5, 3, 1, 1)),
     *(
-        conv(f"of {name}, tap by tap", words, x, w, **torch)
-        for name, words, x, w, torch in (
-            ("many channels", "pads=1 1 1 1", (2, 9, 4, 5), (3, 9, 3, 3), {"padding": 1}),
-            ("many, with all of it", "strides=2 1,dilations=1 2,pads=1 2 1 2", (2, 8, 6, 5), (3, 8, 3, 3),
-             {"stride": (2, 1), "dilation": (1, 2), "padding": (1, 2)}),
-            ("many, with strides that leave a rest", "strides=2 3,pads=1 1 1 1", (2, 8, 8, 8), (3, 8, 3, 3),
-             {"stride": (2, 3), "padding": 1}),
-            ("many on three axes", "pads=0 1 0 0 1 0", (1, 8, 2, 3, 2), (2, 8, 2, 2, 1), {"padding": (0, 1, 0)}),
-            ("single places with pads", "pads=1 0 1 0", (2, 3, 3, 4), (4, 3, 1, 1), {"padding": (1, 0)}),
+        conv(f"of {name}, tap by tap", words, x, w)
+        for name, words, x, w in (
+            ("many channels", "pads=1 1 1 1", (2, 9, 4, 5), (3, 9, 3, 3)),
+            ("many, with all of it", "strides=2 1,dilations=1 2,pads=1 2 1 2", (2, 8, 6, 5), (3, 8, 3, 3)),
+            ("many, with strides that leave a rest", "strides=2 3,pads=1 1 1 1", (2, 8, 8, 8), (3, 8, 3, 3)),
+            ("many on three axes", "pads=0 1 0 0 1 0", (1, 8, 2, 3, 2), (2, 8, 2, 2, 1)),
+            ("single places with pads", "pads=1 0 1 0", (2, 3, 3, 4), (4, 3, 1, 1)),
         )
     ),
     # Fixed, as onnxruntime 1.31.1 never returns from the convolution that it is where no dim is known.
-    replace(conv("of many, no image", "pads=1 1 1 1", (0, 8, 3, 3), (2, 8, 3, 3), padding=1), fixed=True),
+    replace(conv("of many, no image", "pads=1 1 1 1", (0, 8, 3, 3), (2, 8, 3, 3)), fixed=True),
     conv("of many channels, uneven pads", "pads=1 0 2 3", (2, 8, 5, 4), (3, 8, 3, 2)),
     *(
         replace(conv(mode, f"auto_pad={mode},strides=2 2", (2, 2, 5, 6), (3, 2, 3, 2)), fixed=mode != "VALID")
@@ -71,16 +47,14 @@ CONV = (
          linear=True),
 )  # fmt: skip
 TRANSPOSED = (
-    turned("plain", "", (2, 3, 4, 3), (3, 2, 3, 2), stride=1),
-    turned("of one axis", "strides=2", (2, 3, 4), (3, 2, 3), stride=2),
-    turned("of three axes", "pads=1 0 1 1 0 1", (1, 2, 3, 2, 3), (2, 2, 3, 2, 3), padding=(1, 0, 1)),
-    turned("with strides and pads", "strides=2 3,pads=1 1 1 1", (2, 3, 3, 4), (3, 2, 3, 3), stride=(2, 3), padding=1),
-    turned("with dilations", "dilations=2 1,strides=1 2", (2, 3, 3, 4), (3, 2, 2, 3), dilation=(2, 1), stride=(1, 2)),
-    turned("with more at the end", "strides=2 3,output_padding=1 2,pads=1 1 1 1", (2, 3, 3, 3), (3, 2, 3, 3),
-           stride=(2, 3), output_padding=(1, 2), padding=1),
-    turned("of many channels", "strides=2 2,pads=1 1 1 1,output_padding=1 0", (2, 3, 3, 4), (3, 9, 3, 3), stride=2,
-           padding=1, output_padding=(1, 0)),
-    turned("in groups", "group=2,strides=2 2", (2, 4, 3, 3), (4, 3, 2, 2), groups=2, stride=2),
+    turned("plain", "", (2, 3, 4, 3), (3, 2, 3, 2)),
+    turned("of one axis", "strides=2", (2, 3, 4), (3, 2, 3)),
+    turned("of three axes", "pads=1 0 1 1 0 1", (1, 2, 3, 2, 3), (2, 2, 3, 2, 3)),
+    turned("with strides and pads", "strides=2 3,pads=1 1 1 1", (2, 3, 3, 4), (3, 2, 3, 3)),
+    turned("with dilations", "dilations=2 1,strides=1 2", (2, 3, 3, 4), (3, 2, 2, 3)),
+    turned("with more at the end", "strides=2 3,output_padding=1 2,pads=1 1 1 1", (2, 3, 3, 3), (3, 2, 3, 3)),
+    turned("of many channels", "strides=2 2,pads=1 1 1 1,output_padding=1 0", (2, 3, 3, 4), (3, 9, 3, 3)),
+    turned("in groups", "group=2,strides=2 2", (2, 4, 3, 3), (4, 3, 2, 2), group=2),
     replace(turned("with an output shape", "strides=2 2,output_shape=8 7", (2, 3, 4, 3), (3, 2, 3, 3)), fixed=True),
     *(
         replace(turned(mode, f"auto_pad={mode},strides=2 2", (2, 3, 4, 3), (3, 2, 3, 3)), fixed=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from amp_rewrite import GradientError, gradients
-from support.train.vjp_case import Case, Torch, judged
+from support.train.vjp_case import Case, judged
 
 STEPS, BATCH, FEATURES, HIDDEN = 3, 2, 2, 2
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -21,7 +21,6 @@ def case(
     outputs: Sequence[str] = ("y", "h"),
     *,
     ways: int = 1,
-    torch: Torch | None = None,
     **values: object,
 ) -> Case:
     """A layer: `extra` are its inputs after X, W and R, "" for those that are left out."""
@@ -45,32 +44,10 @@ def case(
         low=-1,
         high=1,
         opsets=(16, 20) if name == "plain" else (20,),
-        torch=torch,
         **values,  # type: ignore[arg-type]
     )
 
 
-def module(op: str, order: Sequence[int], **words: object) -> Torch:
-    """torch's own layer; `order` has onnx's gates by torch's."""
-
-    def run(t, x, w, r, b, *states):  # type: ignore[no-untyped-def]
-        layer = getattr(t.nn, op)(FEATURES, HIDDEN, dtype=t.float64, **words)
-        weights = {}
-        for way in range(len(w)):
-            tail = "_l0" + "_reverse" * way
-            arrays = (w[way], r[way], *b[way].chunk(2))
-            for name, array in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), arrays, strict=True):
-                parts = array.chunk(len(order))
-                weights[name + tail] = t.cat([parts[i] for i in order])
-        given = states[0] if len(states) == 1 else tuple(states) if states else None
-        y, last = t.func.functional_call(layer, weights, (x, given))
-        y = y.reshape(*y.shape[:2], len(w), HIDDEN).swapaxes(1, 2)
-        return (y, *last) if isinstance(last, tuple) else (y, last)
-
-    return run
-
-
-LSTM, GRU = (0, 2, 3, 1), (1, 0, 2)
 CASES = (
     # of no rows or no steps onnxruntime's own LSTM ends the process
     *(
@@ -78,21 +55,21 @@ CASES = (
              {"x": (1, 1, 1), "w": (1, n, 1), "r": (1, n, 1), "b": (1, 2 * n)}, outputs=("y", "h"), known=("r",))
         for op, n in GATES.items()
     ),
-    case("plain", "LSTM", torch=lambda *a: module("LSTM", LSTM)(*a)[:2]),
-    case("with all it gives", "LSTM", "", ("b", "", "h0", "c0"), ("y", "h", "c"), torch=module("LSTM", LSTM)),
-    case("the last cell alone", "LSTM", "", ("b",), ("_", "_", "c"), torch=lambda *a: module("LSTM", LSTM)(*a)[2]),
+    case("plain", "LSTM"),
+    case("with all it gives", "LSTM", "", ("b", "", "h0", "c0"), ("y", "h", "c")),
+    case("the last cell alone", "LSTM", "", ("b",), ("_", "_", "c")),
     case("without biases", "LSTM", "", ()),
     case("both ways", "LSTM", "direction=bidirectional", ("b", "", "h0", "c0"), ("y", "h", "c"), ways=2),
     case("with lengths", "LSTM", "direction=bidirectional", ("b", "n", "h0", "c0"), ("y", "h", "c"), ways=2,
          values={"n": [2, 3]}),
     case("of other activations", "LSTM", "activations=HardSigmoid Softsign Tanh", single=True),
     case("plain", "GRU"),
-    case("that resets after", "GRU", "linear_before_reset=1", torch=module("GRU", GRU)),
+    case("that resets after", "GRU", "linear_before_reset=1"),
     case("both ways", "GRU", "direction=bidirectional,linear_before_reset=1", ("b", "", "h0"), ways=2),
     case("from the back with lengths", "GRU", "direction=reverse", ("b", "n", "h0"), values={"n": [1, 3]}),
-    case("plain", "RNN", torch=module("RNN", (0,))),
+    case("plain", "RNN"),
     case("of Relu, both ways", "RNN", "direction=bidirectional,activations=Relu Relu", ("b", "", "h0"), ways=2),
-    case("its last state alone", "RNN", "", ("b",), ("_", "h"), torch=lambda *a: module("RNN", (0,))(*a)[1]),
+    case("its last state alone", "RNN", "", ("b",), ("_", "h")),
 )  # fmt: skip
 
 TestRules = judged(CASES)

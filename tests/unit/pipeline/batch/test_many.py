@@ -61,7 +61,6 @@ def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path)
     ("change", "more", "message"),
     [
         (lambda src: None, {"keep": "kee=p"}, "unknown key 'kee'"),
-        (lambda src: None, {"jobs": 0}, "use 1 or more"),
         (lambda src: (src / "model.ONNX").symlink_to("model.onnx"), {}, "would both be written to"),
         (lambda src: (src.parent / "out").write_text(""), {}, "it is a file; several models need a folder"),
     ],
@@ -73,13 +72,6 @@ def test_a_mistake_of_the_whole_is_told_before_anything_is_written(
     with pytest.raises(AmpRewriteError, match=message):
         convert_many(src, out=out, **more)
     assert not out.is_dir()
-
-
-def test_results_that_would_replace_a_source_are_refused(src: Path) -> None:
-    before = tree(src)
-    with pytest.raises(ModelError, match=r"would be written over .*, itself; name another folder"):
-        convert_many(src, out=src, overwrite=True)
-    assert tree(src) == before
 
 
 def test_results_that_are_there_stay_unless_they_may_go(src: Path, out: Path) -> None:
@@ -106,10 +98,6 @@ def test_an_empty_folder_and_one_without_models_are_named(tmp_path: Path, out: P
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"no \.onnx model in .*empty \(no files\)"):
         convert_many(tmp_path / "empty", out=out)
-    with pytest.raises(ModelError, match="no file matches"):
-        convert_many(f"{tmp_path}/*.onnx", out=out)
-    with pytest.raises(ModelError, match="No such file"):
-        convert_many([tmp_path / "gone.onnx", tmp_path / "empty"], out=out)
     with pytest.raises(PolicyError, match="nothing to convert"):
         convert_many([], out=out)
 
