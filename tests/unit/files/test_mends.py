@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import onnx.numpy_helper
 import onnx.parser
 import onnxruntime
 import pytest

@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.numpy_helper
 import onnx.parser
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper

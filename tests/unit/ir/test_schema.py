@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx.defs
-import onnx.helper
 import pytest
 
 from amp_rewrite.ir import versions

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnx
 import onnx.parser
 
 HEAD = '<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.ml": 4]>'

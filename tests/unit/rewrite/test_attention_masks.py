@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.checker
 import onnx.parser
 import onnxruntime
 import pytest
@@ -21,6 +19,8 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, hides
 from amp_rewrite.rewrite.passes.attention_masks import select_masks, shrink_score_constants
 from amp_rewrite.rewrite.replacement import Context, run_round
+from support import cases
+from support.fusing import kinds, outputs_of
 
 LOWEST = -3.4028234663852886e38
 SHOWN = np.array([[True, False, True], [False, False, False], [True, True, True]])
@@ -49,7 +49,7 @@ def selected(proto: ModelProto) -> View:
     return run_round(View.of(Model.load(proto)), (select_masks, shrink_score_constants), Context(DType.FLOAT16))[0]
 
 
-def kinds(view: View) -> str:
+def op_types(view: View) -> str:
     return " ".join(op.op_type for op in view.ops)
 
 
@@ -74,8 +74,8 @@ SELECTED = {
 @pytest.mark.parametrize("name", SELECTED)
 def test_scores_are_selected_and_no_bit_of_a_float32_result_changes(name: str) -> None:
     view = selected(SELECTED[name])
-    assert "Where" in kinds(view)
-    assert "Add" not in kinds(view)
+    assert "Where" in op_types(view)
+    assert "Add" not in op_types(view)
     assert run(view.model.proto).tobytes() == run(SELECTED[name]).tobytes()
 
 
@@ -123,7 +123,7 @@ CAUSAL = np.where(np.tri(3, dtype=bool), np.float32(0), np.float32(LOWEST))
 def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condition: NDArray[np.bool_]) -> None:
     proto = model(text, tri=condition)
     view = selected(proto)
-    assert kinds(view) == "MatMul Add Softmax"
+    assert op_types(view) == "MatMul Add Softmax"
     assert run(view.model.proto).tobytes() == run(proto).tobytes()
     stored = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in view.model.proto.graph.initializer}
     assert list(stored) == ["ten", "fair", "mask_bounded"]  # what only the mask was made of is gone
@@ -132,14 +132,14 @@ def test_a_mask_that_a_constant_condition_chooses_is_a_constant(text: str, condi
 
 @pytest.mark.parametrize("rows", [SHOWN, np.ones((3, 3), bool)])
 def test_a_constant_condition_that_masks_a_row_throughout_or_nothing_selects(rows: NDArray[np.bool_]) -> None:
-    assert kinds(selected(model("mask = Where (rows, zero, least)", rows=rows))) == "MatMul Where Softmax"
+    assert op_types(selected(model("mask = Where (rows, zero, least)", rows=rows))) == "MatMul Where Softmax"
 
 
 @pytest.mark.parametrize(
     ("reader", "opset"), [("y = LogSoftmax (z)", 18), ("y = Softmax <axis = 0> (z)", 18), ("y = Softmax (z)", 11)]
 )
 def test_it_is_a_selection_where_a_row_may_be_masked_or_a_masked_score_is_seen(reader: str, opset: int) -> None:
-    assert kinds(selected(model("", reader, opset, mask=CAUSAL))).split()[1] == "Where"
+    assert op_types(selected(model("", reader, opset, mask=CAUSAL))).split()[1] == "Where"
 
 
 def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
@@ -147,7 +147,7 @@ def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
     shown.graph.output.insert(0, shown.graph.output[0])
     shown.graph.output[0].name = "z"
     view = selected(shown)
-    assert kinds(view).split()[1] == "Where"
+    assert op_types(view).split()[1] == "Where"
     assert run(view.model.proto).tobytes() == run(shown).tobytes()
 
 
@@ -165,3 +165,174 @@ def test_a_sum_that_is_an_output_keeps_its_fill() -> None:
 def test_a_fill_hides_beside_a_shown_score_or_if_it_is_huge(shown: NDArray[np.bool_] | None, seen: bool) -> None:
     fills = (OUT_OF_REACH / 2, OUT_OF_REACH, LOST / 2, LOST)
     assert [hides(fill, shown) for fill in fills] == [False, seen, seen, True]
+
+
+KEYS = 256
+POSITIONS = np.arange(float(KEYS))
+LOWER = np.tri(KEYS, dtype=bool)
+FILL = np.array(-1e9)
+BOUND = -16376.0
+PLAIN = "s=MatMul(q,k);b=Add(s,bias);y=Softmax(b)"
+CHOSEN = "s=MatMul(q,k);b=Add(s,bias);m=Where(seen,b,fill);y=Softmax(m)"
+HIDDEN = "s=MatMul(q,k);b=Add(bias,s);m=Where(seen,fill,b);y=Softmax(m)"
+MASKED_FIRST = "s=MatMul(q,k);m=Add(s,mask);b=Add(m,bias);y=Softmax(b)"
+MASKED_LAST = "s=MatMul(q,k);b=Add(s,bias);m=Add(b,mask);y=Softmax(m)"
+COUNTED = "s=MatMul(q,k);r=Range(zero,length,one);f=Cast[to=float](r);bias=Mul(f,slope);b=Add(s,bias);y=Softmax(b)"
+MASK = np.where(LOWER, 0, BOUND)
+COUNT = {"zero": np.array(0), "one": np.array(1), "length": np.array(KEYS), "slope": np.array(0.5)}
+REBASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "absolute positions": (PLAIN, {"bias": 0.5 * POSITIONS}),
+    "counted positions": (COUNTED, COUNT),
+    "two heads": (PLAIN, {"bias": np.array([0.5, 0.25]).reshape(2, 1, 1) * POSITIONS}),
+    "an offset": (PLAIN, {"bias": -0.5 * abs(POSITIONS[:, None] - POSITIONS) - 300}),
+    "early rows": (CHOSEN, {"bias": 0.5 * (POSITIONS - KEYS + 1), "seen": LOWER, "fill": FILL}),
+    "early rows of hidden keys": (HIDDEN, {"bias": 0.5 * POSITIONS, "seen": ~LOWER, "fill": FILL}),
+    "a mask that is added first": (MASKED_FIRST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
+    "a mask that is added last": (MASKED_LAST, {"bias": 0.5 * POSITIONS, "mask": MASK}),
+    "a mask in the bias": (PLAIN, {"bias": np.where(LOWER, 0.5 * POSITIONS, -3e38)}),
+}
+
+
+def biased(text: str, constants: dict[str, Any], outputs: str = "y", **options: Any) -> ModelProto:
+    shapes = {"q": (2, KEYS, 8), "k": (2, 8, KEYS), "seen": (KEYS, KEYS)}
+    return cases.build(text, outputs.split(), shapes=shapes, types={"seen": "bool"}, constants=constants, **options)
+
+
+def rebased(proto: ModelProto, to: DType = DType.FLOAT16) -> ModelProto:
+    return run_round(View.of(Model.load(proto)), (shrink_score_constants,), Context(to))[0].model.to_proto()
+
+
+def stored(proto: ModelProto) -> list[Any]:
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    return [array for name, array in held.items() if name.endswith("_rebased")]
+
+
+def feeds(step: float) -> dict[str, Any]:
+    """Operands whose products are multiples of a step, or none of any if it is 0."""
+    rng = np.random.default_rng(0)
+    arrays = {"q": rng.standard_normal((2, KEYS, 8)), "k": rng.standard_normal((2, 8, KEYS))}
+    return {n: (np.round(a / step) * step if step else a).astype(np.float32) for n, a in arrays.items()}
+
+
+@pytest.mark.parametrize("name", REBASED)
+def test_on_numbers_that_float32_adds_exactly_no_bit_of_the_result_changes(name: str) -> None:
+    proto = biased(*REBASED[name])
+    moved = rebased(proto)
+    (bias,) = stored(moved)
+    assert bias.max() == 0
+    assert outputs_of(moved, feeds(0.25))[0].tobytes() == outputs_of(proto, feeds(0.25))[0].tobytes()
+
+
+@pytest.mark.parametrize("to", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("name", REBASED)
+def test_the_scores_are_low_without_another_cast_and_near_those_of_float32(name: str, to: DType) -> None:
+    proto = biased(*REBASED[name])
+    converted = amp_rewrite.convert(proto, to=to, lower=["op=Softmax"])
+    low = [row.dtype for row in converted.report.rows if row.op in ("MatMul", "Add", "Where", "Softmax")]
+    assert set(low) == {to.spelling}
+    assert sum(node.op_type == "Cast" for node in converted.model.graph.node) - ("Cast" in REBASED[name][0]) <= 3
+    found, exact = (outputs_of(m, feeds(0))[0] for m in (amp_rewrite.emulate(converted.model).to_proto(), proto))
+    assert np.abs(found - exact).max() <= (2e-2 if to is DType.FLOAT16 else 16e-2) * exact.max()
+    assert [f.subject for f in converted.report.findings if f.kind == "bias"] == ["bias"]
+
+
+@pytest.mark.parametrize("name", REBASED)
+def test_a_moved_bias_has_no_more_axes_than_its_rows_need(name: str) -> None:
+    one_row = "positions" in name
+    shape = (2, 1, KEYS) if name == "two heads" else (KEYS,) if one_row else (KEYS, KEYS)
+    assert [array.shape for array in stored(rebased(biased(*REBASED[name])))] == [shape]
+
+
+@pytest.mark.parametrize(
+    ("text", "constants", "options"),
+    [
+        (PLAIN, {"bias": -0.5 * POSITIONS}, {}),  # near 0 at the best key already
+        (PLAIN, {"bias": np.random.default_rng(0).standard_normal(KEYS) * 100}, {}),  # learned
+        (PLAIN, {"bias": 0.5 * POSITIONS}, {"opset": 12}),  # a softmax over all axes behind one
+        (PLAIN, {"bias": 0.5 * POSITIONS}, {"outputs": "y b"}),
+        (f"{PLAIN};z=Neg(b)", {"bias": 0.5 * POSITIONS}, {"outputs": "y z"}),
+        (PLAIN.replace("(b)", "[axis=1](b)"), {"bias": 0.5 * POSITIONS}, {}),
+        (PLAIN.replace("Softmax", "LogSoftmax"), {"bias": 0.5 * POSITIONS}, {}),
+        (PLAIN.replace("Add(s,bias)", "Sub(s,bias)"), {"bias": 0.5 * POSITIONS}, {}),
+        (CHOSEN, {"bias": 0.5 * POSITIONS, "fill": FILL}, {}),  # the mask is an input
+        (
+            CHOSEN,
+            {"bias": 0.5 * POSITIONS, "fill": FILL, "seen": np.tri(KEYS, k=-1, dtype=bool)},
+            {},
+        ),  # a row is blind
+        (CHOSEN, {"bias": 0.5 * POSITIONS, "fill": np.array(0.0), "seen": LOWER}, {}),
+    ],
+)
+def test_other_sums_are_left_alone(text: str, constants: dict[str, Any], options: dict[str, Any]) -> None:
+    proto = biased(text, constants, **options)
+    assert rebased(proto).SerializeToString() == proto.SerializeToString()
+
+
+SEEN = np.tri(8, dtype=bool)
+RNG = np.random.default_rng(0)
+FEEDS = {name: RNG.standard_normal((2, 8, 8)).astype(np.float32) * 4 for name in ("q", "k")}
+ADDED = "s=MatMul(q,k);b=Add(s,mask);y=Softmax(b)"
+CHOSEN = "s=MatMul(q,k);m=Where(seen,zero,fill);b=Add(m,s);y=Softmax(b)"
+SCALED = "s=MatMul(q,k);h=Mul(s,half);a=Sub(one,shown);m=Mul(a,fill);b=Add(h,m);y=Softmax(b)"
+NUMBERS = {"seen": SEEN, "shown": np.where(SEEN, 1.0, 0.0), "half": 0.5, "one": 1.0, "zero": 0.0}
+FILLS = (-40000.0, -3.4e38)
+
+
+def mask(fill: float, shown: Any = 0.0) -> dict[str, Any]:
+    return {"mask": np.where(SEEN, shown, fill)}
+
+
+def masked(text: str, constants: dict[str, Any], outputs: str = "y", **options: Any) -> ModelProto:
+    named = {name: value for name, value in constants.items() if name in text}
+    shapes = {"q": (2, 8, 8), "k": (2, 8, 8), "other": (8, 8), "v": (2, 8, 8)}
+    return cases.build(text, outputs.split(), shapes=shapes, constants=named, **options)
+
+
+def bounded(proto: ModelProto, to: DType = DType.FLOAT16) -> ModelProto:
+    return run_round(View.of(Model.load(proto)), (shrink_score_constants,), Context(to))[0].model.to_proto()
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("text", [ADDED, CHOSEN, SCALED])
+def test_a_single_fill_is_bounded_and_no_bit_of_a_float32_result_changes(text: str, fill: float) -> None:
+    proto = masked(text, {**NUMBERS, **mask(fill), "fill": fill})
+    after = bounded(proto)
+    (stored,) = (t for t in after.graph.initializer if t.name.endswith("_bounded"))
+    assert onnx.numpy_helper.to_array(stored).tolist() == np.where(SEEN, 0.0, -16376.0).tolist()
+    assert outputs_of(after, FEEDS)[0].tobytes() == outputs_of(proto, FEEDS)[0].tobytes()
+
+
+def test_sum_and_softmax_are_low_with_no_cast_and_no_selection_between() -> None:
+    proto = masked(f"{ADDED};z=MatMul(y,v)", mask(-1e9), "z")
+    converted = amp_rewrite.convert(proto)
+    assert [row.dtype for row in converted.report.rows] == ["float16"] * 4
+    assert [kind for kind in kinds(converted.model) if kind != "Cast"] == ["MatMul", "Add", "Softmax", "MatMul"]
+    assert [f.subject for f in converted.report.findings if f.kind == "selected"] == ["mask"]
+    assert amp_rewrite.convert(converted.model).model == converted.model
+
+
+@pytest.mark.parametrize(
+    ("text", "constants", "options"),
+    [
+        (ADDED, mask(-1e4), {}),  # in range
+        (ADDED, mask(-1e9), {"to": DType.BFLOAT16}),  # the same
+        (ADDED, mask(-np.inf), {}),
+        (ADDED, {"mask": np.where(np.tri(8, k=-1), 0, -1e9)}, {}),  # a row shows no key
+        (ADDED, mask(-1e9), {"opset": 12}),
+        (ADDED, mask(-1e9), {"outputs": "y b"}),
+        (ADDED.replace("Softmax", "LogSoftmax"), mask(-1e9), {}),
+        (ADDED.replace("y=", "t=Mul(b,half);y=").replace("(b)", "(t)"), {**NUMBERS, **mask(-1e9)}, {}),  # scaled
+        (ADDED.replace("y=", "t=Add(b,mask);y=").replace("x(b)", "x(t)"), mask(-1e9), {}),  # added twice
+        (ADDED.replace("y=", "t=Add(b,other);y=").replace("x(b)", "x(t)"), mask(-1e9), {}),  # perhaps a mask
+        (
+            ADDED.replace("y=", "t=Where(seen,b,fill);y=").replace("x(b)", "x(t)"),
+            {**NUMBERS, **mask(-1e9), "fill": -1e9},
+            {},
+        ),
+        (SCALED, {**NUMBERS, "shown": np.zeros((8, 8)), "fill": -1e9}, {}),
+    ],
+)
+def test_other_fills_are_left_alone(text: str, constants: dict[str, Any], options: dict[str, Any]) -> None:
+    to = options.pop("to", DType.FLOAT16)
+    proto = masked(text, constants, **options)
+    assert bounded(proto, to).SerializeToString() == proto.SerializeToString()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import TensorProto, helper

@@ -8,7 +8,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper

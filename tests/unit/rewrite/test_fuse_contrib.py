@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import ModelProto, NodeProto, helper, numpy_helper

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest

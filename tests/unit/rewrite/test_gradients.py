@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from onnx import ModelProto, helper, numpy_helper

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx.parser
 import onnxruntime
 import pytest

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx.checker
 import onnx.parser
-import onnx.shape_inference
 import pytest
 from onnx import ModelProto, numpy_helper
 
