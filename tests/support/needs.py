@@ -81,7 +81,7 @@ NEEDS = (
         "",
         (
             "test_no_run_exceeds_a_bound",
-            "test_large_biases.py::test_the_numbers_are_those_of_float32",
+            "test_fusions_refused.py::test_the_numbers_are_those_of_float32",
             "lost_digits hit",
         ),
     ),
@@ -96,12 +96,7 @@ NEEDS = (
         "1.31",
         "Attention with fewer heads of keys than of queries on the CPU",
         r"results differ by up to",
-        (
-            "test_fuse.py::test_a_fused_model_computes_what_torch_computed[llama",
-            "test_the_models_of_exporters_compute_the_same_with_it[llama",
-            "test_what_is_fused_in_the_models_of_exporters",
-            "test_an_attention_of_the_standard_becomes_the_runtimes_own",
-        ),
+        ("test_an_attention_of_the_standard_becomes_the_runtimes_own",),
     ),
     Need(
         "onnxruntime",
@@ -129,11 +124,10 @@ NEEDS = (
         (
             "test_an_interrupted_batch_leaves_whole_files",
             "test_real_streams_carry_a_model",
-            "test_two_processes_give_the_same_files",
+            "test_processes_and_executors_give_the_same_files",
             "test_converting_starts_no_thread_and_no_process",
             "test_an_op_without_a_kernel_is_a_finding",
             "test_an_optimizer_that_may_end_the_process_is_off",
-            "test_shape_inference_of_onnx_and_of_onnxruntime_goes_on",
         ),
     ),
 )

@@ -13,13 +13,16 @@ import amp_rewrite
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Range, Ranges
+from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.shift import _scaled, shift_draft
+from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request
 from support import cases
 from support.hard_models import halved
 from support.planted_models import planted
-from support.shifting import bits
+from support.runtime_models import MODELS
+from support.shifting import bits, shifted_at_random
 
 PLANTED = ("bert_dynamo23", "llama_dynamo21")
 
@@ -200,3 +203,22 @@ def test_a_range_times_a_power_of_two_overflows_only_where_its_largest_number_do
     small = _scaled(known, 3)
     assert (small.absmax, small.absmin, small.overflow) == (2.0**14, 0.125, 0)
     assert (small.flushed, small.subnormal) == (16, 100)
+
+
+HELD = {"cached_decoder": {"constant_range"}, "detector": {"folded"}}
+"""Rules that hold products in float32: a head of words beyond the type, queries that no input reaches."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_large_numbers_is_low_and_near_and_no_bit_changes_in_float32(name: str) -> None:
+    model, feeds = MODELS[name]()
+    ranges = amp_rewrite.calibrate(model, feeds)
+    assert max(known.absmax for known in ranges.values.values()) > 65504
+    converted = amp_rewrite.convert(model, ranges=ranges)
+    high = {row.rule for row in converted.report.rows if row.op in HEAVY and row.dtype == "float32"}
+    assert high == HELD.get(name, set())
+    assert amp_rewrite.verify(model, converted, feeds, tolerance=1e-2, emulate=True)
+    draft = Draft.of(model, Request.of())
+    before = bits(draft.view.model.to_proto(), feeds)
+    for view in (shift_draft(draft, ranges, HEADROOM).draft.view, shifted_at_random(draft.view, 0).view):
+        assert bits(view.model.to_proto(), feeds) == before
