@@ -106,11 +106,12 @@ class Free:
 
     def maker(self, value: ValueId) -> End:
         p, view = self.problem, self.problem.view
-        value = origin(view, value, self._copied_by)
+        op = view.producer(value)
+        while op is not None and (source := self._copied_by(op)) is not None:
+            value, op = source, view.producer(source)
         if fed(view, value):
             return self._edge(value)
-        op = view.producer(value, "Cast")
-        if op is not None and view.dtype(op.inputs[0]) is p.to:
+        if op is not None and op.kind == "Cast" and view.dtype(op.inputs[0]) is p.to:
             return LOW
         v = p.maker(value)
         return self.ends[v] if v is not None else HIGH
