@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import Coloring, paint
-from amp_rewrite.decide.coloring.problem import PaintOptions
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.needs.find import Needs, find_needs
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Pin
@@ -142,10 +142,14 @@ class Draft:
     def _unpinned(self) -> Coloring:
         return self._painted(())
 
-    def paint_options(self, pins: Sequence[Pin] = ()) -> PaintOptions:
-        """Return the limits of a coloring: the options of the request, patterns, pins and clusters."""
+    def problem(self, pins: Sequence[Pin] = ()) -> Problem:
+        """Return the problem for the painter: needs, the options of the request, patterns, pins and clusters."""
         request = self.request
-        return PaintOptions(
+        return Problem(
+            self.view,
+            request.op_lists,
+            request.to,
+            self.needs,
             level=request.level,
             target=request.target,
             gray_follows_allow=request.gray_follows_allow,
@@ -160,8 +164,7 @@ class Draft:
         )
 
     def _painted(self, pins: Sequence[Pin]) -> Coloring:
-        request = self.request
-        coloring = paint(self.view, request.op_lists, request.to, self.paint_options(pins), self.needs)
+        coloring = paint(self.problem(pins))
         return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
 
 

@@ -51,10 +51,10 @@ def _colored(shape: str, count: int, way: str, path: Path) -> Row:
     seconds = []
     for _ in range(RUNS):
         draft = Draft.of(Model.load(path), Request.of(fuse="none", opset="keep"))
-        options = replace(draft.paint_options(), place=way == "mincut")
+        problem = draft.problem()
         gc.disable()
         started = time.process_time()
-        coloring = paint(draft.view, draft.request.op_lists, draft.request.to, options, draft.needs)
+        coloring = paint(replace(problem, place=way == "mincut"))
         seconds.append(time.process_time() - started)
         gc.enable()
     casts = len(plan_casts(draft.view, coloring, draft.io).casts)

@@ -10,5 +10,4 @@ from amp_rewrite.pipeline.draft import Draft
 
 def painted(draft: Draft, *, place: bool) -> Coloring:
     """Return the coloring of a draft, with or without placement."""
-    options = replace(draft.paint_options(), place=place)
-    return paint(draft.view, draft.request.op_lists, draft.request.to, options, draft.needs)
+    return paint(replace(draft.problem(), place=place))

@@ -140,7 +140,7 @@ class Free:
         return found
 
     def _edge(self, value: ValueId) -> str:
-        return LOW if value in self.problem.options.low_inputs else HIGH
+        return LOW if value in self.problem.low_inputs else HIGH
 
     def results(self, v: int) -> list[ValueId]:
         op, names = self.problem.op(v), self.problem.vertices[v].variables
@@ -172,10 +172,10 @@ class Free:
 
         What the user lowers, ops and outputs, counts as a product.
         """
-        view, options = self.problem.view, self.problem.options
-        products = self._products | options.lower.keys()
+        p, view = self.problem, self.problem.view
+        products = self._products | p.lower.keys()
         owners = {owner for op in products for owner in view.owners(op)}
-        made = {made_by.id for value in options.low_inputs if (made_by := view.producer(value)) is not None}
+        made = {made_by.id for value in p.low_inputs if (made_by := view.producer(value)) is not None}
         sources = {source for op in (*products, *owners) for source in view.flow.predecessors(op)}
         return view.before(owners | made | sources)
 
@@ -190,7 +190,7 @@ class Free:
         for v in range(len(p.vertices) if p.gains else 0):
             op = p.op(v)
             travels = p.colors[v] is Color.CLEAR or op.kind in PAIR_SUMS | {"Mul"}
-            if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.options.lower:
+            if travels and isinstance(self.ends[v], int) and v not in self.follows and op.id not in p.lower:
                 of_raw = [self._is_raw(value, raw) for value in self._varying(op)]
                 if of_raw and (any(of_raw) if op.kind == "Concat" else all(of_raw)):
                     raw.add(v)

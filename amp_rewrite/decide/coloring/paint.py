@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.placement import placed, unplaced
-from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, entries_of
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.coloring.raising import AFFINE_NOTE, SEEN_THROUGH, Raised, input_type
 from amp_rewrite.decide.coloring.spread import Spread
-from amp_rewrite.decide.needs.find import Needs
 from amp_rewrite.decide.reasons import Paint, float32
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -21,7 +19,6 @@ from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.settings.list_entry import Color, Entry
-from amp_rewrite.settings.op_lists import OpLists
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,23 +73,14 @@ class Coloring:
         return any(p.dtype is self.to or p.rule == reasons.RAISED for p in self.paints.values())
 
 
-def paint(
-    view: View,
-    lists: OpLists,
-    to: DType,
-    options: PaintOptions | None = None,
-    needs: Needs | None = None,
-) -> Coloring:
+def paint(problem: Problem) -> Coloring:
     """Return a color for every float32 type variable of a model, with the rule and the op behind each.
 
-    The gate wins over `options.keep` and `options.lower`, they win over pins, and pins over the lists. Low ops that
+    The gate wins over `keep` and `lower`, they win over pins, and pins over the lists. Low ops that
     `keep`, and pins with `raises`, name become float32 (`raising`). O(nodes + uses), the cut apart.
     """
-    options = options or PaintOptions()
-    entries = entries_of(view, lists.at_level(options.level))
-    problem = Problem(view, Gate(options.target, to), entries, options, needs or Needs())
-    raised, spread = Raised(problem), Spread(problem)
-    low, high = (placed if options.place else unplaced)(problem, spread)
+    view, raised, spread = problem.view, Raised(problem), Spread(problem)
+    low, high = (placed if problem.place else unplaced)(problem, spread)
     idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
     _follow_casts(problem, low)
     _scales_follow(problem, raised, low, idle)
@@ -105,7 +93,7 @@ def paint(
         if op.id not in decided_ops and (edge := _edge(problem, op)) is not None:
             paints[op.id, ""] = edge
     refused = (Finding(reasons.UNRAISED, view.ops[op].name, paint.note) for op, paint in raised.refused.items())
-    return Coloring(to, paints, entries, raised.refused, tuple(refused))
+    return Coloring(problem.to, paints, problem.entries, raised.refused, tuple(refused))
 
 
 def _follow_casts(p: Problem, low: dict[int, Paint]) -> None:
@@ -130,11 +118,11 @@ def _scales_follow(p: Problem, raised: Raised, low: dict[int, Paint], must: Coll
         unlowered = made(value) if p.view.ops[use.op].kind == "Cast" else DType.FLOAT
         return p.to if p.reader(use) in low else unlowered
 
-    for cluster in p.options.clusters:
+    for cluster in p.clusters:
         if (dtype := input_type(p.view, cluster, p.to, made, read)) is None:
             continue
         tail = [v for v in p.of_ops(cluster.tail) if p.op(v).kind != "Cast"]
-        high = [v for v in tail if p.vertices[v].op not in p.options.lower] if dtype is not p.to else []
+        high = [v for v in tail if p.vertices[v].op not in p.lower] if dtype is not p.to else []
         if dtype is p.to and all(p.can(v) and v not in must for v in tail):
             for v in tail:
                 low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], AFFINE_NOTE))
@@ -150,7 +138,7 @@ def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
     vertex, color = problem.vertices[v], problem.colors[v]
     if vertex.op in problem.pinned or found is not None:
         return problem.pinned.get(vertex.op) or found or float32(reasons.UNPAINTED, None)
-    if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.options.lower):
+    if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.lower):
         return vertex.refusal
     if color is Color.UNLISTED:
         return float32(reasons.UNLISTED, None, vertex.entry.because)

@@ -84,11 +84,11 @@ def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
     """Yield the vertices of low parts whose only products are short: tensor cores do not speed them up."""
     p = problem
     short = {v for v in p.of_kinds(PRODUCTS) if v in low and is_short(p.view, p.op(v))}
-    clustered = (op for cluster in p.options.clusters if cluster.kind == "softmax" for op in cluster.ops)
+    clustered = (op for cluster in p.clusters if cluster.kind == "softmax" for op in cluster.ops)
     gaining = {*p.of_kinds(HEAVY), *p.of_ops(clustered), *p.of_kinds(SOFTMAXES)} - short
     for part in nx.weakly_connected_components(p.graph.subgraph(low)) if short else ():
         if not part.isdisjoint(short) and part.isdisjoint(gaining):
-            yield from part - {*p.of_ops(p.options.lower), *p.of_kinds(ELEMENTLESS)}
+            yield from part - {*p.of_ops(p.lower), *p.of_kinds(ELEMENTLESS)}
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Labelling(Free):
     def solve(self) -> set[int]:
         for value in self._tensors():
             self._cast(value)
-        for cluster in self.problem.options.clusters:
+        for cluster in self.problem.clusters:
             if cluster.kind in ONE_KERNEL:
                 self._group(cluster, cluster.entry)
         for v in self.problem.of_kinds(CHOOSES):

@@ -38,11 +38,20 @@ class Vertex(NamedTuple):
     refusal: Paint | None
 
 
-@dataclass(frozen=True, slots=True)
-class PaintOptions:
-    """Options of painting, resolved to the ops of one view.
+@dataclass(eq=False)
+class Problem:
+    """Type variables of a view, by vertex in op order, with their colors and neighbours.
+
+    `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
+    does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
+    vertex, so they stop every walk. `tied`: for each vertex of a sequence, which no Cast converts, all vertices of the
+    sequence.
 
     Args:
+        view: the model's index.
+        lists: the lists in force.
+        to: float16 or bfloat16.
+        needs: pins of safety rules.
         level: how far to go.
         target: the runtime of the result.
         gray_follows_allow: lower a gray op right after an allow op; by default off for float16, on for bfloat16.
@@ -56,6 +65,10 @@ class PaintOptions:
         found: patterns of `keep` from a check, not from the user.
     """
 
+    view: View
+    lists: OpLists
+    to: DType
+    needs: Needs = field(default_factory=Needs)
     level: Level = "default"
     target: Target = Target.ORT_CUDA
     gray_follows_allow: bool | None = None
@@ -67,31 +80,15 @@ class PaintOptions:
     place: bool = False
     rescale: bool = False
     found: Collection[str] = ()
-
-
-@dataclass
-class Problem:
-    """Type variables of a view, by vertex in op order, with their colors and neighbours.
-
-    `graph` has an edge from the maker of a float32 value to each reader. Two vertices of one op are never joined: paint
-    does not cross from T to U of a normalization, nor through a Cast. Ops with bodies and ops without a schema have no
-    vertex, so they stop every walk. `tied`: for each vertex of a sequence, which no Cast converts, all vertices of the
-    sequence.
-    """
-
-    view: View
-    gate: Gate
-    entries: Sequence[Entry]
-    options: PaintOptions
-    needs: Needs
-    vertices: list[Vertex] = field(default_factory=list)
-    graph: nx.DiGraph[int] = field(default_factory=nx.DiGraph)
-    of: dict[tuple[OpId, str] | None, int] = field(default_factory=dict)
-    by_op: dict[OpId, Sequence[int]] = field(default_factory=dict)
-    tied: dict[int, Sequence[int]] = field(default_factory=dict)
+    vertices: list[Vertex] = field(init=False, default_factory=list)
+    graph: nx.DiGraph[int] = field(init=False, default_factory=nx.DiGraph)
+    of: dict[tuple[OpId, str] | None, int] = field(init=False, default_factory=dict)
+    by_op: dict[OpId, Sequence[int]] = field(init=False, default_factory=dict)
+    tied: dict[int, Sequence[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Add the vertices. O(nodes + uses)."""
+        self.gate, self.entries = Gate(self.target, self.to), entries_of(self.view, self.lists.at_level(self.level))
         makers = dict[ValueId | None, int]()
         for op in self.view.ops:
             variables = self.view.variables[op.id]
@@ -131,10 +128,6 @@ class Problem:
             for v in () if kept.isdisjoint(group) else group:
                 self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or _KEPT)
 
-    @property
-    def to(self) -> DType:
-        return self.gate.to
-
     # -- what is asked -----------------------------------------------------------------------------
 
     @cached_property
@@ -143,9 +136,9 @@ class Problem:
         gray."""
         colors = [vertex.entry.color for vertex in self.vertices]
         for v, (op, _, entry, _) in enumerate(self.vertices):
-            if op in self.options.lower:
+            if op in self.lower:
                 colors[v] = Color.ALLOW
-            elif self.options.rescale and self.op(v).kind in QUANTIZERS:
+            elif self.rescale and self.op(v).kind in QUANTIZERS:
                 colors[v] = Color.CLEAR
             elif op in self.needs.unneeded and entry.need in self.needs.unneeded[op].needs:
                 colors[v] = Color.GRAY
@@ -154,24 +147,23 @@ class Problem:
     @cached_property
     def pinned(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        options = self.options
-        pinned = {op: self._kept(pattern) for op, pattern in sorted(options.keep.items())}
+        pinned = {op: self._kept(pattern) for op, pattern in sorted(self.keep.items())}
         found = [
             *self.needs.pins.items(),
-            *((pin.op, float32(pin.rule, pin.because, pin.note)) for pin in options.pins),
+            *((pin.op, float32(pin.rule, pin.because, pin.note)) for pin in self.pins),
         ]
-        groups = {op: cluster for cluster in options.clusters for op in cluster.ops} if options.pins else {}
-        for pin in options.pins:
+        groups = {op: cluster for cluster in self.clusters for op in cluster.ops} if self.pins else {}
+        for pin in self.pins:
             if (cluster := groups.get(pin.op)) is not None:
                 note = f"{cluster.kind} stays float32 as a whole, because {self.view.ops[pin.op].name!r} does"
                 found += [(op, float32(reasons.CLUSTER, pin.op, note)) for op in cluster.ops]
         for op, paint in found:
-            if op not in options.lower:
+            if op not in self.lower:
                 pinned.setdefault(op, paint)
         return pinned
 
     def _kept(self, pattern: str) -> Paint:
-        if pattern in self.options.found:
+        if pattern in self.found:
             return float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
         return float32(reasons.KEEP, None, f"kept by {pattern!r}")
 
@@ -183,7 +175,7 @@ class Problem:
     @property
     def gains(self) -> bool:
         """True if a low type is worth it only in front of lowered products; False if the user asks for more."""
-        return self.needs.guarded and self.options.level not in ("lower-all", "unsafe-force-all")
+        return self.needs.guarded and self.level not in ("lower-all", "unsafe-force-all")
 
     def why_unneeded(self, v: int) -> str:
         """Return why no reader has the need of the op's entry; "" without one."""

@@ -78,7 +78,7 @@ class Raised:
             return
         note = f"{cluster.kind} is raised as a whole, because {self.view.ops[first].name!r} is"
         for op in cluster.ops:
-            if low_type(self.view, op) is not None and op not in self.problem.options.lower:
+            if low_type(self.view, op) is not None and op not in self.problem.lower:
                 self._raise(op, float32(reasons.RAISED, first, note))
 
     def _affine(self, cluster: Cluster) -> None:
@@ -109,7 +109,7 @@ class Raised:
 
         The Cast rounds, and the digits that it drops are the reason for which its readers were raised.
         """
-        if not _moves(self.view, op) or op.id in self.problem.options.lower:
+        if not _moves(self.view, op) or op.id in self.problem.lower:
             return
         uses = [use for value in op.results for use in self.view.uses[value]]
         inner = bool(uses) and not any(exposed(self.view, value) for value in op.results)
@@ -119,7 +119,7 @@ class Raised:
 
     def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
         result = op.outputs[0] if op.kind == "Cast" else None
-        if result is None or self.view.dtype(result) not in LOW_TYPES or op.id in self.problem.options.lower:
+        if result is None or self.view.dtype(result) not in LOW_TYPES or op.id in self.problem.lower:
             return
         uses = self.view.uses[result]
         raised = [use for use in uses if self._reads_raised(use)]
@@ -145,12 +145,11 @@ def _casts_to_low(view: View, op: Op) -> bool:
 
 def _wishes(problem: Problem) -> dict[OpId, Paint]:
     paints: dict[OpId, Paint] = {}
-    options = problem.options
-    for op, pattern in options.keep.items():
-        by = "the check" if pattern in options.found else repr(pattern)
+    for op, pattern in problem.keep.items():
+        by = "the check" if pattern in problem.found else repr(pattern)
         paints[op] = float32(reasons.RAISED, None, f"kept by {by}")
-    for pin in options.pins:
-        if pin.raises and pin.op not in options.lower:
+    for pin in problem.pins:
+        if pin.raises and pin.op not in problem.lower:
             paints.setdefault(pin.op, float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
     return {op: paint for op, paint in paints.items() if low_type(problem.view, op) is not None}
 

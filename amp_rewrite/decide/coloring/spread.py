@@ -46,12 +46,12 @@ class Spread:
 
     def allow_roots(self) -> None:
         """Lower every vertex of an op on the allow list, and the roots of the level and the user."""
-        p, to, level = self.problem, self.problem.to, self.problem.options.level
+        p, to, level = self.problem, self.problem.to, self.problem.level
         for v, (op, _, entry, _) in enumerate(p.vertices):
             if not p.can(v) or p.widens(p.view.ops[op]):
                 continue
-            if op in p.options.lower:
-                self.low[v] = Paint(to, reasons.LOWER, None, f"lowered by {p.options.lower[op]!r}")
+            if op in p.lower:
+                self.low[v] = Paint(to, reasons.LOWER, None, f"lowered by {p.lower[op]!r}")
             elif entry.color is Color.ALLOW:
                 self.low[v] = Paint(to, reasons.ALLOW_ROOT, None, entry.because)
             elif level == "lower-all" and entry.color in (Color.GRAY, Color.CLEAR):
@@ -64,11 +64,11 @@ class Spread:
         """Deny the ops on the deny list, and every path from one through clear and gray ops to its last deny or gray
         op."""
         p, graph = self.problem, self.problem.graph
-        if p.options.level == "unsafe-force-all":
+        if p.level == "unsafe-force-all":
             return
         denied = [v for v, color in enumerate(p.colors) if color is Color.DENY]
         self.denied = {v: float32(reasons.DENY, None, p.vertices[v].entry.because) for v in denied}
-        if p.options.level == "lower-all":
+        if p.level == "lower-all":
             return
         ends = [v for v, color in enumerate(p.colors) if color in (Color.DENY, Color.GRAY)]
         conductors = {*ends, *self._walk(ends, graph.predecessors, self._clear)}
@@ -103,7 +103,7 @@ class Spread:
 
     def gray_after_allow(self) -> None:
         """Lower a gray op right after a lowered op and no denied one, as TensorFlow 2.20 does."""
-        p, follows = self.problem, self.problem.options.gray_follows_allow
+        p, follows = self.problem, self.problem.gray_follows_allow
         if not (p.to is DType.BFLOAT16 if follows is None else follows):
             return
         for v, color in enumerate(p.colors):

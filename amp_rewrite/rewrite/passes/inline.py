@@ -15,7 +15,7 @@ from onnx import FunctionProto, ModelProto, TypeProto
 from onnx.helper import make_tensor_type_proto
 
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.problem import PaintOptions
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
@@ -114,7 +114,7 @@ def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Targe
         chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
         note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
     else:
-        coloring = paint(view, lists, to, PaintOptions(target=Target.ONNX))
+        coloring = paint(Problem(view, lists, to, target=Target.ONNX))
         lowered = (op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to)
         chosen = [op for op in lowered if not _holds_denied(view, op, lists)]
         note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"

@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.problem import PaintOptions
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -44,12 +44,8 @@ def answer(
 ) -> dict[str, Any]:
     """What the painter says of a model, in the oracle's terms."""
     view = View.of(Model.load(model if shuffled is None else reordered(model, shuffled)))
-    coloring = paint(
-        view,
-        tensorflow_lists(),
-        DType.FLOAT16,
-        PaintOptions(level=level, target=Target.ONNX, gray_follows_allow=newer),
-    )
+    lists = tensorflow_lists()
+    coloring = paint(Problem(view, lists, DType.FLOAT16, level=level, target=Target.ONNX, gray_follows_allow=newer))
     cross = crossings(view, coloring)
     return {
         "half": list(lowered_ops(view, coloring)),

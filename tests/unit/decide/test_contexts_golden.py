@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite import AmpRewriteError, DType
 from amp_rewrite.decide.coloring.paint import paint
-from amp_rewrite.decide.coloring.problem import PaintOptions
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
@@ -114,7 +114,7 @@ def decided(model: ModelProto) -> str:
     except AmpRewriteError as error:
         return type(error).__name__
     needs = find_needs(view, DType.FLOAT16, target=Target.ONNX)
-    coloring = paint(view, LISTS, DType.FLOAT16, PaintOptions(place=True), needs)
+    coloring = paint(Problem(view, LISTS, DType.FLOAT16, needs, place=True))
     found = ((op, coloring.of(op.id)) for op in view.ops)
     return " ".join(
         f"{op.node.output[0]}:{given.rule}" for op, given in found if given is not None and given.rule not in USUAL

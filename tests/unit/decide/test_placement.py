@@ -21,7 +21,7 @@ from amp_rewrite.decide.coloring.cut import eliminate
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.coloring.placement import Labelling
-from amp_rewrite.decide.coloring.problem import PaintOptions, Problem, entries_of
+from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.coloring.spread import Spread
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Paint
@@ -74,10 +74,7 @@ def problem_of(model: ModelProto, to: DType) -> tuple[Problem, Spread]:
     """The problem of a model, and what TensorFlow's rules make of it."""
     request = Request.of(fuse="none", opset="keep", to=to)
     draft = Draft.of(model, request)
-    gate = Gate(request.target, to)
-    entries = entries_of(draft.view, request.op_lists.at_level(request.level))
-    options = PaintOptions(clusters=draft.clusters, low_inputs=draft.io, place=True)
-    problem = Problem(draft.view, gate, entries, options, draft.needs)
+    problem = draft.problem()
     return problem, Spread(problem)
 
 
