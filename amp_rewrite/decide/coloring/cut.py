@@ -62,16 +62,13 @@ def cheapest(gains: Mapping[int, int], arcs: Sequence[Arc], cost: Callable[[Valu
     ends |= {LOW if gain > 0 else HIGH for gain in gains.values()}
     if ends != {LOW, HIGH}:
         return set(gains) if ends == {LOW} else set()
-    network: nx.DiGraph[End] = nx.DiGraph()  # an edge without a capacity is an infinite one, for networkx
+    network: nx.DiGraph[End] = nx.DiGraph()
     for v, gain in gains.items():
         network.add_edge(*((LOW, v) if gain > 0 else (v, HIGH)), capacity=abs(gain))
     for arc in arcs:
-        known = network.get_edge_data(arc.low, arc.high, {"capacity": 0})
-        if arc.share == inf or "capacity" not in known:
-            network.add_edge(arc.low, arc.high)
-            network.edges[arc.low, arc.high].pop("capacity", None)
-        else:
-            network.add_edge(arc.low, arc.high, capacity=known["capacity"] + round(UNIT * arc.share * cost(arc.value)))
+        known = network.get_edge_data(arc.low, arc.high, {"capacity": 0})["capacity"]
+        more = round(UNIT * arc.share * cost(arc.value)) if arc.share < inf else inf
+        network.add_edge(arc.low, arc.high, capacity=known + more)
     low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
     if low is None:
         _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
@@ -92,7 +89,7 @@ def eliminate(network: nx.DiGraph[End], source: End, sink: End) -> set[End] | No
     for a, b, data in network.edges(data=True):
         names = tuple(n for n in (a, b) if n not in (source, sink))
         table = np.zeros((2,) * len(names))  # 0: on the side of the sink, 1: of the source
-        table[tuple(1 if n == a else 0 for n in names)] = data.get("capacity", inf)
+        table[tuple(1 if n == a else 0 for n in names)] = data["capacity"]
         for n in names:
             of[n].add(len(tables))
             near[n].update(m for m in names if m != n)

@@ -42,11 +42,6 @@ def computes_float32_inside(op: Op) -> bool:
     return stashed is None or DType.of(stashed.i) is DType.FLOAT
 
 
-def _of_bias(view: View, op: Op) -> bool:
-    value = op.inputs[0] if op.kind in DEQUANTIZES else None
-    return value is not None and view.constant(value) is not None and view.dtype(value) is DType.INT32
-
-
 _OPTIONAL = float32(reasons.BOUNDARY, None, "optional values keep their type")
 _LOW_SEQUENCE = float32(reasons.BOUNDARY, None, "a sequence has one element type for all ops that share it")
 
@@ -156,11 +151,10 @@ class Gate:
         Those of an int32 constant do not count. Their scale is a product of two scales, often below the normal range of
         float16, and onnxruntime quantizes a bias in floats again, with that product in float16. O(nodes).
         """
-        for op in view.ops:
-            if op.kind not in QUANTIZERS or _of_bias(view, op):
-                continue
-            refusals = self.lowerable_groups(view, op).refusals
-            if refusals:
+        for op in view.of_kinds(QUANTIZERS):
+            value, refusals = op.inputs[0], self.lowerable_groups(view, op).refusals
+            stored = op.kind in DEQUANTIZES and view.constant(value) is not None
+            if refusals and not (stored and view.dtype(value) is DType.INT32):
                 why = next(iter(refusals.values())).note
                 if view.opset < FIRST_LOW_SCALES:
                     why = f"quantizers have other scales from opset {FIRST_LOW_SCALES} on"
