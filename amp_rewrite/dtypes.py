@@ -164,6 +164,8 @@ _LIMITS: dict[DType, tuple[float, float, float]] = {
 _SPELLING = {DType.FLOAT: "float32", DType.DOUBLE: "float64"}
 LOW_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 """The types to which models are converted."""
+MIXED = {"mixed_float16": DType.FLOAT16, "mixed_bfloat16": DType.BFLOAT16}
+"""Policies of float32 parameters and results, with the type of their arithmetic."""
 _NUMPY = {
     DType.FLOAT: "float32",
     DType.DOUBLE: "float64",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
     from amp_rewrite.pipeline.conversion import Converted
-    from amp_rewrite.pipeline.convert import Guidance
+    from amp_rewrite.pipeline.guidance import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.reports.result import Result
     from amp_rewrite.settings.request import Request
@@ -214,7 +214,7 @@ def guidance(settings: Request, shapes: Collection[str], explicit: Collection[st
     and the ranges guard without one. UsageError for options of the command line, `explicit`, that lack or contradict
     others.
     """
-    from amp_rewrite.pipeline.convert import Guidance
+    from amp_rewrite.pipeline.guidance import Guidance
 
     judged = criterion(settings) if settings.data else {}
     ranges, data = settings.ranges or "", settings.data or ""

@@ -26,8 +26,8 @@ from amp_rewrite.runtime.installation import (
 )
 from amp_rewrite.runtime.kernels import Kernels
 from amp_rewrite.runtime.probes import Asked, asked, machine_asked
+from amp_rewrite.settings.choices import LowType, low_type
 from amp_rewrite.settings.option import checked
-from amp_rewrite.settings.policy import LowType, low_type
 
 
 @checked

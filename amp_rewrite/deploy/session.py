@@ -38,9 +38,9 @@ from amp_rewrite.runtime.runner import (
     cuda_opens,
     unloaded_library,
 )
-from amp_rewrite.settings.choices import BY_PROVIDER, Target
+from amp_rewrite.settings.choices import BY_PROVIDER, Target, low_type
 from amp_rewrite.settings.option import check_known, checked
-from amp_rewrite.settings.policy import Policy, low_type
+from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.version import VERSION
 

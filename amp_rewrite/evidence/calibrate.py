@@ -21,10 +21,9 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.choices import LowType, Target, low_type
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.option import Data, checked
-from amp_rewrite.settings.policy import LowType, low_type
 
 CHUNK = 2000
 """Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""

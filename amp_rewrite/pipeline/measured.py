@@ -1,4 +1,4 @@
-"""Ranges of a draft's values: measured on data or read, and the ops that they keep in float32."""
+"""Ranges of a draft's values, measured on data or read, and their pins."""
 
 from __future__ import annotations
 

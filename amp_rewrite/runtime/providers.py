@@ -56,7 +56,7 @@ def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DTyp
 
 
 def run_as_bodies(view: View, kernels: Kernels | None) -> list[Op]:
-    """Return the ops of a view for which the runtime has no kernel, so that it runs their function body."""
+    """Return the ops of a view without a kernel: the runtime runs their function bodies."""
     return [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
 
 

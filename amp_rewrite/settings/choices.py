@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import MIXED, DType
 from amp_rewrite.errors import PolicyError, advice, spelled
 from amp_rewrite.ir.versions import OLDEST_MOVED
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from amp_rewrite.files.model import Model
     from amp_rewrite.runtime.faults import RuntimeTarget
     from amp_rewrite.runtime.kernels import Kernels, Limits
+    from amp_rewrite.settings.policy import Policy
 
 Level = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
 Safety = Literal["default", "none"]
@@ -24,6 +27,63 @@ Assumption = Literal["rows-see-a-key"]
 ROWS_SEE: Assumption = "rows-see-a-key"
 Placement = Literal["mincut", "propagate"]
 TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "coreml", "qnn", "webgpu"]
+
+
+# -- the low type --------------------------------------------------------------------------------
+
+
+LowName = Literal["float16", "fp16", "f16", "half", "bfloat16", "bf16", "mixed_float16", "mixed_bfloat16"]
+"""Words for a low type, for static checkers."""
+
+
+class TorchType(Protocol):
+    """A torch.dtype, known without torch."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """True for floating types."""
+
+
+LowType: TypeAlias = "LowName | int | DType | Policy | type[np.generic] | np.dtype[Any] | TorchType"
+"""Forms of a low type; an int is a `TensorProto.DataType` code."""
+_LOW_NAMES: tuple[str, ...] = get_args(LowName)
+_LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_bfloat16"
+
+
+def low_type(to: object) -> DType:
+    """Return the low type of a conversion: a type in a form of `DType.parse`, or the arithmetic of a mixed policy.
+
+    PolicyError for what is neither type nor policy, and for a type or policy that lowers nothing or whose results are
+    low.
+    """
+    name = to.strip().lower() if isinstance(to, str) else ""
+    if name in MIXED:
+        return MIXED[name]
+    try:
+        dtype = DType.parse(to)
+    except PolicyError:
+        from amp_rewrite.settings.policy import Policy  # late: mostly a type is given
+
+        if isinstance(to, Policy):
+            return _lowered(to)
+        raise PolicyError(f"unknown type or policy {to!r}; {advice(name, _LOW_NAMES, _LOW_FORMS)}") from None
+    if not dtype.low:
+        raise PolicyError(f"cannot lower to {dtype.spelling}; use float16 or bfloat16")
+    return dtype
+
+
+def _lowered(policy: Policy) -> DType:
+    if policy.lowers is None:
+        raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
+    if not policy.mixed:
+        raise PolicyError(
+            f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.name}, and"
+            f" {spelled('io', 'low')} for low inputs and outputs"
+        )
+    return policy.lowers
+
+
+# -- targets ---------------------------------------------------------------------------------------
 
 
 def one_of(words: Collection[str], spelling: object, what: str) -> str:

@@ -20,6 +20,7 @@ from amp_rewrite.settings.choices import (
     Assumption,
     Fuse,
     Level,
+    LowType,
     Placement,
     Quantized,
     Safety,
@@ -28,7 +29,6 @@ from amp_rewrite.settings.choices import (
     one_of,
 )
 from amp_rewrite.settings.forms import alternatives, misfit
-from amp_rewrite.settings.policy import LowType
 
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Groups of options, the headings of help and documentation in their order."""

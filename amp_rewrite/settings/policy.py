@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
-from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, TrainingError, advice, spelled
+from amp_rewrite.dtypes import MIXED, DType
+from amp_rewrite.errors import PolicyError, TrainingError, advice
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from amp_rewrite.settings.loss_scale import LossScale
 
 _BY_NAME = "default"  # the loss scale that belongs to the name
-_MIXED = {"mixed_float16": DType.FLOAT16, "mixed_bfloat16": DType.BFLOAT16}
 _INFER, _OLD = "_infer", "_float32_vars"
 
 
@@ -69,7 +66,7 @@ class Policy:
     @property
     def mixed(self) -> bool:
         """True if parameters and arithmetic are of different types."""
-        return self.name in _MIXED
+        return self.name in MIXED
 
     @property
     def param(self) -> DType | None:
@@ -81,7 +78,7 @@ class Policy:
     @property
     def compute(self) -> DType | None:
         """Type of the arithmetic; None for "_infer"."""
-        return _MIXED.get(self.name) or self.param
+        return MIXED.get(self.name) or self.param
 
     @property
     def compute_dtype(self) -> str | None:
@@ -151,52 +148,7 @@ def _element_type(name: str) -> DType:
         return DType.parse(name)
     except PolicyError:
         legal = "mixed_float16, mixed_bfloat16 or an element type such as float32"
-        raise PolicyError(f"unknown policy {name!r}; {advice(name, _MIXED, f'use {legal}')}") from None
-
-
-def low_type(to: object) -> DType:
-    """Return the low type of a conversion: a type in a form of `DType.parse`, or the arithmetic of a mixed policy.
-
-    PolicyError for what is neither type nor policy, and for a type or policy that lowers nothing or whose results are
-    low.
-    """
-    name = to.strip().lower() if isinstance(to, str) else ""
-    if name in _MIXED:
-        return _MIXED[name]
-    if isinstance(to, Policy):
-        if to.lowers is None:
-            raise PolicyError(f"policy {to.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
-        if not to.mixed:
-            raise PolicyError(
-                f"policy {to.name!r} does not keep results in float32; use mixed_{to.name}, and"
-                f" {spelled('io', 'low')} for low inputs and outputs"
-            )
-        return to.lowers
-    try:
-        dtype = DType.parse(to)
-    except PolicyError:
-        raise PolicyError(f"unknown type or policy {to!r}; {advice(name, _LOW_NAMES, _LOW_FORMS)}") from None
-    if not dtype.low:
-        raise PolicyError(f"cannot lower to {dtype.spelling}; use float16 or bfloat16")
-    return dtype
-
-
-LowName = Literal["float16", "fp16", "f16", "half", "bfloat16", "bf16", "mixed_float16", "mixed_bfloat16"]
-"""Words for a low type, for static checkers."""
-
-
-class TorchType(Protocol):
-    """A torch.dtype, known without torch."""
-
-    @property
-    def is_floating_point(self) -> bool:
-        """True for floating types."""
-
-
-LowType: TypeAlias = "LowName | int | DType | Policy | type[np.generic] | np.dtype[Any] | TorchType"
-"""Forms of a low type; an int is a `TensorProto.DataType` code."""
-_LOW_NAMES: tuple[str, ...] = get_args(LowName)
-_LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_bfloat16"
+        raise PolicyError(f"unknown policy {name!r}; {advice(name, MIXED, f'use {legal}')}") from None
 
 
 def _usual_scale(name: str) -> str | None:

@@ -28,6 +28,7 @@ from amp_rewrite.settings.choices import (
     Target,
     check_headroom,
     installed,
+    low_type,
     parse_opset,
     parse_shift,
 )
@@ -46,7 +47,6 @@ from amp_rewrite.settings.option import (
     option,
     options_of,
 )
-from amp_rewrite.settings.policy import low_type
 
 if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from amp_rewrite.pipeline.batch.batch import Batch
     from amp_rewrite.pipeline.batch.outcome import Outcome
     from amp_rewrite.pipeline.conversion import Converted
-    from amp_rewrite.pipeline.convert import Guidance
+    from amp_rewrite.pipeline.guidance import Guidance
     from amp_rewrite.pipeline.repaired import Repaired
     from amp_rewrite.settings.request import Request
 

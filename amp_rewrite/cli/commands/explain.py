@@ -17,8 +17,8 @@ from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import advice
 from amp_rewrite.reports.render import table
+from amp_rewrite.settings.choices import low_type
 from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
-from amp_rewrite.settings.policy import low_type
 from amp_rewrite.settings.request import KEYWORDS
 
 if TYPE_CHECKING:

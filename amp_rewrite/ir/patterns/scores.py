@@ -70,7 +70,7 @@ SCORE_OPS: Slots = {
 
 
 def scores_are_read(view: View) -> bool:
-    """True if an op reads a Softmax of what may be scores. O(Softmaxes)."""
+    """True if an op reads a Softmax of possible scores. O(Softmaxes)."""
     softmaxes = view.of_kinds(("Softmax",))
     made = (op for op in softmaxes if view.producer(op.inputs[0], "MatMul", *SCORE_OPS) is not None)
     return any(view.uses[value] for op in made for value in op.results)

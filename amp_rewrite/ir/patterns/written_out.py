@@ -1,4 +1,4 @@
-"""Patterns of computations that are written out op by op: normalizations, softmaxes and activations."""
+"""Patterns of computations written out op by op: normalizations, softmaxes and activations."""
 
 from __future__ import annotations
 

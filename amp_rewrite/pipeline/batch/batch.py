@@ -17,7 +17,7 @@ from amp_rewrite.pipeline.batch.job import Job, key_of, run
 from amp_rewrite.pipeline.batch.outcome import FAILED, Outcome, Summary
 from amp_rewrite.pipeline.batch.places import SUFFIX, copy, data_of, files_of, listed, real
 from amp_rewrite.pipeline.batch.processes import Processes, cores, through
-from amp_rewrite.pipeline.convert import Guidance
+from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.option import Options, checked, takes
 from amp_rewrite.settings.request import KEYWORDS, Request

@@ -23,7 +23,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import LARGEST_INLINE
 from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
-from amp_rewrite.pipeline.convert import Guidance
+from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
 from amp_rewrite.settings.choices import stated_in
 from amp_rewrite.settings.request import KEYWORDS, Request

@@ -16,10 +16,9 @@ from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, 
 from amp_rewrite.errors import ConfigError, options_spelled, spelled
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings import request
-from amp_rewrite.settings.choices import Target
+from amp_rewrite.settings.choices import Target, low_type
 from amp_rewrite.settings.config_file import from_file, settings
 from amp_rewrite.settings.option import Options
-from amp_rewrite.settings.policy import low_type
 from amp_rewrite.settings.request import KEYWORDS, Request, from_environment
 from support.paths import ROOT
 

@@ -14,9 +14,9 @@ from typing import Any
 import onnx
 import pytest
 
-import amp_rewrite
 from amp_rewrite import Outcome, convert, convert_many
 from amp_rewrite.errors import AmpRewriteError, ModelError, PolicyError, ReportError
+from amp_rewrite.pipeline import guidance
 from support.repositories import net, repository, tree
 from support.weights import plain
 
@@ -159,13 +159,13 @@ def test_a_pattern_has_to_match_in_some_model(src: Path, out: Path) -> None:
 
 
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    real, names = amp_rewrite.pipeline.convert.convert, list[str]()
+    real, names = guidance.convert, list[str]()
 
     def counting(model: Any, **more: Any) -> Any:
         names.append(model.path.name)
         return real(model, **more)
 
-    monkeypatch.setattr("amp_rewrite.pipeline.convert.convert", counting)
+    monkeypatch.setattr(guidance, "convert", counting)
     return names
 
 
