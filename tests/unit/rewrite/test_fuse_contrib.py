@@ -74,6 +74,7 @@ from support.fusing import kinds, outputs_of
         ("t = Relu (x)  " + ERF, ONE, 18, ["Relu", "Gelu"]),
         ("t = Relu (x)  " + TANH, ONE, 18, ["Relu", "FastGelu"]),
         ("s = Sigmoid (x)  y = Mul (x, s)", ONE, 18, ["QuickGelu"]),
+        ("r = Sigmoid (x)  s = Sigmoid (r)  y = Mul (r, s)", ONE, 18, ["Sigmoid", "QuickGelu"]),
         ("t = Mul (steep, x)  s = Sigmoid (t)  y = Mul (s, x)", ONE, 18, ["QuickGelu"]),
     ],
 )

@@ -200,6 +200,19 @@ def test_rows_that_are_laid_out_otherwise_are_reshaped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("other", "rows"),
+    [
+        ("e=Gemm[alpha=0.5](w,wq,bq);", 8),
+        ("e=Gemm(w,wq,bq);", 8),
+        ("d=Reshape(x,joined);h=Gemm(d,wq,bq);e=Reshape(h,joined);", 10),
+    ],
+)
+def test_a_gemm_that_stays_does_not_keep_the_next_one(other: str, rows: int) -> None:
+    proto = model(other + GEMM, "y e", shapes={"w": (8, 8), "e": (rows, 8)}, **SHAPES)
+    assert {"Gemm", "MatMul"} <= {*kinds(after(proto))}
+
+
+@pytest.mark.parametrize(
     "text",
     [
         GEMM.replace("Gemm", "Gemm[transB=1]"),
@@ -241,6 +254,11 @@ KERNEL: dict[str, object] = {
 def test_a_convolution_of_patches_is_a_product(text: str, after_it: list[str]) -> None:
     result = after(model(text, shapes=IMAGE, **KERNEL))
     assert kinds(result) == ["Reshape", "Transpose", "Reshape", *after_it]
+
+
+def test_a_convolution_that_stays_does_not_keep_the_next_one() -> None:
+    proto = model("e=Conv[strides=2 4](image,k);" + CONV, "y e", shapes={**IMAGE, "e": (2, 5, 2, 3)}, **KERNEL)
+    assert {"Conv", "MatMul"} <= {*kinds(after(proto))}
 
 
 @pytest.mark.parametrize(
