@@ -92,14 +92,11 @@ def test_no_word_is_a_usage_error_that_shows_the_help_and_the_version_is_one_lin
 # -- the first word -----------------------------------------------------------------------------------------
 
 
-def test_a_model_as_first_word_is_converted(model: str) -> None:
+def test_a_model_as_first_word_is_converted_also_if_it_has_a_commands_name(model: str, folder: Path) -> None:
     done = run(model)
 
     assert (done.exit_code, done.stderr) == (0, "wrote net.float16.onnx\n")
     assert [node.op_type for node in onnx.load("net.float16.onnx").graph.node].count("Cast") == 2
-
-
-def test_a_file_with_a_commands_name_is_reached_by_its_path(folder: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT), folder / "diff")
 
     assert run("diff").stderr == "error: Missing argument 'A', as in `amp-rewrite diff model.onnx model.float16.onnx`\n"

@@ -63,13 +63,18 @@ def test_an_unchanged_model_passes_and_a_raised_one_fails(repository: Path) -> N
     assert gate("models/m.onnx", "--fail-on", "casts").exit_code == 0
 
 
-def test_a_new_model_has_only_to_meet_what_is_expected(repository: Path) -> None:
+def test_a_new_model_has_only_to_meet_what_is_expected_and_others_are_judged(repository: Path) -> None:
     write(repository / "new.onnx", FLOAT32)
     done = gate("new.onnx", "--expect", "float32 >= 100%")
     assert (done.exit_code, done.stdout) == (0, "new.onnx: new, nothing to compare it with\n")
     done = gate("new.onnx", "models/m.onnx", "--expect", "io = float16")
     assert done.exit_code == 1
     assert len(re.findall(r"failed  io = float16", done.stdout)) == 1
+    (repository / "broken.onnx").write_bytes(b"not a model")
+    done = gate("broken.onnx", "models/m.onnx")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("broken.onnx") == 1
+    assert "models/m.onnx: no difference" in done.stdout
 
 
 def test_a_report_is_judged_as_its_model_is(repository: Path) -> None:
@@ -98,14 +103,6 @@ def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: 
     assert "--base absent does not name a commit here; fetch it" in done.stderr
     done = gate("models")
     assert (done.exit_code, done.stderr.partition(";")[0]) == (2, "error: models is a folder")
-
-
-def test_an_unreadable_file_leaves_the_others_and_makes_the_exit_code_2(repository: Path) -> None:
-    (repository / "broken.onnx").write_bytes(b"not a model")
-    done = gate("broken.onnx", "models/m.onnx")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("broken.onnx") == 1
-    assert "models/m.onnx: no difference" in done.stdout
 
 
 def test_pages_and_annotations_tell_of_the_difference(repository: Path) -> None:
@@ -223,7 +220,7 @@ def test_the_script_of_the_action_checks_tracked_models_against_the_base(reposit
     assert (done.returncode, done.stdout) == (0, "no tracked file matches *.none\n")
 
 
-def test_the_hook_runs_the_command_on_models_and_reports_only() -> None:
+def test_the_hook_and_the_action_run_the_command_with_what_they_are_given() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     matched, others = ["net.onnx", "a/b.onnx", "net.onnx.json"], ["net.json", "net.onnx.py"]
     assert [name for name in matched + others if re.search(hook["files"], name)] == matched
@@ -232,9 +229,6 @@ def test_the_hook_runs_the_command_on_models_and_reports_only() -> None:
     assert command is not None
     names = {name for param in command.params for name in param.opts}
     assert set(hook["args"][::2]) <= names
-
-
-def test_the_action_passes_every_input_on_and_installs_from_its_checkout() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
     text = (ROOT / "action.yml").read_text("utf-8")
     assert all(f"inputs.{name} " in text or f"inputs.{name}\n" in text for name in action["inputs"])

@@ -72,16 +72,13 @@ REPEATED = {"--shape", "--lists", "--keep", "--lower", "--io", "--fail-on"}
 """Options that may be given again without saying so: one each for inputs, ops or files."""
 
 
-def test_an_option_may_be_given_again_where_its_help_says_so() -> None:
+def test_options_may_be_repeated_where_help_says_so_and_modules_define_commands() -> None:
     options = [(name, p) for name, command in ALL.items() for p in command.params if isinstance(p, click.Option)]
     assert {(name, p.opts[0]) for name, p in options if p.multiple} == {
         (name, p.opts[0])
         for name, p in options
         if "repeatable" in (p.help or "") or (p.opts[0] in REPEATED and not isinstance(p.type, click.Choice))
     }
-
-
-def test_every_module_defines_a_command_and_each_command_has_a_place_in_the_help() -> None:
     folder = ROOT / "amp_rewrite" / "cli" / "commands"
     modules = {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}
     assert {command.callback.__module__.rpartition(".")[2] for command in ALL.values()} == modules

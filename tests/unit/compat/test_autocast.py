@@ -34,12 +34,9 @@ def run(source: Path, *words: str, code: int = 0) -> None:
     assert (left.value.code or 0) == code
 
 
-def test_the_options_are_those_of_the_other_command_line() -> None:
+def test_options_are_those_of_the_other_command_line_and_so_is_the_name_of_the_result(source: Path) -> None:
     actions: list[argparse.Action] = parser()._actions
     assert {word for action in actions for word in action.option_strings} == {*OPTIONS_0_47.split()}
-
-
-def test_the_result_lies_beside_the_model_under_the_name_that_it_would_have_there(source: Path) -> None:
     for _ in range(2):  # an existing result is replaced
         run(source)
     half = onnx.load(source.with_name("m.fp16.onnx"))
@@ -69,17 +66,12 @@ def test_data_with_their_largest_value_become_ranges_with_a_headroom(
     assert "with headroom 655.04, beyond 65504" in capfd.readouterr().out
 
 
-def test_options_without_effect_are_told_and_the_default_provider_is_not(
+def test_options_without_effect_are_told_and_unknown_ones_refused(
     source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(source, "--providers", "cpu", "--init_max", "100", "--data_max", "9", "--trt_plugins", "x.so")
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
     assert [line.split()[1] for line in told] == ["--data_max", "--init_max", "--trt_plugins"]
-
-
-def test_an_unknown_option_and_a_missing_model_end_with_exit_code_2(
-    source: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
     run(source, "--keep_io", code=2)
     assert "unrecognized arguments: --keep_io" in capfd.readouterr().err
     run(source.with_name("absent.onnx"), code=2)

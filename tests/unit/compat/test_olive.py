@@ -97,7 +97,7 @@ def run(olive: Any, source: Path, out: Path, **given: Any) -> Handler:
     return olive.AmpRewrite()._run_for_config(Handler(str(source)), Config(**given), str(out))
 
 
-def test_the_parameters_are_the_options_of_convert_and_those_of_data(olive: Any) -> None:
+def test_parameters_and_their_defaults_are_those_of_convert_and_the_provider(olive: Any) -> None:
     config = parameters(olive)
     assert set(config) == {*KEYWORDS, "data", "tolerance", "ranges", "headroom", "external_data"}
     assert (config["data"].category, config["ranges"].category) == (Category.DATA, Category.PATH)
@@ -106,11 +106,17 @@ def test_the_parameters_are_the_options_of_convert_and_those_of_data(olive: Any)
     assert str in get_args(config["keep"].type_)
     assert {int, str} == set(get_args(config["opset"].type_))
     assert all(param.description and "`" not in param.description for param in config.values())
-
-
-def test_the_execution_provider_gives_the_target(olive: Any) -> None:
     found = {name: parameters(olive, f"{name}ExecutionProvider")["target"].default_value for name in ("CPU", "QNN")}
     assert found == {"CPU": KEYWORDS["target"].default, "QNN": "qnn"}
+    config = parameters(olive)
+    assert {name: config[name].default_value for name in KEYWORDS} == {
+        **{name: None if row.environment else row.default or None for name, row in KEYWORDS.items()},
+        "fuse": "basic",
+    }
+    assert config["headroom"].default_value == 2.0
+    assert {name: param.search_defaults for name, param in config.items() if param.search_defaults} == {
+        "level": ["default", "tensor-cores-only", "treat-gray-as-deny"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -178,15 +184,3 @@ def test_data_alone_guard_and_a_tolerance_repairs(
     repaired = run(olive, source, tmp_path / "repaired.onnx", data=str(data), tolerance=1e-2, headroom=4.0)
     assert asked == [((source, str(data)), {"tolerance": 1e-2, "headroom": 4.0})]
     assert onnx.load(repaired.model_path) == solved.converted.model
-
-
-def test_defaults_are_those_of_convert_and_a_search_tries_the_levels(olive: Any) -> None:
-    config = parameters(olive)
-    assert {name: config[name].default_value for name in KEYWORDS} == {
-        **{name: None if row.environment else row.default or None for name, row in KEYWORDS.items()},
-        "fuse": "basic",
-    }
-    assert config["headroom"].default_value == 2.0
-    assert {name: param.search_defaults for name, param in config.items() if param.search_defaults} == {
-        "level": ["default", "tensor-cores-only", "treat-gray-as-deny"]
-    }

@@ -70,12 +70,19 @@ def test_weights_are_neither_read_nor_changed_until_the_result_is_saved(tmp_path
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(saved), values(96, 96).astype(np.float16))
 
 
-def test_a_weight_that_stays_is_the_tensor_of_the_given_model() -> None:
+def test_metadata_and_weights_that_stay_are_those_of_the_given_model() -> None:
     source = lazy_model([])
     kept = MixedPrecision(keep=["op=MatMul"])(source)
     assert not kept.modified
     assert kept.model is not source
     assert kept.model.graph.initializers["w"].const_value is source.graph.initializers["w"].const_value
+    source = ir.load(VIT)
+    node = next(n for n in source.graph.all_nodes() if n.op_type == "MatMul")
+    node.metadata_props["layer"] = "encoder.0"
+    source.metadata_props["licence"] = "any"
+    half = MixedPrecision()(source).model
+    assert half.metadata_props["licence"] == "any"
+    assert [n.op_type for n in half.graph.all_nodes() if n.metadata_props.get("layer") == "encoder.0"] == ["MatMul"]
 
 
 def test_tensors_in_every_place_and_those_of_callers_come_back() -> None:
@@ -89,16 +96,6 @@ def test_tensors_in_every_place_and_those_of_callers_come_back() -> None:
       <domain: "f", opset_import: ["": 21]> shifted <by> (x) => (y) { c = Constant <value: tensor = @by> ()
         y = Add (x, c) }""")
     assert ir.to_proto(to_ir(Model.load(proto))) == ir.to_proto(ir.from_proto(proto))
-
-
-def test_metadata_of_the_proto_are_kept() -> None:
-    source = ir.load(VIT)
-    node = next(n for n in source.graph.all_nodes() if n.op_type == "MatMul")
-    node.metadata_props["layer"] = "encoder.0"
-    source.metadata_props["licence"] = "any"
-    half = MixedPrecision()(source).model
-    assert half.metadata_props["licence"] == "any"
-    assert [n.op_type for n in half.graph.all_nodes() if n.metadata_props.get("layer") == "encoder.0"] == ["MatMul"]
 
 
 def test_an_unknown_value_fails_where_the_pass_is_made_and_other_models_are_refused() -> None:

@@ -63,7 +63,7 @@ class Clock:
 # -- time --------------------------------------------------------------------------------------------
 
 
-def test_in_each_round_all_take_turns_and_another_one_begins() -> None:
+def test_in_each_round_all_take_turns_and_it_is_as_many_runs_as_take_50_ms() -> None:
     clock, log = Clock(), []
     calls = {"a": clock.taking(1, log), "b": clock.taking(2, log), "c": clock.taking(3, log)}
     seconds = interleaved(calls, rounds=4, runs=1, clock=clock)
@@ -73,6 +73,7 @@ def test_in_each_round_all_take_turns_and_another_one_begins() -> None:
         "b": [[2.0]] * 4,
         "c": [[3.0]] * 4,
     }
+    assert [runs_per_round(x) for x in ([0.001, 0.005], [1.0], [1e-6], [0.0])] == [10, 1, 50, 50]
 
 
 def test_the_interval_of_a_speed_up_holds_the_truth_in_about_95_of_100_cases() -> None:
@@ -85,10 +86,6 @@ def test_the_interval_of_a_speed_up_holds_the_truth_in_about_95_of_100_cases() -
         held += found.low <= 2 <= found.high
     # A percentile interval of 20 rounds covers a little less than its 95 %; 200 cases give ± 4 at two deviations.
     assert 0.88 <= held / 200 <= 0.99
-
-
-def test_a_round_is_as_many_runs_as_take_50_ms_of_the_slowest() -> None:
-    assert [runs_per_round(x) for x in ([0.001, 0.005], [1.0], [1e-6], [0.0])] == [10, 1, 50, 50]
 
 
 # -- memory ------------------------------------------------------------------------------------------
@@ -110,12 +107,16 @@ class Driver:
         return call
 
 
-def test_the_memory_in_use_on_a_gpu_is_what_the_driver_says_is_not_free() -> None:
+def test_memory_is_what_driver_and_status_of_the_process_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_memory(lambda _: Driver()) == 10
     for name in ("cuInit", "cuMemGetInfo_v2"):
         refusing = Driver(name)
         with pytest.raises(MachineError, match=f"^the NVIDIA driver refused {name} with error 999; "):
             gpu_memory(lambda _, driver=refusing: driver)
+    monkeypatch.setattr(child, "_STATUS", tmp_path / "status")
+    assert child.resident() == 0
+    (tmp_path / "status").write_text("VmHWM:\t   300 kB\nVmRSS:\t  200 kB\nVmSwap:\t 7 kB\n")
+    assert (child.resident(), child.resident(peak=True)) == (200 << 10, 300 << 10)
 
 
 def test_a_process_of_its_own_weighs_a_model_and_a_larger_one_more(tmp_path: Path) -> None:
@@ -181,11 +182,13 @@ def test_what_cannot_be_measured_is_refused(more: dict[str, Any], message: str) 
     assert str(caught.value).startswith(message)
 
 
-def test_numbers_that_are_none_are_told() -> None:
+def test_people_read_latencies_and_are_told_numbers_that_are_none() -> None:
     log = HEAD + "g (float[n, 3] x) => (float[n, 3] y, int64[n, 3] z) { y = Log (x)  z = Cast <to = 7> (x) }"
     given = np.array([[1, -1, 0]], np.float32)
     found = amp_rewrite.bench([parsed(log)], {"x": given}, provider=CPU, rounds=1, memory=False)
     assert found.notes == ("model 0 gives NaN or infinity for 2 of 3 numbers; `amp-rewrite verify` compares",)
+    assert RESULT.text() == TEXT
+    assert RESULT.baselines == ("a.onnx",)
 
 
 # -- what people and machines read ---------------------------------------------------------------------
@@ -220,11 +223,6 @@ note: a note
 """
 
 
-def test_people_read_latencies_and_memory() -> None:
-    assert RESULT.text() == TEXT
-    assert RESULT.baselines == ("a.onnx",)
-
-
 # -- parts of a benchmark by themselves --
 
 
@@ -250,13 +248,6 @@ def test_a_device_is_the_gpu_of_the_provider_or_the_processor(
     monkeypatch.setattr(child, "offered_device", lambda _: offered)
     monkeypatch.setattr(child.os, "sched_getaffinity", {0: {0, 1, 5}}.__getitem__, raising=False)
     assert child.device_name(provider) == name
-
-
-def test_the_memory_of_a_process_is_its_status_in_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_STATUS", tmp_path / "status")
-    assert child.resident() == 0
-    (tmp_path / "status").write_text("VmHWM:\t   300 kB\nVmRSS:\t  200 kB\nVmSwap:\t 7 kB\n")
-    assert (child.resident(), child.resident(peak=True)) == (200 << 10, 300 << 10)
 
 
 def test_a_float32_model_that_comes_first_is_measured_with_tf32_too_on_cuda(tmp_path: Path) -> None:

@@ -48,14 +48,11 @@ def aged(cache: Cache, key: str, seconds: float) -> None:
 # -- keys ----------------------------------------------------------------------------------------------
 
 
-def test_a_model_has_one_key_however_it_is_loaded(tmp_path: Path) -> None:
+def test_a_model_has_one_key_and_one_bit_anywhere_makes_another(tmp_path: Path) -> None:
     onnx.save(product(), tmp_path / "inside.onnx")
     onnx.save(product(), tmp_path / "beside.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
     ways = (product(), product().SerializeToString(), tmp_path / "inside.onnx", tmp_path / "beside.onnx")
     assert len({key_of(Model.load(way), "float16") for way in ways}) == 1
-
-
-def test_one_bit_anywhere_makes_another_key(tmp_path: Path) -> None:
     keys = {key_of(Model.load(product()), "")}
     for place in (0, 80 * 160 + 80, WEIGHT.size - 1):
         weight = WEIGHT.copy()

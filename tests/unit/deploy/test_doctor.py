@@ -90,8 +90,16 @@ def test_a_machine_on_which_nothing_is() -> None:
     )
 
 
-def test_a_missing_driver_is_not_a_library_that_pip_installs() -> None:
+def test_a_kernel_table_of_another_release_is_a_finding_and_a_missing_driver_none() -> None:
     assert not about(checked(NONE, told={**CLOSED, "unloaded": "libcuda.so.1: cannot open"}), "libraries")
+    (check,) = about(checked(packages={"onnxruntime-gpu": "1.40.0"}), "kernels")
+    assert check == Check(
+        "kernels",
+        "finding",
+        f"the kernel table is that of {load_kernels().runtime}, and onnxruntime-gpu 1.40.0 is installed: its kernels"
+        " may differ",
+        install("onnxruntime-gpu==1.31.1"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,17 +134,6 @@ BOTH = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.30.0"}
 def test_what_is_wrong_with_onnxruntime_is_told(packages: dict[str, str], told: dict[str, Any], fact: str) -> None:
     (check,) = about(checked(told=told, packages=packages), "onnxruntime")
     assert check.state == "finding" and check.fact.startswith(fact) and check.remedy
-
-
-def test_a_runtime_that_the_kernel_table_is_not_of_is_a_finding() -> None:
-    (check,) = about(checked(packages={"onnxruntime-gpu": "1.40.0"}), "kernels")
-    assert check == Check(
-        "kernels",
-        "finding",
-        f"the kernel table is that of {load_kernels().runtime}, and onnxruntime-gpu 1.40.0 is installed: its kernels"
-        " may differ",
-        install("onnxruntime-gpu==1.31.1"),
-    )
 
 
 # -- a model -------------------------------------------------------------------------------------------

@@ -74,14 +74,11 @@ def quietly(*arguments: Any, **options: Any) -> Session:
 # -- what is converted ---------------------------------------------------------------------------------
 
 
-def test_without_a_policy_a_model_runs_as_it_is_and_nothing_is_said() -> None:
+def test_without_a_policy_a_model_runs_as_it_is_and_with_one_as_converted() -> None:
     session = quietly(mlp())
     assert (session.notes, session.converted, session.report) == ((), False, None)
     assert session.get_providers() == [CPU]
     np.testing.assert_array_equal(session.run({"x": np.eye(2, 8, dtype=np.float32)})["y"], [[1, 2], [3, 4]])
-
-
-def test_a_converted_model_gives_what_convert_gives() -> None:
     session = quietly(CNN, policy="mixed_float16", ignore_performance=True)
     assert (session.notes, session.converted) == ((), True)
     converted = amp_rewrite.convert(CNN)

@@ -74,16 +74,13 @@ def test_batches_are_steps_of_one_sequence_or_each_starts_its_own(
     assert (len(feed), feed.origin) == (len(expected), f"the batches given, {said}, hn fed back to h")
 
 
-def test_a_cache_grows_with_each_step() -> None:
+def test_a_star_pairs_names_that_are_alike_and_a_cache_grows_with_each_step() -> None:
     cache = model("(float[1,2] x, float[past,2] h) => (float[all,2] hn)", "hn = Concat <axis = 0> (h, x)")
     first = {"x": np.ones((1, 2), np.float32), "h": np.zeros((0, 2), np.float32)}
     feed = Feed.of(first, cache, feedback="hn=h", steps=4)
     assert [len(out) for out in outputs(feed, cache)] == [2, 4, 6, 8]
     assert verify(cache, cache, feed, tolerance=0.0).ok
     assert calibrate(cache, feed).values["hn"].count == 2 * (1 + 2 + 3 + 4)
-
-
-def test_a_star_pairs_names_that_are_alike() -> None:
     many = model(
         "(float[2] x, float[2] past__0__k, float[2] past__1__k) => (float[2] present__0__k, float[2] present__1__k)",
         "present__0__k = Add (past__0__k, x) present__1__k = Sub (past__1__k, x)",
@@ -134,23 +131,20 @@ def test_an_output_of_another_type_or_shape_is_refused(out: str, fact: str) -> N
     assert str(refused.value) == f"feedback='y=h': output 'y' is {fact}; outputs that fit 'h': 'hn'"
 
 
-def test_a_first_state_of_unknown_shape_has_to_be_given() -> None:
+def test_each_model_gets_its_own_states_and_a_first_one_of_unknown_shape_is_given() -> None:
     free = model("(float[2] x, float[n] h) => (float[n] hn)", "hn = Add (h, x)")
     with pytest.raises(FeedError, match=r"first 'h' is not in the data, and float32 \[n\] does not say how many zeros"):
         Feed.of(CHUNKS, free, feedback="hn=h")
     assert outputs(Feed.of([{"x": X, "h": X}, {"x": X}], free, feedback="hn=h"), free) == [[2, 4], [3, 6]]
-
-
-# -- what runs on it ------------------------------------------------------------------------------------------
-
-
-def test_each_model_gets_its_own_states_also_where_other_outputs_are_compared() -> None:
     twice = model(
         "(float[2] x, float[2] h) => (float[2] hn, float[2] y)", "d = Add (h, x) hn = Add (d, x) y = Neg (hn)"
     )
     verdict = verify(SUM, twice, Feed.of(CHUNKS, SUM, feedback="hn=h"), outputs="y", tolerance=1e-2)
     values = [(row.batch, row.difference.reference, row.difference.candidate) for row in verdict.rows]
     assert values == [(0, "-2", "-4"), (1, "-6", "-12"), (2, "-12", "-24"), (3, "-20", "-40")]
+
+
+# -- what runs on it ------------------------------------------------------------------------------------------
 
 
 def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:

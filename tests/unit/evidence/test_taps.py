@@ -86,13 +86,19 @@ def test_a_tap_counts_what_a_walk_over_the_values_counts(values: Sequence[float]
     assert measured(view, {"x": x}, to=to)["x"] == seen(x, to=to)
 
 
-def test_more_ones_than_float32_can_count_are_counted() -> None:
+def test_more_ones_than_float32_counts_and_low_types_are_measured_as_they_are() -> None:
     """A sum of 2^24 + 3 ones is no float32."""
     view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
     x = np.ones((1 << 24) + 4, np.float32)
     x[0] = 1e-6
 
     assert measured(view, {"x": x})["x"] == Range(x.size, absmax=1.0, absmin=float(x[0]), subnormal=1)
+    body = "y = Cast <to = 1> (x) c = Cast <to = 1> (b)"
+    view = view_of(f"g (float16[n] x, bfloat16[n] b) => (float[n] y, float[n] c) {{ {body} }}")
+    x, b = np.float16([0, 1e-7, 3]), np.array([1e30, 0, 2], DType.BFLOAT16.numpy)
+
+    found = measured(view, {"x": x, "b": b})
+    assert (found["x"], found["b"]) == (seen(x), seen(b))
 
 
 def test_older_opsets_are_refused_with_the_way_out() -> None:
@@ -107,19 +113,10 @@ def test_older_opsets_are_refused_with_the_way_out() -> None:
     )
 
 
-def test_what_is_left_in_a_low_type_is_measured_as_it_is() -> None:
-    body = "y = Cast <to = 1> (x) c = Cast <to = 1> (b)"
-    view = view_of(f"g (float16[n] x, bfloat16[n] b) => (float[n] y, float[n] c) {{ {body} }}")
-    x, b = np.float16([0, 1e-7, 3]), np.array([1e30, 0, 2], DType.BFLOAT16.numpy)
-
-    found = measured(view, {"x": x, "b": b})
-    assert (found["x"], found["b"]) == (seen(x), seen(b))
-
-
 # -- what is tapped ------------------------------------------------------------------------------------------
 
 
-def test_floats_are_tapped_constants_are_read_and_integers_have_no_range() -> None:
+def test_floats_are_tapped_by_new_names_and_constants_are_read() -> None:
     view = view_of("""g (float[2,3] x, int64[2] s) => (float[6] f, int64[2] t) <float[3] w = {1, 2, 3}> {
         r = Reshape (x, s)
         f = Relu (r)
@@ -127,6 +124,10 @@ def test_floats_are_tapped_constants_are_read_and_integers_have_no_range() -> No
     }""")
     taps = Taps.of(view)
     assert [[key(view, v) for v in values] for values in (taps.taps, taps.constants)] == [["x", "r", "f"], ["w"]]
+    view = view_of("g (float[n] tap_1, float[n] tap__rows) => (float[n] y) { y = Add (tap_1, tap__rows) }")
+    x, z = np.float32([1]), np.float32([2])
+
+    assert measured(view, {"tap_1": x, "tap__rows": z}) == {"tap_1": seen(x), "tap__rows": seen(z), "y": seen(x + z)}
 
 
 SEQUENCES = """g (float[2] a, float[2] b) => (float[n] y, float[2] z) {
@@ -239,10 +240,3 @@ def test_taps_change_no_output(name: str) -> None:
     assert list(found) == list(plain)
     for output, given in plain.items():
         np.testing.assert_equal(found[output], given)
-
-
-def test_new_names_avoid_those_of_the_model() -> None:
-    view = view_of("g (float[n] tap_1, float[n] tap__rows) => (float[n] y) { y = Add (tap_1, tap__rows) }")
-    x, z = np.float32([1]), np.float32([2])
-
-    assert measured(view, {"tap_1": x, "tap__rows": z}) == {"tap_1": seen(x), "tap__rows": seen(z), "y": seen(x + z)}

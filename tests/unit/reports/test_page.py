@@ -56,7 +56,7 @@ def test_a_module_is_read_from_the_metadata_of_an_exporter(scopes: str, module: 
     assert module_of(noted(pkg__torch__onnx__name_scopes=scopes)) == module
 
 
-def test_scopes_come_from_names_and_bodies_and_else_from_the_first_input() -> None:
+def test_scopes_come_from_names_bodies_and_inputs_and_give_way_or_are_split() -> None:
     rows = (
         Row("copy_of_a_weight", "Identity", "float32"),
         Row("/a/b/MatMul", "MatMul", "float32", reads=(0,)),
@@ -64,9 +64,6 @@ def test_scopes_come_from_names_and_bodies_and_else_from_the_first_input() -> No
         Row("loop/body/Add_3", "Add", "float32", scope="loop/body/", named=False),
     )
     assert paths_of(report_of_rows(*rows)) == [("a", "b"), ("a", "b"), ("a", "b"), ("loop", "body")]
-
-
-def test_scopes_of_one_part_give_way_and_large_ones_are_split() -> None:
     lean = tree_of([("a", "b"), ("a", "b"), ("c",)], range(3))
     assert lean.names == ["", "a/b"]
     assert lean.home == [1, 1, 0]
@@ -168,24 +165,21 @@ def test_the_verdict_and_what_to_do_come_first_and_flops_state_their_shapes() ->
     assert "free dimensions as 128" in text and "next: amp-rewrite a/b.onnx" in text
 
 
-def test_an_inventory_of_a_model_has_modules() -> None:
+def test_groups_are_named_after_modules_or_the_ends_of_what_they_hold() -> None:
     model = text_model("tied_weights")
     for node in model.graph.node:
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'part', 'part.{node.op_type}', 'x']")
     report, view = report_and_view(model)
     names = graph(report, view).data["scopes"]["name"]  # type: ignore[index]
     assert names[1].startswith("part")
-
-
-# -- graphs of a difference ------------------------------------------------------------------------------
-
-
-def test_groups_are_named_after_the_ends_of_what_they_hold() -> None:
     rows = [Row(f"Conv_{i}", "Conv", "float32", reads=(i - 1,)) for i in range(2 * MOST)]
     data = graph(report_of_rows(*rows)).data
     names = data["scopes"]["name"][1:]  # type: ignore[index]
     assert len(names) > 1 and names[0].startswith("Conv_0 to Conv_") and names[-1].endswith(f"to Conv_{2 * MOST - 1}")
     assert not any("#" in name for name in names)
+
+
+# -- graphs of a difference ------------------------------------------------------------------------------
 
 
 def chain(*kinds: str, scope: str = "/net/layer.{}/") -> Report:

@@ -279,7 +279,7 @@ def test_the_text_of_a_report(file: str, verbose: bool) -> None:
     assert golden().text(verbose=verbose) == (GOLDEN / file).read_text("utf-8")
 
 
-def test_findings_that_need_action_stand_once_by_kind_and_the_others_are_counted() -> None:
+def test_a_summary_fits_one_screen_and_has_each_kind_of_finding_once() -> None:
     many = [Finding("saturated", f"w{i}", "too large") for i in range(300)]
     many += [Finding("fused", "a", "two ops"), Finding("saturated", "m", "beyond · harmless: it only selects")]
     report = replace(golden(), findings=tuple(many))
@@ -287,9 +287,6 @@ def test_findings_that_need_action_stand_once_by_kind_and_the_others_are_counted
     assert report.text().count("saturated") == 1 and "fused" not in report.text()
     assert "  saturated: w0: too large (and 299 more) · " in report.text()
     assert report.text(verbose=True).count("saturated") == 301
-
-
-def test_a_summary_fits_one_screen_however_much_there_is_to_say() -> None:
     rules = [rule for rule in REASONS if rule != "raised"]
     rows = [Row(f"/a long name/{i}", f"Op{i % 9}", "float32", rule=rule) for i, rule in enumerate(rules)]
     casts = [CastRow(f"v{i}", "float16", "float32", reason="read in float32 by 'n'", after=i) for i in range(30)]

@@ -50,14 +50,6 @@ def test_a_sound_package_of_any_name_has_no_fault(tmp_path: Path, name: str) -> 
     assert found(tmp_path) is None
 
 
-def test_a_folder_of_that_name_inside_another_package_is_not_the_module(tmp_path: Path) -> None:
-    info = tmp_path / "onnxscript-0.7.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxscript\nVersion: 0.7.2\n")
-    (info / "RECORD").write_text("onnxscript/onnxruntime/__init__.py,sha256=x,1\n")
-    assert packages([str(tmp_path)]) == ()
-
-
 def test_two_packages_over_each_other_are_removed_and_the_one_with_cuda_installed(tmp_path: Path) -> None:
     installed(tmp_path, "onnxruntime-openvino", "1.24.1")
     installed(tmp_path, "onnxruntime-gpu", "1.31.1")

@@ -56,7 +56,7 @@ def saying(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda words, **options: RUN([words[0], "-c", program], **options))
 
 
-def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_asked_in_another_process_whose_crash_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [
         {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 << 30},
         {"name": "Odd", "capability": [8, 0], "memory": None},
@@ -66,9 +66,6 @@ def test_the_driver_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch)
     assert machine_asked() == Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
     saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
     assert machine_asked() == Hardware(absence="none")
-
-
-def test_a_crash_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     saying(monkeypatch, "import os; os.kill(os.getpid(), 11)")
     ended = "ended the process with signal 11 (Segmentation fault)"
     assert asked() == {"failure": f"onnxruntime {ended}"}
@@ -124,8 +121,12 @@ def test_webgpu_opens_where_it_takes_float16(lacks: dict[str, Any], opens: bool,
 # -- GPUs ----------------------------------------------------------------------------------------------
 
 
-def test_gpus_have_name_capability_and_memory_and_the_driver_its_cuda() -> None:
+def test_gpus_are_told_by_the_driver_and_what_they_are_fast_in() -> None:
     assert hardware(Shelf(Driver(H200, P100))) == Hardware((H200, P100), (13, 2), None)
+    gpus = [Gpu("G", capability) for capability in ((6, 9), (7, 0), (7, 5), (8, 0), (10, 0))]
+    for to, slow in ((DType.FLOAT16, 1), (DType.BFLOAT16, 3)):
+        found = [refusal(Hardware((gpu,)), to) is None for gpu in gpus]
+        assert found == [False] * slow + [True] * (5 - slow)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +160,6 @@ def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> Non
 
 
 # -- what they are good for ----------------------------------------------------------------------------
-
-
-def test_float16_is_fast_from_7_0_on_and_bfloat16_from_8_0_on() -> None:
-    gpus = [Gpu("G", capability) for capability in ((6, 9), (7, 0), (7, 5), (8, 0), (10, 0))]
-    for to, slow in ((DType.FLOAT16, 1), (DType.BFLOAT16, 3)):
-        found = [refusal(Hardware((gpu,)), to) is None for gpu in gpus]
-        assert found == [False] * slow + [True] * (5 - slow)
 
 
 def test_a_refusal_names_the_gpu_that_would_be_used() -> None:

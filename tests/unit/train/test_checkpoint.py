@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_step_is_refused(
     assert fact in refused(trainer(**options), tmp_path / "a.npz")
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_and_a_place_that_can_not_be_written_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     assert "is not a checkpoint of a training step; use a file written" in refused(trainer(), tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
@@ -123,9 +123,6 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", **{"amp_rewrite/version": np.array([{}]), "amp_rewrite/model": np.zeros(1)})  # type: ignore[arg-type]
     with pytest.raises(FeedError, match="Object arrays cannot be loaded"):
         trainer().load(tmp_path / "c.npz")
-
-
-def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     for path, fact in (
         (tmp_path / "a.bin", "use a file name that ends in .npz"),
         (tmp_path / "no" / "a.npz", "No such"),
@@ -143,7 +140,7 @@ def refused(made: Trainer, path: Path) -> str:
     return str(error.value)
 
 
-def test_gradients_of_a_step_that_was_begun_are_not_dropped(tmp_path: Path) -> None:
+def test_micro_batches_may_be_others_only_after_a_whole_step(tmp_path: Path) -> None:
     begun = trainer(micro_batches=4)
     begun.fit(DATA[:3])
     begun.save(tmp_path / "a.npz")
@@ -152,9 +149,6 @@ def test_gradients_of_a_step_that_was_begun_are_not_dropped(tmp_path: Path) -> N
         f"{tmp_path / 'a.npz'} was saved inside a step, after 3 of its micro-batches, but here a step has 2; make"
         " it with the same number"
     )
-
-
-def test_after_a_whole_step_the_micro_batches_may_be_others(tmp_path: Path) -> None:
     whole = trainer(micro_batches=4)
     whole.fit(DATA[:4])
     whole.save(tmp_path / "a.npz")

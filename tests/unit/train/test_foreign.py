@@ -85,12 +85,9 @@ def test_the_seed_may_be_any_value_where_the_backward_pass_begins(seed: str) -> 
     assert (bool(found["finite"]), found["new/good_steps"], found["new/loss_scale"]) == (True, 1, 2.0**15)
 
 
-def test_one_gradient_named_twice_is_one_output() -> None:
+def test_an_overflow_takes_the_scale_down_and_a_gradient_named_twice_is_one() -> None:
     made = scaled(grads=["w_grad", "w_grad"])
     assert ([o.name for o in made.model.proto.graph.output].count("w_grad"), made.grads) == (1, ("w_grad",))
-
-
-def test_an_overflow_takes_the_scale_down() -> None:
     made = scaled(loss_scale=DynamicLossScale(8, 1))
     bad = {**FEED, "x": np.full((2, 3), np.inf, np.float32)}
     found = run(made.model, {**bad, **state(made)})
