@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, joined, leaves, range_of, union
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, Values, joined, leaves, range_of, union
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.op_classes import SCALINGS
@@ -37,6 +37,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     varying, constants = [f for f in read if not f.constant], [f for f in read if f.constant]
     two = len(varying) == 2
     square = two and op.inputs[0] == op.inputs[1]
+    fed = fed_numbers(facts, op)
     low, high = _bounds(facts, op, read, square=square)
     wholes = [] if divides else [f.whole for f in read if f.whole is not None]
     small = fact.small
@@ -65,7 +66,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         best=fact.best if counts else 0.0,
         steps=steps_of(facts, op, read),
         run=run_of(read),
-        scaled=fact.scaled or any(is_single_input(facts, facts.origin(value)) for value in op.operands),
+        scaled=(fact.scaled ^ fed) if divides else fact.scaled | fed,
         guard=INF,
         beside_one=two and all(f.beside_one for f in varying),
         states=tuple((state, was or (two and fact.beside_one)) for state, was in fact.states),
@@ -89,6 +90,11 @@ def factor(facts: Facts, op: Op, read: Sequence[Fact]) -> float:
     numbers = [f.number for f in (read[1:] if op.kind == "Div" else read) if f.constant and f.number]
     factor = abs(1 / numbers[0] if op.kind == "Div" else numbers[0]) if len(read) == 2 and numbers else 0.0
     return factor if factor < INF else 0.0
+
+
+def fed_numbers(facts: Facts, op: Op) -> Values:
+    """Operands that are inputs of the model with one number."""
+    return frozenset(v for v in map(facts.origin, op.operands) if is_single_input(facts, v))
 
 
 def is_single_input(facts: Facts, value: ValueId) -> bool:

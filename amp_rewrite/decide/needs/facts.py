@@ -76,8 +76,8 @@ class Fact(NamedTuple):
     beyond: Annotated[Beyond | None, _first] = None
     fill: bool = False
     """A constant whose numbers beyond the type are one number, there to lose comparisons."""
-    scaled: Annotated[bool, any] = False
-    """A fed number, which may be of any size, multiplies or divides it."""
+    scaled: Annotated[Values, union] = frozenset()
+    """Fed numbers, of any size, that multiply or divide it; none that does both, as a loss scale does."""
     small: Annotated[bool, any] = False
     """Elements may be far smaller than what it is computed from."""
     guard: Annotated[float, min] = INF

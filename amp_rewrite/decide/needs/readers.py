@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.elementwise import factor, is_single_input, too_large
+from amp_rewrite.decide.needs.elementwise import factor, fed_numbers, is_single_input, too_large
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, Values
 from amp_rewrite.decide.needs.sums import adds_peak, centers
 from amp_rewrite.decide.reasons import described
@@ -155,8 +155,9 @@ class Readers:
             yield Asked(op.inputs[1], Need.EXACT)
             if a.raw and a.whole is not None:
                 yield Asked(op.inputs[0], Need.EXACT)
-        fed = any(is_single_input(self.facts, self.facts.origin(value)) for value in op.operands)
-        if limits.narrow and (0 < times < _DOWN or (fed and (a.scaled or b.scaled))):
+        before = a.scaled | b.scaled
+        twice = bool(before) and bool(fed_numbers(self.facts, op) - before)
+        if limits.narrow and (0 < times < _DOWN or twice):
             note = f"{described(self.facts.view, op.id)} scales it down again"
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
