@@ -52,19 +52,28 @@ def placements(models: Sequence[Path], *, level: str = "all") -> list[dict[str, 
     libraries, reason = folder()
     if libraries is None:
         raise RuntimeError(reason)
-    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
     rows: list[dict[str, Any]] = []
     while len(rows) < len(models):
         rest = [str(model) for model in models[len(rows) :]]
         command = [sys.executable, str(SOURCES / "placement.py"), "--level", level, *rest]
-        done = subprocess.run(
-            command, env={**os.environ, "LD_LIBRARY_PATH": path}, capture_output=True, text=True, timeout=300
-        )
+        done = subprocess.run(command, env=environment(libraries), capture_output=True, text=True, timeout=300)
         told = [json.loads(line) for line in done.stdout.splitlines()]
         rows += told
         if len(told) < len(rest):
             rows.append({"error": f"exit {done.returncode}: {done.stderr[-600:]}"})
     return rows
+
+
+def environment(libraries: Path) -> dict[str, str]:
+    """The environment of a process that finds the stub libraries, and the tests."""
+    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
+    return {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+
+
+def on_cuda(libraries: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python where a CUDA provider opens."""
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, env=environment(libraries), capture_output=True, text=True, timeout=300)
 
 
 def cuda_provider() -> Path | None:

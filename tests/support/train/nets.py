@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import pytest
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
+from amp_rewrite.deploy import process
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
 
@@ -38,6 +42,19 @@ def mlp(seed: int = 0, opset: int = 20) -> ModelProto:
     for name, shape in SHAPES.items():
         model.graph.initializer.append(from_array(np.array(rng.normal(size=shape) * 0.3, np.float32), name))
     return model
+
+
+def square(value: float = 1.0) -> ModelLoss:
+    """v * v."""
+    model = parsed(f"square () => (float loss) <float v = {{{value}}}> {{ loss = Mul (v, v) }}")
+    return ModelLoss.of(model, "loss", parameters=["v"])
+
+
+@pytest.fixture
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy, no rewrite, and a fast GPU."""
+    monkeypatch.setattr(process, "state", process.ProcessSettings())
+    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
 
 
 def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Array]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from functools import wraps
@@ -365,18 +362,8 @@ FREE = '<ir_version: 10, opset_import: ["": 20]> g (float[n] x) => (float[n] y) 
 
 
 @pytest.mark.stub
-def test_on_cuda_values_are_bound_on_the_device_and_a_graph_needs_fixed_addresses() -> None:
-    libraries, reason = stub.folder()
-    if libraries is None:
-        pytest.skip(reason)
-    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
-    done = subprocess.run(
-        [sys.executable, "-c", ON_CUDA, LOW, MLP, FREE],
-        env={**os.environ, "LD_LIBRARY_PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_on_cuda_values_are_bound_on_the_device_and_a_graph_needs_fixed_addresses(cuda_stub: Path) -> None:
+    done = stub.on_cuda(cuda_stub, ON_CUDA, LOW, MLP, FREE)
     assert done.stdout.splitlines() == [
         "cuda [1.0, 2.5] bfloat16 [3.0, 4.0]",
         "[2.0, 5.0] [1.0, 2.5]",

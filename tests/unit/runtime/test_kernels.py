@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -180,18 +178,13 @@ def test_the_installed_release_is_that_of_the_gpu_package_first(
 
 
 @pytest.mark.stub
-def test_the_shipped_table_is_that_of_the_installed_wheel() -> None:
-    libraries, reason = stub.folder()
-    if libraries is None:
-        pytest.skip(reason)
+def test_the_shipped_table_is_that_of_the_installed_wheel(cuda_stub: Path) -> None:
     program = (
         f"import sys, json; sys.path[:0] = {[str(ROOT), str(ROOT / 'tools')]!r};"
         " from registry import kernel_registry, table_of;"
         " print(json.dumps(table_of({'runtime': 'here 0', **kernel_registry()})))"
     )
-    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
-    command, environment = [sys.executable, "-c", program], {**os.environ, "LD_LIBRARY_PATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = stub.on_cuda(cuda_stub, program)
     found, shipped = kernels_of(json.loads(done.stdout)), load_kernels()
     assert found.registrations == shipped.registrations
     assert (found.opset, found.ir, found.contrib) == (shipped.opset, shipped.ir, shipped.contrib)

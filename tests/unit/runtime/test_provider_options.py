@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -169,19 +167,14 @@ HEAD = '<ir_version: 10, opset_import: ["": 20]> g'
 
 
 @pytest.mark.stub
-def test_what_no_graph_can_record_runs_without_one_and_onnxruntime_says_why() -> None:
-    libraries, reason = stub.folder()
-    if libraries is None:
-        pytest.skip(reason)
+def test_what_no_graph_can_record_runs_without_one_and_onnxruntime_says_why(cuda_stub: Path) -> None:
     branches = "then_branch = a () => (float[2] z) { z = Relu (x) }, else_branch = b () => (float[2] w) { w = Neg (x) }"
     models = [
         f"{HEAD} (float[2, 2] x) => (float[2, 2] y) {{ y = MatMul (x, x) }}",
         f"{HEAD} (float[2] x, bool c) => (float[2] y) {{ y = If (c) <{branches}> }}",
         f"{HEAD} (float[2, 2, 2] x) => (float[2] y) {{ y = Det (x) }}",
     ]
-    path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
-    words, environment = [sys.executable, "-c", ON_STUB, *models], {**os.environ, "LD_LIBRARY_PATH": path}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    done = stub.on_cuda(cuda_stub, ON_STUB, *models)
     recorded, *refused = done.stdout.splitlines()
     assert recorded == "{'use_tf32': '0', 'enable_cuda_graph': '1'}"
     assert len(refused) == 2, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from amp_rewrite.deploy import process
 from amp_rewrite.deploy.process import set_policy
 from amp_rewrite.errors import FeedError, PolicyError, TrainingError
-from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
@@ -23,14 +21,10 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.update.optimizers import SGD, Adam
-from support.train.nets import CROSS_ENTROPY, batches, mlp
+from support.train.nets import CROSS_ENTROPY, batches, fresh_process, mlp, square
 
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
-    yield
+__all__ = ["fresh_process"]
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 class Ramp:
@@ -47,15 +41,6 @@ class Ramp:
         found = [np.full(v.shape, self.slope, np.float32) * seed for v in variables]
         self.seen.append([float(g.reshape(-1)[0]) for g in found])
         return list(found)
-
-
-def square(value: float = 1.0) -> ModelLoss:
-    """v * v."""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 20]> square () => (float loss) <float v = {{{value}}}>'
-        " { loss = Mul (v, v) }"
-    )
-    return ModelLoss.of(model, "loss", parameters=["v"])
 
 
 def test_the_example_of_the_documentation_goes_from_1_to_a_half_to_a_quarter() -> None:

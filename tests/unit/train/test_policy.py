@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,17 +18,13 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
     enable_mixed_precision_graph_rewrite,
 )
 from amp_rewrite.train.step.step import training_step
-from support.train.nets import CROSS_ENTROPY, mlp
+from support.train.nets import CROSS_ENTROPY, fresh_process, mlp
 
 F32, F16, BF16 = DType.FLOAT, DType.FLOAT16, DType.BFLOAT16
 
 
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No policy, no rewrite, and a fast GPU."""
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
-    yield
+__all__ = ["fresh_process"]
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 @pytest.mark.parametrize(

@@ -198,11 +198,8 @@ def test_in_training_mode_dropout_drops() -> None:
     ("name", "policy"), [("mlp", "float32"), ("digits_cnn", "mixed_bfloat16"), ("digits_vit", "mixed_float16")]
 )
 def test_on_cuda_only_the_size_of_a_free_batch_is_worked_out_on_the_host(
-    name: str, policy: str, tmp_path: Path
+    name: str, policy: str, tmp_path: Path, cuda_stub: Path
 ) -> None:
-    folder, reason = stub.folder()
-    if folder is None:
-        pytest.skip(reason)
     model: Any = mlp() if name == "mlp" else EXAMPLES / f"{name}.onnx"
     loss = CROSS_ENTROPY if name == "mlp" else "cross_entropy(probability, t)"
     step = training_step(model, loss=loss, optimizer="adamw", policy=policy, training_mode=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,10 @@ import onnx.helper
 import onnx.parser
 import pytest
 
-from amp_rewrite.deploy import process
 from amp_rewrite.deploy.process import policy_scope, set_policy
 from amp_rewrite.deploy.session import Session
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.policy import Policy
@@ -39,22 +36,10 @@ from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import SGD, Adam, RMSprop
-from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, mlp, parsed
+from support.train.nets import CROSS_ENTROPY, F32, PLACE, batches, fresh_process, mlp, parsed, square
 
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
-    yield
-
-
-def _square(value: float = 1.0) -> ModelLoss:
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 20]> square () => (float loss) <float v = {{{value}}}>'
-        " { loss = Mul (v, v) }"
-    )
-    return ModelLoss.of(model, "loss", parameters=["v"])
+__all__ = ["fresh_process"]
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 # -- graph rewrite -----------------------------------------------------------------------------------
@@ -177,7 +162,7 @@ def test_keys_of_checkpoints_of_tensorflow_are_refused_and_nothing_changes(key: 
 @pytest.mark.parametrize("make", [lambda v: v, lambda v: [v], lambda v: (v,), lambda v: lambda: [v]])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_minimize_takes_one_variable_several_or_a_function(make: Any, wrapped: bool) -> None:
-    loss = _square()
+    loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), "dynamic") if wrapped else StatefulOptimizer(SGD(0.25))
     opt.minimize(loss, var_list=make(v), name="step")
@@ -185,7 +170,7 @@ def test_minimize_takes_one_variable_several_or_a_function(make: Any, wrapped: b
 
 
 def test_grad_loss_multiplies_the_gradients() -> None:
-    loss = _square()
+    loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), 8)
     opt.minimize(loss, v, grad_loss=np.float32(2))
@@ -195,14 +180,14 @@ def test_grad_loss_multiplies_the_gradients() -> None:
 
 
 def test_compute_gradients_and_get_updates_are_halves_of_minimize() -> None:
-    loss = _square(3.0)
+    loss = square(3.0)
     (v,) = loss.variables
     opt = LossScaleOptimizer(SGD(0.25), 1024)
     ((gradient, variable),) = pairs = opt.compute_gradients(loss, v)
     assert gradient == 6.0 and variable is v
     opt.apply_gradients(pairs, name="apply", experimental_aggregate_gradients=False)
     assert v.numpy() == 1.5
-    loss = _square()
+    loss = square()
     (v,) = loss.variables
     (update,) = LossScaleOptimizer(SGD(0.25), 8).get_updates(loss, [v])
     assert v.numpy() == 1.0
@@ -272,7 +257,7 @@ class _Halving(LossScale):
 
 
 def test_optimizers_and_scales_of_your_own_train_and_serialize() -> None:
-    loss = _square()
+    loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(_Half(0.5), _Halving(64))
     opt.minimize(loss, v)
@@ -290,7 +275,7 @@ def test_optimizers_and_scales_of_your_own_train_and_serialize() -> None:
 
 
 def test_optimizers_of_your_own_are_wrapped_come_back_and_run_in_the_graph() -> None:
-    loss = _square()
+    loss = square()
     (v,) = loss.variables
     opt = LossScaleOptimizer(_Averaging(SGD(0.25)), 8)
     opt.minimize(loss, v)
@@ -472,7 +457,7 @@ def test_predictions_are_arrays_and_losses_add_up_as_numbers() -> None:
     assert (predictions[0] == numbers[0]).all() and ((2 * predictions - numbers) == numbers).all()
     assert (predictions.argmax(1) == np.argmax(predictions, 1)).all() and len(predictions) == 3
     assert (predictions["y"] == numbers).all() and [*predictions][2].shape == (4,)
-    loss, total = _square(3.0), 0.0
+    loss, total = square(3.0), 0.0
     for _ in range(2):
         total += loss
     assert total == 18 == loss + loss and loss > 8
@@ -481,7 +466,7 @@ def test_predictions_are_arrays_and_losses_add_up_as_numbers() -> None:
 
 
 def test_minimize_needs_no_list_of_variables_and_counts_a_global_step() -> None:
-    loss, steps = _square(), Variable(0, "global_step")
+    loss, steps = square(), Variable(0, "global_step")
     optimizer = LossScaleOptimizer(SGD(0.25), "dynamic")
     optimizer.minimize(loss, global_step=steps)
     optimizer.apply_gradients([(np.array(np.nan), loss.variables[0])], global_step=steps)
@@ -620,7 +605,7 @@ def test_a_step_in_float16_names_sizes_that_tensor_cores_pad() -> None:
 
 def test_what_holds_a_session_is_not_copied_and_says_what_to_do() -> None:
     trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY), **PLACE)
-    for made in (trainer, _square()):
+    for made in (trainer, square()):
         for copying in (copy.deepcopy, pickle.dumps):
             with pytest.raises(TrainingError, match=r"holds an open session, which cannot be copied; save\(\) writes"):
                 copying(made)

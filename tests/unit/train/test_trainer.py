@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support import stub
-from support.paths import TESTS
 from support.train.nets import F32, PLACE, batches, parsed, same, step, trainer
 
 DATA = list(batches(12))
@@ -161,15 +158,8 @@ print({name: array.shape for name, array in made.state.items() if "/" not in nam
 
 
 @pytest.mark.stub
-def test_on_cuda_the_state_stays_where_it_is() -> None:
-    libraries, reason = stub.folder()
-    if libraries is None:
-        pytest.skip(reason)
-    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
-    environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH"))))
-    command = [sys.executable, "-c", ON_CUDA]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-
+def test_on_cuda_the_state_stays_where_it_is(cuda_stub: Path) -> None:
+    done = stub.on_cuda(cuda_stub, ON_CUDA)
     each = [
         "CUDAExecutionProvider 4 32",
         "True {'cuda'} True",
