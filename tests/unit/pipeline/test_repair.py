@@ -75,8 +75,11 @@ def repaired(model: ModelProto, **options: Any) -> Repaired:
 
 
 def test_one_layer_of_many_is_found_and_named() -> None:
-    found = repaired(needy())
+    told: list[tuple[str, int, int]] = []
+    found = repaired(needy(), progress=lambda *step: told.append(step))
 
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "own errors"]
+    assert all(0 < done <= total for _, done, total in told)
     assert (found.solved, found.minimal) == (True, True)
     assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["m5", "u5", "d5"]
     assert len(found.trail) <= 20

@@ -144,6 +144,13 @@ def test_inputs_and_outputs_have_the_types_asked_for(io: str, expected: list[str
     session(found)
 
 
+def test_an_unknown_io_is_refused() -> None:
+    with pytest.raises(
+        amp_rewrite.PolicyError, match="unknown io 'low' for an emulation; use one of numpy, same, float32"
+    ):
+        emulate(parsed(EDGES), io="low")
+
+
 def test_float16_edges_carry_what_the_inside_carries() -> None:
     """A result that is read again, an input that is an output, a weight that is one, an input read in a body."""
     model = parsed("""g (float16[2] x, bool c) => (float16[2] y, float16[2] z, float16[2] x2, float16[2] w)

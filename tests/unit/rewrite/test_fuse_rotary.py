@@ -100,9 +100,9 @@ def turned(old: str = "", new: str = "", *shown: str, **more: object) -> ModelPr
     return model(text, " ".join(("r", *shown)), shapes, **{n: a for n, a in constants.items() if n in text})
 
 
-def of_tables(*shape: int) -> ModelProto:
+def of_tables(*shape: int, heads: object = 2) -> ModelProto:
     """A rotation by constant tables of this shape, of heads that come split."""
-    shapes = {"q": (1, 2, 3, 16), "r": (1,) * max(len(shape) - 4, 0) + (1, 2, 3, 16)}
+    shapes = {"q": (1, heads, 3, 16), "r": (1,) * max(len(shape) - 4, 0) + (1, heads, 3, 16)}
     return model(rotation("q", "r").rstrip(";"), "r", shapes, cos=WIDE.reshape(shape), sin=WIDE.reshape(shape))
 
 
@@ -117,6 +117,7 @@ ROTATIONS: dict[str, tuple[bool, ModelProto]] = {
     "tables of two axes": (True, of_tables(3, 16)),
     "tables of three": (True, of_tables(1, 3, 16)),
     "tables of four": (True, of_tables(1, 1, 3, 16)),
+    "heads whose number is not known": (False, of_tables(3, 16, heads="H")),
     "tables that give the result more axes": (False, of_tables(1, 1, 1, 3, 16)),
     "halves that differ": (False, turned("(angles,angles)", "(angles,others)")),
     "halves that are not known": (False, turned("cos=Cos(both)", "cos=Relu(given)")),

@@ -184,6 +184,7 @@ COMPUTING_THE_SAME = [
     ("y = Dropout <ratio = 0.3> (x)", 7, MATRIX, "float[2,3] y"),
     ("e = Abs (d) y = BatchNormalization <spatial = 1> (x, a, b, c, e)", 7, BATCH_NORM, "float[2,3,4] y"),
     ("y = Upsample <mode = 'linear', scales = [1.0,1.0,2.0,3.0]> (x)", 8, X4, "float[2,3,8,15] y"),
+    ("y = Upsample <mode = 'nearest', scales = [1.0,1.0,2.0,3.0]> (x)", 8, X4, "float[2,3,8,15] y"),
     ("y = Upsample <mode = 'linear'> (x, scales)", 9, f"{X4}, float[4] scales", Y4),
     ("y = Resize <mode = 'linear'> (x, scales)", 10, f"{X4}, float[4] scales", Y4),
     ("y = Pad <pads = [1,0,2,1], value = 1.5> (x)", 7, MATRIX, "float[5,4] y"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
 from onnx import ModelProto
 
+import amp_rewrite
 from amp_rewrite.errors import ModelError
 from amp_rewrite.pipeline.convert import convert
+from support.paths import TESTS
 
 TARGETS = ("ort-cuda", "onnx", "tensorrt")
 
@@ -72,3 +76,17 @@ def test_they_may_stand_in_bodies_and_functions(fuse: str) -> None:
 def test_a_name_that_nobody_registers_is_refused(op: str) -> None:
     with pytest.raises(ModelError, match="opset 13 has no operator"):
         convert(model(op))
+
+
+def test_a_file_of_the_runtimes_optimizer_is_converted_and_verified(tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    source = TESTS / "models" / "t5_ts14.onnx"
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    result = convert(tmp_path / "optimized.onnx")
+    assert result.report.totals.compute_lowered > 0
+    arrays = np.load(source.with_suffix(".npz"))
+    feeds = {key[6:]: arrays[key] for key in arrays.files if key.startswith("input/")}
+    assert amp_rewrite.verify(tmp_path / "optimized.onnx", result.model, data=[feeds], rtol=0.1, atol=0.1).ok

@@ -99,6 +99,8 @@ CASES = (
     Case("Tile of three axes", "y=Tile(x,r)", {"x": (2, 1, 3)}, constants={"r": [2, 3, 1]}),
     Case("Tile by a number that is fed", "y=Tile(x,r)", {"x": (2, 3), "r": (2,)}, types={"r": "int"},
          values={"r": [2, 3]}),
+    Case("Concat of one", "y=Concat[axis=0](a)", {"a": (2, 3)}),
+    Case("DepthToSpace", "y=DepthToSpace[blocksize=3](x)", {"x": (1, 18, 1, 2)}),
     Case("DepthToSpace, CRD", "y=DepthToSpace[blocksize=3,mode=CRD](x)", {"x": (1, 18, 1, 2)}),
     Case("SpaceToDepth", "y=SpaceToDepth[blocksize=3](x)", {"x": (1, 2, 3, 6)}),
     *(

@@ -61,6 +61,7 @@ def test_a_tree_is_mirrored_and_what_is_no_model_is_copied(src: Path, out: Path)
     ("change", "more", "message"),
     [
         (lambda src: None, {"keep": "kee=p"}, "unknown key 'kee'"),
+        (lambda src: None, {"jobs": 0}, "use 1 or more"),
         (lambda src: (src / "model.ONNX").symlink_to("model.onnx"), {}, "would both be written to"),
         (lambda src: (src.parent / "out").write_text(""), {}, "it is a file; several models need a folder"),
     ],
