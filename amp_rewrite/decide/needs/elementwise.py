@@ -49,6 +49,9 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     if counts and not divides:
         counts *= min((f.size for f in constants if not f.grid), default=1.0)
     factors = [f.number for f in constants if f.number]
+    levels = fact.levels if any(abs(n) == 1 for n in factors) else frozenset()
+    if two:  # a factor near 1 keeps the level of the other
+        levels = union(a.levels for a, b in permutations(varying) if b.beside_one)
     return fact._replace(
         low=low,
         high=high,
@@ -59,7 +62,7 @@ def fact_of_scaling(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         squares=frozenset((union(map(facts.line, op.operands)),)) if two else fact.squares,
         products=frozenset() if two else fact.products,
         negative=any(f.negative for f in varying) != any(n < 0 for n in factors),
-        levels=_levels(facts, read, varying, factors),
+        levels=levels,
         placed=(not two or any(f.whole is not None for f in varying)) and (fact.placed or bool(fact.levels)),
         terms=read[0].terms * _inverse(facts, read[-1]) if divides else math.prod(f.terms for f in read),
         grid=0.0 if two and not fact.whole else counts,
@@ -101,15 +104,6 @@ def is_single_input(facts: Facts, value: ValueId) -> bool:
     """True for an input of the model with one number."""
     shape = shape_of(facts.view, value) if facts.view.values[value].public else None
     return shape is not None and all(size == 1 for size in shape)
-
-
-def _levels(
-    facts: Facts, read: Sequence[Fact], varying: Sequence[Fact], factors: Sequence[float]
-) -> frozenset[ValueId]:
-    """Return inputs with the level of a product: the other factor is 1, −1 or near it."""
-    if len(varying) == 2:
-        return union(a.levels for a, b in permutations(varying) if b.beside_one)
-    return joined(read).levels if any(abs(n) == 1 for n in factors) else frozenset()
 
 
 def _bounds(facts: Facts, op: Op, read: list[Fact], *, square: bool) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import Flow, first_input_of, origin
+from amp_rewrite.ir.dataflow import Flow
 from amp_rewrite.ir.ops import Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.patterns.scores import FILL, LEAST, MOST, counts_far, is_grid
@@ -253,10 +253,6 @@ class Facts:
 
     def origin(self, value: ValueId) -> ValueId:
         return self.origins.get(value, value)
-
-    def array(self, value: ValueId, most: int) -> Array | None:
-        """Return the elements of a constant, behind Identity and Cast, too; None for more than asked for."""
-        return self.view.array(origin(self.view, value, first_input_of(("Cast", "Identity"))), most)
 
     def floats(self, value: ValueId | None) -> bool:
         return value is not None and self.view.holds_floats(value)

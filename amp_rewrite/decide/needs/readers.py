@@ -18,6 +18,7 @@ from amp_rewrite.decide.sizes import summed_axes
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute
+from amp_rewrite.ir.dataflow import first_input_of, origin
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.view import Op, OpId, ValueId
@@ -124,7 +125,8 @@ class Readers:
                 continue
             key = value, tuple(summed_axes(op, slot) if op.kind in PRODUCTS else ())
             if key not in self._balances:
-                self._balances[key] = _sums_to_zero(self.facts.array(value, _FEW), key[1])
+                stored = origin(self.facts.view, value, first_input_of(("Cast", "Identity")))
+                self._balances[key] = _sums_to_zero(self.facts.view.array(stored, _FEW), key[1])
             if self._balances[key]:
                 return other
         return None

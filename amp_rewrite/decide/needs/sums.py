@@ -38,6 +38,7 @@ def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     peak = top[1] if top is not None and top[0] == op.inputs[0] else ()
     hides = fact.hides or any(f.raw for f in varying)
     wholes = [f.whole for f in read if f.whole is not None]
+    from_afar = any(f.learned for f in varying) and any(facts.limits.reach < f.size < INF for f in constants)
     counting = [f for f in read if f.grid and not (f.constant and op.id in _near(facts.view, facts.to))]
     return fact._replace(
         low=low if not math.isnan(low) else -INF,
@@ -47,7 +48,7 @@ def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         beside_one=bool(varying)
         and (any(f.number is not None and abs(f.number) == 1 for f in constants) or (guard < INF and fact.beside_one)),
         peak=peak,
-        placed=fact.placed or bool(fact.levels) or _counts_from_afar(facts, varying, constants),
+        placed=fact.placed or bool(fact.levels) or from_afar,
         nudged=fact.nudged or (fact.raw and any(0 < f.size < _STEP for f in constants)),
         slope=fact.slope or _is_slope(varying),
         states=tuple((state, True) for state, _ in fact.states),
@@ -64,11 +65,6 @@ def fact_of_sum(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
 def _is_slope(varying: Sequence[Fact]) -> bool:
     nudged = [f.nudged for f in varying].count(True)
     return len(varying) == 2 and nudged > 0 and (nudged == 1 or all(f.learned for f in varying))
-
-
-def _counts_from_afar(facts: Facts, varying: Sequence[Fact], constants: Sequence[Fact]) -> bool:
-    """True for a layer's result beside constants far from 0, as offsets of anchors."""
-    return any(f.learned for f in varying) and any(facts.limits.reach < f.size < INF for f in constants)
 
 
 def _outweighs(facts: Facts, op: Op) -> Beyond | None:
