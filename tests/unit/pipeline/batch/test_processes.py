@@ -81,6 +81,7 @@ def test_results_never_pile_up_and_what_has_not_begun_is_cancelled() -> None:
 
 WRITING = """
 import os, signal, sys, time
+from functools import partial
 from pathlib import Path
 from amp_rewrite.files.disk import replacing
 from amp_rewrite.pipeline.batch.processes import Processes, through
@@ -95,7 +96,7 @@ def write(path):
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Processes(2) as pool:
-        list(through(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, pool, 2, print))
+        list(through(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, pool, 2, partial(print, flush=True)))
 """
 
 
@@ -106,15 +107,18 @@ def test_processes_undo_what_they_write_and_end_with_their_parent(tmp_path: Path
     (tmp_path / "out").mkdir()
     command = [sys.executable, tmp_path / "writing.py", tmp_path / "out"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
-        assert parent.stdout is not None
-        processes = [int(parent.stdout.readline()) for _ in range(2)]
-        assert len(list((tmp_path / "out").iterdir())) == 2
-        if way == "a process":
-            os.kill(processes[0], signal.SIGTERM)
-            parent.stdout.readline()  # its job is lost
-            assert len(list((tmp_path / "out").iterdir())) == 1
-        parent.send_signal(signal.SIGKILL if way == "the parent, hard" else signal.SIGTERM)
-        parent.wait(60)
+        try:
+            assert parent.stdout is not None
+            processes = [int(parent.stdout.readline()) for _ in range(2)]
+            assert len(list((tmp_path / "out").iterdir())) == 2
+            if way == "a process":
+                os.kill(processes[0], signal.SIGTERM)
+                parent.stdout.readline()  # its job is lost
+                assert len(list((tmp_path / "out").iterdir())) == 1
+            parent.send_signal(signal.SIGKILL if way == "the parent, hard" else signal.SIGTERM)
+            parent.wait(60)
+        finally:
+            parent.kill()
     while way == "the parent, hard" and any(map(_alive, processes)):
         time.sleep(0.05)
     assert not list((tmp_path / "out").iterdir())
