@@ -311,7 +311,7 @@ def meaning(kind: str) -> tuple[str, str]:
 
 
 def remarked(kind: str, message: str, more: str = "") -> str:
-    """Return a finding's message, meaning and remedy: "what · meaning · remedy". `more` follows "what"."""
+    """Return a finding's message, meaning and remedy: "message · meaning · remedy". `more` follows the message."""
     what, _, rest = message.partition(" · ")
     return " · ".join(filter(None, (what + more, *((rest,) if rest else _REMARKS.get(kind, ())))))
 

@@ -298,7 +298,7 @@ def reach(
 
 @once
 def _seams(view: View) -> nx.DiGraph[ValueId]:
-    """Return the edges into, out of and between iterations of bodies, from each source to the value that it becomes."""
+    """Return the edges into, out of and between iterations of bodies, from source to target."""
     seams: nx.DiGraph[ValueId] = nx.DiGraph()
     seams.add_edges_from(view.carried)
     for scope in view.scopes:

@@ -1,4 +1,4 @@
-"""The parts of a view: ops, values, uses, scopes, type variables; and the element types of what ops make.
+"""The parts of a view: ops, values, uses, scopes, type variables; and the element types of results.
 
 Ids are positions in the view's tuples. Parts that a large model has by the hundred thousand are named tuples: a frozen
 dataclass takes four times as long to create and three times as long to hash.

@@ -314,7 +314,7 @@ _CODES = dict(TensorProto.DataType.items())
 
 
 def _named_type(node: NodeProto, stated: AttributeProto) -> DType | None:
-    """Return the type that an attribute names: by its number, or in text as Cast did before opset 6."""
+    """Return the type in an attribute: by its number, or in text as Cast did before opset 6."""
     code = _CODES.get(stated.s.decode("utf-8", "replace"), 0) if stated.s else stated.i
     if not code or code not in _CODES.values():
         what = f"{stated.s[:80] or stated.i!r}, which is not an element type"

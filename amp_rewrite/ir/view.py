@@ -169,7 +169,7 @@ class View(Index):
         return dict(held)
 
     def copied(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant value, or of the constant that Identities copy: to be read, not written."""
+        """Return the tensor of a constant value or, behind Identities, of its source: to be read, not written."""
         return self.constant(value) or (self._copies.get(value) if value is not None else None)
 
     @cached_property

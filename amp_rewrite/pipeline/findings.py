@@ -202,7 +202,11 @@ def _unopened(view: View, target: Target, tried: bool) -> Iterator[Finding]:
         newer = release_number(target.release) > release_number(own)
         late = sorted({op.kind for op in view.ops if not op.domain and _beyond(op, kernels)}) if newer else []
         more = f"; kept in float32, because their opset is newer: {', '.join(late)}" if late else ""
-        yield Finding("kernel_table", target.value, f"no kernel table of {target.release}: that of {own} decides{more}")
+        yield Finding(
+            "kernel_table",
+            target.value,
+            f"no kernel table for {target.release}: the one for {own} decides{more}",
+        )
 
 
 def _beyond(op: Op, kernels: Kernels) -> bool:

@@ -46,7 +46,7 @@ def emulate(
     rounding: bool = True,
     folder: str | Path | None = None,
 ) -> Model:
-    """Return the model with float32 kernels and honest rounding to float16 and bfloat16, for any float32 runtime.
+    """Return the model with float32 kernels and explicit rounding to float16 and bfloat16, for any float32 runtime.
 
     What is fed in float32 is rounded on entry. Sequences and optionals become float32 always, and their elements are
     taken to be of the low type already. Local functions are inlined, and training_info is left out. Names, order and
@@ -54,7 +54,7 @@ def emulate(
 
     Without `rounding` it is the *widened* twin: what the model would compute if its low types were float32. Its
     weights are those that the model holds; inputs are not rounded, the model's Casts between floats and low types
-    become Identity. With io="float32" no Cast to a low type is left but those of the next paragraph. It is the
+    become Identity. With io="float32" no Cast to a low type is left, but around ops without a float32 kernel. It is the
     float32 reference of a model that is half already.
 
     An op computes in float32 inside, and its result is rounded once, as most of CUDA's kernels do. Those that round in

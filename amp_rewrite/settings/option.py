@@ -129,7 +129,7 @@ def option(default: Any, doc: str, **words: Any) -> Any:
 
 
 def options_of(record: type) -> dict[str, Option]:
-    """Return the options of a dataclass by name, with what the types of its fields tell."""
+    """Return the options of a dataclass by name, with kind and words from the types of its fields."""
     kinds = {tuple: Kind.LIST, bool: Kind.SWITCH, float: Kind.NUMBER, int: Kind.WHOLE}
     types, found = get_type_hints(record), dict[str, Option]()
     for name, row in ((part.name, part.metadata.get(_ROW)) for part in fields(record)):

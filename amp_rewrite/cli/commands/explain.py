@@ -58,7 +58,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
         _explain_ops(MODEL.convert(first, None, click.get_current_context()), words[1:], as_json, given)
         return
     if as_json:
-        raise click.UsageError("--json explains ops of a model; name one, or leave it out")
+        raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")
     terminal.show("\n\n".join(_parts(words, parameters.in_force(given))))
 
 

@@ -31,7 +31,7 @@ class Arc(NamedTuple):
 
 
 UNIT = 1000
-"""Units of capacity to a byte. A free variable that gains nothing pays one unit to be low: a tie is float32."""
+"""Units of capacity to a byte. Gains of one unit, which `placement.py` gives, decide ties."""
 _MOST = 100
 """Nodes of a component that networkx cuts; it takes 0.06 s for 300, where elimination takes 0.01."""
 _WIDEST = 16

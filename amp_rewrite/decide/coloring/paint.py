@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.coloring.placement import placed, unplaced
+from amp_rewrite.decide.coloring.placement import place, place_without_cut
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.decide.coloring.raising import AFFINE_NOTE, SEEN_THROUGH, Raised, input_type
 from amp_rewrite.decide.coloring.spread import Spread
@@ -80,7 +80,7 @@ def paint(problem: Problem) -> Coloring:
     `keep`, and pins with `raises`, name become float32 (`raising`). O(nodes + uses), the cut apart.
     """
     view, raised, spread = problem.view, Raised(problem), Spread(problem)
-    low, high = (placed if problem.place else unplaced)(problem, spread)
+    low, high = (place if problem.place else place_without_cut)(problem, spread)
     idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
     _follow_casts(problem, low)
     _scales_follow(problem, raised, low, idle)

@@ -53,7 +53,7 @@ PAIRS = frozenset(
 """Ops and readers that onnxruntime 1.31.1 runs as one node on CUDA if both have one type, without a Cast between."""
 
 
-def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
+def place(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
     """Return the paints of low and of float32 vertices in the cheapest labelling."""
     labelling = Labelling(problem, spread)
     low = labelling.solve()
@@ -66,7 +66,7 @@ def placed(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int
     return {v: spread.low[v] if v in own else labelling.paint(v) for v in sorted(low)}, idle | high
 
 
-def unplaced(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
+def place_without_cut(problem: Problem, spread: Spread) -> tuple[dict[int, Paint], dict[int, Paint]]:
     """Return the same without a cut: TensorFlow's set, but for raw values of float32 readers."""
     labelling, low, high = Labelling(problem, spread), dict(spread.low), dict[int, Paint]()
     for v in sorted(labelling.raw & low.keys() - problem.tied.keys(), reverse=True):
@@ -81,7 +81,7 @@ _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spa
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
-    """Yield the vertices of low parts whose only products are short: tensor cores do not speed them up."""
+    """Yield the vertices of low parts with short products only: tensor cores do not speed them up."""
     p = problem
     short = {v for v in p.of_kinds(PRODUCTS) if v in low and is_short(p.view, p.op(v))}
     clustered = (op for cluster in p.clusters if cluster.kind == "softmax" for op in cluster.ops)
@@ -162,8 +162,8 @@ class Labelling(Free):
     def _gain(self, v: int) -> int:
         """Return the worth of a low type for a vertex, in units: two bytes for each element of gain to a product.
 
-        For other variables it is the least unit: exact ops on values whose makers are low or free gain it if they are
-        low, and the rest if they are not, so that what rounds falls only to spare a Cast.
+        For other variables it is the least unit, which decides ties: exact ops on values whose makers are low or free
+        gain it if they are low, and the rest if they are not, so that what rounds falls only to spare a Cast.
         """
         if self.gains(v):
             return 2 * UNIT * sum(map(self._elements, self.results(v)))

@@ -128,7 +128,7 @@ class Problem:
             for v in () if kept.isdisjoint(group) else group:
                 self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or _KEPT)
 
-    # -- what is asked -----------------------------------------------------------------------------
+    # -- colors and pins ---------------------------------------------------------------------------
 
     @cached_property
     def colors(self) -> Sequence[Color]:

@@ -82,7 +82,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         kind = view.types[target]
         if kind is None or kind.container != TENSOR or kind.dtype is None or not kind.dtype.floating:
             raise GradientError(
-                f"the loss {loss!r} is {kind or 'of unknown type'}; only floating tensors have gradients, cast it"
+                f"the loss {loss!r} is {kind or 'of unknown type'}; only floating tensors have gradients; cast it"
             )
         route = paths(view, MAIN, [target], [ids[name] for name in wrt], VJPS)
         if target not in route.reached:

@@ -93,7 +93,7 @@ def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
     newer, newest = (convert(model, target=word) for word in ("ort-cuda:1.99", f"ort-cuda:{NEWEST}"))
     assert types(newer) == types(newest)
     (told,) = (f for f in newer.report.findings if f.kind == "kernel_table")
-    assert told.message == f"no kernel table of 1.99: that of {NEWEST} decides"
+    assert told.message == f"no kernel table for 1.99: the one for {NEWEST} decides"
     assert "kernel_table" not in kinds(newest)
 
 
