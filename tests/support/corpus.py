@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -91,11 +90,3 @@ def backend_models() -> tuple[tuple[str, ModelProto], ...]:
 
 def _has_floats(model: ModelProto) -> bool:
     return any(v.type.tensor_type.elem_type == TensorProto.FLOAT for v in (*model.graph.input, *model.graph.output))
-
-
-def small_models() -> Iterator[tuple[str, ModelProto]]:
-    """The text models and the built ones."""
-    for name in TEXT_MODELS:
-        yield name, text_model(name)
-    for name, build in BUILT.items():
-        yield name, build()

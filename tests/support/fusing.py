@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
@@ -18,6 +17,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.canonicalize import fuse_operators
 from amp_rewrite.rewrite.replacement import Context
 from amp_rewrite.settings.choices import Target
+from support import objections
 
 
 def parsed(text: str) -> ModelProto:
@@ -50,7 +50,4 @@ def kinds(model: ModelProto) -> list[str]:
 
 def outputs_of(model: ModelProto, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
     """What a model computes, with nothing optimized."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feed)))
+    return objections.run(model, feed, "DISABLE_ALL")  # type: ignore[return-value]

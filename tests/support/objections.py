@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +14,67 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import AmpRewriteError
+from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import Role, View
+from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.rewrite.apply import apply
 
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+LEVELS = ("BASIC", "ALL")
+
+
+# -- a conversion as a whole -------------------------------------------------------------------------
+
+
+def of_convert(
+    model: ModelProto,
+    options: Mapping[str, Any],
+    levels: Sequence[str] = LEVELS,
+    again: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Everything to object to in converting a model but its numbers; `again`: other options for the second time."""
+    before = written(model)
+    try:
+        result = convert(model, **options)
+        same = convert(model, **options)
+        twice = convert(result.model, **(options if again is None else again))
+        unplanned = apply(View.of(Model.load(model)), Plan(result.coloring.to)).to_proto()
+    except (AmpRewriteError, RuntimeError) as error:
+        return [f"dies: {error}"]
+    found = of_result(model, result, levels)
+    found += ["the argument was changed"] if written(model) != before else []
+    found += ["an empty plan changed the model"] if written(unplanned) != before else []
+    found += ["the second time gave other bytes"] if written(same.model) != written(result.model) else []
+    found += ["twice is not once"] if written(twice.model) != written(result.model) else []
+    if again is None and not twice.plan.casts == twice.plan.bakes == ():
+        found.append("the converted model is given Casts again")
+    return found
+
+
+def of_result(before: ModelProto, result: Converted, levels: Sequence[str] = LEVELS) -> list[str]:
+    """Everything to object to in a converted model but its numbers.
+
+    What there is against the model itself is not held against the result. `levels`: those at which it has to open.
+    """
+    after = result.model
+    inserted = Counter((cast.value, cast.to) for cast in result.plan.casts)
+    found = [f"{count} casts of one value to one type" for count in inserted.values() if count > 1]
+    known = of_names(before)
+    found += [text for text in of_names(after) if text not in known]
+    found += of_io(before, after)
+    if of_checker(before) == []:
+        invalid = of_checker(after)
+        found += invalid or of_casts(after, before)
+        found += [] if invalid or result.plan.empty else of_types(result.view, result.plan, after)
+    if of_loading(before, levels) == []:
+        found += of_loading(after, levels)
+    return found
+
+
+def written(model: ModelProto) -> bytes:
+    return model.SerializeToString(deterministic=True)
 
 
 # -- does it stand up --------------------------------------------------------------------------------
@@ -29,7 +89,7 @@ def of_checker(model: ModelProto) -> list[str]:
     return []
 
 
-def of_loading(model: ModelProto, levels: Sequence[str] = ("BASIC", "ALL")) -> list[str]:
+def of_loading(model: ModelProto, levels: Sequence[str] = LEVELS) -> list[str]:
     """What onnxruntime's CPU provider says when it opens the model at each optimization level."""
     found = []
     for level in levels:
@@ -41,11 +101,13 @@ def of_loading(model: ModelProto, levels: Sequence[str] = ("BASIC", "ALL")) -> l
 
 
 def session(model: ModelProto, level: str = "ALL") -> object:
-    """An onnxruntime session on the CPU provider."""
+    """An onnxruntime session on the CPU provider; `level`: "BASIC" and so on, or "DISABLE_ALL"."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.graph_optimization_level = getattr(
+        ort.GraphOptimizationLevel, f"ORT_{level}" if level.startswith("DISABLE") else f"ORT_ENABLE_{level}"
+    )
     options.log_severity_level = 4
     options.enable_mem_reuse = False
     options.intra_op_num_threads = 1
@@ -153,17 +215,17 @@ def inferred(model: ModelProto) -> ModelProto:
 
 def _stated_types(graph: GraphProto) -> dict[str, set[int]]:
     values = (*graph.input, *graph.value_info, *graph.output)
-    found = {value.name: {code} for value in values if (code := _element(value.type))}
+    found = {value.name: {code} for value in values if (code := element(value.type))}
     return found | {tensor.name: {tensor.data_type} for tensor in graph.initializer}
 
 
-def _element(proto: onnx.TypeProto) -> int:
+def element(proto: onnx.TypeProto) -> int:
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return proto.tensor_type.elem_type
     if kind == "sequence_type":
-        return _element(proto.sequence_type.elem_type)
-    return _element(proto.optional_type.elem_type) if kind == "optional_type" else 0
+        return element(proto.sequence_type.elem_type)
+    return element(proto.optional_type.elem_type) if kind == "optional_type" else 0
 
 
 # -- casts -------------------------------------------------------------------------------------------
@@ -172,17 +234,21 @@ def _element(proto: onnx.TypeProto) -> int:
 def of_casts(after: ModelProto, before: ModelProto | None = None) -> list[str]:
     """Casts that do nothing, cancel, stand twice, or run in a loop for what the loop does not change.
 
-    What `before` had already is not counted.
+    What `before` had already is not counted, whatever value it reads now.
     """
-    known = Counter(of_casts(before)) if before is not None else Counter()
+    known = Counter(map(_nameless, of_casts(before))) if before is not None else Counter()
     types = inferred_types(after)
     found: list[str] = []
     for (graph, in_loop), told in zip(looped_graphs(after.graph), graphs(inferred(after).graph), strict=True):
         # What onnx does not tell of a name here it may tell of the same name in a body beside this one.
         own = {name: set() for node in graph.node for name in node.output} | _stated_types(told)
         found.extend(_of_graph_casts(graph, {**types, **own}, in_loop))
-    left = Counter(found) - known
-    return sorted(left.elements())
+    kinds = Counter(map(_nameless, found)) - known
+    return sorted(text for text in found if kinds[_nameless(text)])
+
+
+def _nameless(text: str) -> str:
+    return re.sub("'.*'", "…", text)
 
 
 def _of_graph_casts(graph: GraphProto, types: Mapping[str, set[int]], in_loop: bool) -> Iterator[str]:
@@ -219,7 +285,7 @@ def of_io(before: ModelProto, after: ModelProto) -> list[str]:
     """Inputs and outputs that changed in name, order, type, shape, doc string or metadata."""
     found = []
     for side in ("input", "output"):
-        old, new = getattr(before.graph, side), getattr(after.graph, side)
+        old, new = _callers(before, side), _callers(after, side)
         if [v.SerializeToString(deterministic=True) for v in old] != [
             v.SerializeToString(deterministic=True) for v in new
         ]:
@@ -227,11 +293,17 @@ def of_io(before: ModelProto, after: ModelProto) -> list[str]:
     return found
 
 
+def _callers(model: ModelProto, side: str) -> list[onnx.ValueInfoProto]:
+    """The values of one side, without those that constants fill: before IR 4 no caller can feed them."""
+    filled = {t.name for t in model.graph.initializer} if model.ir_version < 4 else set()
+    return [value for value in getattr(model.graph, side) if side == "output" or value.name not in filled]
+
+
 def of_names(model: ModelProto) -> list[str]:
     """Node names that stand twice, and value names that are made twice in one graph."""
     found = []
     names = Counter(n.name for g in graphs(model.graph) for n in g.node if n.name)
-    found.extend(f"{count} nodes are named {name!r}" for name, count in sorted(names.items()) if count > 1)
+    found.extend(f"nodes share the name {name!r}" for name, count in sorted(names.items()) if count > 1)
     for graph in graphs(model.graph):
         made = Counter(o for n in graph.node for o in n.output if o)
         made.update(v.name for v in graph.input)

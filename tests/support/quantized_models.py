@@ -51,15 +51,26 @@ def quantize_to(path: Path, out: Path, feeds: list[Feeds], **options: object) ->
     quantization.quantize_static(path, out, Reader(iter(feeds)), **options)
 
 
-def run_and_count(model: ModelProto, feeds: Feeds, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
-    """The outputs of a model, and the ops that onnxruntime's CPU provider made of it, counted by type."""
+def opened(model: ModelProto, folder: Path, level: str = "ALL") -> tuple[onnxruntime.InferenceSession, ModelProto]:
+    """A session on the CPU, and the model as its optimizer left it."""
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
     options.log_severity_level = 4
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session, onnx.load(folder / "optimized.onnx")
+
+
+def runs(model: ModelProto, folder: Path) -> Counter[str]:
+    """The ops that onnxruntime's CPU provider makes of a model, counted by type."""
+    return Counter(node.op_type for node in opened(model, folder)[1].graph.node)
+
+
+def run_and_count(model: ModelProto, feeds: Feeds, folder: Path) -> tuple[list[np.ndarray], Counter[str]]:
+    """The outputs of a model, and what `runs` says of it."""
+    session, optimized = opened(model, folder)
     read = {value.name: feeds[value.name] for value in session.get_inputs()}
-    ops = Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
-    return session.run(None, read), ops
+    return session.run(None, read), Counter(node.op_type for node in optimized.graph.node)
 
 
 def integer_kernels(ops: Counter[str]) -> dict[str, int]:

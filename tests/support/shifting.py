@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import MAIN, View
+from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.shift.emit import Shift, shifted_by
 from amp_rewrite.rewrite.shift.equations import Equations
 from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest, solve_classes
@@ -90,32 +90,3 @@ def _renamed(nodes: Sequence[onnx.NodeProto], old: str, new: str, side: str) -> 
         for slot, name in enumerate(names):
             if name == old:
                 names[slot] = new
-
-
-def with_outliers(model: ModelProto, seed: int, *, places: int = 2, factor: float = 3e5) -> ModelProto:
-    """The model with Muls by a large number behind some float32 results of its main graph."""
-    view = View.of(Model.load(model))
-    rng = random.Random(seed)
-    known = [
-        view.value_name(v)
-        for op in view.ops
-        if op.scope == MAIN and op.kind != "Constant"
-        for v in op.results
-        if view.tensor_dtype(v) is DType.FLOAT and view.uses[v]
-    ]
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
-    nodes, made = list(out.graph.node), set(rng.sample(sorted(set(known)), min(places, len(set(known)))))
-    result: list[onnx.NodeProto] = []
-    for node in nodes:
-        for slot, name in enumerate(node.output):
-            if name in made:
-                node.output[slot] = f"{name}_small"
-        result.append(node)
-        for name in node.output:
-            if name.endswith("_small") and name.removesuffix("_small") in made:
-                result.append(helper.make_node("Mul", [name, "outlier"], [name.removesuffix("_small")]))
-    del out.graph.node[:]
-    out.graph.node.extend(result)
-    out.graph.initializer.append(numpy_helper.from_array(np.array(factor, np.float32), "outlier"))
-    return out

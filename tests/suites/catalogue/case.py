@@ -162,7 +162,7 @@ def of_result(case: Case, after: ModelProto) -> list[str]:
     before = case.model()
     known = objections.of_names(before)
     broken = [text for text in objections.of_names(after) if text not in known]
-    broken += [*objections.of_io(_bare(before), _bare(after)), *objections.of_checker(after)]
+    broken += [*objections.of_io(before, after), *objections.of_checker(after)]
     if case.to is DType.FLOAT16:
         broken += objections.of_loading(after)
     made = sum(n.op_type == "Cast" for g in objections.graphs(after.graph) for n in g.node)
@@ -172,16 +172,6 @@ def of_result(case: Case, after: ModelProto) -> list[str]:
     except onnx.shape_inference.InferenceError as error:
         broken.append(f"inference: {error}")
     return [*broken, *wasteful, *([] if broken else of_numbers(case, after))]
-
-
-def _bare(model: ModelProto) -> ModelProto:
-    """A model without the inputs that its own constants fill: before IR 4 no caller could feed them."""
-    filled = {t.name for t in model.graph.initializer} if model.ir_version < 4 else set()
-    out = ModelProto()
-    out.CopyFrom(model)
-    del out.graph.input[:]
-    out.graph.input.extend(v for v in model.graph.input if v.name not in filled)
-    return out
 
 
 def of_numbers(case: Case, after: ModelProto) -> list[str]:

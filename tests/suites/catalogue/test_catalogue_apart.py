@@ -32,6 +32,7 @@ from suites.catalogue.case import (
 from suites.catalogue.naive import naive
 from support import corpus, objections
 from support.paths import ROOT, TESTS
+from support.quantized_models import runs
 
 PIECES = next(case for case in table("silent_constants") if case.row == 56)
 FUSED = replace(PIECES, name="a LayerNormalization in pieces", fails="to its own type", lowers="", casts=None)
@@ -284,7 +285,7 @@ def test_a_session_on_a_cpu_runs_the_float32_model_and_says_why() -> None:
 
 
 def test_a_norm_in_pieces_still_becomes_one_op_in_the_runtime(tmp_path: Path) -> None:
-    assert "LayerNormalization" in optimized(converted(FUSED).model, tmp_path)
+    assert "LayerNormalization" in runs(converted(FUSED).model, tmp_path)
 
 
 def test_naive_conversion_breaks_the_norm_apart(tmp_path: Path) -> None:
@@ -292,18 +293,7 @@ def test_naive_conversion_breaks_the_norm_apart(tmp_path: Path) -> None:
     for node in model.graph.node:
         node.name = node.output[0]  # else its names collide, which is another row
     model = naive(model, ("Pow", "ReduceMean"))
-    assert "LayerNormalization" not in optimized(model, tmp_path)
-
-
-def optimized(model: ModelProto, folder: Path) -> set[str]:
-    """The op types that onnxruntime runs."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    options.log_severity_level = 4
-    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return {node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node}
+    assert "LayerNormalization" not in runs(model, tmp_path)
 
 
 # -- 59: integer kernels --------------------------------------------------------------------------------
@@ -340,11 +330,11 @@ def quantized() -> ModelProto:
 def test_a_product_between_quantizers_stays_one_integer_op_in_the_runtime(tmp_path: Path) -> None:
     result = convert(quantized())
     assert result.report.totals.compute_lowered == 2
-    assert "QLinearMatMul" in optimized(quantized(), tmp_path) & optimized(result.model, tmp_path)
+    assert "QLinearMatMul" in runs(quantized(), tmp_path) & runs(result.model, tmp_path)
 
 
 def test_naive_conversion_loses_the_integer_op(tmp_path: Path) -> None:
-    assert "QLinearMatMul" not in optimized(naive(quantized()), tmp_path)
+    assert "QLinearMatMul" not in runs(naive(quantized()), tmp_path)
 
 
 # -- 60: models of the other low type ---------------------------------------------------------------------

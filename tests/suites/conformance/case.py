@@ -14,6 +14,8 @@ import onnx
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
+from support.objections import element
+
 NEWEST_OPSET, NEWEST_IR = 26, 13
 """The newest opset of ai.onnx and the newest IR version that onnxruntime 1.31.1 opens."""
 FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
@@ -87,16 +89,7 @@ def _all() -> Iterator[Case]:
 def _belongs(model: ModelProto) -> bool:
     if any(opset.domain == UNTESTED_DOMAIN for opset in model.opset_import):
         return False
-    return any(_element(value.type) == TensorProto.FLOAT for value in (*model.graph.input, *model.graph.output))
-
-
-def _element(proto: TypeProto) -> int:
-    kind = proto.WhichOneof("value")
-    if kind == "sequence_type":
-        return _element(proto.sequence_type.elem_type)
-    if kind == "optional_type":
-        return _element(proto.optional_type.elem_type)
-    return proto.tensor_type.elem_type if kind == "tensor_type" else TensorProto.UNDEFINED
+    return any(element(value.type) == TensorProto.FLOAT for value in (*model.graph.input, *model.graph.output))
 
 
 def inputs_to_feed(model: ModelProto) -> list[ValueInfoProto]:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from suites.conformance.trial import MODES, Ground, Outcome
 from suites.conformance.worker import Worker
-
-TOO_MANY_CRASHES = 50
-"""After so many something is wrong with more than the cases."""
-
-
-class Broken(Exception):
-    """So many trials crashed that the run was given up."""
 
 
 @dataclass
@@ -26,12 +20,9 @@ class Results:
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
     def add(self, ground: Ground, outcomes: Iterable[Outcome]) -> None:
-        """Take in a case. `Broken` after too many crashes."""
+        """Take in a case."""
         self.grounds[ground.case] = ground
         self.outcomes.update(((outcome.case, outcome.mode), outcome) for outcome in outcomes)
-        crashed = [outcome for outcome in self.outcomes.values() if outcome.verdict == "crash"]
-        if len(crashed) > TOO_MANY_CRASHES:
-            raise Broken(f"{len(crashed)} trials crashed, the last with {crashed[-1].note}")
 
     def of(self, mode: str, *, counted: bool) -> list[Outcome]:
         """The outcomes in a mode, in order: of the cases that count, or of the others."""
@@ -57,24 +48,18 @@ def run_all(keys: Sequence[str], workers: Sequence[Worker], tell: Callable[[int]
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     for key in keys:
         todo.put(key)
-    results, broken = Results(), list[Broken]()
+    results = Results()
 
     def work(worker: Worker) -> None:
-        try:
-            while not broken:
+        with suppress(queue.Empty):
+            while True:
                 key = todo.get_nowait()
                 results.add(worker.ground(key), [worker.attempt(key, mode) for mode in MODES])
                 tell(len(results.grounds))
-        except queue.Empty:
-            return
-        except Broken as error:
-            broken.append(error)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if broken:
-        raise broken[0]
     return results

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from support import objections
 
 Feeds = Mapping[str, object]
 
@@ -25,22 +26,8 @@ WITHOUT_NUMPY = {
 
 @cache
 def refusals() -> tuple[type[Exception], ...]:
-    """onnxruntime's own exceptions, which share no base class below Exception, and the binding's."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    own = (e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
-    return (*own, RuntimeError, ValueError, TypeError)
-
-
-def opened(model: ModelProto, level: str) -> Any:
-    """An onnxruntime session at one level of optimization, such as "ENABLE_ALL"; raises one of `refusals`."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    """onnxruntime's own exceptions, and those of its binding."""
+    return (*objections.refusals(), RuntimeError, ValueError, TypeError)
 
 
 def run(model: ModelProto, feeds: Feeds) -> list[object]:
@@ -50,8 +37,7 @@ def run(model: ModelProto, feeds: Feeds) -> list[object]:
     training mode is only known when it runs.
     """
     able, kept = _for_numpy(model, feeds)
-    session = opened(able, "DISABLE_ALL")
-    return list(session.run(None, copy.deepcopy(dict(kept))))  # some kernels write into what they are fed
+    return objections.run(able, kept, "DISABLE_ALL")
 
 
 def numpy_of(value: object) -> object:

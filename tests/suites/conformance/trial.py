@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError
@@ -17,11 +16,13 @@ from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from suites.conformance import runtime
 from suites.conformance.case import Case, cases, inputs_to_feed
 from suites.conformance.judge import STANDARD_TOLERANCE, bound, objection, unlike
+from support.objections import LEVELS, of_checker, session
 from support.rounded_once import rounded_once
 
 RANDOM = frozenset({"Dropout", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}) | frozenset(
@@ -120,9 +121,11 @@ def ground_of(key: str) -> Ground:
 def _footing(key: str) -> _Footing:
     case = cases()[key]
     model = case.model
-    doubt = _doubt(model)
+    doubt = next(iter(of_checker(model)), None)
     if case.relabelled and doubt is not None:
-        return _Footing(Ground(key, "unlabelled", doubt, relabelled=True), case.original, _sound(case.original), ())
+        return _Footing(
+            Ground(key, "unlabelled", doubt, relabelled=True), case.original, not of_checker(case.original), ()
+        )
     try:
         runs = tuple(_runs(case, model))
     except runtime.refusals() as refusal:
@@ -137,19 +140,6 @@ def _runs(case: Case, model: ModelProto) -> Iterator[_Run]:
     for inputs, outputs in case.samples:
         feeds = runtime.feeds_of(names, inputs)
         yield _Run(feeds, [runtime.numpy_of(value) for value in outputs], runtime.run(model, feeds))
-
-
-def _doubt(model: ModelProto) -> str | None:
-    """What the full checker says."""
-    try:
-        onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return str(error)
-    return None
-
-
-def _sound(model: ModelProto) -> bool:
-    return _doubt(model) is None
 
 
 # -- one trial ---------------------------------------------------------------------------------------
@@ -167,17 +157,16 @@ def attempt(key: str, mode: Mode) -> Outcome:
     except (AmpRewriteError, *runtime.refusals()) as error:  # onnx's own tools raise what is no AmpRewriteError
         return outcome("convert", note=f"{type(error).__name__}: {error}")
     model = result.model
-    doubt = _doubt(model) if footing.sound else None
-    if doubt is not None:
-        return outcome("check", note=doubt)
+    if footing.sound and (doubt := of_checker(model)):
+        return outcome("check", note=doubt[0])
     if model == footing.model:
         return outcome("right", "unchanged")
     if footing.ground.state != "counted":
         return outcome("right", "valid")
     if mode.to is DType.FLOAT16:  # the CPU provider has too few bfloat16 kernels
         try:
-            for level in ("ENABLE_BASIC", "ENABLE_ALL"):
-                runtime.opened(model, level)
+            for level in LEVELS:
+                session(model, level)
         except runtime.refusals() as refusal:
             return outcome("load", note=str(refusal))
     try:
@@ -197,7 +186,7 @@ def _converted(model: ModelProto, mode: Mode, ranges: Ranges | None = None) -> C
 def _verdict(footing: _Footing, result: Converted, mode: Mode) -> tuple[str, str | None]:
     """What the outputs of all samples are right by, and None; or what is wrong with them by the first measure."""
     twin = rounded_once(result.result, io="same").to_proto()
-    kinds = {node.op_type for node in _nodes(footing.model.graph)}
+    kinds = {node.op_type for node in all_nodes(footing.model.graph.node)}
     relative = bound(mode.to, len(list(_lowered(result))))
     gots = [runtime.run(twin, run.feeds) for run in footing.runs]
 
@@ -234,7 +223,7 @@ def _lowered(result: Converted) -> Iterator[int]:
 def _rounded(feeds: runtime.Feeds, model: ModelProto, low: DType) -> dict[str, object] | None:
     """The inputs, those rounded that the converted model reads in the low type only; None if that makes infinities."""
     casts: dict[str, list[bool]] = {}
-    for node in _nodes(model.graph):
+    for node in all_nodes(model.graph.node):
         to_low = node.op_type == "Cast" and any(a.name == "to" and a.i == low.code for a in node.attribute)
         for name in node.input:
             casts.setdefault(name, []).append(to_low)
@@ -245,14 +234,6 @@ def _rounded(feeds: runtime.Feeds, model: ModelProto, low: DType) -> dict[str, o
                 return None
             found[name] = value.astype(low.numpy).astype(np.float32)
     return found
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.type == AttributeProto.GRAPH else []), *attribute.graphs):
-                yield from _nodes(body)
 
 
 # -- what data tells ----------------------------------------------------------------------------------

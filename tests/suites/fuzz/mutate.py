@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from support.objections import graphs
 
 OP_TYPES = tuple(sorted({schema.name for schema in onnx.defs.get_all_schemas()}))
 DOMAINS = ("", "ai.onnx", "com.microsoft", "ai.onnx.ml", "local", "\x1b[31m", "a" * 300)
@@ -85,17 +87,6 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
         else:
             out[at:at] = out[at : at + rng.randint(1, 64)]
     return bytes(out)
-
-
-def graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph and the bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from graphs(attribute.g)
-            for body in attribute.graphs:
-                yield from graphs(body)
 
 
 def _graph(proto: ModelProto, rng: random.Random) -> GraphProto:

@@ -15,7 +15,7 @@ import onnx.parser
 import onnx.printer
 import onnx.shape_inference
 import onnx.version_converter
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from amp_rewrite.files.protos import all_graphs, all_nodes
 
@@ -68,7 +68,6 @@ def replace(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
 # -- names ---------------------------------------------------------------------------------------------
 
 
-@rewrite
 def nodes_are_renamed(model: ModelProto, rng: random.Random) -> ModelProto:
     for number, node in enumerate(all_nodes(model.graph.node)):
         node.name = f"op_{rng.randrange(10**6)}_{number}"
@@ -239,36 +238,7 @@ def a_dead_chain_hangs_on_each_of_some_values(model: ModelProto, rng: random.Ran
     return model if values else None
 
 
-@rewrite
-def a_dead_cast_rounds_a_value(model: ModelProto, rng: random.Random) -> ModelProto | None:
-    values = float_results(model)
-    if values:
-        model.graph.node.append(helper.make_node("Cast", [rng.choice(values)], ["dead"], to=TensorProto.FLOAT16))
-    return model if values else None
-
-
 # -- functions ---------------------------------------------------------------------------------------------
-
-
-def wrapped(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
-    """Call a local function for each of these nodes; equal ones share one."""
-    opsets = [o for o in model.opset_import if not o.domain]
-    bodies: dict[bytes, FunctionProto] = {}
-    for node in nodes:
-        inner = NodeProto()
-        inner.CopyFrom(node)
-        inner.name = ""
-        inner.input[:] = [f"i{slot}" for slot in range(len(node.input))]
-        inner.output[:] = [f"o{slot}" for slot in range(len(node.output))]
-        key = inner.SerializeToString()
-        if key not in bodies:
-            name = f"Wrapped{node.op_type}{len(bodies)}"
-            bodies[key] = helper.make_function("wrapped", name, inner.input, inner.output, [inner], opsets)
-        node.op_type, node.domain = bodies[key].name, "wrapped"
-        del node.attribute[:]
-    model.functions.extend(bodies.values())
-    model.opset_import.append(helper.make_opsetid("wrapped", 1))
-    model.ir_version = max(model.ir_version, 8)
 
 
 @rewrite
@@ -365,7 +335,6 @@ for _opset in (18, 20, 22):
 # -- operands, bodies and ports ------------------------------------------------------------------------
 
 
-@rewrite
 def operands_that_commute_change_places(model: ModelProto, rng: random.Random) -> ModelProto | None:
     nodes = [node for node in all_nodes(model.graph.node) if node.op_type in ("Add", "Mul", "Max", "Min", "Sum")]
     for node in nodes:

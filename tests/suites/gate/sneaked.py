@@ -7,17 +7,19 @@ operator or attribute that a later release brings is a case by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
 import onnx.parser
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import all_graphs, all_nodes
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, contrib_schemas, parse_type
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.values import PLACING
@@ -36,34 +38,18 @@ class Case:
     op: str = ""
 
 
-def value(name: str, dtype: DType | str, shape: Sequence[int] | None = (4, 4)) -> ValueInfoProto:
-    """A tensor of a type, or what a schema spells: "seq(tensor(float))"."""
-    if isinstance(dtype, DType):
-        return helper.make_tensor_value_info(name, dtype.code, shape)
-    known = parse_type(dtype)
-    assert known.dtype is not None, dtype
-    tensor = helper.make_tensor_type_proto(known.dtype.code, shape)
+def value(name: str, spelled: str) -> ValueInfoProto:
+    """A value of the type that a schema spells: "seq(tensor(float))"."""
+    known = parse_type(spelled)
+    assert known.dtype is not None, spelled
+    tensor = helper.make_tensor_type_proto(known.dtype.code, (4, 4))
     made = {
-        "tensor": lambda: tensor,
-        "seq": lambda: helper.make_sequence_type_proto(tensor),
-        "optional": lambda: helper.make_optional_type_proto(tensor),
-        "optional(seq)": lambda: helper.make_optional_type_proto(helper.make_sequence_type_proto(tensor)),
-        "sparse_tensor": lambda: helper.make_sparse_tensor_type_proto(known.dtype.code if known.dtype else 1, shape),
-    }[known.container]()
-    return helper.make_value_info(name, made)
-
-
-def model(
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[ValueInfoProto],
-    initializers: Sequence[TensorProto] = (),
-    functions: Sequence[onnx.FunctionProto] = (),
-    infos: Sequence[ValueInfoProto] = (),
-) -> ModelProto:
-    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers, value_info=infos)
-    opsets = [*OPSETS, *([helper.make_opsetid("local", 1)] if functions else [])]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=IR, functions=functions)
+        "tensor": tensor,
+        "seq": helper.make_sequence_type_proto(tensor),
+        "optional": helper.make_optional_type_proto(tensor),
+        "optional(seq)": helper.make_optional_type_proto(helper.make_sequence_type_proto(tensor)),
+    }
+    return helper.make_value_info(name, made[known.container])
 
 
 def sound(proto: ModelProto) -> bool:
@@ -78,10 +64,6 @@ def sound(proto: ModelProto) -> bool:
 def parsed(text: str, opset: int = 21) -> ModelProto:
     imports = f'"": {opset}, "com.microsoft": 1, "foreign": 1, "local": 1, "ai.onnx.ml": 4'
     return onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]>\n{text}")
-
-
-def untyped(name: str) -> ValueInfoProto:
-    return ValueInfoProto(name=name)
 
 
 # -- operators by their schemas ------------------------------------------------------------------------------
@@ -123,7 +105,7 @@ class Operator:
         """
         try:
             made = self._alone(chosen, stated, constants=constants)
-        except (AssertionError, IndexError):
+        except (AssertionError, IndexError, KeyError):
             return None
         return made if sound(made) else None
 
@@ -141,10 +123,11 @@ class Operator:
                 continue
             dtype = parse_type(spelled).dtype
             if constants and spelled.startswith("tensor(") and dtype is not None and dtype is not DType.STRING:
-                held.append(TensorProto(name=name, data_type=dtype.code, dims=[4, 4], raw_data=bytes(dtype.nbytes(16))))
+                held.append(weight(name, dtype, (4, 4)))
             else:
                 fed.append(value(name, spelled))
-        return model([node], fed, [untyped(name) for name in made], held)
+        graph = helper.make_graph([node], "g", fed, [ValueInfoProto(name=name) for name in made], held)
+        return helper.make_model(graph, opset_imports=OPSETS, ir_version=IR)
 
 
 def operators() -> Iterator[Operator]:
@@ -232,344 +215,215 @@ def types_of_operands(*, constants: bool) -> Iterator[Case]:
                     yield Case(f"{op.kind} {variable}: {one} to {other}", made[0], made[1], op.told)
 
 
-# -- casts, constants, quantizers -------------------------------------------------------------------------------
+# -- types in texts ------------------------------------------------------------------------------------------
 
-SPELLED = {dtype: dtype.onnx_name for dtype in DType}
 NUMBERS = [d for d in DType if d not in (DType.STRING, DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT8E8M0)]
+FLOATS = (DType.FLOAT, DType.FLOAT16, DType.BFLOAT16)
+CODES = (DType.INT8, DType.UINT8, DType.INT4, DType.UINT4, DType.INT16, DType.UINT16)
+FLOAT_CODES = (DType.FLOAT8E4M3FN, DType.FLOAT8E5M2, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2FNUZ, DType.FLOAT4E2M1)
 
 
-def casts() -> Iterator[Case]:
-    """A Cast between any two types that becomes one to a third."""
-    for source in (DType.FLOAT, DType.FLOAT16, DType.INT32, DType.UINT8):
-        others = [dtype for dtype in NUMBERS if dtype is not source]
-        for one, other in itertools.pairwise(others):
-            made = [
-                model(
-                    [helper.make_node("Cast", ["x"], ["c"], to=to.code, name="cast"), reader("c", "y")],
-                    [value("x", source)],
-                    [value("y", DType.INT64, (2,))],
-                )
-                for to in (one, other)
-            ]
-            yield Case(f"Cast of {source.spelling}: {one.spelling} to {other.spelling}", made[0], made[1])
+def typed(text: str, dtype: DType, opset: int = 23) -> ModelProto:
+    """The model of a text in which `double` and 99 stand for a type; what no node makes are weights."""
+    proto = parsed(text, opset)
+    for graph in all_graphs(proto.graph):
+        for formal in (*graph.input, *graph.output, *graph.value_info):
+            _retype(formal.type, dtype)
+    for node in (*all_nodes(proto.graph.node), *(node for f in proto.functions for node in f.node)):
+        for a in node.attribute:
+            if a.i == 99:
+                a.i = dtype.code
+            if a.t.data_type == TensorProto.DOUBLE:
+                a.t.CopyFrom(weight("", dtype, a.t.dims))
+    made = {name for node in proto.graph.node for name in node.output}
+    for info in [info for info in proto.graph.value_info if info.name not in made]:
+        tensor = info.type.tensor_type
+        held = weight(info.name, DType.of(tensor.elem_type), [d.dim_value for d in tensor.shape.dim])
+        held.raw_data = bytes([len(proto.graph.initializer) + 1]) * len(held.raw_data)  # each holds other numbers
+        proto.graph.initializer.append(held)
+        proto.graph.value_info.remove(info)
+    return proto
 
 
-def reader(name: str, result: str) -> NodeProto:
-    return helper.make_node("Shape", [name], [result], name=f"reads_{name}")
+def _retype(kind: TypeProto, dtype: DType) -> None:
+    if kind.tensor_type.elem_type == TensorProto.DOUBLE:
+        kind.tensor_type.elem_type = dtype.code
+    for container in ("sequence_type", "optional_type"):
+        if kind.HasField(container):
+            _retype(getattr(kind, container).elem_type, dtype)
+    if kind.HasField("map_type"):
+        _retype(kind.map_type.value_type, dtype)
 
 
-def constants() -> Iterator[Case]:
-    """A constant of another type, as an initializer and as a Constant, behind a reader that takes any."""
-    for node in (False, True):
-        for one, other in itertools.pairwise(NUMBERS):
-            made = []
-            for dtype in (one, other):
-                tensor = TensorProto(name="w", data_type=dtype.code, dims=[4, 4], raw_data=bytes(dtype.nbytes(16)))
-                held = [helper.make_node("Constant", [], ["w"], value=tensor)] if node else []
-                nodes = [*held, helper.make_node("Gather", ["w", "i"], ["y"], name="look_up")]
-                stored = [] if node else [tensor]
-                made.append(model(nodes, [value("i", DType.INT64, (2,))], [value("y", dtype)], stored))
-            where = "Constant" if node else "initializer"
-            yield Case(f"{where} {one.spelling} to {other.spelling}", made[0], made[1], "Gather")
+def weight(name: str, dtype: DType | None, shape: Iterable[int]) -> TensorProto:
+    assert dtype is not None
+    size = int(np.prod(list(shape)))
+    return TensorProto(name=name, data_type=dtype.code, dims=shape, raw_data=bytes(dtype.nbytes(size)))
 
 
-QUANTIZED = (
-    *itertools.permutations(("int8", "uint8", "int4", "uint4", "int16", "uint16", "int2"), 2),
-    *itertools.permutations(("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz", "float4e2m1"), 2),
-)
+X_TO_Y = "g (float[4, 4] x) => (float[4, 4] y)"
+QUANTIZERS = {
+    "a weight": "<float s, double zero, double[4, 4] w> { f = DequantizeLinear (w, s, zero) y = MatMul (x, f) }",
+    "a weight without zero": "<float s, double[4, 4] w> { f = DequantizeLinear (w, s) y = MatMul (x, f) }",
+    "values": "<float s, double zero> { q = QuantizeLinear (x, s, zero) y = DequantizeLinear (q, s, zero) }",
+    "values without zero": "<float s> { q = QuantizeLinear <output_dtype = 99> (x, s) y = DequantizeLinear (q, s) }",
+}
+FUNCTION = """{ [call] y = local.f (x) } <domain: "local", opset_import: ["": 23]> f (a) => (b) {"""
+DEEP_FUNCTION = """{ [call] y = local.f (x) }
+<domain: "local", opset_import: ["": 23, "local": 1]> f (a) => (b) { b = local.inner (a) }
+<domain: "local", opset_import: ["": 23]> inner (a) => (b) {"""
+HANDED_IN = """{ [call] y = local.f <t = 99> (x) } <domain: "local", opset_import: ["": 23]> f <t> (a) => (b) {"""
+STATES = """g (int64 n, bool c, double[4] s0, float[4] t0) => (double[4] s, float[4] t) {
+    [loop] s, t = Loop (n, c, s0, t0) <body = b (int64 i, bool ci, double[4] si, float[4] ti)
+        => (bool co, double[4] so, float[4] to) { co = Identity (ci) so = Identity (si) to = Add (ti, ti) }>
+}"""
+INNER_STATES = """g (int64 n, bool c, float[4] x) => (float[4] y) {
+    s0 = Cast <to = 99> (x)
+    [loop] s = Loop (n, c, s0) <body = b (int64 i, bool ci, double[4] si) => (bool co, double[4] so) {
+        co = Identity (ci) so = Identity (si) }>
+    y = Cast <to = 1> (s)
+}"""
+ROUNDED_STATES = """g (int64 n, bool c, float[4] x) => (float[4] y) {
+    [loop] y = Loop (n, c, x) <body = b (int64 i, bool ci, float[4] si) => (bool co, float[4] so) {
+        co = Identity (ci) z = Cast <to = 99> (si) so = Cast <to = 1> (z) }>
+}"""
+SCANS = """g (double[4] s0, float[3, 4] x) => (double[4] s, float[3, 4] y) {
+    [scan] s, y = Scan <num_scan_inputs = 1, body = b (double[4] si, float[4] xi) => (double[4] so, float[4] yi) {
+        so = Identity (si) yi = Identity (xi) }> (s0, x)
+}"""
+BRANCHES = """g (bool c, float[4] x) => (float[4] y) {
+    [choose] r = If (c) <then_branch = t () => (double[4] a) { a = Cast <to = 99> (x) },
+        else_branch = e () => (double[4] b) { z = Cast <to = 99> (x) b = Neg (z) }>
+    y = Cast <to = 1> (r)
+}"""
+FOREIGN = "foreign::Op"
 
-
-def dtype_of(name: str) -> DType:
-    return next(dtype for dtype in DType if dtype.spelling == name)
-
-
-def weight(name: str, dtype: DType, shape: Sequence[int]) -> TensorProto:
-    return TensorProto(name=name, data_type=dtype.code, dims=shape, raw_data=bytes(dtype.nbytes(int(np.prod(shape)))))
-
-
-def quantizer(
-    low: str, scale: Sequence[int] = (), zero: bool = True, kind: str = "DequantizeLinear", **stated: int
-) -> ModelProto:
-    """A weight-only product, or an activation that is quantized and dequantized."""
-    dtype = dtype_of(low)
-    held = [
-        numpy_helper.from_array(np.ones(scale, np.float32), "scale"),
-        *([weight("zero", dtype, scale)] if zero else []),
+# By class: what a text is about, the text, the types that it is tried with, and the op that must be told.
+TYPED: Mapping[str, Sequence[tuple[str, str, Sequence[DType], str]]] = {
+    "casts": [
+        (
+            f"a Cast of {source}",
+            f"g ({source}[4, 4] x) => (int64[2] y) {{ [cast] c = Cast <to = 99> (x) y = Shape (c) }}",
+            [dtype for dtype in NUMBERS if dtype.onnx_name != source],
+            "",
+        )
+        for source in ("float", "float16", "int32", "uint8")
+    ],
+    "constants": [
+        (what, f"g (int64[2] i) => (double[2, 2] y) {text}", NUMBERS, "Gather")
+        for what, text in {
+            "an initializer": "<double[2, 2] w> { y = Gather (w, i) }",
+            "a Constant": "{ w = Constant <value = double[2, 2] {0, 0, 0, 0}> () y = Gather (w, i) }",
+        }.items()
+    ],
+    "quantizers": [
+        (what, f"{X_TO_Y} {text}", codes, "") for what, text in QUANTIZERS.items() for codes in (CODES, FLOAT_CODES)
+    ],
+    "functions": [
+        (what, f"{X_TO_Y} {head} {text} }}", types, "")
+        for head in (FUNCTION, DEEP_FUNCTION)
+        for what, text, types in (
+            ("a Cast and back", "z = Cast <to = 99> (a) b = Cast <to = 1> (z)", (*FLOATS, DType.DOUBLE, *CODES)),
+            ("a normalization", "b = LayerNormalization <stash_type = 99> (a, a)", FLOATS),
+            (
+                "a quantizer",
+                "o = Constant <value_float = 0.5> () q = QuantizeLinear <output_dtype = 99> (a, o)"
+                " b = DequantizeLinear (q, o)",
+                (*CODES[:4], *FLOAT_CODES),
+            ),
+        )
     ]
-    points = ["scale", "zero"] if zero else ["scale"]
-    if kind == "DequantizeLinear":
-        held.append(weight("w", dtype, (8, 8)))
-        nodes = [
-            helper.make_node("DequantizeLinear", ["w", *points], ["f"], name="dequantize", **stated),
-            helper.make_node("MatMul", ["x", "f"], ["y"], name="product"),
-        ]
-    else:
-        stated = stated if zero else {**stated, "output_dtype": dtype.code}
-        nodes = [
-            helper.make_node("QuantizeLinear", ["x", *points], ["q"], name="quantize", **stated),
-            helper.make_node("DequantizeLinear", ["q", *points], ["y"], name="dequantize"),
-        ]
-    return model(nodes, [value("x", DType.FLOAT, (8, 8))], [value("y", DType.FLOAT, (8, 8))], held)
-
-
-def quantizers() -> Iterator[Case]:
-    """Types of quantizers, with a zero point and without one."""
-    for one, other in QUANTIZED:
-        for kind in ("DequantizeLinear", "QuantizeLinear"):
-            yield Case(f"{kind} {one} to {other}", quantizer(one, kind=kind), quantizer(other, kind=kind))
-            bare = (quantizer(low, zero=False, kind=kind) for low in (one, other))
-            yield Case(f"{kind} {one} to {other} without zero point", *bare)
-
-
-# -- functions ------------------------------------------------------------------------------------------------
-
-
-BODIES = {
-    "a Cast and back": ("z = Cast <to = {}> (a) b = Cast <to = 1> (z)", ("1", "10", "16", "11")),
-    "a Cast to integers and back": ("z = Cast <to = {}> (a) b = Cast <to = 1> (z)", ("7", "3", "6", "22")),
-    "the type of a sum": (
-        "s = CastLike (a, t) b0 = Add (s, s) b = Cast <to = 1> (b0)",
-        (),
-    ),
-    "a normalization": ("b = LayerNormalization <stash_type = {}> (a, a)", ("1", "10", "16")),
-    "a quantizer": (
-        "q = QuantizeLinear <output_dtype = {}> (a, o) b = DequantizeLinear (q, o)",
-        ("2", "3", "4", "5", "17", "19", "22"),
-    ),
+    + [
+        (f"{what} handed in", f"{X_TO_Y} {HANDED_IN} {text} }}", FLOATS, "")
+        for what, text in {
+            "to": "z = Cast <to: int = @t> (a) b = Cast <to = 1> (z)",
+            "stash_type": "b = LayerNormalization <stash_type: int = @t> (a, a)",
+        }.items()
+    ],
+    "inputs and outputs": [
+        *(
+            (what, f"g ({kind} x) => ({kind} y) {{ y = Identity (x) }}", NUMBERS, "")
+            for what, kind in {
+                "a tensor": "double[4]",
+                "a sequence": "seq(double[4])",
+                "an optional": "optional(double[4])",
+                "a map": "map(int64, double[4])",
+            }.items()
+        ),
+        ("an unread input", "g (float[4] x, double[4] unread) => (int64[1] y) { y = Shape (x) }", NUMBERS, ""),
+        ("an input for its shape", "g (double[4] x) => (int64[1] y) { y = Shape (x) }", NUMBERS, ""),
+    ],
+    "foreign operands": [
+        ("a second output", f"{X_TO_Y} <double[4, 4] z> {{ [op] y, z = foreign.Op (x) }}", NUMBERS, FOREIGN),
+        ("a second input", f"{X_TO_Y} <double[4, 4] w> {{ [op] y = foreign.Op (x, w) }}", NUMBERS, FOREIGN),
+    ],
+    "bodies": [
+        ("a Loop state", STATES, (*FLOATS, DType.DOUBLE), ""),
+        ("an inner Loop state", INNER_STATES, (*FLOATS, DType.DOUBLE), ""),
+        ("a state that is rounded on its way", ROUNDED_STATES, (DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16), ""),
+        ("a Scan state", SCANS, (*FLOATS, DType.DOUBLE), ""),
+        ("what branches hand out", BRANCHES, (*FLOATS, DType.DOUBLE), ""),
+    ],
 }
 
 
-def functions() -> Iterator[Case]:
-    """Types inside local functions, also two calls deep, and types that a call hands in."""
-    for what, (body, choices) in BODIES.items():
-        for deep in (False, True):
-            for one, other in itertools.permutations(choices, 2):
-                made = [calling(body.format(choice), deep=deep) for choice in (one, other)]
-                yield Case(f"{what}, {one} to {other}{', two calls deep' if deep else ''}", made[0], made[1])
-    for attribute, body in HANDED_IN.items():
-        for one, other in itertools.permutations((1, 10, 16, 11), 2):
-            made = [
-                parsed(
-                    f"""g (float[4, 4] x) => (float[4, 4] y) {{ [call] y = local.f <t = {code}> (x) }}
-                    <domain: "local", opset_import: ["": 21]> f <t> (a) => (b) {{ {body} }}"""
-                )
-                for code in (one, other)
-            ]
-            yield Case(f"{attribute} handed in, {one} to {other}", made[0], made[1])
-
-
-HANDED_IN = {
-    "to": "z = Cast <to: int = @t> (a) b = Cast <to = 1> (z)",
-    "stash_type": "b = LayerNormalization <stash_type: int = @t> (a, a)",
-}
-
-
-def calling(body: str, *, deep: bool) -> ModelProto:
-    head = "g (float[4, 4] x) => (float[4, 4] y) { [call] y = local.f (x) }"
-    constant = "o = Constant <value_float = 0.5> ()"
-    inner = f'<domain: "local", opset_import: ["": 21]> {"inner" if deep else "f"} (a) => (b) {{ {constant} {body} }}'
-    outer = '<domain: "local", opset_import: ["": 21, "local": 1]> f (a) => (b) { b = local.inner (a) }'
-    return parsed(f"{head} {inner} {outer if deep else ''}", opset=21)
+def of_texts(name: str) -> Iterator[Case]:
+    for what, text, types, op in TYPED[name]:
+        for one, other in itertools.pairwise([*types, types[0]]):
+            yield Case(f"{what}: {one.spelling} to {other.spelling}", typed(text, one), typed(text, other), op)
 
 
 # -- operators that nobody knows ----------------------------------------------------------------------------------
 
-
-def foreign() -> Iterator[Case]:
-    """Attributes, inputs and outputs of operators without a schema."""
-    x, y = [value("x", DType.FLOAT)], [value("y", DType.FLOAT)]
-
-    def op(**stated: object) -> ModelProto:
-        return model([helper.make_node("Op", ["x"], ["y"], domain="foreign", name="op", **stated)], x, y)
-
-    pairs: dict[str, tuple[object, object]] = {
-        "bits": (8, 4),
-        "axis": (0, 1),
-        "group_size": (128, 64),
-        "scale": (0.5, 0.25),
-        "accumulate": ("fp32", "fp16"),
-        "per_layer_bits": ([8, 8, 8], [8, 4, 8]),
-        "many": (list(range(40)), [*range(39), 50]),
-        "scales": ([0.5, 0.5], [0.5, 0.25]),
-        "types": (["fp16", "fp16"], ["fp16", "fp8"]),
-        "table": (helper.make_tensor("t", 1, [2], [0.0, 0.0]), helper.make_tensor("t", 10, [2], [0.0, 0.0])),
-        "cache": (helper.make_tensor_type_proto(1, [2]), helper.make_tensor_type_proto(10, [2])),
-    }
-    for name, (one, other) in pairs.items():
-        yield Case(f"foreign attribute {name}", op(**{name: one}), op(**{name: other}), "foreign::Op")
-        yield Case(f"foreign attribute {name} left out", op(**{name: one}), op(), "foreign::Op")
-    for one, other in itertools.pairwise(NUMBERS):
-        made = [
-            model(
-                [helper.make_node("Op", ["x"], ["y", "z"], domain="foreign", name="op")],
-                x,
-                y,
-                infos=[value("z", dtype)],
-            )
-            for dtype in (one, other)
-        ]
-        yield Case(f"foreign second output {one.spelling} to {other.spelling}", made[0], made[1], "foreign::Op")
-        made = [
-            model(
-                [helper.make_node("Op", ["x", "w"], ["y"], domain="foreign", name="op")],
-                x,
-                y,
-                [weight("w", dtype, (4, 4))],
-            )
-            for dtype in (one, other)
-        ]
-        yield Case(f"foreign second input {one.spelling} to {other.spelling}", made[0], made[1], "foreign::Op")
-
-
-# -- containers, inputs and outputs --------------------------------------------------------------------------------
-
-CONTAINERS: Mapping[str, Callable[[TypeProto], TypeProto]] = {
-    "a tensor": lambda t: t,
-    "a sequence": helper.make_sequence_type_proto,
-    "an optional": helper.make_optional_type_proto,
-    "a map": lambda t: helper.make_map_type_proto(TensorProto.INT64, t),
+PAIRS: Mapping[str, tuple[object, object]] = {
+    "bits": (8, 4),
+    "axis": (0, 1),
+    "scale": (0.5, 0.25),
+    "accumulate": ("fp32", "fp16"),
+    "per_layer_bits": ([8, 8, 8], [8, 4, 8]),
+    "many": (list(range(40)), [*range(39), 50]),
+    "scales": ([0.5, 0.5], [0.5, 0.25]),
+    "types": (["fp16", "fp16"], ["fp16", "fp8"]),
+    "table": (helper.make_tensor("t", 1, [2], [0.0, 0.0]), helper.make_tensor("t", 10, [2], [0.0, 0.0])),
+    "cache": (helper.make_tensor_type_proto(1, [2]), helper.make_tensor_type_proto(10, [2])),
 }
 
 
-def inputs_and_outputs() -> Iterator[Case]:
-    """Inputs and outputs without a float op between them, in all containers."""
-    for container, make in CONTAINERS.items():
-        for one, other in itertools.pairwise(NUMBERS):
-            made = []
-            for dtype in (one, other):
-                kind = make(helper.make_tensor_type_proto(dtype.code, [4]))
-                fed, given = helper.make_value_info("x", kind), helper.make_value_info("y", kind)
-                made.append(model([helper.make_node("Identity", ["x"], ["y"])], [fed], [given]))
-            yield Case(f"{container} of {one.spelling} to {other.spelling}", made[0], made[1])
-    for one, other in itertools.pairwise(NUMBERS):
-        made = [
-            model([reader("z", "y")], [value("z", DType.FLOAT), value("unread", d)], [value("y", DType.INT64, (2,))])
-            for d in (one, other)
-        ]
-        yield Case(f"unread input {one.spelling} to {other.spelling}", made[0], made[1])
-        made = [model([reader("x", "y")], [value("x", d)], [value("y", DType.INT64, (2,))]) for d in (one, other)]
-        yield Case(f"input of which only the shape is read {one.spelling} to {other.spelling}", made[0], made[1])
-        made = []
-        for dtype in (one, other):
-            sparse = onnx.SparseTensorProto(dims=[8])
-            sparse.values.CopyFrom(weight("w", dtype, (2,)))
-            sparse.indices.CopyFrom(numpy_helper.from_array(np.array([1, 3]), "w_indices"))
-            held = model(
-                [helper.make_node("Gather", ["w", "i"], ["y"])], [value("i", DType.INT64, (2,))], [value("y", dtype)]
-            )
-            held.graph.sparse_initializer.append(sparse)
-            made.append(held)
-        yield Case(f"sparse weight {one.spelling} to {other.spelling}", made[0], made[1], "Gather")
-    key = helper.make_tensor_type_proto(1, [4])
-    for one, other in (("INT64", "STRING"), ("INT32", "INT64"), ("UINT8", "INT8")):
-        made = []
-        for name in (one, other):
-            kind = helper.make_map_type_proto(TensorProto.DataType.Value(name), key)
-            ports = helper.make_value_info("x", kind), helper.make_value_info("y", kind)
-            made.append(model([helper.make_node("Identity", ["x"], ["y"])], ports[:1], ports[1:]))
-        yield Case(f"keys of a map {one} to {other}", made[0], made[1])
+def foreign() -> Iterator[Case]:
+    """Attributes of operators without a schema: with another value, and left out."""
+
+    def op(**stated: object) -> ModelProto:
+        proto = parsed(f"{X_TO_Y} {{ [op] y = foreign.Op (x) }}")
+        proto.graph.node[0].attribute.extend(helper.make_attribute(name, v) for name, v in stated.items())
+        return proto
+
+    for name, (one, other) in PAIRS.items():
+        yield Case(f"foreign attribute {name}", op(**{name: one}), op(**{name: other}), FOREIGN)
+        yield Case(f"foreign attribute {name} left out", op(**{name: one}), op(), FOREIGN)
 
 
-# -- the graph -------------------------------------------------------------------------------------------------
+# -- branches ------------------------------------------------------------------------------------------------
 
-STATES = """g (int64 n, bool c, {0}[4] s0, float[4] t0) => ({0}[4] s, float[4] t) {{
-    [loop] s, t = Loop (n, c, s0, t0) <body = b (int64 i, bool ci, {0}[4] si, float[4] ti)
-        => (bool co, {0}[4] so, float[4] to) {{ co = Identity (ci) so = Identity (si) to = Add (ti, ti) }}>
-}}"""
-INNER_STATES = """g (int64 n, bool c, float[4] x) => (float[4] y) {{
-    s0 = Cast <to = {1}> (x)
-    [loop] s = Loop (n, c, s0) <body = b (int64 i, bool ci, {0}[4] si) => (bool co, {0}[4] so) {{
-        co = Identity (ci) so = Identity (si) }}>
-    y = Cast <to = 1> (s)
-}}"""
-ROUNDED_STATES = """g (int64 n, bool c, float[4] x) => (float[4] y) {{
-    [loop] y = Loop (n, c, x) <body = b (int64 i, bool ci, float[4] si) => (bool co, float[4] so) {{
-        co = Identity (ci) {0} }}>
-}}"""
-SCANS = """g ({0}[4] s0, float[3, 4] x) => ({0}[4] s, float[3, 4] y) {{
-    [scan] s, y = Scan <num_scan_inputs = 1, body = b ({0}[4] si, float[4] xi) => ({0}[4] so, float[4] yi) {{
-        so = Identity (si) yi = Identity (xi) }}> (s0, x)
-}}"""
-BRANCHES = """g (bool c, float[4] x) => (float[4] y) {{
-    [choose] r = If (c) <then_branch = t () => ({0}[4] a) {{ a = Cast <to = {1}> (x) }},
-        else_branch = e () => ({0}[4] b) {{ z = Cast <to = {1}> (x) b = Neg (z) }}>
-    y = Cast <to = 1> (r)
-}}"""
-TYPES = {"float": 1, "float16": 10, "bfloat16": 16, "double": 11}
-
-
-def bodies() -> Iterator[Case]:
-    """States that a body passes through, and what it hands out."""
-    for one, other in itertools.permutations(TYPES, 2):
-        for what, text in (("a Loop state", STATES), ("a Scan state", SCANS)):
-            yield Case(f"{what}, {one} to {other}", *(parsed(text.format(name)) for name in (one, other)))
-        for what, text in (("an inner Loop state", INNER_STATES), ("what branches hand out", BRANCHES)):
-            made = (parsed(text.format(name, TYPES[name])) for name in (one, other))
-            yield Case(f"{what}, {one} to {other}", *made)
-    ways = {name: f"z = Cast <to = {code}> (si) so = Cast <to = 1> (z)" for name, code in TYPES.items()}
-    ways["float"] = "so = Identity (si)"
-    for one, other in itertools.permutations(ways, 2):
-        if {one, other} != {"float", "double"}:  # widening rounds nothing
-            made = (parsed(ROUNDED_STATES.format(ways[name])) for name in (one, other))
-            yield Case(f"a state is rounded on its way, {one} to {other}", *made)
-
-
-def exchanged(names: str, join: str) -> Iterator[Case]:
-    """Two alike branches that exchange precision, and their order in the file."""
-    for one, other in itertools.combinations(TYPES, 2):
-        made = []
-        for swap in (False, True):
-            branches = []
-            for branch, dtype in (("p", other if swap else one), ("q", one if swap else other)):
-                label = f"[{branch}]" if names == "named" else ""
-                code = TYPES[dtype]
-                branches.append(
-                    f"""{branch}w = Cast <to = {code}> (w{branch}) {branch}x = Cast <to = {code}> (x)
-                    {label} {branch}m = MatMul ({branch}x, {branch}w) {branch}r = Relu ({branch}m)
-                    {branch} = Cast <to = 1> ({branch}r)"""
-                )
-            order = reversed(branches) if swap else branches
-            outputs = "float[4, 4] p, float[4, 4] q" if join == "outputs" else "float[?, ?] y"
-            last = {
-                "outputs": "",
-                "a sum": "y = Add (p, q)",
-                "a sum in the other order": "y = Add (q, p)" if swap else "y = Add (p, q)",
-                "a Concat": "y = Concat <axis = 0> (p, q)",
-            }[join]
-            proto = parsed(
-                f"g (float[4, 4] x) => ({outputs}) <float[4, 4] wp, float[4, 4] wq> {{ {' '.join(order)} {last} }}"
-            )
-            made.append(weighted(proto))
-        yield Case(f"{names} branches of {one} and {other} into {join}", made[0], made[1])
-
-
-def weighted(proto: ModelProto) -> ModelProto:
-    """The model with its value_info of weights made initializers."""
-    for info in list(proto.graph.value_info):
-        if info.name.startswith("w"):
-            numbers = np.full((4, 4), 0.1 * len(proto.graph.initializer) + 0.1, np.float32)
-            proto.graph.initializer.append(numpy_helper.from_array(numbers, info.name))
-            proto.graph.value_info.remove(info)
-    return proto
+ALIKE = """{0}w = Cast <to = {1}> (w{0}) {0}x = Cast <to = {1}> (x) {0}m = MatMul ({0}x, {0}w)
+{0}r = Relu ({0}m) {0} = Cast <to = 1> ({0}r)"""
 
 
 def branches() -> Iterator[Case]:
-    for names, join in itertools.product(
-        ("named", "unnamed"), ("outputs", "a sum", "a sum in the other order", "a Concat")
-    ):
-        yield from exchanged(names, join)
+    """Two alike branches that exchange precision, and their order in the file."""
+    for outputs, join in (("float[4, 4] p, float[4, 4] q", ""), ("float[?, ?] y", "y = Concat <axis = 0> (p, q)")):
+        for one, other in itertools.combinations((*FLOATS, DType.DOUBLE), 2):
+            text = f"g (float[4, 4] x) => ({outputs}) <float[4, 4] wp, float[4, 4] wq> {{{{ {{}} {{}} {join} }}}}"
+            before = text.format(ALIKE.format("p", one.code), ALIKE.format("q", other.code))
+            after = text.format(ALIKE.format("q", one.code), ALIKE.format("p", other.code))
+            made = (typed(each, DType.DOUBLE) for each in (before, after))
+            yield Case(f"branches of {one.spelling} and {other.spelling}, {join or 'apart'}", *made)
 
 
 CLASSES: Mapping[str, Callable[[], Iterator[Case]]] = {
     "attributes": attributes,
     "types of operands": lambda: types_of_operands(constants=False),
     "types of constant operands": lambda: types_of_operands(constants=True),
-    "casts": casts,
-    "constants": constants,
-    "quantizers": quantizers,
-    "functions": functions,
     "foreign operators": foreign,
-    "inputs and outputs": inputs_and_outputs,
-    "bodies": bodies,
     "exchanged branches": branches,
+    **{name: partial(of_texts, name) for name in TYPED},
 }

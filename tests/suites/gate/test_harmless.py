@@ -10,13 +10,14 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.sources import report_in
 from suites.gate.harmless import REWRITES
-from suites.gate.sneaked import parsed, quantizer
+from suites.gate.sneaked import QUANTIZERS, X_TO_Y, parsed, typed
 from support.paths import TESTS
 
 FUNCTIONS = """g (float[4, 4] x) => (float[4, 4] y) {
@@ -31,6 +32,10 @@ DEAD = """g (float[4, 4] x) => (float[4, 4] y) {
     w1 = Constant <value_float = 0.5> () w2 = Constant <value_float = 0.5> ()
     a = Mul (x, w1) y = Mul (a, w2)
 }"""
+
+DEQUANTIZED = """g (float[4, 4] x) => (float[4, 4] y) <float[{0}] s, double[{0}] zero, double[4, 4] w> {{
+    f = DequantizeLinear <{1}> (w, s, zero) y = MatMul (x, f)
+}}"""
 
 
 def twin_weights() -> ModelProto:
@@ -50,9 +55,9 @@ def models() -> dict[str, tuple[ModelProto, Report]]:
     protos |= {f"{name} in float16": convert(protos[name]).model for name in ("bert_ts13", "cnn_dynamo18", "if_ts13")}
     protos |= {"functions": parsed(FUNCTIONS), "dead code": parsed(DEAD), "equal weights": twin_weights()}
     protos |= {
-        "per axis": quantizer("int8", (8,), axis=1),
-        "blocks": quantizer("int4", (4, 8), axis=0, block_size=2),
-        "activations": quantizer("uint8", kind="QuantizeLinear"),
+        "per axis": typed(DEQUANTIZED.format("4", "axis = 1"), DType.INT8),
+        "blocks": typed(DEQUANTIZED.format("2, 4", "axis = 0, block_size = 2"), DType.INT4),
+        "activations": typed(f"{X_TO_Y} {QUANTIZERS['values']}", DType.UINT8),
     }
     return {name: (proto, report_in(Model.load(proto))) for name, proto in protos.items()}
 

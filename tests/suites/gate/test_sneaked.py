@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
-import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
@@ -29,12 +28,13 @@ LEAST = {
     "types of constant operands": 800,
     "casts": 60,
     "constants": 20,
-    "quantizers": 180,
-    "functions": 160,
-    "foreign operators": 60,
-    "inputs and outputs": 110,
-    "bodies": 50,
-    "exchanged branches": 48,
+    "quantizers": 40,
+    "functions": 50,
+    "foreign operators": 20,
+    "foreign operands": 40,
+    "inputs and outputs": 100,
+    "bodies": 19,
+    "exchanged branches": 12,
 }
 """Cases of each class at least: a generator that makes fewer tests less than it says."""
 
@@ -116,31 +116,6 @@ def an_edge_is_rounded(proto: ModelProto, rng: random.Random) -> str:
     return node.op_type
 
 
-def a_weight_is_stored_in_float16(proto: ModelProto, rng: random.Random) -> str:
-    alive = live(proto)
-    read = {name for node in alive for name in node.input}
-    floats = [t for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT and t.name in read]
-    tensor = rng.choice(floats)
-    passed, readers = {tensor.name}, list[NodeProto]()
-    for node in alive:
-        if passed & set(node.input):
-            readers.append(node)
-            passed.update(node.output if node.op_type == "Identity" else ())
-    reader = next((node for node in readers if node.op_type != "Identity"), None)
-    if reader is None:
-        return ""
-    half = numpy_helper.from_array(
-        np.clip(numpy_helper.to_array(tensor), -6e4, 6e4).astype(np.float16), f"{tensor.name}_half"
-    )
-    proto.graph.initializer.remove(tensor)
-    proto.graph.initializer.append(half)
-    cast = helper.make_node("Cast", [half.name], [tensor.name], to=TensorProto.FLOAT)
-    nodes = [cast, *proto.graph.node]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return reader.op_type
-
-
 def an_op_runs_in_bfloat16(proto: ModelProto, rng: random.Random) -> str:
     types, name = element_types(proto), fresh(proto, "sneaked")
     public = {formal.name for formal in proto.graph.output}
@@ -161,10 +136,7 @@ def an_op_runs_in_bfloat16(proto: ModelProto, rng: random.Random) -> str:
     return node.op_type
 
 
-SNEAKS: dict[str, Sneak] = {
-    function.__name__: function
-    for function in (an_edge_is_rounded, a_weight_is_stored_in_float16, an_op_runs_in_bfloat16)
-}
+SNEAKS: dict[str, Sneak] = {function.__name__: function for function in (an_edge_is_rounded, an_op_runs_in_bfloat16)}
 DISGUISES = ("", "nodes_lose_their_names", "all_is_renamed_and_reordered", "weights_become_constant_nodes")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -107,12 +106,6 @@ def test_every_job_has_a_name_of_its_own_and_the_headline_comes_first(grown: Pat
     }
 
 
-def test_a_ratio_is_paired_by_round() -> None:
-    noise = np.array([1.0, 2.0, 4.0, 1.5, 3.0])  # another load in each round, the same for both
-    factor, low, high = gpu_turns.ratio({"rounds": list(2 * noise)}, {"rounds": list(noise)})
-    assert math.isclose(factor, 2) and math.isclose(low, 2) and math.isclose(high, 2)
-
-
 def test_errors_are_relative_and_count_what_is_not_finite() -> None:
     a = [np.array([3.0, 4.0]), np.array([[0.0, 10.0]])]
     b = [np.array([3.0, 5.0]), np.array([[0.0, np.inf]])]
@@ -207,31 +200,6 @@ def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() 
     assert np.array_equal(state["0.weight"].numpy(), skeleton.drawn("0.weight", **sources["0.weight"]))
     assert not state["2.bias"].any()
     assert plain.module.state_dict()["2.bias"].any()
-
-
-@pytest.mark.torch
-@pytest.mark.transformers
-def test_convolutions_of_pytorch_run_with_channels_last_too() -> None:
-    import torch
-
-    from benchmarks.gpu import gpu_builds
-    from benchmarks.shared.zoo import Built
-
-    images = {"image": torch.randn(2, 3, 8, 8)}
-    made = gpu_builds.Module(Built(torch.nn.Conv2d(3, 4, 3), images))
-    plain = gpu_beside.placed(made, CPU)
-    last = plain.laid("channels last")
-    assert plain.images and plain.laid("") is plain
-    laid = (*last.tensors, last.module.model.weight)
-    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in laid)
-    assert plain.tensors[0].is_contiguous() and plain.module.model.weight.is_contiguous()
-    found = []
-    for ready in (plain, last):
-        run, outputs = gpu_beside._module(ready, None)
-        run()
-        found += outputs()
-    assert found[0].dtype == np.float32
-    np.testing.assert_allclose(found[1], found[0], atol=1e-2)
 
 
 @pytest.mark.torch
@@ -349,27 +317,3 @@ def test_the_tables_of_recorded_rows() -> None:
     assert widths == {16}
     assert not any("no time here" in line for line in page)
     assert any("no time here means anything" in line for line in gpu_tables.page({**about, "card": {}}, rows))
-
-
-def test_variants_are_compared_with_the_plain_way() -> None:
-    row = {"time": {"amp plain": timing(2.0), "amp graph": timing(1.0)}, "faults": {"tf32 nhwc": "no"}}
-    row["rate"] = {"amp plain": {"seconds": 1.5e-3, "joules": 0.5}, "amp graph": {"seconds": 9e-4, "joules": None}}
-    lines = gpu_tables._variants([{"kind": "variants", "name": "variants m", "model": "m", "row": row}])
-    assert lines[4:] == [
-        "| m | amp-rewrite | plain | 2 | 1.00× | 1.5 | 0.5 |",
-        "| m | amp-rewrite | graph | 1 | 2.00× | 0.9 | – |",
-        "| m | tf32 nhwc | no | – | – | – | – |",
-    ]
-
-
-def test_the_emulation_that_errs_least_like_the_device_comes_first() -> None:
-    def row(ratio: float | None) -> dict[str, Any]:
-        side = {"l2": 1e-3, "largest": 1e-3, "nonfinite": 0}
-        return {"on_device": side, "emulated": side, "apart": side, "ratio": ratio}
-
-    jobs = [
-        {"kind": "emulation", "model": name, "to": "float16", "row": row(ratio)}
-        for name, ratio in {"near": 1.1, "far": 0.2, "none": None, "some": 3.0}.items()
-    ]
-    lines = gpu_tables._emulated(jobs)[6:]
-    assert [line.split()[1] for line in lines] == ["far", "some", "near", "none"]

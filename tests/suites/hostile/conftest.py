@@ -1,13 +1,16 @@
-"""The process in which hostile input is tried."""
+"""The process in which hostile input is tried, and a folder with a model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import onnx
 import pytest
 
 from suites.fuzz.cage import Cage
+from suites.hostile.given import sound
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +19,9 @@ def cage() -> Iterator[Cage]:
         pytest.skip("the limits of the cage are those of Linux")
     with Cage() as opened:
         yield opened
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(sound(), tmp_path / "m.onnx")
+    return tmp_path

@@ -18,22 +18,11 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.autodiff.facts import ModelFacts
 from suites.fuzz import mutate, targets
-from suites.fuzz.cage import Cage, Outcome
+from suites.fuzz.cage import Cage
+from suites.hostile.given import converting, sound
 from support.paths import TESTS
 
-TEXT = """
-<ir_version: 10, opset_import: ["" : 21]>
-net (float[2,4] x) => (float[2,3] y)
-<float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
-  [first] h = MatMul (x, w)
-  [last] y = Relu (h)
-}
-"""
 FOUND = sorted((TESTS / "suites" / "fuzz" / "corpus").glob("*/*"))
-
-
-def sound() -> ModelProto:
-    return onnx.parser.parse_model(TEXT)
 
 
 def graph_of(words: str, *, opset: int = 21, before: str = "", functions: str = "") -> ModelProto:
@@ -41,18 +30,6 @@ def graph_of(words: str, *, opset: int = 21, before: str = "", functions: str = 
     text = f"""<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>
     net (float[2,4] x, int64 n, bool b) => (float[2,4] y) {before} {{ {words} }} {functions}"""
     return onnx.parser.parse_model(text)
-
-
-def attempt(cage: Cage, folder: Path, model: ModelProto | bytes, *words: str) -> Outcome:
-    """What converting the model comes to. Neither a traceback nor a scratch file may be left, whatever comes."""
-    (folder / "m.onnx").write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-    before = sorted(file.name for file in folder.iterdir())
-    outcome = cage.run("m.onnx", "-o", "out.onnx", "-q", *words, folder=folder)
-    assert outcome.code in (0, 2), outcome
-    assert "Traceback" not in outcome.err, outcome.err
-    after = sorted(file.name for file in folder.iterdir())
-    assert after == (before if outcome.code else sorted([*before, "out.onnx"]))
-    return outcome
 
 
 # -- what is no model -------------------------------------------------------------------------------------------
@@ -70,7 +47,7 @@ NO_MODEL = {
 @pytest.mark.parametrize("name", NO_MODEL)
 def test_a_file_that_is_no_model_is_refused_in_one_line(cage: Cage, tmp_path: Path, name: str) -> None:
     content, fact = NO_MODEL[name]
-    outcome = attempt(cage, tmp_path, content)
+    outcome = converting(cage, tmp_path, content)
 
     assert outcome.refused and fact in outcome.err, outcome
 
@@ -113,7 +90,7 @@ LIES = {
 
 @pytest.mark.parametrize("name", ["10^12 elements in a few bytes", "2^62 elements", "10^12 times 0 elements"])
 def test_a_weight_that_lies_about_itself_is_refused_without_much_memory(cage: Cage, tmp_path: Path, name: str) -> None:
-    outcome = attempt(cage, tmp_path, LIES[name], "--target", "onnx")
+    outcome = converting(cage, tmp_path, LIES[name], "--target", "onnx")
 
     assert outcome.refused, outcome
     assert outcome.peak < 300e6
@@ -124,7 +101,7 @@ def test_an_opset_that_is_none_is_refused(cage: Cage, tmp_path: Path, opset: int
     model = sound()
     model.opset_import[0].version = opset
 
-    assert attempt(cage, tmp_path, model).refused
+    assert converting(cage, tmp_path, model).refused
 
 
 # -- graphs that are none ---------------------------------------------------------------------------------------
@@ -230,7 +207,7 @@ ODD: dict[str, ModelProto] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_model_is_refused_or_converted_and_nothing_else(cage: Cage, tmp_path: Path, name: str) -> None:
-    outcome = attempt(cage, tmp_path, ODD[name], "--target", "onnx", "--set", "level=lower-all")
+    outcome = converting(cage, tmp_path, ODD[name], "--target", "onnx", "--set", "level=lower-all")
 
     assert outcome.code == 0 or outcome.refused
     assert outcome.err.isprintable() or outcome.err.rstrip("\n").isprintable()
@@ -245,7 +222,7 @@ def nested(levels: int) -> ModelProto:
 
 
 def test_bodies_as_deep_as_protobuf_reads_are_fine(cage: Cage, tmp_path: Path) -> None:
-    assert attempt(cage, tmp_path, nested(30), "--target", "onnx").code == 0
+    assert converting(cage, tmp_path, nested(30), "--target", "onnx").code == 0
 
 
 def deep_bytes(levels: int) -> bytes:
@@ -260,7 +237,7 @@ def deep_bytes(levels: int) -> bytes:
 
 @pytest.mark.parametrize("levels", [40, 30_000])
 def test_bodies_deeper_than_that_are_refused(cage: Cage, tmp_path: Path, levels: int) -> None:
-    assert attempt(cage, tmp_path, deep_bytes(levels)).refused
+    assert converting(cage, tmp_path, deep_bytes(levels)).refused
 
 
 # -- what does not go together ----------------------------------------------------------------------------------

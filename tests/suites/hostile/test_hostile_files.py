@@ -9,42 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, numpy_helper
 
 from suites.fuzz.cage import Cage, Outcome
+from suites.hostile.given import attempt, files, net, weights
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and mounts are those of Linux")
-
-TEXT = """
-<ir_version: 10, opset_import: ["" : 21]>
-net (float[2,600] x) => (float[2,600] y) {
-  h = MatMul (x, w)
-  y = MatMul (h, v)
-}
-"""
-WEIGHT = 600 * 600 * 4
-
-
-def net(seed: int = 0) -> ModelProto:
-    """A model with two weights of 1.4 MB each."""
-    model: ModelProto = onnx.parser.parse_model(TEXT)
-    rng = np.random.default_rng(seed)
-    for name in ("w", "v"):
-        model.graph.initializer.append(
-            numpy_helper.from_array(rng.standard_normal((600, 600)).astype(np.float32) / 30, name)
-        )
-    return model
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 @pytest.fixture
@@ -55,9 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def convert(cage: Cage, folder: Path, *words: str) -> Outcome:
-    outcome = cage.run("m.onnx", "-q", *words, folder=folder)
-    assert "Traceback" not in outcome.err, outcome.err
-    return outcome
+    return attempt(cage, folder, "m.onnx", "-q", *words)
 
 
 # -- where nothing can be written -------------------------------------------------------------------------------
@@ -80,11 +49,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_one_line_and_leaves_the_old_model(cage: Cage, folder: Path, disk: Path, external: str) -> None:
     (disk / "out.onnx").write_bytes(b"the old model")
     (disk / "ballast").write_bytes(bytes(1_500_000))
-    before = listing(disk)
+    before = files(disk)
     outcome = convert(cage, folder, "-o", str(disk / "out.onnx"), "--overwrite", "--set", f"external-data={external}")
 
     assert outcome.refused and "No space left on device" in outcome.err, outcome
-    assert listing(disk) == before
+    assert files(disk) == before
 
 
 def test_a_disk_that_cannot_be_written_is_one_line(cage: Cage, folder: Path, disk: Path) -> None:
@@ -111,11 +80,11 @@ def test_a_place_that_is_none_is_refused(cage: Cage, folder: Path, name: str) ->
     place, fact = PLACES[name]
     (folder / "link.onnx").symlink_to("m.onnx")
     (folder / "dangling.onnx").symlink_to("nowhere.onnx")
-    before = listing(folder)
+    before = files(folder)
     outcome = convert(cage, folder, "-o", place)
 
     assert outcome.refused and fact in outcome.err, outcome
-    assert listing(folder) == before
+    assert files(folder) == before
 
 
 def test_of_a_link_as_output_the_link_is_replaced_and_not_what_it_leads_to(cage: Cage, folder: Path) -> None:
@@ -163,12 +132,9 @@ for when in itertools.count(1):
 
 def state(folder: Path) -> str:
     """Whether the output is whole, and which one it is."""
-    read = onnx.load(folder / "out.onnx")
-    found = [numpy_helper.to_array(t).tobytes() for t in read.graph.initializer]
-    for seed in (0, 1):
-        if found == [numpy_helper.to_array(t).tobytes() for t in net(seed).graph.initializer]:
-            return ("old", "new")[seed]
-    raise AssertionError("neither the old model nor the new one")
+    read = weights(onnx.load(folder / "out.onnx"))
+    assert read in (weights(net(0)), weights(net(1)))
+    return "old" if read == weights(net(0)) else "new"
 
 
 def start(*words: str | Path) -> subprocess.Popen[bytes]:
@@ -182,7 +148,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_the_old_model_or_the_new_one(t
         onnx.save(net(seed), path)
     (tmp_path / "out").mkdir()
     assert start(DYING, *models, tmp_path / "out", str(external)).wait(120) == 0
-    states = [state(tmp_path / "out" / str(when + 1)) for when in range(len(names(tmp_path / "out")))]
+    states = [state(tmp_path / "out" / str(when + 1)) for when in range(len(list((tmp_path / "out").iterdir())))]
     steps = 4 if not external else 8
     assert len(states) > steps, "the hook saw next to nothing of what a save does"
     assert states == sorted(states, reverse=True) and set(states) == {"old", "new"}
@@ -201,7 +167,7 @@ def test_an_interrupt_ends_a_conversion_without_a_word_and_leaves_nothing(folder
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-    assert names(folder) == ["m.onnx"]
+    assert list(files(folder)) == ["m.onnx"]
 
 
 def test_two_processes_that_write_one_output_leave_one_whole_model(tmp_path: Path) -> None:
@@ -220,4 +186,4 @@ def test_two_processes_that_write_one_output_leave_one_whole_model(tmp_path: Pat
 
     assert [writer.wait(120) for writer in writers] == [0, 0]
     state(out)
-    assert len(names(out)) == 2
+    assert len(files(out)) == 2

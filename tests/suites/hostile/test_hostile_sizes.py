@@ -12,23 +12,12 @@ from onnx import ModelProto, TensorProto
 
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
-from suites.fuzz.cage import Cage, Outcome
+from suites.fuzz.cage import Cage
+from suites.hostile.given import attempt, converting
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]>'
-
-
-def attempt(cage: Cage, folder: Path, model: ModelProto, *words: str, command: str = "convert") -> Outcome:
-    """What a command comes to on a model: success or one line, in little memory, and no scratch file."""
-    (folder / "m.onnx").write_bytes(model.SerializeToString())
-    output = ("-q", "-o", "out.onnx", "--overwrite") if command == "convert" else ()
-    outcome = cage.run(command, "m.onnx", *output, *words, folder=folder)
-    assert outcome.code in (0, 1) or outcome.refused, outcome
-    assert "Traceback" not in outcome.err and "out of memory" not in outcome.err, outcome
-    assert outcome.peak < 600e6
-    assert not list(folder.glob(".amp-rewrite.*"))
-    return outcome
 
 
 # -- functions --------------------------------------------------------------------------------------------------
@@ -48,7 +37,7 @@ def test_functions_that_double_thirty_times_are_refused(cage: Cage, tmp_path: Pa
     model = calling(30, 2)
     assert model.ByteSize() < 5000
 
-    outcome = attempt(cage, tmp_path, model)
+    outcome = converting(cage, tmp_path, model)
     assert outcome.refused and "inlined, are" in outcome.err and outcome.seconds < 5
 
 
@@ -94,7 +83,7 @@ def test_what_constants_would_make_is_computed_only_if_it_is_small(cage: Cage, t
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(dims, np.float32), stated.name))
     del model.graph.value_info[:]
     # A check runs the model, which makes these constants.
-    outcome = attempt(cage, tmp_path, model, "--target", "onnx", "--set", "level=lower-all", "--no-check")
+    outcome = converting(cage, tmp_path, model, "--target", "onnx", "--set", "level=lower-all", "--no-check")
 
     assert outcome.seconds < 8
 
@@ -133,8 +122,8 @@ DIMS = {
 @pytest.mark.parametrize("name", DIMS)
 def test_dims_that_no_value_has_are_refused_or_not_believed(cage: Cage, tmp_path: Path, name: str, place: str) -> None:
     model = with_dims(DIMS[name], place)
-    attempt(cage, tmp_path, model, "--opset", "auto", "--fuse", "contrib", "--target", "tensorrt")
+    converting(cage, tmp_path, model, "--opset", "auto", "--fuse", "contrib", "--target", "tensorrt")
     if place == "value":  # other commands read shapes as a conversion does
-        attempt(cage, tmp_path, model, "--json", command="report")
+        attempt(cage, tmp_path, "report", "m.onnx", "--json")
         if name == "300 of 2^62":
-            attempt(cage, tmp_path, model, command="doctor")
+            attempt(cage, tmp_path, "doctor", "m.onnx")

@@ -16,32 +16,10 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import Totals
 from amp_rewrite.settings.op_lists import load_lists
-from suites.fuzz.cage import Cage, Outcome
+from suites.fuzz.cage import Cage
+from suites.hostile.given import attempt, sound
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limits of the cage are Linux's")
-
-TEXT = """
-<ir_version: 10, opset_import: ["" : 21]>
-net (float[2,4] x) => (float[2,3] y)
-<float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
-  [first] h = MatMul (x, w)
-  [last] y = Exp (h)
-}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "m.onnx")
-    return tmp_path
-
-
-def run(cage: Cage, folder: Path, *words: str | Path) -> Outcome:
-    outcome = cage.run(*words, folder=folder)
-    assert "Traceback" not in outcome.err, outcome.err
-    assert outcome.peak < 1e9
-    return outcome
-
 
 # -- op lists ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +53,7 @@ def test_a_malformed_list_is_refused(request: pytest.FixtureRequest, folder: Pat
     content, path = LISTS[name], folder / "l.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     if name in HEAVY:
-        outcome = run(request.getfixturevalue("cage"), folder, "explain", "MatMul", "--lists", "l.yaml")
+        outcome = attempt(request.getfixturevalue("cage"), folder, "explain", "MatMul", "--lists", "l.yaml")
         assert outcome.refused and "l.yaml" in outcome.err and len(outcome.err) < 2000, outcome
     else:
         with pytest.raises(ListError, match=r"l\.yaml"):
@@ -129,7 +107,7 @@ REPORTS: dict[str, str | bytes] = {
     "a cast after no row": json.dumps(report(casts=[{"value": "v", "from": "float32", "to": "float16", "after": 5}])),
     "no inputs": json.dumps({name: part for name, part in report().items() if name != "inputs"}),
     "a row that reads no input": rows(reads=[-9]),
-    "a model file": onnx.parser.parse_model(TEXT).SerializeToString(),
+    "a model file": sound().SerializeToString(),
 }
 
 
@@ -138,7 +116,7 @@ def test_a_malformed_report_is_refused(request: pytest.FixtureRequest, folder: P
     content = REPORTS[name]
     if "nested without end" in name:  # a deep recursion may end the process
         (folder / "r.json").write_text(str(content))
-        outcome = run(request.getfixturevalue("cage"), folder, "report", "r.json")
+        outcome = attempt(request.getfixturevalue("cage"), folder, "report", "r.json")
         assert outcome.refused and "r.json" in outcome.err and len(outcome.err) < 1000, outcome
     else:
         with pytest.raises(ReportError, match=r"r\.json") as refusal:
@@ -152,7 +130,7 @@ def test_reasons_that_go_round_in_a_circle_come_to_an_end(cage: Cage, folder: Pa
     ring = [{**row, "name": "a", "because_row": 1}, {**row, "name": "b", "because_row": 0}]
     (folder / "r.json").write_text(json.dumps(report(model=model, rows=ring)))
 
-    assert run(cage, folder, "explain", "r.json", "a").out.count("because b") == 1
+    assert attempt(cage, folder, "explain", "r.json", "a").out.count("because b") == 1
 
 
 # -- patterns ---------------------------------------------------------------------------------------------------
@@ -170,21 +148,23 @@ def test_a_malformed_pattern_is_refused(folder: Path, pattern: str) -> None:
 
 # -- names ------------------------------------------------------------------------------------------------------
 
+COMMANDS = ("::error::no", "  ::set-env name=PATH::x", "##[command]rm", "a ##vso[task.setvariable]x", "##teamcity[x")
 EVIL = "\x1b]0;owned\x07\x1b[31m\u202e\n::error::no\r\x85\u2028%0A|`<b>"
 
 
 def evil_model(last: str = "Exp") -> ModelProto:
-    """Everything that has a name has an evil one."""
+    """Everything that has a name has an evil one, of which some are commands of CI runners from their start."""
+    first, own, graph_name, hidden, y = (f"{command}{EVIL}" for command in COMMANDS)
     nodes = [
-        helper.make_node("MatMul", [f"x{EVIL}", f"w{EVIL}"], [f"h{EVIL}"], name=f"first{EVIL}"),
-        helper.make_node(f"Own{EVIL}", [f"h{EVIL}"], [f"o{EVIL}"], name=f"own{EVIL}", domain=f"d{EVIL}"),
-        helper.make_node(last, [f"h{EVIL}"], [f"y{EVIL}"], name=f"last{EVIL}"),
+        helper.make_node("MatMul", [f"x{EVIL}", f"w{EVIL}"], [hidden], name=first),
+        helper.make_node(f"Own{EVIL}", [hidden], [f"o{EVIL}"], name=own, domain=f"d{EVIL}"),
+        helper.make_node(last, [hidden], [y], name=f"last{EVIL}"),
     ]
     graph = helper.make_graph(
         nodes,
-        f"g{EVIL}",
+        graph_name,
         [helper.make_tensor_value_info(f"x{EVIL}", TensorProto.FLOAT, [2, 4])],
-        [helper.make_tensor_value_info(f"y{EVIL}", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)],
         [helper.make_tensor(f"w{EVIL}", TensorProto.FLOAT, [4, 3], [1e9] * 12)],
         value_info=[helper.make_tensor_value_info(f"o{EVIL}", TensorProto.FLOAT, [f"n{EVIL}"])],
     )
@@ -192,27 +172,38 @@ def evil_model(last: str = "Exp") -> ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
+def commands_in(text: str) -> list[str]:
+    """Lines that a runner of GitHub, Azure or TeamCity takes for a command."""
+    marks = ("##[", "##vso[", "##teamcity[")
+    return [line for line in text.splitlines() if line.strip().startswith("::") or any(m in line for m in marks)]
+
+
 FORMS = ("text", "json", "markdown", "github")
 
 
 @pytest.mark.slow
 def test_no_name_can_make_a_terminal_or_a_workflow_do_anything(cage: Cage, folder: Path) -> None:
-    onnx.save(evil_model(), folder / "m.onnx")
-    onnx.save(evil_model("Softmax"), folder / f"n{EVIL.replace('/', '')}.onnx")
     other = f"n{EVIL.replace('/', '')}.onnx"
-    said = [run(cage, folder, "report", "m.onnx", "-v"), run(cage, folder, "report", "m.onnx", "--json")]
-    said += [run(cage, folder, "m.onnx", "-v", "--report", "r.json"), run(cage, folder, other, "-v", "--overwrite")]
-    said += [run(cage, folder, "m.onnx", "--json", "--dry-run"), run(cage, folder, f"nowhere{EVIL}")]
-    said += [run(cage, folder, "explain", place, f"#{i}") for place in ("m.onnx", "r.json") for i in range(2)]
-    said += [run(cage, folder, "explain", "m.onnx", EVIL), run(cage, folder, "m.onnx", f"--keep={EVIL}")]
-    said += [run(cage, folder, "explain", EVIL), run(cage, folder, "m.onnx", "--lists", EVIL)]
-    said += [
-        run(cage, folder, "diff", "m.onnx", place, "--format", form) for place in (other, "r.json") for form in FORMS
+    runs = evil_model("Softmax")
+    del runs.graph.node[1]  # which no runtime knows
+    for name, model in (("m.onnx", evil_model()), (other, evil_model("Softmax")), ("runs.onnx", runs)):
+        onnx.save(model, folder / name)
+    lines: list[tuple[str, ...]] = [
+        *(("report", "m.onnx", "-v"), ("report", "m.onnx", "--json"), ("doctor", "m.onnx")),
+        *(("m.onnx", "-v", "--report", "r.json"), (other, "-v", "--overwrite"), ("m.onnx", "--json", "--dry-run")),
+        *((f"nowhere{EVIL}",), ("m.onnx", f"--keep={EVIL}"), ("m.onnx", "--keep", COMMANDS[4])),
+        *(("explain", place, f"#{i}") for place in ("m.onnx", "r.json") for i in range(2)),
+        *(("explain", "m.onnx", EVIL), ("explain", EVIL), ("m.onnx", "--lists", EVIL)),
+        *(("runs.onnx", "-o", "half.onnx"), ("locate", "runs.onnx", "half.onnx", "--random")),
+        ("verify", "runs.onnx", "half.onnx", "--random", "--set", "rtol=1"),
+        ("verify", "runs.onnx", "half.onnx", "--random", "--set", "rtol=1", "--only", COMMANDS[3]),
+        *(("diff", "m.onnx", place, "--format", form) for place in (other, "r.json") for form in FORMS),
     ]
-
-    assert {outcome.code for outcome in said} == {0, 1, 2}
-    for outcome in said:
+    said = {words: attempt(cage, folder, *words) for words in lines}
+    assert {outcome.code for outcome in said.values()} == {0, 1, 2}
+    for words, outcome in said.items():
         for text in (outcome.out, outcome.err):
             assert all(line.isprintable() for line in text.split("\n")), text
-    for outcome in said[-5:-1:4]:
-        assert all(line.startswith(("::warning title=", "::error title=")) for line in outcome.out.splitlines())
+            commands = commands_in(text)
+            own = ("::warning title=", "::error title=", "::notice::no difference")
+            assert all(words[-1] == "github" and line.startswith(own) for line in commands), (words, commands)

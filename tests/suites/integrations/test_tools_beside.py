@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from amp_rewrite import Model, convert
@@ -15,8 +14,9 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
+from support import objections
 from support.paths import ROOT
-from support.quantized_models import batches, integer_kernels, quantize_to, run_and_count
+from support.quantized_models import batches, integer_kernels, opened, quantize_to, run_and_count
 
 CNN = ROOT / "examples" / "models" / "digits_cnn.onnx"
 FEEDS = batches(CNN)[0]
@@ -59,14 +59,7 @@ def transformers_optimizer(model: Path, out: Path) -> None:
 
 
 def session(level: str) -> Callable[[Path, Path], None]:
-    def optimize(model: Path, out: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
-        options.optimized_model_filepath = str(out)
-        options.log_severity_level = 4
-        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-    return optimize
+    return lambda model, out: onnx.save(opened(onnx.load(model), out.parent, level)[1], out)
 
 
 def quantize_dynamic(model: Path, out: Path) -> None:
@@ -83,8 +76,8 @@ def quantize_static(model: Path, out: Path) -> None:
 
 def right(model: Path, expected: np.ndarray, slack: float) -> bool:
     """On the CPU, and emulated with honest rounding."""
-    for opened in (Model.load(model), emulate(model, io="float32")):
-        (output,) = Runner.open(opened).run(FEEDS).values()
+    for twin in (Model.load(model), emulate(model, io="float32")):
+        (output,) = Runner.open(twin).run(FEEDS).values()
         if np.abs(output - expected).max() > slack + 2e-3 * np.abs(expected).max():
             return False
     return True
@@ -105,10 +98,8 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 def run(model: Path) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    (output,) = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, FEEDS)
-    return output
+    (output,) = objections.run(onnx.load(model), FEEDS)
+    return np.asarray(output)
 
 
 @pytest.mark.parametrize("tool", [*SIMPLIFIERS, session("BASIC")])

@@ -49,13 +49,6 @@ def converted(name: str, low: DType) -> onnx.ModelProto:
     return model
 
 
-def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for attribute in (a for node in graph.node for a in node.attribute):
-        for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            yield from graphs(body)
-
-
 def compute_types(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """(op, element type of its first operand) of each compute op, bodies included."""
     types = dict(outer) | {t.name: t.data_type for t in graph.initializer}
@@ -92,7 +85,7 @@ def test_weights_shrink_and_nothing_is_cast_for_its_shape_alone(name: str) -> No
     result = amp_rewrite.convert(MODELS / f"{name}.onnx")
     assert result.report.totals.weights_after < result.report.totals.weights_before
     readers = {cast.name: [] for cast in result.plan.casts}
-    for graph in graphs(result.model.graph):
+    for graph in objections.graphs(result.model.graph):
         for node in graph.node:
             for read in set(node.input) & readers.keys():
                 readers[read].append(node.op_type)
@@ -120,6 +113,20 @@ def test_a_float16_model_loads_and_keeps_its_outputs(name: str) -> None:
         np.testing.assert_allclose(output, array, rtol=0, atol=bound, err_msg=key)
         off.append(np.abs(other - array).max() / bound)
     assert max(off) > 2
+
+
+@pytest.mark.parametrize("name", corpus.KINDS)
+def test_a_half_model_that_is_raised_whole_computes_what_its_widened_twin_does(name: str) -> None:
+    """Both hold the same float32 ops, so to the bit; at BASIC, since fusions may differ."""
+    model = onnx.load(source(name))
+    half = amp_rewrite.convert(model, level="unsafe-force-all", safety="none", target="onnx").model
+    whole = amp_rewrite.convert(half, keep=["*"], lists=[{"base": "empty"}], target="onnx").model
+    typed = onnx.shape_inference.infer_shapes(whole, strict_mode=True)
+    assert {kind for _, kind in compute_types(typed.graph, {})} & {low.code for low in LOW} == set()
+    wide = amp_rewrite.emulate(half, rounding=False, io="float32").to_proto()
+    expected, found = (objections.run(made, batch(name, "input"), "BASIC") for made in (wide, whole))
+    for left, right in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(right, left)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import onnx
 import pytest
 
 import amp_rewrite
@@ -73,39 +72,6 @@ def made(name: str) -> Hard:
 @cache
 def ranges(name: str) -> amp_rewrite.Ranges:
     return amp_rewrite.calibrate(made(name).model, made(name).batch)
-
-
-# -- what they are -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", HARD)
-def test_each_is_small_valid_and_the_same_every_time(name: str) -> None:
-    hard = made(name)
-    onnx.checker.check_model(hard.model, full_check=True)
-    written = hard.model.SerializeToString(deterministic=True)
-    assert len(written) < 300_000
-    again = HARD[name]()
-    assert again.model.SerializeToString(deterministic=True) == written
-    assert all((again.batch[key] == array).all() for key, array in hard.batch.items())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "least", "most"),
-    [
-        ("llama_outlier", "embedding", 300, 300),
-        ("llama_outlier", "block1_down", 70_000, 75_000),
-        ("llama_outlier", "block4_stream_2", 70_000, 75_000),
-        ("t5_outlier", "block2_wo", 80_000, 95_000),
-        ("large_logits", "logits", 89_000, 91_000),
-        ("vae_decoder", "level1_block1_stream", 75_000, 85_000),
-        ("vae_decoder", "level2_block2_stream", 95_000, 105_000),
-        ("offset_norm", "offset", 3000.5, 3003),
-        ("masked_rows", "bias", 3.4e38, 3.41e38),
-        ("far_rotary", "at", 8191, 8191),
-    ],
-)
-def test_the_numbers_that_are_told_of_them_are_there(name: str, value: str, least: float, most: float) -> None:
-    assert least <= ranges(name).values[value].absmax <= most
 
 
 # -- that they break, and are mended -----------------------------------------------------------------

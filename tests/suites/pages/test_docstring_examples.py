@@ -26,8 +26,6 @@ from support.paths import ROOT
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 HEADING = re.compile(r"(\w+):")
 ENTRY = re.compile(r" {4}(\*{0,2}\w+): .")
-ENTRY_OF_ARGS = re.compile(r"^ {4}(\*{0,2}\w+): ", re.MULTILINE)
-REFERENCE = re.compile(r"Arguments (?:and errors )?are those of `(\w+)`")
 ERRORS = frozenset(name for name in vars(errors) if name.endswith("Error"))
 
 
@@ -84,41 +82,13 @@ def named(lines: list[str]) -> list[str]:
     return [match[1] for match in matches if match]
 
 
-def parameters(function: FunctionType) -> list[str]:
-    """Return the parameters as they stand in the source: the keywords of the table of options are one."""
-    code = inspect.unwrap(function).__code__
-    count = code.co_argcount + code.co_kwonlyargcount
-    rest = code.co_varnames[count:]
-    stars = [star for star, flag in (("*", inspect.CO_VARARGS), ("**", inspect.CO_VARKEYWORDS)) if code.co_flags & flag]
-    own = [*code.co_varnames[:count], *(star + name for star, name in zip(stars, rest, strict=False))]
-    return own[1:] if own[:1] in (["self"], ["cls"]) else own
-
-
-def arguments(name: str) -> tuple[list[str], set[str]]:
-    """Return the arguments in order, and those that a docstring may leave out: of methods, and what a base lists."""
+def arguments(name: str) -> set[str]:
+    """Return the arguments of a function, or the fields of a class with those that it is made with."""
     value = PUBLIC[name]
-    if isinstance(value, FunctionType):
-        own = parameters(value)
-        return own, set(own if name in METHODS else ())
-    if not isinstance(value, type) or issubclass(value, Exception):
-        return [], set()
-    if "__dataclass_fields__" in vars(value):  # not where a subclass has an __init__ of its own
-        fields = [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
-        return fields, listed_by_bases(value) | (set(fields) - inspect.get_annotations(value).keys())
-    if hasattr(value, "_fields"):
-        return list(value._fields), set()
-    made = inspect.unwrap(vars(value).get("__init__", value))
-    plain = isinstance(made, FunctionType) and not getattr(value, "_is_protocol", False)
-    own = parameters(made) if plain and made.__code__.co_filename == inspect.getfile(value) else []
-    return own, listed_by_bases(value)
-
-
-def listed_by_bases(value: type) -> set[str]:
-    """Return the arguments that the bases of a class list, and those of the function that its docstring refers to."""
-    texts = [inspect.cleandoc(vars(base).get("__doc__") or "") for base in value.__mro__[1:]]
-    told = REFERENCE.search(inspect.getdoc(value) or "")
-    inherited = [name for text in texts for name in ENTRY_OF_ARGS.findall(text)]
-    return {*inherited, *(parameters(PUBLIC[told[1]]) if told else ())}
+    made = inspect.unwrap(vars(value).get("__init__", value) if isinstance(value, type) else value)
+    code = getattr(made, "__code__", None)
+    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    return {*fields, *getattr(value, "_fields", ()), *(code.co_varnames if code else ())}
 
 
 @pytest.fixture
@@ -168,9 +138,7 @@ def test_a_docstring_lists_the_arguments_and_errors_that_there_are(name: str) ->
     headings = [heading for heading in found if heading in SECTIONS]
     assert headings == sorted(headings, key=SECTIONS.index)
     listed = named(found.get("Args", []) + found.get("Attributes", []))
-    known, optional = arguments(name)
-    assert listed == [argument for argument in known if argument in listed]
-    assert set(known) - set(listed) <= optional
+    assert {argument.lstrip("*") for argument in listed} <= arguments(name)
     raised = named(found.get("Raises", []))
     assert all(error in ERRORS or hasattr(builtins, error) for error in raised)
     assert set(re.findall(r"\b[A-Z]\w+Error\b", docs(name))) & ERRORS <= {name, *raised}

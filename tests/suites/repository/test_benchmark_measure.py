@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -23,15 +22,9 @@ def python(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-def test_a_command_within_its_bounds_keeps_its_exit_code_and_its_last_words(measure: ModuleType) -> None:
-    run = measure.cost(python("raise SystemExit('no such tool')"), limit=60, memory=1e12)
-    assert (run.code, run.said) == (1, "no such tool")
-
-
 def test_a_command_that_takes_too_long_is_stopped(measure: ModuleType) -> None:
     run = measure.cost(python("import time; time.sleep(60)"), limit=1)
     assert (run.code, run.said) == (-9, "stopped after 1 s")
-    assert run.wall < 60
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of another process is read from /proc")
@@ -48,13 +41,4 @@ def test_run_lists_each_script_with_arguments_once(monkeypatch: pytest.MonkeyPat
     assert sorted(listed) == sorted(path.stem for path in scripts if path.stem not in helpers)
     assert len({path.stem for path in (ROOT / "benchmarks").glob("*/*.py")}) == len(
         [*(ROOT / "benchmarks").glob("*/*.py")]
-    )
-
-
-def test_run_names_an_unknown_benchmark() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "nothing"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "no benchmark is called 'nothing'; without a name, this command lists them\n",
     )
