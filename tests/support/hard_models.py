@@ -8,21 +8,22 @@ What is hard is in the data, or in values between the ops, where no list and no 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from amp_rewrite.dtypes import DType
 from support.cases import build
+from support.retyped import retyped
 
 Array = NDArray[Any]
 
@@ -324,39 +325,12 @@ HARD: Mapping[str, Callable[[], Hard]] = {
 
 # -- in half, as one does it by hand ---------------------------------------------------------------------
 
-_LOW = {
-    "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),
-    "bfloat16": (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
-}
-
 
 def halved(model: ModelProto, to: str = "float16", *, clipped: bool = False) -> ModelProto:
-    """Every float of a model without bodies in a low type: constants, inputs, outputs, the targets of Casts.
-
-    What an export of a half model holds is `clipped`: constants beyond the type's range became its largest number.
-    """
-    code, dtype = _LOW[to]
-    low = ModelProto()
-    low.CopyFrom(model)
+    """A model without bodies in a low type, inputs and outputs too."""
+    low = retyped(model, DType.parse(to).code, clipped=clipped)
     del low.graph.value_info[:]
-    most = float(ml_dtypes.finfo(dtype).max)
-    for tensor in low.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.name not in _scales_of_resize(low):
-            array = numpy_helper.to_array(tensor)
-            with np.errstate(over="ignore"):
-                array = (np.clip(array, -most, most) if clipped else array).astype(dtype)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    for value in (*low.graph.input, *low.graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = code
-    for attribute in (a for node in low.graph.node if node.op_type == "Cast" for a in node.attribute):
-        attribute.i = code if attribute.i == TensorProto.FLOAT else attribute.i
     return low
-
-
-def _scales_of_resize(model: ModelProto) -> Sequence[str]:
-    """The schema has them in float32 whatever the image is in."""
-    return [node.input[2] for node in model.graph.node if node.op_type == "Resize"]
 
 
 def write(folder: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-import onnx
 from onnx import ModelProto, TensorProto
 
 from amp_rewrite.ir.schema import signature
@@ -24,6 +23,7 @@ from suites.webgpu.worker import Device
 from support import webgpu
 from support.child import Lost
 from support.paths import ROOT
+from support.retyped import retyped
 from support.sandwich import LATEST, sandwiches
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -126,25 +126,3 @@ def takes(device: Device, op_type: str, model: ModelProto, at: tuple[int, int]) 
     if "error" in reply:
         return None
     return reply["assignment"].get(WEBGPU, {}).get(op_type, 0) > 0
-
-
-def retyped(model: ModelProto, code: int) -> ModelProto:
-    """The model with another type in place of float32."""
-    out = ModelProto()
-    out.CopyFrom(model)
-    numpy = onnx.helper.tensor_dtype_to_np_dtype(code)
-    for tensor in out.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(numpy), tensor.name))
-    for node in out.graph.node:
-        for attribute in node.attribute:
-            if attribute.name in ("dtype", "to", "output_dtype") and attribute.i == TensorProto.FLOAT:
-                attribute.i = code
-            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
-                attribute.t.CopyFrom(
-                    onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(attribute.t).astype(numpy))
-                )
-    for formal in (*out.graph.input, *out.graph.output, *out.graph.value_info):
-        if formal.type.tensor_type.elem_type == TensorProto.FLOAT:
-            formal.type.tensor_type.elem_type = code
-    return out

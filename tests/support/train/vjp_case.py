@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime as ort
 import pytest
-from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
@@ -25,7 +25,9 @@ from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.rewrite.autodiff.gradients import differentiable
+from support import objections
 from support.cases import build
+from support.retyped import retyped
 from support.train.float64_ops import REPAIRED
 
 Feed = dict[str, np.ndarray]
@@ -250,7 +252,7 @@ def run(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarra
 def evaluator(model: ModelProto) -> Callable[[Feed, Sequence[str]], list[np.ndarray]]:
     """Onnxruntime where it has the kernels, else onnx's reference."""
     try:
-        session = _session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)  # fusions are less exact
+        session: Any = objections.session(model, "DISABLE_ALL")  # fusions are less exact
     except NoKernel:
         reference = ReferenceEvaluator(model, new_ops=REPAIRED)
 
@@ -263,17 +265,8 @@ def evaluator(model: ModelProto) -> Callable[[Feed, Sequence[str]], list[np.ndar
 
 
 def run_float32(model: ModelProto, feed: Feed, outputs: Sequence[str]) -> list[np.ndarray]:
-    return [np.asarray(a) for a in _session(model).run(list(outputs), feed)]
-
-
-def _session(
-    model: ModelProto, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = level
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session: Any = objections.session(model)
+    return [np.asarray(a) for a in session.run(list(outputs), feed)]
 
 
 # -- other types -------------------------------------------------------------------------------------------
@@ -286,35 +279,3 @@ def widened(model: ModelProto) -> ModelProto:
 
 def widened_feed(feed: Feed) -> Feed:
     return {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feed.items()}
-
-
-def retyped(model: ModelProto, code: int) -> ModelProto:
-    """The model with every float32 tensor, declaration and stated type of another floating type."""
-    out = ModelProto()
-    out.CopyFrom(model)
-    _retype(out.graph, code)
-    return out
-
-
-def _retype(graph: GraphProto, code: int) -> None:
-    for formal in (*graph.input, *graph.output, *graph.value_info):
-        if formal.type.tensor_type.elem_type == TensorProto.FLOAT:
-            formal.type.tensor_type.elem_type = code
-    scales = {node.input[2] for node in graph.node if node.op_type == "Resize" and len(node.input) > 2}
-    for tensor in graph.initializer:
-        if tensor.name not in scales:  # the standard has them in float32 only
-            _retype_tensor(tensor, code)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
-                attribute.i = code
-            if attribute.HasField("t"):
-                _retype_tensor(attribute.t, code)
-            if attribute.HasField("g"):
-                _retype(attribute.g, code)
-
-
-def _retype_tensor(tensor: TensorProto, code: int) -> None:
-    if tensor.data_type == TensorProto.FLOAT:
-        name, dtype = tensor.name, helper.tensor_dtype_to_np_dtype(code)
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), name))
