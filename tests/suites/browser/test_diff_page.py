@@ -10,7 +10,7 @@ import pytest
 
 from amp_rewrite import convert, diff
 from amp_rewrite.reports.delta import Delta
-from suites.browser.test_report_page import EVIL, details, hostile, legend
+from suites.browser.test_report_page import EVIL, details, hostile, legend, walk
 from support.browser import NARROW, WIDE, Visiting
 from support.corpus import exported
 
@@ -96,13 +96,5 @@ def test_hostile_names_in_a_difference_run_nothing(visit: Visiting) -> None:
     report = hostile()
     rows = tuple(row._replace(outputs=("float16",)) for row in report.rows[:-1])
     visited = visit(diff(report, replace(report, rows=rows, outputs=(), casts=())).to_html())
-    page = visited.page
-    page.get_by_role("button", name="Unfold all scopes").click()
-    for v in range(len(EVIL) - 1):
-        page.locator(f"[data-part='{v}']").focus()
-        page.keyboard.press("Enter")
-    for table in page.locator("summary").all():
-        table.click()
-    assert page.locator("img, iframe, script:not(#data):not(:last-of-type), a").count() == 0
-    assert not set(page.inner_text("body")) & set("\u202e\u2066\u200f\x00\x1b\ud800")
+    walk(visited, len(EVIL) - 1)
     assert visited.quiet, (visited.errors, visited.dialogs, visited.requests)

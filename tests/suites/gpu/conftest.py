@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from support.commands import ran
 from support.paths import ROOT
 
 if str(ROOT) not in sys.path:
@@ -17,19 +18,14 @@ RUN = str(ROOT / "benchmarks" / "run.py")
 SMALL = "dense_tiny"
 
 
-def ran(*words: object) -> str:
-    """Run a benchmark to its end, and return what it says."""
-    command = [sys.executable, RUN, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+benchmark = partial(ran, sys.executable, RUN)
 
 
 @pytest.fixture(scope="session")
 def skeletons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dense network, small, in every way that needs no other tool, as skeletons."""
     folder = tmp_path_factory.mktemp("skeletons")
-    ran("gpu_make", folder, SMALL)
+    benchmark("gpu_make", folder, SMALL)
     return folder
 
 
@@ -37,5 +33,5 @@ def skeletons(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def grown(skeletons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with its weights."""
     folder = tmp_path_factory.mktemp("grown")
-    ran("gpu_grow", skeletons, folder, "--workers", 1)
+    benchmark("gpu_grow", skeletons, folder, "--workers", 1)
     return folder

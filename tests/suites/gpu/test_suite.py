@@ -27,16 +27,16 @@ from benchmarks.gpu import (
     skeleton,
     skeleton_files,
 )
-from suites.gpu.conftest import RUN, SMALL, ran
+from suites.gpu.conftest import RUN, SMALL, benchmark
+from support.commands import run
 from support.fusing import outputs_of
 
 KINDS = ("latency", "training")
 """Kinds that need neither a GPU nor PyTorch; ops and their emulation have tests of their own."""
 
 
-def run(models: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, RUN, "gpu", "--models", str(models), "--out", str(out), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def measure(models: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, RUN, "gpu", "--models", models, "--out", out, *words)
 
 
 def rows_of(out: Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def rows_of(out: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: Path, tmp_path: Path) -> None:
     words = ("--provider", "cpu", "--tiny", "--kinds", *KINDS)
-    first = run(grown, tmp_path, *words)
+    first = measure(grown, tmp_path, *words)
     assert first.returncode == 0, first.stderr
     rows = rows_of(tmp_path)
     # onnxruntime's CPU provider has no bfloat16 kernels; what was not asked for has no row.
@@ -67,13 +67,13 @@ def test_the_whole_road_runs_on_the_cpu_and_a_second_run_repeats_nothing(grown: 
     assert told["machine"]["provider"] == CPU and told["machine"]["tiny"]
     page = (tmp_path / "gpu.md").read_text("utf-8")
     assert "no time means anything" in page and "CPU: half precision is slower here" in page
-    second = run(grown, tmp_path, *words)
+    second = measure(grown, tmp_path, *words)
     assert [line for line in second.stdout.splitlines() if line[0].isdigit()] == []
 
 
 @pytest.mark.skipif(cuda_opens(), reason="a CUDA provider opens here")
 def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path: Path) -> None:
-    done = run(grown, tmp_path / "out")
+    done = measure(grown, tmp_path / "out")
     said = (
         "no CUDA provider opens here, so nothing was measured; `amp-rewrite doctor` says what is missing, and"
         " --provider cpu --tiny goes the same road"
@@ -161,9 +161,9 @@ def test_what_the_checkout_holds_is_not_packed_again(skeletons: Path, tmp_path: 
 def road_of(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
     """The rows and the page behind a pack of skeletons, by the plan for a GPU."""
     pack, out = folder / "pack", folder / "out"
-    ran("gpu_pack", skeletons, "--out", pack, "--no-runtime")
+    benchmark("gpu_pack", skeletons, "--out", pack, "--no-runtime")
     places = ("--pack", pack, "--dest", folder / "dest", "--models", folder / "models", "--out", out)
-    ran("gpu_remote", "setup", "gpu", *places, "--", "--provider", "cpu", "--tiny", "--plan")
+    benchmark("gpu_remote", "setup", "gpu", *places, "--", "--provider", "cpu", "--tiny", "--plan")
     return rows_of(out), (out / "gpu.md").read_text("utf-8")
 
 
@@ -200,37 +200,6 @@ def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() 
     assert np.array_equal(state["0.weight"].numpy(), skeleton.drawn("0.weight", **sources["0.weight"]))
     assert not state["2.bias"].any()
     assert plain.module.state_dict()["2.bias"].any()
-
-
-@pytest.mark.torch
-@pytest.mark.transformers
-def test_pytorch_attends_by_its_kernels_for_half_and_without_a_mask_of_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from transformers import ViTConfig, ViTForImageClassification
-    from transformers.models.vit import modeling_vit
-
-    from benchmarks.gpu import gpu_builds
-    from benchmarks.shared.zoo import Built, _Wrapped
-
-    name = "create_bidirectional_mask"
-    if hasattr(modeling_vit, name):
-        monkeypatch.setattr(modeling_vit, name, getattr(modeling_vit, name))  # it is replaced below
-    seen: list[tuple[Any, Any]] = []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def listening(query: Any, key: Any, value: Any, attn_mask: Any = None, **more: Any) -> Any:
-        seen.append((query.dtype, attn_mask))
-        return attend(query, key, value, attn_mask=attn_mask, **more)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", listening)
-    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32)
-    built = Built(
-        _Wrapped.of(ViTForImageClassification(config), ("pixel_values",), "logits"),
-        {"pixel_values": torch.randn(1, 3, 32, 32)},
-    )
-    gpu_builds._fuse_attention(built)
-    gpu_beside._module(gpu_beside.placed(gpu_builds.Module(built), CPU), None)[0]()
-    assert seen == [(torch.float16, None)] * 2
 
 
 def test_the_plan_begins_with_what_matters_most(grown: Path, tmp_path: Path) -> None:

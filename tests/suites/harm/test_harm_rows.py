@@ -60,27 +60,6 @@ def test_a_row_shows_the_batch_where_a_reference_is_right(harm: Any) -> None:
     assert row(harm, (0.9, 0.8, 0.7)).judgement == "wrong, as both references"
 
 
-@pytest.mark.parametrize(("wrong", "word"), [(0, "harmed"), (1, "harmed"), (2, "undecided"), (8, "undecided")])
-def test_two_wrong_draws_of_eight_show_that_a_reference_is_right_by_chance(harm: Any, wrong: int, word: str) -> None:
-    draws = [np.inf] * wrong + [0.01] * (8 - wrong)
-    assert row(harm, (0.9, 0.01, 0.01), draws=draws).judgement.startswith(word)
-
-
-def test_each_rise_is_named_and_has_a_reason_or_says_that_none_is_known(harm: Any, harm_page: Any) -> None:
-    before, after = harm.Size(3, 1.0, 1000, 0.9, 3), harm.Size(4, 0.99, 1011, 0.9, 2)
-    found = row(harm, (0.0, 0.0, 0.0), size=after, before=before)
-    assert list(harm_page.changes(found)) == [
-        "3 → 4 Casts",
-        "3 → 2 on CUDA",
-        "bytes +1%",
-        "operations low 100% → 99%",
-    ]
-    assert list(harm_page.changes(row(harm, (0.0, 0.0, 0.0), size=before, before=before))) == []
-    reasons = [{"models": ["other*"], "reason": "no"}, {"models": ["m*"], "to": ["bfloat16"], "reason": "low sums"}]
-    assert harm_page.reason(found, "bfloat16", reasons) == "low sums"
-    assert harm_page.reason(found, "float16", reasons) == "no reason is known"
-
-
 def test_rows_are_kept_and_measured_again_only_when_asked(harm: Any, tmp_path: Path) -> None:
     model = onnx.parser.parse_model(TEXT)
     rng = np.random.default_rng(0)

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from support.commands import ran, run
 from support.paths import ROOT
 
 pytest.importorskip("check_jsonschema", reason="needs check-jsonschema; make integrations sets it up")
@@ -27,16 +27,6 @@ const { createLinter } = await import(process.argv[2]);
 const lint = await createLinter();
 console.log(JSON.stringify(process.argv.slice(3).map((file) => lint(readFileSync(file, "utf8"), file))));
 """
-
-
-def run(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, words)], cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
-
-
-def ran(*words: object, cwd: Path = ROOT) -> str:
-    done = run(*words, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def shown(key: str) -> str:

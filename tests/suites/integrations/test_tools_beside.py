@@ -133,15 +133,6 @@ def test_quantized_before_the_conversion(tool: Callable[[Path, Path], None], pat
     assert integers[0] == integers[1] != {}
 
 
-@pytest.mark.parametrize("level", ["BASIC", "EXTENDED"])
-def test_a_model_that_a_cpu_session_saved_has_lost_its_float16(level: str, paths: list[Path]) -> None:
-    _, half, both = paths
-    convert(CNN).save(half)
-    session(level)(half, both)
-    lowered, ops = low(both)
-    assert lowered < ops
-
-
 def test_an_extended_session_before_the_conversion_leaves_ops_without_float16_kernels(paths: list[Path]) -> None:
     other, _, both = paths
     session("EXTENDED")(CNN, other)

@@ -12,12 +12,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from support import corpus, objections
-from support.counting import crossings, lowered_ops
+from support.counting import crossings
 from support.objections import written
 from support.paths import TESTS
 
@@ -167,16 +167,3 @@ def test_what_was_wrong_before_is_no_objection_and_what_is_new_is() -> None:
     for before, known in ((source("captures"), False), (broken, True)):
         spoilt = replace(result, result=replace(result.result, proto=broken))
         assert any("checker" in text for text in objections.of_result(before, spoilt)) is not known
-
-
-def test_a_model_of_every_kind_is_in_the_corpus() -> None:
-    models = [source(name) for name in SMALL]
-    assert any(m.training_info for m in models)
-    assert any(m.graph.sparse_initializer for m in models)
-    assert any(m.functions for m in models)
-    assert any(m.graph.quantization_annotation for m in models)
-    assert any(m.metadata_props for m in models)
-    ops = {n.op_type for m in models for g in objections.graphs(m.graph) for n in g.node}
-    assert {"If", "Loop", "Scan", "Optional", "SequenceInsert", "QuantizeLinear"} <= ops
-    assert any(v.type.tensor_type.elem_type == TensorProto.STRING for m in models for v in m.graph.input)
-    assert any(lowered_ops(converted(n).view, converted(n).coloring) for n in SMALL)

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import onnx
 import pytest
 
+from support.commands import ran, run
 from support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
 MODELS = EXAMPLES / "models"
-
-
-def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The finished process, stdout and stderr together in stdout; `amp-rewrite` is the one under test."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE")}
-    kept["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", "")))
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=kept | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def ran(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """What a command printed that has to succeed."""
-    done = run(*command, cwd=cwd, **environment)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 # The models that ship
@@ -92,7 +66,7 @@ def test_the_story_of_a_repair_ends_well() -> None:
 def test_the_story_of_a_model_that_is_not_there_says_which_are() -> None:
     done = run(sys.executable, EXAMPLES / "repair.py", "no_such", cwd=ROOT)
     names = "far_rotary, large_logits, llama_outlier, masked_rows, offset_norm, t5_outlier, vae_decoder"
-    assert (done.returncode, done.stdout) == (1, f"there is no model 'no_such'; take one of {names}\n")
+    assert (done.returncode, done.stderr) == (1, f"there is no model 'no_such'; take one of {names}\n")
 
 
 # The pipelines

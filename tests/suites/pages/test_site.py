@@ -97,11 +97,6 @@ def test_a_page_that_reads_otherwise_than_meant_is_an_error(
     assert str(caught.value) == f"docs/one.md {message}"
 
 
-def test_code_and_comments_are_no_references_and_fences_may_nest(site: ModuleType) -> None:
-    text = "# A\n\n`x[0][1]` ``a[`b`][c]`` <!-- y[0][1] -->\n\n````text\n```\n# A\n````\n\n[a][b] [c][]\n"
-    assert site.misread(f"{text}\n[b]: x\n[C]: y\n") == ""
-
-
 def test_a_page_that_no_list_names_is_an_error(site: ModuleType, folder: Path) -> None:
     (folder / "docs" / "two.md").write_text("# Two\n")
     with pytest.raises(site.SiteError, match=r"^docs/README.md does not list these pages: two.md$"):

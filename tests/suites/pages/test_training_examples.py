@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
+from support.commands import ran
 from support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -25,16 +24,8 @@ PYTORCH = json.loads((EXAMPLES / "models" / "losses.json").read_text("utf-8"))
 STEPS = 20
 
 
-def run(name: str, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / name), *map(str, options)]
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("AMP_REWRITE")}
-    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=300, check=False)
-
-
 def printed(name: str, *options: str | Path) -> str:
-    done = run(name, *options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return ran(sys.executable, EXAMPLES / name, *options)
 
 
 @pytest.fixture

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import onnx
 
+from support.commands import ran, run
 from support.corpus import text_model
 from support.paths import ROOT
 
-
-def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "tools" / "decisions.py", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+TOOL = (sys.executable, ROOT / "tools" / "decisions.py")
 
 
 def dumped(folder: Path, text: str, model: onnx.ModelProto) -> Path:
     (folder / text).mkdir()
     onnx.save(model, folder / text / "model.onnx")
     path = folder / f"{text}.json.xz"
-    done = tool("dump", path, "--group", "--also", f"mine={folder / text}", "--jobs", 1)
-    assert done.returncode == 0, done.stderr
+    ran(*TOOL, "dump", path, "--group", "--also", f"mine={folder / text}", "--jobs", 1)
     return path
 
 
 def test_a_dump_equals_itself_and_differs_where_a_model_does(tmp_path: Path) -> None:
     before = dumped(tmp_path, "before", text_model("tied_weights"))
-    same = tool("compare", before, before)
+    same = run(*TOOL, "compare", before, before)
     assert same.returncode == 0 and "all 1: " in same.stdout
 
     after = dumped(tmp_path, "after", text_model("rotary"))
-    other = tool("compare", before, after, "--mode", "default", "--to", "float16")
+    other = run(*TOOL, "compare", before, after, "--mode", "default", "--to", "float16")
     assert "mine/model: not the same model" in other.stdout
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from support.commands import ran
 from support.paths import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -21,22 +21,7 @@ WHERE = ("-c", "import pathlib, amp_rewrite; print(pathlib.Path(amp_rewrite.__fi
 LISTS = ("-m", "amp_rewrite", "explain", "MatMul")
 
 
-def run(*command: str | Path, cwd: Path | str, **environment: str) -> str:
-    """What `command` printed; its whole output is in the failure if it fails."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AMP_REWRITE", "PYTHON"))}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=kept | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}"
-    return done.stdout
+run = partial(ran, PYTHONPATH="")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from amp_rewrite.files.model import Model
 from support.paths import ROOT, TESTS
+from support.rounded_products import relative_error
 
 BOUND = 4e-3
 """The largest error of a fixture that was converted for the device, of the largest float32 value."""
@@ -41,19 +42,8 @@ def whole(model: Model) -> ModelProto:
 
 def error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """The largest difference of a float output, of its largest float32 value; infinite where one side alone is so."""
-    return max((_error(f, e) for f, e in zip(found, expected, strict=True) if e.dtype.kind == "f"), default=0.0)
-
-
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    if found.size == 0:
-        return 0.0
-    with np.errstate(all="ignore"):
-        wide, right = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-        held = np.isfinite(right)
-        if not np.array_equal(np.isfinite(wide), held):
-            return float("inf")
-        gap = np.max(np.abs(wide - right), where=held, initial=0.0)
-        return float(gap / max(np.max(np.abs(right), where=held, initial=0.0), 1e-30))
+    floats = [at for at, array in enumerate(expected) if array.dtype.kind == "f"]
+    return relative_error([expected[at] for at in floats], [found[at] for at in floats])
 
 
 def rms(found: np.ndarray, expected: np.ndarray) -> float:

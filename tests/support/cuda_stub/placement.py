@@ -32,6 +32,8 @@ import onnx.inliner
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+from amp_rewrite.files.protos import all_nodes, bodies
+
 FLOATS = {
     onnx.TensorProto.FLOAT,
     onnx.TensorProto.FLOAT16,
@@ -53,25 +55,9 @@ REFUSALS = tuple(e for e in vars(state).values() if isinstance(e, type) and issu
 Node = tuple[str, str, str]
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The subgraphs that a node carries."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of the graph and of the bodies inside it."""
-    for node in graph.node:
-        yield node
-        for body in bodies(node):
-            yield from nodes(body)
-
-
 def name_all(model: onnx.ModelProto) -> None:
     """Gives each nameless node a name: without one the partitioner's answer cannot be matched."""
-    for i, node in enumerate(nodes(model.graph)):
+    for i, node in enumerate(all_nodes(model.graph.node)):
         node.name = node.name or f"nameless_{i}"
 
 
@@ -85,7 +71,7 @@ def node_floats(graph: onnx.GraphProto, outer: Mapping[str, int]) -> Iterator[tu
     for node in graph.node:
         known = [types[v] for v in (*node.input, *node.output) if types.get(v)]
         yield node.name, any(t in FLOATS for t in known) if known else None
-        for body in bodies(node):
+        for _, body in bodies(node):
             yield from node_floats(body, types)
 
 
@@ -131,7 +117,7 @@ def opened(model: onnx.ModelProto, assigned: list[Node]) -> list[tuple[str, str]
     left = {name for _, _, name in assigned}
     if "" not in left:
         return []
-    gone = {(n.domain, n.op_type) for n in nodes(model.graph) if n.name not in left}
+    gone = {(n.domain, n.op_type) for n in all_nodes(model.graph.node) if n.name not in left}
     return sorted(key for key in gone if has_body(*key, model))
 
 
@@ -155,7 +141,7 @@ def placement(path: Path, level: str) -> dict[str, object]:
     name_all(model)
     assigned, final = session(model, level)
     ops = collections.Counter(
-        f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in nodes(final.graph)
+        f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in all_nodes(final.graph.node)
     )
     row = {
         "nodes": ops.total(),
