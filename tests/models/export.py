@@ -1,6 +1,6 @@
 """Makes every fixture of this folder: `python tests/models/export.py [NAME …]`.
 
-Needs torch 2.13 and transformers 5; nothing else in the project does. Weights are random and seeded, sizes are
+Needs torch 2.13 and transformers 5. Weights are random and seeded, sizes are
 tiny. Each model is exported with torch's dynamo exporter or its TorchScript exporter, stripped of stack traces
 and doc strings (they carry paths of the machine), and kept only if onnxruntime's CPU provider reproduces what
 torch computed. Beside it lies an `.npz` with one batch: `input/NAME` and `output/NAME`, all outputs as torch
@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+
+from amp_rewrite.files.protos import all_graphs
 
 HERE = Path(__file__).parent
 SEED = 20
@@ -555,28 +557,15 @@ def export(fixture: Fixture, built: Built, path: Path) -> None:
     )
 
 
-def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and every body inside it."""
-    yield graph
-    for attribute in (a for node in graph.node for a in node.attribute):
-        for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            yield from graphs(body)
-
-
 def strip(model: onnx.ModelProto) -> None:
     """Takes out what the exporter wrote about the machine and the source; names and types stay."""
-    for graph in graphs(model.graph):
-        del graph.metadata_props[:]
-        graph.ClearField("doc_string")
-        for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
-            del part.metadata_props[:]
-            part.ClearField("doc_string")
-    for function in model.functions:
-        del function.metadata_props[:]
-        function.ClearField("doc_string")
-        for part in (*function.node, *function.value_info):
-            del part.metadata_props[:]
-            part.ClearField("doc_string")
+    main = list(all_graphs(model.graph))
+    parts = [part for g in main for part in (*g.input, *g.output, *g.initializer)]
+    for holder in (*main, *model.functions):
+        parts += [holder, *holder.node, *holder.value_info]
+    for part in parts:
+        del part.metadata_props[:]
+        part.ClearField("doc_string")
 
 
 def runtime_outputs(path: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -619,7 +608,7 @@ def make(name: str, fixture: Fixture) -> str:
         **{f"output/{k}": v for k, v in outputs.items()},
     )
     size = path.stat().st_size / 1024
-    nodes = sum(len(g.node) for g in graphs(model.graph))
+    nodes = sum(len(g.node) for g in all_graphs(model.graph))
     scale = max(float(np.abs(v).max()) for v in expected)
     return f"{name}: {nodes} nodes, {size:.0f} KiB, largest output {scale:.3g}, off torch by {worst:.1e}"
 

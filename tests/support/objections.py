@@ -16,6 +16,7 @@ from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import Role, View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
@@ -203,8 +204,7 @@ def inferred_types(model: ModelProto) -> dict[str, set[int]]:
 
 def inferred(model: ModelProto) -> ModelProto:
     """The model with what onnx's strict inference tells, and value_info of its own only where onnx knows no schema."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
+    bare = clone(model)
     for graph in graphs(bare.graph):
         foreign = {name for node in graph.node if node.domain == "com.microsoft" for name in node.output}
         stated = [value for value in graph.value_info if value.name in foreign]

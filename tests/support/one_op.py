@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, set_element_type, type_of_proto
 from amp_rewrite.ir.view import Role, View
 
@@ -106,8 +107,7 @@ def _narrow(values: Iterable[object]) -> bool:
 
 def _loadable(model: ModelProto) -> ModelProto:
     """The model under the newest opset and IR version that onnxruntime opens, if it has newer ones."""
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = clone(model)
     out.ir_version = min(out.ir_version, NEWEST_IR)
     for opset in out.opset_import:
         opset.version = min(opset.version, NEWEST_OPSET)
@@ -130,8 +130,7 @@ def lowered(case: Case, low: DType) -> tuple[ModelProto, frozenset[str]] | None:
     op = view.ops[0]
     if op.signature is None:
         return None
-    model = ModelProto()
-    model.CopyFrom(case.model)
+    model = clone(case.model)
     node = model.graph.node[0]
     changed = set()
     for variable in view.variables[0]:

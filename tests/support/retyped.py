@@ -6,7 +6,7 @@ import numpy as np
 from ml_dtypes import finfo
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from amp_rewrite.files.protos import all_graphs, all_nodes
+from amp_rewrite.files.protos import all_graphs, all_nodes, clone
 
 
 def retyped(model: ModelProto, code: int, *, clipped: bool = False) -> ModelProto:
@@ -14,8 +14,7 @@ def retyped(model: ModelProto, code: int, *, clipped: bool = False) -> ModelProt
 
     With `clipped`, constants beyond the type's range become its largest number, as in the export of a half model.
     """
-    out = ModelProto()
-    out.CopyFrom(model)
+    out = clone(model)
     nodes = list(all_nodes(out.graph.node))
     # The schema has the scales of Resize in float32 only.
     scales = {node.input[2] for node in nodes if node.op_type == "Resize" and len(node.input) > 2}

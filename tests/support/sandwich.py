@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from amp_rewrite.files.protos import clone
+
 LATEST = 26
 
 
@@ -62,8 +64,7 @@ def _sandwich(model: ModelProto, given: Any, expected: Any) -> ModelProto | None
         outputs.append(helper.make_tensor_value_info(f"sw_{name}_y", TensorProto.FLOAT, [4, 4]))
     inputs = [helper.make_tensor_value_info("sw_x", TensorProto.FLOAT, [4, 4])]
     tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = clone(model)
     if out.opset_import[0].version > LATEST:  # an older version of the operator may know the test, too
         out.opset_import[0].version = LATEST
         out.ir_version = helper.find_min_ir_version_for(out.opset_import)

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.shift.emit import Shift, shifted_by
 from amp_rewrite.rewrite.shift.equations import Equations
@@ -63,8 +64,7 @@ def shifted_to(view: View, exponents: Mapping[str, int]) -> Shift:
 
 def sandwiched(model: ModelProto) -> ModelProto:
     """The model with a Mul by one before each float32 input and after each float32 output, which take any shift."""
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = clone(model)
     graph, ahead, behind = out.graph, [], []
     graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), "sandwich_one"))
     held = {tensor.name for tensor in graph.initializer}

@@ -9,6 +9,7 @@ import onnx
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 from amp_rewrite.files import wire
+from amp_rewrite.files.protos import clone
 
 # 64 x 64 float32 is 16 KiB: just not heavy; 65 x 64 is.
 TEXT = """
@@ -102,8 +103,7 @@ def scatter(proto: ModelProto, path: Path) -> None:
 
 def plain(proto: ModelProto) -> ModelProto:
     """The same model, with no word on whether its tensors lay outside, and float32 in raw form."""
-    out = ModelProto()
-    out.CopyFrom(proto)
+    out = clone(proto)
     for tensor in wire.tensors(out):
         tensor.ClearField("data_location")
         if tensor.float_data:

@@ -9,9 +9,10 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper, parser
+from onnx import helper, parser
 
 from amp_rewrite.dtypes import DType
+from amp_rewrite.files.protos import clone
 from amp_rewrite.pipeline.conversion import Converted
 from suites.conformance import trial
 from suites.conformance.case import Case
@@ -122,8 +123,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
 
     def spoilt(*arguments: object) -> Converted:
         found = convert(*arguments)  # type: ignore[arg-type]
-        model = ModelProto()
-        model.CopyFrom(found.result.proto)
+        model = clone(found.result.proto)
         change(model)  # type: ignore[operator]
         return replace(found, result=replace(found.result, proto=model))
 

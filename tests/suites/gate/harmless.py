@@ -17,7 +17,7 @@ import onnx.shape_inference
 import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from amp_rewrite.files.protos import all_graphs, all_nodes
+from amp_rewrite.files.protos import all_graphs, all_nodes, clone
 
 Rewrite = Callable[[ModelProto, random.Random], ModelProto | None]
 REWRITES: dict[str, Rewrite] = {}
@@ -152,8 +152,7 @@ def each_reader_gets_a_constant_of_its_own(model: ModelProto, _: random.Random) 
     for node in model.graph.node:
         for slot, read in enumerate(node.input):
             if read in held and read in seen:
-                copy = TensorProto()
-                copy.CopyFrom(held[read])
+                copy = clone(held[read])
                 copy.name = node.input[slot] = name()
                 copies.append(copy)
             seen.add(read)
@@ -362,8 +361,7 @@ def bodies_are_stated_in_another_order(model: ModelProto, _: random.Random) -> M
 def tensor_of(node: NodeProto) -> TensorProto | None:
     for a in node.attribute:
         if a.name == "value":
-            tensor = TensorProto()
-            tensor.CopyFrom(a.t)
+            tensor = clone(a.t)
             tensor.name = node.output[0]
             return tensor
     return None
@@ -392,8 +390,7 @@ def weights_move_into_the_bodies_that_read_them(model: ModelProto, _: random.Ran
     count = 0
     for graph in list(all_graphs(model.graph))[1:]:
         for name in dict.fromkeys(name for node in graph.node for name in node.input if name in held):
-            copy = TensorProto()
-            copy.CopyFrom(held[name])
+            copy = clone(held[name])
             copy.name, count = f"{name}_inside_{count}", count + 1
             graph.initializer.append(copy)
             for node in graph.node:

@@ -12,6 +12,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.report import Report
@@ -66,8 +67,7 @@ def models() -> dict[str, tuple[ModelProto, Report]]:
 def test_a_rewrite_that_changes_no_precision_is_no_difference(name: str) -> None:
     ran = 0
     for model, (proto, report) in models().items():
-        copy = ModelProto()
-        copy.CopyFrom(proto)
+        copy = clone(proto)
         rewritten = REWRITES[name](copy, random.Random(f"{name}{model}"))
         if rewritten is not None:
             after = report_in(Model.load(rewritten))
@@ -87,8 +87,7 @@ def test_an_attribute_that_became_an_input_is_no_difference(opset: int) -> None:
         }""",
         opset=10,
     )
-    new = ModelProto()
-    new.CopyFrom(old)
+    new = clone(old)
     texts = {"ReduceMean": ("axes",), "Squeeze": ("axes",), "Unsqueeze": ("axes",), "Split": ("split",)}
     texts |= {"Clip": ("min", "max"), "Dropout": ("ratio",), "Pad": ("pads",)}
     for number, node in enumerate(new.graph.node):
@@ -106,8 +105,7 @@ def test_an_attribute_that_became_an_input_is_no_difference(opset: int) -> None:
 @pytest.mark.parametrize("name", ["bert_ts13", "cnn_dynamo18", "if_ts13"])
 def test_renamed_values_that_casts_read_are_no_difference(name: str) -> None:
     proto, report = models()[f"{name} in float16"]
-    copy = ModelProto()
-    copy.CopyFrom(proto)
+    copy = clone(proto)
     renamed = REWRITES["all_values_and_nodes_are_renamed"](copy, random.Random(0))
     delta = diff(report, report_in(Model.load(renamed)))
     assert (report.totals.casts_existing > 0, delta.casts, delta.changes) == (True, (), ())

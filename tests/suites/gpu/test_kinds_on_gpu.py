@@ -13,6 +13,7 @@ from onnx.numpy_helper import from_array
 
 import amp_rewrite
 from amp_rewrite import Feed, Model, Session
+from amp_rewrite.files.protos import clone
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from support.contrib_models import ERF, LAYER_NORM, RMS_NORM, TANH, model_of, random_feed
 from support.paths import TESTS
@@ -128,8 +129,7 @@ def test_channels_last_gives_the_numbers_of_channels_first(to: str) -> None:
 def test_a_recorded_graph_of_a_converted_model_gives_the_same_numbers(name: str) -> None:
     inputs, _ = batch_of(name)
     converted = amp_rewrite.convert(TESTS / "models" / f"{name}.onnx")
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(converted.model)
+    fixed = clone(converted.model)
     for value in fixed.graph.input:  # a graph is recorded for fixed shapes
         for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True):
             dim.dim_value = size

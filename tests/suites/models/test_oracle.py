@@ -18,6 +18,7 @@ from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import Problem
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import View
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.op_lists import OpLists, load_lists
@@ -70,8 +71,7 @@ def disagreements(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str
 
 def reordered(model: ModelProto, rng: np.random.Generator) -> ModelProto:
     """The same model with its nodes in another topological order."""
-    shuffled = ModelProto()
-    shuffled.CopyFrom(model)
+    shuffled = clone(model)
     made = {"", *(v.name for v in model.graph.input), *(t.name for t in model.graph.initializer)}
     waiting = list(model.graph.node)
     del shuffled.graph.node[:]

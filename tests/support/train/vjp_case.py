@@ -23,6 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.op_classes import RECURRENT
 from amp_rewrite.rewrite.autodiff.gradients import differentiable
 from support import objections
@@ -125,8 +126,7 @@ class Case:
 
     def _forward(self, model: ModelProto) -> list[np.ndarray]:
         """The outputs, whose shapes the weights get."""
-        bare = ModelProto()
-        bare.CopyFrom(model)
+        bare = clone(model)
         del bare.graph.node[len(self._base(self.opsets[0]).graph.node) :]
         return run_float32(bare, self.feed(), self.outputs)
 
