@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+
+
+def imported(name: str, folder: Path = ROOT) -> ModuleType:
+    """A module from a folder of scripts."""
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        return import_module(name)
+    finally:
+        sys.path[:] = before

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
-import pytest
 
 from amp_rewrite import DType
-from support.paths import ROOT
+from support.paths import imported
 
 TEXT = (
     '<ir_version: 8, opset_import: ["": 17]> g (float[4,16] x) => (float[4,16] y) { a = MatMul (x, w)  y = Relu (a) }'
 )
 
 
-@pytest.fixture(scope="module")
-def harm() -> Any:
-    return _module("benchmarks.harm.harm")
+harm, harm_page = (imported(f"benchmarks.harm.{name}") for name in ("harm", "harm_page"))
 
 
-@pytest.fixture(scope="module")
-def harm_page() -> Any:
-    return _module("benchmarks.harm.harm_page")
-
-
-def _module(name: str) -> Any:
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path[:] = before
-
-
-def row(harm: Any, *errors: tuple[float, float, float], **more: Any) -> Any:
+def row(*errors: tuple[float, float, float], **more: Any) -> Any:
     """A row of float16 with errors (ours, A, B) of the batches."""
     names = [f"batch{at}" for at in range(len(errors))]
     ways = {
@@ -51,16 +32,16 @@ def row(harm: Any, *errors: tuple[float, float, float], **more: Any) -> Any:
     return harm.Judged("m", 2e-2, ways, **more)
 
 
-def test_a_row_shows_the_batch_where_a_reference_is_right(harm: Any) -> None:
-    assert row(harm, (0.01, 0.5, 0.5)).judgement == "right"
-    found = row(harm, (0.9, 0.8, 0.7), (0.03, 0.01, 0.01), (0.0, 0.0, 0.0))
+def test_a_row_shows_the_batch_where_a_reference_is_right() -> None:
+    assert row((0.01, 0.5, 0.5)).judgement == "right"
+    found = row((0.9, 0.8, 0.7), (0.03, 0.01, 0.01), (0.0, 0.0, 0.0))
     assert (found.batch, found.judgement) == ("batch1", "harmed: B, A right")
-    assert row(harm, (np.inf, 0.01, np.inf)).judgement == "harmed: A right"
-    assert row(harm, (np.nan, 0.01, 0.5)).judgement == "harmed: A right"
-    assert row(harm, (0.9, 0.8, 0.7)).judgement == "wrong, as both references"
+    assert row((np.inf, 0.01, np.inf)).judgement == "harmed: A right"
+    assert row((np.nan, 0.01, 0.5)).judgement == "harmed: A right"
+    assert row((0.9, 0.8, 0.7)).judgement == "wrong, as both references"
 
 
-def test_rows_are_kept_and_measured_again_only_when_asked(harm: Any, tmp_path: Path) -> None:
+def test_rows_are_kept_and_measured_again_only_when_asked(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(TEXT)
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((16, 16)).astype(np.float32)
@@ -82,6 +63,6 @@ def test_rows_are_kept_and_measured_again_only_when_asked(harm: Any, tmp_path: P
     assert json.loads(kept.read_text("utf-8")) == said
 
 
-def test_the_page_is_that_of_the_rows(harm_page: Any) -> None:
+def test_the_page_is_that_of_the_rows() -> None:
     results = json.loads(harm_page.RESULTS.read_text("utf-8"))
     assert harm_page.PAGE.read_text("utf-8") == harm_page.page(results)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Mapping
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ import amp_rewrite
 from amp_rewrite.evidence.verdict import Verdict
 from amp_rewrite.pipeline.repaired import Repaired
 from support.hard_models import HARD, Hard, halved
-from support.paths import ROOT
+from support.paths import ROOT, imported
 
 # The outputs are of the size of 1, so that this is a hundredth; bfloat16 has three bits less.
 NEAR: Mapping[str, Mapping[str, float]] = {
@@ -124,22 +121,12 @@ def test_a_half_export_is_raised_where_it_has_to_be(name: str) -> None:
 # -- the page ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    """The module benchmarks/evidence/hard_models.py."""
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module("benchmarks.evidence.hard_models")
-    finally:
-        sys.path[:] = before
-
-
 def _rows(kind: Any, results: str) -> list[Any]:
     found = json.loads((ROOT / "benchmarks" / "results" / f"{results}.json").read_text("utf-8"))["rows"]
     return [kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in found]
 
 
-def test_the_page_is_what_was_measured(benchmark: ModuleType) -> None:
+def test_the_page_is_what_was_measured() -> None:
+    benchmark = imported("benchmarks.evidence.hard_models")
     page = (ROOT / "docs" / "evidence" / "hard_models.md").read_text("utf-8")
     assert page == benchmark.page(_rows(benchmark.Row, "hard_models"), _rows(benchmark.Outlier, "planted_models"))

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, imported
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(?:console|python)$", re.MULTILINE)
 
 
-def tool(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "tools")
-        return import_module(name)
-
-
-pages = tool("run_pages")
+pages = imported("run_pages", ROOT / "tools")
 SHOWN = [page for page in pages.pages() if FENCE.search(page.read_text("utf-8"))]
 
 
@@ -99,7 +91,7 @@ def test_an_output_that_differs_is_seen() -> None:
 
 def test_pictures_show_what_commands_print() -> None:
     """But for the fingerprint of the lists, which each new entry changes; `make pictures` draws them."""
-    module = tool("build_pictures")
+    module = imported("build_pictures", ROOT / "tools")
     for name in module.STORIES:
         shown = (DOCS / "pictures" / f"{name}.svg").read_text("utf-8")
         assert unmarked(shown) == unmarked(module.picture(name))

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, imported
 
-
-@pytest.fixture(scope="module")
-def site() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "tools")
-        return import_module("build_site")
+site = imported("build_site", ROOT / "tools")
 
 
 @pytest.fixture
-def folder(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with two pages, of which the first lists the second."""
     monkeypatch.setattr(site, "ROOT", tmp_path)
     monkeypatch.setattr(site, "STAGE", tmp_path / "build" / "docs")
@@ -34,7 +27,7 @@ def folder(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_page_of_this_project_is_listed_and_every_link_leads_somewhere(
-    site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "STAGE", tmp_path)
     sections = site.stage()
@@ -45,7 +38,7 @@ def test_every_page_of_this_project_is_listed_and_every_link_leads_somewhere(
     assert "<!-- setup" not in (tmp_path / "how-to" / "repair.md").read_text("utf-8")
 
 
-def test_a_page_is_staged_with_links_to_the_repository(site: ModuleType, folder: Path) -> None:
+def test_a_page_is_staged_with_links_to_the_repository(folder: Path) -> None:
     (folder / "docs" / "one.md").write_text(
         "# One\n\n<!-- not run: no GPU -->\n[a](../code.py) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
         "| `x\\|y` |\n|---|\n\n```\n[i](j)\n```\n"
@@ -69,7 +62,7 @@ def test_a_page_is_staged_with_links_to_the_repository(site: ModuleType, folder:
     ],
     ids=["page", "outside", "image", "anchor"],
 )
-def test_a_link_to_nothing_is_an_error(site: ModuleType, folder: Path, text: str, message: str) -> None:
+def test_a_link_to_nothing_is_an_error(folder: Path, text: str, message: str) -> None:
     (folder / "docs" / "one.md").write_text(f"# One\n\n{text}\n")
     with pytest.raises(site.SiteError) as caught:
         site.stage()
@@ -88,16 +81,14 @@ def test_a_link_to_nothing_is_an_error(site: ModuleType, folder: Path, text: str
         ("# One\n\n\udcff\n", "is not UTF-8: invalid start byte"),
     ],
 )
-def test_a_page_that_reads_otherwise_than_meant_is_an_error(
-    site: ModuleType, folder: Path, text: str, message: str
-) -> None:
+def test_a_page_that_reads_otherwise_than_meant_is_an_error(folder: Path, text: str, message: str) -> None:
     (folder / "docs" / "one.md").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(site.SiteError) as caught:
         site.stage()
     assert str(caught.value) == f"docs/one.md {message}"
 
 
-def test_a_page_that_no_list_names_is_an_error(site: ModuleType, folder: Path) -> None:
+def test_a_page_that_no_list_names_is_an_error(folder: Path) -> None:
     (folder / "docs" / "two.md").write_text("# Two\n")
     with pytest.raises(site.SiteError, match=r"^docs/README.md does not list these pages: two.md$"):
         site.stage()
@@ -106,7 +97,7 @@ def test_a_page_that_no_list_names_is_an_error(site: ModuleType, folder: Path) -
         site.stage()
 
 
-def test_the_faults_of_a_built_site_are_seen(site: ModuleType, tmp_path: Path) -> None:
+def test_the_faults_of_a_built_site_are_seen(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top"></h1><a href="#top"><a href="#no"><a href="/base/a.html"><a href="b.html"><a href="https://x.y">'
         '<img src="p.png"><img src="data:image/png;base64,"><script src="https://cdn.x/y.js"></script>'

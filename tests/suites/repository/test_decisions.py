@@ -9,7 +9,7 @@ import onnx
 
 from support.commands import ran, run
 from support.corpus import text_model
-from support.paths import ROOT
+from support.paths import ROOT, imported
 
 TOOL = (sys.executable, ROOT / "tools" / "decisions.py")
 
@@ -33,11 +33,8 @@ def test_a_dump_equals_itself_and_differs_where_a_model_does(tmp_path: Path) -> 
 
 
 def test_decisions_compare_by_variable_cast_and_reason() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        from decisions import Decisions, differences
-    finally:
-        sys.path.pop(0)
+    decisions = imported("decisions", ROOT / "tools")
+    Decisions, differences = decisions.Decisions, decisions.differences
     low = {"ops": [["a", "MatMul", {"T": "float16"}, "allow", ""]], "casts": [["x", "float32", "float16", "inserted"]]}
     high = {"ops": [["a", "MatMul", {"T": "float32"}, "keep", "b"]], "casts": [["x", "float16", "float32", "folded"]]}
     before, after = Decisions.of(low), Decisions.of(high)
