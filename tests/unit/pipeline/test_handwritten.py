@@ -139,6 +139,11 @@ def test_an_initializer_that_a_caller_may_override_is_cast_and_not_baked() -> No
     agree(corpus.text_model("overridable_initializer"), result, w=np.full((8, 8), 0.5, np.float32))
 
 
+def test_the_default_of_a_low_input_is_low() -> None:
+    model = corpus.text_model("overridable_initializer")
+    assert tensor(convert(model, io="low").model, "w").data_type == HALF
+
+
 @pytest.mark.parametrize("source", ["half", "int"])
 def test_a_cast_that_the_user_lowers_still_serves_a_float_reader(source: str) -> None:
     model = cases.build("f=Cast[to=float](n);a=MatMul(f,f);d=Exp(f)", ["a", "d"], types={"n": source})

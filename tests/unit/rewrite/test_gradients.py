@@ -48,6 +48,12 @@ def test_what_the_loss_does_not_depend_on_gets_zeros() -> None:
     assert [f.tolist() for f in found] == [[-1, -1], [[0, 0], [0, 0], [0, 0]]]
 
 
+def test_a_norm_of_zeros_has_a_gradient_of_zeros() -> None:
+    model = graph("s=Mul(x,x);t=ReduceSum[keepdims=1](s);y=Sqrt(t)", x=(3,))
+    found = run_float32(gradients(model, "loss", ["x"]).to_proto(), {"x": np.zeros(3, "f")}, ["x_grad"])
+    assert found[0].tolist() == [0, 0, 0]
+
+
 def test_equal_nodes_are_appended_once() -> None:
     model = graph("a=Sigmoid(x);b=Mul(a,x);c=Mul(a,b);y=Add(b,c)", x=(2, 3))
     nodes = gradients(model, "loss", ["x"]).proto.graph.node
