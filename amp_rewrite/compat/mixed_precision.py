@@ -165,7 +165,7 @@ def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: l
 
     def converted(held: frozenset[int]) -> Converted:
         pins = [pin for number in sorted(held) for pin in regions[number].pins]
-        return finish(draft, draft.paint((*guarded.pins, *pins)), guarded.findings, measured=guarded)
+        return finish(draft, draft.paint((*guarded.pins, *pins)), guarded)
 
     chosen = minimal_set(len(regions), lambda held: near(expected, _outputs(emulate(converted(held).result), batch)))
     if chosen is None:

@@ -141,15 +141,13 @@ class Converted(Result):
 def finish(
     draft: Draft,
     coloring: Coloring,
+    guarded: Guarded | None = None,
     findings: Sequence[Finding] = (),
     words: Sequence[str] = (),
-    measured: Guarded | None = None,
 ) -> Converted:
-    """Return the checked model of a painted draft, and its report. `words`: more words for the metadata entry.
+    """Return the checked model of a painted draft; for an empty plan the source itself, unexpanded.
 
-    `measured`: pins and evidence from ranges.
-
-    For an empty plan the result is the source itself, unexpanded.
+    `guarded`: pins, findings and evidence from ranges. `words`: more words for the metadata entry.
     """
     view = draft.view
     plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
@@ -160,7 +158,8 @@ def finish(
     dangers += (*channels_last(view, made, draft.request.target), *(() if plan.empty else kept_caches(view, made)))
     view.forget()  # the checks need the memory, and little of what the rules shared
     beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
-    findings = (*without_kernel(view, coloring), *beyond, *coloring.findings, *findings)
+    measured = () if guarded is None else guarded.findings
+    findings = (*without_kernel(view, coloring), *beyond, *coloring.findings, *measured, *findings)
     if plan.empty:
         result = draft.base
         check_source(result)
@@ -182,7 +181,7 @@ def finish(
         draft.request,
         name=draft.source.path.name if draft.source.path else None,
         findings=findings,
-        evidence=measured.evidence if measured else None,
+        evidence=guarded.evidence if guarded else None,
         shifts=draft.shifts,
     )
 

@@ -100,4 +100,4 @@ def _converted(
     draft, guarded = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
     if grouped and guarded.pins and not draft.opens(guarded.pins):
         return _converted(source, request, data, ranges, headroom, grouped=False)
-    return draft, finish(draft, draft.paint(guarded.pins), guarded.findings, measured=guarded)
+    return draft, finish(draft, draft.paint(guarded.pins), guarded)

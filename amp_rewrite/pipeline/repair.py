@@ -191,7 +191,7 @@ class Search:
         pinned = [self.regions[i] for i in sorted(held)]
         coloring = painted(self.draft, self.guarded.pins, pinned)
         words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
-        return finish(self.draft, coloring, (*self.guarded.findings, *findings), words, self.guarded)
+        return finish(self.draft, coloring, self.guarded, findings, words)
 
     def _result(self, chosen: Sequence[int] | None, plain: Converted | None = None) -> Repaired:
         """Return the conversion with the chosen regions pinned (None: all of them), and its verdict on all the data."""
