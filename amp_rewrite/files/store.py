@@ -153,8 +153,8 @@ def _written(
 ) -> dict[Path, Path]:
     """Write the files under temporary names; return the name of each, the model last."""
     secret = secrets.token_hex(8)  # as long as the part of the hash that takes its place
-    location = f"{path.stem}.{secret}.data" if external_data is True else external_data or None
-    places = Destinations(sources, location)
+    location = external_data if isinstance(external_data, str) else f"{path.stem}.{secret}.data"
+    places = Destinations(sources, location if external_data else None)
     body = wire.pieces(proto, places) or [proto.SerializeToString(deterministic=True)]
     if (size := wire.total(body)) > LARGEST_FILE:
         way = "" if external_data else "; use external data"
@@ -166,7 +166,7 @@ def _written(
         written.write(file, places.data, digest.update)
         own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
         body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
-        names[temporary] = path.parent / str(location).replace(secret, named.decode())
+        names[temporary] = path.parent / location.replace(secret, named.decode())
     temporary, file = scratch(path, undo)
     written.write(file, body)
     sources.confirm()

@@ -128,6 +128,13 @@ def test_external_data_is_the_default_from_a_size_on(tmp_path, inline, monkeypat
     assert data_file(tmp_path / "large.onnx")
 
 
+def test_a_bool_of_numpy_asks_for_external_data_as_one_of_python(tmp_path, inline):
+    for asked in (np.True_, np.False_):
+        Model.load(inline).save(tmp_path / f"{asked}.onnx", external_data=asked)
+    assert data_file(tmp_path / "True.onnx")
+    assert not list(tmp_path.glob("False.*.data"))
+
+
 def test_an_existing_output_is_only_replaced_when_asked(tmp_path, inline):
     found = Model.load(inline)
     before = files(tmp_path)
