@@ -358,32 +358,6 @@ def bodies_are_stated_in_another_order(model: ModelProto, _: random.Random) -> M
     return model if several else None
 
 
-def tensor_of(node: NodeProto) -> TensorProto | None:
-    for a in node.attribute:
-        if a.name == "value":
-            tensor = clone(a.t)
-            tensor.name = node.output[0]
-            return tensor
-    return None
-
-
-@rewrite
-def constants_of_bodies_move_out(model: ModelProto, _: random.Random) -> ModelProto | None:
-    moved = list[TensorProto]()
-    for graph in list(all_graphs(model.graph))[1:]:
-        given = {formal.name for formal in graph.output}
-        for node in list(graph.node):
-            tensor = tensor_of(node) if node.op_type == "Constant" and node.output[0] not in given else None
-            if tensor is not None:
-                graph.node.remove(node)
-                tensor.name = f"moved_{len(moved)}"
-                for reader in all_nodes(graph.node):
-                    reader.input[:] = [tensor.name if name == node.output[0] else name for name in reader.input]
-                moved.append(tensor)
-    model.graph.initializer.extend(moved)
-    return model if moved else None
-
-
 @rewrite
 def weights_move_into_the_bodies_that_read_them(model: ModelProto, _: random.Random) -> ModelProto | None:
     held = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in interface(model)}

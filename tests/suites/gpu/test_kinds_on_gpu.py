@@ -15,6 +15,7 @@ import amp_rewrite
 from amp_rewrite import Feed, Model, Session
 from amp_rewrite.files.protos import clone
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
+from suites.models.test_fixtures import batch
 from support.contrib_models import ERF, LAYER_NORM, RMS_NORM, TANH, model_of, random_feed
 from support.paths import TESTS
 
@@ -71,9 +72,7 @@ def distance(wanted: list[Array], got: list[Array]) -> float:
 
 def batch_of(name: str) -> tuple[Arrays, list[Array]]:
     """Return the inputs of an exported model, and what PyTorch made of them."""
-    with np.load(TESTS / "models" / f"{name}.npz") as stored:
-        inputs = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
-        return inputs, [stored[key] for key in stored.files if key.startswith("output/")]
+    return batch(name, "input"), list(batch(name, "output").values())
 
 
 @pytest.mark.parametrize("way", OPTIONS)
