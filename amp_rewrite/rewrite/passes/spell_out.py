@@ -1,4 +1,4 @@
-"""Operators without a good kernel, spelled out by others: CastLike, GroupNormalization, Attention, odd products."""
+"""Operators without a good kernel, spelled out by others: casts, group norms, attention, unaligned products."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ PATCHES = "patches"
 
 
 def spell_patches(view: View, context: Context) -> Iterator[Outcome]:
-    """Replace each Conv whose kernels lie side by side, and whose result is laid out as tokens by features. O(Convs).
+    """Replace each Conv over separate patches, with tokens by features as result, by a product of patches. O(Convs).
 
-    By a product of patches: CUDA has no fast kernel for the few channels of an image.
+    CUDA has no fast kernel for the few channels of an image.
     """
     for op in view.of_kinds(("Conv",)):
         flat = only_reader(view, op.outputs[0], "Reshape", "Flatten")
@@ -165,18 +165,18 @@ def _patches(view: View, op: Op, flat: Op, turned: Op, context: Context) -> Repl
     return disagreement(view, fusion, [Trial(drawn, after)]) or fusion
 
 
-# -- products of odd widths ------------------------------------------------------------------------
+# -- unaligned products ----------------------------------------------------------------------------
 
 ALIGNED = "aligned_product"
-_FAST, _ALIGNED = 8, 64  # columns of which fast kernels want a multiple, and of which there will be one
+_FAST, _ALIGNED = 8, 64  # fast kernels want a multiple of so many columns; the padded weight has one of these
 
 
 def align_products(view: View, context: Context) -> Iterator[Outcome]:
-    """Give each product with a large constant weight of an odd number of columns more of them, and cut these off.
+    """Pad the columns of each large constant weight to a multiple of 64, and slice the product to its own columns.
 
-    Of a vocabulary, say: CUDA's fast kernels want rows that begin at a multiple of 16 bytes. The zeros are joined to
-    the weight when a session opens, so that the file does not grow, and a table of embeddings with the same weights
-    stays as it is. O(MatMuls).
+    Only if they are not a multiple of 8, as in a vocabulary: CUDA's fast kernels want rows that begin at
+    a multiple of 16 bytes. The zeros are joined to the weight when a session opens, so that the file does not grow, and
+    a table of embeddings with the same weights stays as it is. O(MatMuls).
     """
     for op in view.of_kinds(("MatMul",)):
         turn = view.producer(op.inputs[1], "Transpose")
@@ -199,7 +199,7 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
     around.after("Slice", (node.output[0], *ends, axis), result)
     rng = np.random.default_rng(0)
     drawn = {x: rng.standard_normal((2, 3, 4)), weight: rng.standard_normal((4, 5))}
-    words = f"{columns} columns: {-columns % _ALIGNED} of zeros more, cut off behind, for kernels of aligned rows"
+    words = f"{columns} columns, padded by {-columns % _ALIGNED} of zeros to align rows; a Slice removes them"
     said = (Finding("fused", op.name, words),)
     fusion = Replacement(ALIGNED, (op.id,), op.id, node, **around.parts(), findings=said)
     after = {zeros: np.zeros((4, 3)), ends[1]: np.array([5])}
@@ -210,7 +210,7 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
 
 
 def spell_attentions(view: View, context: Context, among: Collection[OpId] | None = None) -> Iterator[Replacement]:
-    """Replace each Attention by the ops that it stands for, as far as another operator stands for them, too. O(ops).
+    """Write out each Attention, as far as another operator stands for its ops, too. O(ops).
 
     Without caches, a cap or scores as a result.
     """

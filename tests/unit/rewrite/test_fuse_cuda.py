@@ -276,7 +276,7 @@ def test_another_convolution_stays(text: str, shapes: dict[str, Any] | None) -> 
     assert ("Conv" in kinds(after(proto))) == (shapes is not None)
 
 
-# -- products of odd widths ------------------------------------------------------------------------
+# -- unaligned products ----------------------------------------------------------------------------
 
 ODD = {"x": (2, 5, 8), "y": (2, 5, 13)}
 VOCABULARY = RNG.standard_normal((13, 8)).astype(np.float32)
