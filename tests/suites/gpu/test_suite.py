@@ -202,6 +202,62 @@ def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() 
     assert plain.module.state_dict()["2.bias"].any()
 
 
+@pytest.mark.torch
+@pytest.mark.transformers
+def test_convolutions_of_pytorch_run_with_channels_last_too() -> None:
+    import torch
+
+    from benchmarks.gpu import gpu_builds
+    from benchmarks.shared.zoo import Built
+
+    images = {"image": torch.randn(2, 3, 8, 8)}
+    made = gpu_builds.Module(Built(torch.nn.Conv2d(3, 4, 3), images))
+    plain = gpu_beside.placed(made, CPU)
+    last = plain.laid("channels last")
+    assert plain.images and plain.laid("") is plain
+    laid = (*last.tensors, last.module.model.weight)
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in laid)
+    assert plain.tensors[0].is_contiguous() and plain.module.model.weight.is_contiguous()
+    found = []
+    for ready in (plain, last):
+        run, outputs = gpu_beside._module(ready, None)
+        run()
+        found += outputs()
+    assert found[0].dtype == np.float32
+    np.testing.assert_allclose(found[1], found[0], atol=1e-2)
+
+
+@pytest.mark.torch
+@pytest.mark.transformers
+def test_pytorch_attends_by_its_kernels_for_half_and_without_a_mask_of_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+    from transformers.models.vit import modeling_vit
+
+    from benchmarks.gpu import gpu_builds
+    from benchmarks.shared.zoo import Built, _Wrapped
+
+    name = "create_bidirectional_mask"
+    if hasattr(modeling_vit, name):
+        monkeypatch.setattr(modeling_vit, name, getattr(modeling_vit, name))  # it is replaced below
+    seen: list[tuple[Any, Any]] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def listening(query: Any, key: Any, value: Any, attn_mask: Any = None, **more: Any) -> Any:
+        seen.append((query.dtype, attn_mask))
+        return attend(query, key, value, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", listening)
+    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32)
+    built = Built(
+        _Wrapped.of(ViTForImageClassification(config), ("pixel_values",), "logits"),
+        {"pixel_values": torch.randn(1, 3, 32, 32)},
+    )
+    gpu_builds._fuse_attention(built)
+    gpu_beside._module(gpu_beside.placed(gpu_builds.Module(built), CPU), None)[0]()
+    assert seen == [(torch.float16, None)] * 2
+
+
 def test_the_plan_begins_with_what_matters_most(grown: Path, tmp_path: Path) -> None:
     models = folder_of([*gpu_models.REAL, SMALL], tmp_path, grown)
     names = [job["name"] for job in gpu.planned(list(gpu.jobs(arguments(models))))]
