@@ -3,8 +3,6 @@
 A test that meets a feature which the installed version lacks is skipped; `support/needs.py` is the table of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from functools import wraps
 from pathlib import Path

@@ -7,8 +7,6 @@ torch computed. Beside it lies an `.npz` with one batch: `input/NAME` and `outpu
 computed them.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

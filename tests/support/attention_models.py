@@ -4,8 +4,6 @@ Wherever a mask may hide every key of a row, one does: a softmax of finite fills
 operator gives 0, and runtimes have given either.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

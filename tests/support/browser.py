@@ -1,7 +1,5 @@
 """Pages in a headless Chromium: what they report, ask for and show."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

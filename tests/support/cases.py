@@ -6,8 +6,6 @@ Each statement is one node, named after its first output. `[name=value]` are att
 numbers, words, or several of the first two parted by blanks. A name that no statement makes is a graph input.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """A process of its own for work that may crash or hang: either costs one request."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

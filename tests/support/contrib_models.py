@@ -1,7 +1,5 @@
 """Models that ops of onnxruntime stand for once they are fused, as ONNX text, and what tests ask of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every model that the tests have, by name: hand-written text models, exported ones, and built ones."""
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 

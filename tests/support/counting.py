@@ -1,7 +1,5 @@
 """An independent count of the casts that a colouring calls for, straight from its definition."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from amp_rewrite.decide.coloring.paint import Coloring

@@ -1,7 +1,5 @@
 """Drafts painted as no option asks for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from amp_rewrite.decide.coloring.paint import Coloring, paint

@@ -1,7 +1,5 @@
 """An NVIDIA driver that is made up, as far as it is asked."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators of the standard written out op by op, as ONNX text, and what tests ask of them once they are fused."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import ModelProto
 

@@ -1,7 +1,5 @@
 """What every test of a fusion does: name a model's nodes, bring it into standard form, run it as it stands."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Small half models, and what there is to say of a converted one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -5,8 +5,6 @@ What is hard is in the data, or in values between the ops, where no list and no 
     python tests/support/hard_models.py FOLDER      # writes NAME.onnx and NAME.npz of each
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the safety rules hold in float32."""
 
-from __future__ import annotations
-
 from amp_rewrite.decide.needs.find import find_needs
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.view import View

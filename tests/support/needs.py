@@ -5,8 +5,6 @@ that version and newer ones they run. `pattern` finds tests by the words of thei
 ids. docs/how-to/install.md says the same to users.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

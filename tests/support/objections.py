@@ -1,7 +1,5 @@
 """What there is to object to in a converted model. Every function gives sentences; none means all is well."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import Counter, defaultdict

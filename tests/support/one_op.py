@@ -1,7 +1,5 @@
 """One-op models in a low type, made from the float32 cases of onnx's own node tests, and how far results are apart."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

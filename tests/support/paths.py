@@ -1,7 +1,5 @@
 """The folders that tests read, wherever a test lies."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -4,8 +4,6 @@ The weights of that product are scaled; nothing else is changed. Trained models 
 streams, models with random weights have not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A process that converts a program made in memory, and prints what that took: python program_memory.py KIND FOLDER."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that onnxruntime's own quantizer wrote, and the ops that onnxruntime runs of a model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Of their numbers nothing is promised; all else must hold for them as for the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What random graphs are made of: nodes that make one 4 by 4 tensor from others, and what they do to an error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

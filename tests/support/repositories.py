@@ -1,7 +1,5 @@
 """Small repositories of models, as exporters write them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

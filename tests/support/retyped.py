@@ -1,7 +1,5 @@
 """Models in another floating type."""
 
-from __future__ import annotations
-
 import numpy as np
 from ml_dtypes import finfo
 from onnx import ModelProto, TensorProto, helper, numpy_helper

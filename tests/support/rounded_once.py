@@ -1,7 +1,5 @@
 """The emulation without what kernels round inside: each low op computes in float32 and rounds its result alone."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

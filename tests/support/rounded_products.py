@@ -4,8 +4,6 @@ The first is the least that a mixed-precision conversion changes, the second is 
 matrix products and convolutions. Both stay float32 models: a Cast to the low type and a Cast back round a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 

@@ -1,7 +1,5 @@
 """Small models with residual streams beyond float16, spelled as runtimes and exporters spell them; all seeded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

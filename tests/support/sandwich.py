@@ -1,7 +1,5 @@
 """Any operator between two matrix products, so that paint from both sides reaches it."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models with values shifted by random exponents, and the bits that onnxruntime computes of a model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The libraries live in `.cuda_stub/KEY/` at the root of the repository; KEY chang
 onnxruntime, so that a stale build is never used. See `cuda_stub/build.sh` for what the stub can and cannot tell.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """How far the outputs of a lowered model may be off."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

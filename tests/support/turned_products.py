@@ -6,8 +6,6 @@ Opens FOLDER/0.onnx, 1.onnx … on onnxruntime's CPU provider with default setti
 "dies", or the runtime's objection. Models that kill the process are opened in children.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

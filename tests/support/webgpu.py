@@ -4,8 +4,6 @@ It and the plugin of onnxruntime belong to a process of their own (suites/webgpu
 a provider that onnxruntime does not bring.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Models with weights of a chosen size, and external data laid out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Each NAME.onnx has batches of its own set in data.npz. ZipMap is on by default, 
 it. Needs scikit-learn and skl2onnx, which the tests do not.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

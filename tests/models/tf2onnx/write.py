@@ -1,7 +1,5 @@
 """Write small Keras models as tf2onnx does: `python write.py [FOLDER]`. Needs tensorflow and tf2onnx."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a difference in a browser: the table of changes, and the newer model with what changed marked in it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Figures of measured results, in a browser: they open quietly, hold the numbers of the JSON and run nothing."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

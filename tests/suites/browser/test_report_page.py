@@ -1,7 +1,5 @@
 """The page of a report in a browser: it opens, shows what the JSON holds, is operable by keyboard, and runs no name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

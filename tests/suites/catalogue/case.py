@@ -1,7 +1,5 @@
 """What a case of the catalogue is, and the judge of what a converter made of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

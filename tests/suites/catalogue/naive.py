@@ -4,8 +4,6 @@ It is what the catalogue is for: each of its shortcuts (one dictionary of initia
 Casts of the main graph alone, types said once and not again) looks right on the first model that one tries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import ml_dtypes

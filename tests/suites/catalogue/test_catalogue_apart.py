@@ -1,7 +1,5 @@
 """Rows of the catalogue that are more than one model in memory: files, memory, value ranges, what people are told."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

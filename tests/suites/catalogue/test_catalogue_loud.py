@@ -1,7 +1,5 @@
 """Failures that one sees at once: the conversion dies, or its result does not load."""
 
-from __future__ import annotations
-
 from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_result, table
 
 FAMILIES = ("loud_types", "loud_names", "loud_scopes", "loud_edges", "loud_kinds")

@@ -1,7 +1,5 @@
 """Failures that nobody sees: the result loads, runs, and is wrong, or slow."""
 
-from __future__ import annotations
-
 from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_result, table
 
 FAMILIES = ("silent_ranges", "silent_constants", "silent_integers")

@@ -1,7 +1,5 @@
 """Every case of the catalogue in the other ways to convert: other types, targets, fusions, opsets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

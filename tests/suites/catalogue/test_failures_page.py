@@ -1,7 +1,5 @@
 """docs/failures has a page for each class, and names what tests it."""
 
-from __future__ import annotations
-
 import runpy
 
 import pytest

@@ -5,8 +5,6 @@
 Prints the score and what went wrong, writes the page, and exits 1 if anything did.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cases: models with inputs and expected outputs that the onnx wheel carries, as far as they hold float32."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether outputs are right: every function gives a sentence that says what is wrong, or nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

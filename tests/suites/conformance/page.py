@@ -1,7 +1,5 @@
 """What a run found, for a terminal and for docs/conformance.md."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import fill

@@ -1,7 +1,5 @@
 """All cases in all modes, over a few processes."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """onnxruntime's CPU provider: opens a model, runs it, and hands over what numpy can hold."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from functools import cache

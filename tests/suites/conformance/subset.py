@@ -1,7 +1,5 @@
 """A small choice of cases that still has every operator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto

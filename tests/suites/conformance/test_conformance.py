@@ -1,7 +1,5 @@
 """Some models of the standard: converted in every mode, and right. `make conformance` runs them all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge, the isolation and the page can say no."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One case in one mode: convert, check, open, run under honest rounding, judge."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

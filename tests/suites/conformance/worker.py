@@ -1,7 +1,5 @@
 """A process of its own for trials, so that a crash or a hang costs one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection

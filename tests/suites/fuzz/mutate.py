@@ -1,7 +1,5 @@
 """Changes to a model that byte flips would not find: each keeps it a protobuf and breaks what it means."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

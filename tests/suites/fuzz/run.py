@@ -4,8 +4,6 @@ Inputs are random changes of sound ones, for models mostly those of `mutate.py`.
 put the smallest one of each kind into `corpus/TARGET`, where it stays as a test.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import hashlib

@@ -3,8 +3,6 @@
 Refusals (`AmpRewriteError` but for `ConversionError`, which says of itself that it is a bug) are fine; so is success.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A rewrite takes a copy of a model and a seeded generator of random numbers, and 
 another model. It returns None where the model offers no place for it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -4,8 +4,6 @@ Attributes and types are not listed by hand: they are read out of the schemas of
 operator or attribute that a later release brings is a case by itself.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

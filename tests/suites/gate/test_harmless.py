@@ -1,7 +1,5 @@
 """The CI gate is quiet about rewrites that change no precision."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The CI gate sees every change of precision: generated pairs of models, and changes hidden in shipped models."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Fixtures of the GPU suite: the modules of benchmarks/gpu, and one small model as a skeleton and grown again."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kinds of models on a real GPU: what a conversion makes of each runs there, and gives its numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nodes of a layer on CUDA, in the graph that onnxruntime's optimizer leaves at its default level; nothing is run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

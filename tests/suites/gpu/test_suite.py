@@ -1,7 +1,5 @@
 """The GPU measurement, without a GPU: its road on the CPU provider and its pages."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

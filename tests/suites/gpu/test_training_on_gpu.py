@@ -1,7 +1,5 @@
 """Training on a real GPU: `make gpu` runs these. Elsewhere they are skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases of the suite: a small model, its inputs, the principle that it tries, and how far results may be off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache

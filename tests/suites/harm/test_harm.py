@@ -1,7 +1,5 @@
 """A conversion is never worse than rounding what products read and give, and does not lower less than it may."""
 
-from __future__ import annotations
-
 from suites.harm.case import CASES, HIT, Case, errors, every, lowered
 
 

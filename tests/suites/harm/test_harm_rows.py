@@ -1,7 +1,5 @@
 """Rows of the benchmark of harm: what they judge, that they are kept, and the page that is made of them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The references round what they say they round: operands, results, in bodies and functions, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The process in which hostile input is tried, and a folder with a model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sound models, and what a command line comes to beside hostile ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

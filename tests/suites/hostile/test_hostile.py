@@ -1,7 +1,5 @@
 """Models that are broken or hostile: each ends in one clear line and exit code 2, soon and in little memory."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files, folders and disks in the way of a conversion: the old output or the new one, never something between."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

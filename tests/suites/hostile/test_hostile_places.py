@@ -1,7 +1,5 @@
 """Hostile surroundings: files of others, pipes, links, permissions, streams that fail, and a cache of others."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Files that change while they are read, and what writing may not take for granted: syncs, sole ownership."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Models of a few bytes that ask for much: functions that double, constants, dims, and kernels."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

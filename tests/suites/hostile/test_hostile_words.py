@@ -1,7 +1,5 @@
 """Op lists, reports, settings, patterns and names that are broken or hostile."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The marker `integrations` for each test of this folder, in which warnings are those of other packages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Shipped models, the inputs beside them, and the errors of other models on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What CI systems read from this repository and from its page about them, by their schemas and by their own tools."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

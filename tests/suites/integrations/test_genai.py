@@ -1,7 +1,5 @@
 """Folders that the model builder of onnxruntime-genai writes: converted as a whole, they generate the same tokens."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

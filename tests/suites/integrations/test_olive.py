@@ -1,7 +1,5 @@
 """Workflows of Microsoft Olive with this package's pass, beside its own passes on shipped models."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Shipped models by onnxconverter-common and onnxruntime.transformers, and by `amp_rewrite.compat` in their place."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from importlib import import_module

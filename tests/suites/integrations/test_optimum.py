@@ -1,7 +1,5 @@
 """Folders that optimum-onnx exports: converted as a whole, they load in ORTModel classes and generate the same."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other tools on a model, before the conversion and after it: the result opens, is right and keeps its float16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

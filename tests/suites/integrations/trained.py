@@ -1,7 +1,5 @@
 """Small language models, trained in seconds to continue what they have learnt: a wrong token is then no coin toss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

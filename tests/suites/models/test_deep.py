@@ -1,7 +1,5 @@
 """Graphs as deep as Python's stack is not: whatever follows a chain does so without recursion."""
 
-from __future__ import annotations
-
 import sys
 
 import onnx

@@ -3,8 +3,6 @@
 `models/README.md` says what the models are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A normalization written out op by op, in float32, on a Cast of a half value, wit
 runtime fuses it across the Cast to a node whose types it then refuses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

@@ -3,8 +3,6 @@
 Run as a program to write the digests of the code as it is: python tests/suites/models/test_golden_digests.py
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

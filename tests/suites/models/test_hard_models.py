@@ -1,7 +1,5 @@
 """Models that half precision breaks: they do break, as the page says, and repair mends them without giving up on it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

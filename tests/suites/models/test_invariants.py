@@ -1,7 +1,5 @@
 """What holds for every model that the tests have, whatever is in it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

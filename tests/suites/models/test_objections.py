@@ -1,7 +1,5 @@
 """Each check of the other tests is shown a model that it must object to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

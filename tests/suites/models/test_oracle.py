@@ -1,7 +1,5 @@
 """The painter against TensorFlow's own answers for 300 random graphs."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What holds for graphs that nobody wrote: the invariants of docs/architecture.md, and a bound on every output."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Models of onnxruntime's quantizers keep their integer kernels; `--set quantized=rescale` runs them in float16."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cases of the suite: models that run once, or many times with outputs fed back, and errors of their conversions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

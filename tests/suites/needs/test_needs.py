@@ -1,7 +1,5 @@
 """What needs float32 has it, so that results are right, and what only looks like it stays low."""
 
-from __future__ import annotations
-
 import pytest
 
 from amp_rewrite.dtypes import DType

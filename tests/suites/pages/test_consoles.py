@@ -1,7 +1,5 @@
 """Commands and Python shown in docs/: each page runs, and its output is compared with what it shows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

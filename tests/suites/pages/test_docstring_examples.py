@@ -1,7 +1,5 @@
 """Docstrings of public names: each example runs, and each has the sections that apply, in one layout."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import doctest

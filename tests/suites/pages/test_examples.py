@@ -1,7 +1,5 @@
 """The examples do what they say: they are run here, as their readers would run them."""
 
-from __future__ import annotations
-
 import re
 import sys
 

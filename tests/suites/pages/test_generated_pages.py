@@ -1,7 +1,5 @@
 """Pages of docs/ that are made from code are those that the code makes. Red after a change of it: make pages."""
 
-from __future__ import annotations
-
 import runpy
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebook of the examples: its cells run, and print what is stored in it."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

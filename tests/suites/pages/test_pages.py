@@ -1,7 +1,5 @@
 """The pages in docs/: links lead somewhere, and what they name is there."""
 
-from __future__ import annotations
-
 import re
 
 import click

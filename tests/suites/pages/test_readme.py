@@ -1,7 +1,5 @@
 """The README: what it shows is what happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

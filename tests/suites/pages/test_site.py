@@ -1,7 +1,5 @@
 """The documentation site: every page is listed, links hold in the stage, and faults of built pages are seen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The training examples do what they say, on the small sizes that `--quick` stands for."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

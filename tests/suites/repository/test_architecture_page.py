@@ -1,7 +1,5 @@
 """docs/architecture.md: the paths, names and lists on the page are those of the repository."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a benchmark says of a command that ends by itself, fails, takes too long, or takes too much memory."""
 
-from __future__ import annotations
-
 import re
 import sys
 

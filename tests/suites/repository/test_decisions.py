@@ -1,7 +1,5 @@
 """The tool that dumps and compares decisions."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who imports whom: the list of wings in docs/architecture.md, read and enforced."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The wheel as a stranger gets it: what is in it, and that it works away from the checkout."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The public names: each is imported on first use, and the list of them changes only on purpose."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

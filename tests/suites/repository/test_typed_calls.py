@@ -1,7 +1,5 @@
 """Calls as a static checker sees them: right ones pass, and each wrong one is an error on its line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

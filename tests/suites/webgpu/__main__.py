@@ -1,7 +1,5 @@
 """What is measured on a WebGPU device: python -m suites.webgpu table|page|render (see the Makefile)."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from contextlib import closing

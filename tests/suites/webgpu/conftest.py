@@ -1,7 +1,5 @@
 """The tests of this folder need a WebGPU device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The measurement behind docs/evidence/webgpu.md: each op and each model on the device."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Collection, Iterator
 from pathlib import Path

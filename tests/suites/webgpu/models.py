@@ -1,7 +1,5 @@
 """The models that run on the device: the exported fixtures and the shipped ones, with their inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

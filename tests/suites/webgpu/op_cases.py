@@ -3,8 +3,6 @@
 The list was fixed before any result at these shapes was seen; the order of sums was found at other shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/evidence/webgpu.md, from the numbers of a measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import median
 from textwrap import fill

@@ -1,7 +1,5 @@
 """Float16 on a WebGPU device: what it does to numbers, what the emulation predicts, and models converted for it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import numpy as np

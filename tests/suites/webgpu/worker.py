@@ -1,7 +1,5 @@
 """The process that runs models on the device: its driver may die, and each death costs one request."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from multiprocessing.connection import Connection
 from typing import Any

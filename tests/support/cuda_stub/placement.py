@@ -16,8 +16,6 @@ Prints one line of JSON per model, flushed at once, so that a crash costs only t
 Sessions are created and nothing is run: behind the stub no output and no time means anything.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

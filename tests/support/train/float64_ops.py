@@ -1,7 +1,5 @@
 """Operators in float64 that neither onnxruntime has nor onnx's reference computes right, by their definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

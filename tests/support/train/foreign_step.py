@@ -7,8 +7,6 @@ those the exported gradients are wrong without any message: a mean over a batch 
 gradient of the loss is an input, so that there is a place where it can be scaled.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from pathlib import Path

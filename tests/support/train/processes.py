@@ -1,7 +1,5 @@
 """Replicas that train together, each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -3,8 +3,6 @@
 replica.py OUT [--dies AFTER] [--poison STEP] [--backend gloo]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -6,8 +6,6 @@ where the graph is linear in each input, so that h may be 1. The same graph has 
 onnxruntime, also where no dim is known, and the loss that the graph itself gives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product

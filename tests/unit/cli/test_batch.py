@@ -1,7 +1,5 @@
 """`amp-rewrite convert` for folders, globs and files: what it prints, refuses and leaves."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Commands one by one, beside `convert`: exact output, where it goes, and exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

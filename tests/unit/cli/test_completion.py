@@ -1,7 +1,5 @@
 """Completion in the real shells: what is typed, the key Tab, and the line that comes of it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

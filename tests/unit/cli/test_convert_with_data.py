@@ -1,7 +1,5 @@
 """convert with data: ranges, guarding, repair; exact output, exit codes, what is written and what is not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of skl2onnx and tf2onnx through the commands that a user types first, by default options."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

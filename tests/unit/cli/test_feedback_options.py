@@ -1,7 +1,5 @@
 """`--feedback` and `--steps` on the command line, as keys, and in the advice of a verdict."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

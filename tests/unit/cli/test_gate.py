@@ -1,7 +1,5 @@
 """`amp-rewrite gate`: models against those of a commit, by hand, in pre-commit, and in the scripts of CI."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

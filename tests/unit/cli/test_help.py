@@ -3,8 +3,6 @@
 `make golden` runs this file as a program, which writes the help of every command as it is.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from importlib import metadata

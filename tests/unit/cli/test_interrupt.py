@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: exit code 130, without a word of Python, a half file or a process; and a broken onnxruntime."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

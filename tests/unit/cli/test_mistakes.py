@@ -1,7 +1,5 @@
 """Mistakes on the command line: each is answered in one line with the way out, and leaves all files as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

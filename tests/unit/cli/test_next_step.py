@@ -1,7 +1,5 @@
 """The line `next:`: it names what is missing, in the numbers of the type, and runs as it is printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`amp-rewrite explain` of rules, the pages in docs/rules, and the links to them."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import textwrap

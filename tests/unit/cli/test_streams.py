@@ -1,7 +1,5 @@
 """Where commands read and write models: a second file, folders that do not exist yet, no pipes."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Output on a terminal: it fits the width, and colors mean something; pipes get neither."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """`python -m amp_rewrite.compat.autocast`: the command line of ModelOpt AutoCast."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

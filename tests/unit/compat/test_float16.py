@@ -1,7 +1,5 @@
 """`amp_rewrite.compat.convert_float_to_float16`: the arguments of two other converters, and what each does here."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`amp_rewrite.compat.auto_convert_mixed_precision`: as few ops in float32 as the outputs need."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 tests/suites/integrations/test_olive.py runs workflows of the real Olive, where that is installed.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

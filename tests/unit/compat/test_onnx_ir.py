@@ -1,7 +1,5 @@
 """Conversion as a pass of onnx_ir, and of programs in place: lazy weights, metadata, passes around it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

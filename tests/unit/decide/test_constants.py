@@ -1,7 +1,5 @@
 """Ops that stay float32 because of a constant or as they are folded, and constants that saturate instead."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

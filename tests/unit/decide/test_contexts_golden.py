@@ -3,8 +3,6 @@
 `make golden` runs this file as a program, which writes them as they are.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence

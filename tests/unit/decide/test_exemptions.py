@@ -1,7 +1,5 @@
 """Denied ops that are harmless where they stand, tables of weights as roots, and their near twins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

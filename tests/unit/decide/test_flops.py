@@ -1,7 +1,5 @@
 """How many operations an op takes, from shapes: each count is written out beside the shapes that it comes from."""
 
-from __future__ import annotations
-
 import onnx.parser
 import pytest
 

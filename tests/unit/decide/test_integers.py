@@ -1,7 +1,5 @@
 """Which shapes, indices, counts and angles stay float32, and what is left alone beside them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Needs: variances and distances as differences, long sums, and steps that grow with the number of ops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

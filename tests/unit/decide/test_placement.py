@@ -1,7 +1,5 @@
 """Placement by minimum cut: the fewest Casts, none that does nothing, and the same when done twice."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

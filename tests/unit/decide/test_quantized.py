@@ -1,7 +1,5 @@
 """Ops that run on integers, between DequantizeLinear and QuantizeLinear; and quantizers beyond the type."""
 
-from __future__ import annotations
-
 import onnx.parser
 import pytest
 

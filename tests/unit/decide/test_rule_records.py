@@ -1,7 +1,5 @@
 """Records of the safety rules and reasons: headings, models, names, ids and tiers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx.parser

@@ -1,7 +1,5 @@
 """Painting rules, each on a graph and its nearest twin; and a table of small graphs: what is lowered, and Casts."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections import Counter

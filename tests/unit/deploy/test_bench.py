@@ -1,7 +1,5 @@
 """Timing models side by side: the statistics, the sizes of batches, profiles, memory, and the whole on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

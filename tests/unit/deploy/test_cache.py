@@ -1,7 +1,5 @@
 """Converted models that are kept: found again, never half, never for another model, never without end."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the doctor says of a machine and of a model; the machine is made up, the model is not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

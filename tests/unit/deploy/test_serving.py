@@ -1,7 +1,5 @@
 """Sessions: what is converted, what is not and why, what runs, and that nothing of it is silent."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from functools import wraps

@@ -1,7 +1,5 @@
 """Sessions on a real GPU: what is bound lies there, comes back unchanged, and a recorded graph computes anew."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import onnx.parser

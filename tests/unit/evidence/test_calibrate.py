@@ -1,7 +1,5 @@
 """Calibrating whole models: the same numbers as from dumped activations, shards, half models, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sequences, maps and optionals as outputs: compared by place and key, and shown in few lines."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a model is fed: every way to give batches, the checks on each, random ones, and files made to harm."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

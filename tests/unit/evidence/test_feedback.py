@@ -1,7 +1,5 @@
 """Feedback: outputs that a model reads in its next run, as a streaming model reads its states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

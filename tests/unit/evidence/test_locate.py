@@ -1,7 +1,5 @@
 """Where an error comes in: own and accumulated errors against numpy, the first jump, and what matches what."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

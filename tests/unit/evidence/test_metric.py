@@ -1,7 +1,5 @@
 """Comparing two arrays: every number against one worked out by hand, and everything that must never be near enough."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

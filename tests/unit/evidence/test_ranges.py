@@ -1,7 +1,5 @@
 """Ranges as data: merging, the file and what is wrong with one, the table, and of which model they are."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Taps: what they count, in which graphs, and that they change nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

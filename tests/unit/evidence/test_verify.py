@@ -1,7 +1,5 @@
 """Comparing the outputs of two models: when they agree, and everything that must not look like it."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator, Mapping

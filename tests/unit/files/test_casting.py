@@ -1,7 +1,5 @@
 """Casting to lower types, and what is known of it beforehand."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

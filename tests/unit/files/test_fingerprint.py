@@ -1,7 +1,5 @@
 """Fingerprints: what changes them, and what does not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of other frameworks: recognized, with the way to ONNX."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

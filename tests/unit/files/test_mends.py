@@ -1,7 +1,5 @@
 """Files that onnxruntime opens and onnx's checker refuses: what becomes of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models in and out: what is loaded, what stays in its file, where external data may lie, and what is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

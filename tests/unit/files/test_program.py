@@ -1,7 +1,5 @@
 """Programs in memory: their tensors are read when they are written, and the program stays as it is."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

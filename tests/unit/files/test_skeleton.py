@@ -1,7 +1,5 @@
 """Skeletons: light, and as good as the model for onnx's checker and shape inference."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper, parser, shape_inference

@@ -1,7 +1,5 @@
 """Saving: what is written, and that it is whole or not there at all; data files and scratch files."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

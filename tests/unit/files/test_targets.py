@@ -1,7 +1,5 @@
 """Data files that a model names, found by its graph alone; and the size of models whose functions are inlined."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

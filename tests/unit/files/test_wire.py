@@ -1,7 +1,5 @@
 """The protobuf wire format: what is skipped, what is refused, what is written."""
 
-from __future__ import annotations
-
 import io
 
 import onnx

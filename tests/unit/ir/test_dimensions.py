@@ -1,7 +1,5 @@
 """Dimensions by name: what is followed through shapes that a model computes, and that it is what really runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

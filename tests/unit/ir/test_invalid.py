@@ -1,7 +1,5 @@
 """What is said of graphs that are none, the models of the hostile suite among them; and graphs out of order."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

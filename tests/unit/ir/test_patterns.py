@@ -1,7 +1,5 @@
 """Op patterns: what the matcher captures and refuses, and for each row of the tables a spelling and a near twin."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Schemas: type variables of inputs and outputs, and opsets at which operators changed."""
 
-from __future__ import annotations
-
 import onnx.defs
 import pytest
 

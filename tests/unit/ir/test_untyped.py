@@ -1,7 +1,5 @@
 """Values whose types onnx does not know, in front of operators of whose inference it dies then."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

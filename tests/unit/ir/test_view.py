@@ -1,7 +1,5 @@
 """Steps along the graph: only readers, numbers, what a value is behind other ops; and analyses that run once."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import numpy as np

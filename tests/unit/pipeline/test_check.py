@@ -1,7 +1,5 @@
 """The check of a conversion on a random batch: what it shows, what it repairs, and what it leaves unchecked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

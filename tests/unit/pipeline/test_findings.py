@@ -1,7 +1,5 @@
 """The finding of conversions that lower little: when it comes, its share, its cause and its remedy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

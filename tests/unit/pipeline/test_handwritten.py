@@ -1,7 +1,5 @@
 """Small models, one trap each: what is lowered, what the rewrite emits, and that it computes what it did."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

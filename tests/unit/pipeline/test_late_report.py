@@ -1,7 +1,5 @@
 """The report of a conversion is made when it is first read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

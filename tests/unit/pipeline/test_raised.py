@@ -1,7 +1,5 @@
 """Models that are half already: what is named is raised to float32, or all is converted to the other low type."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Repair: regions, the search for the fewest of them, what it says, and what it does when there is nothing to find."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Models with outliers beyond float16: shifted they are low throughout, and as exact as without outliers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forms of data that every function takes, and what `explain` takes: models, results and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`export`: a module of PyTorch to a converted file in one call."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

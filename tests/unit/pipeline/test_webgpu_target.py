@@ -1,7 +1,5 @@
 """Conversion for onnxruntime's WebGPU provider: its kernels, its opsets, its types."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx.parser
 import pytest

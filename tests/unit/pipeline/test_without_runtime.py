@@ -1,7 +1,5 @@
 """Converting, reporting and explaining need no thread, no other process and no onnxruntime, as in a browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Attributes of rows: which count, and how they are spelled."""
 
-from __future__ import annotations
-
 from zlib import crc32
 
 import pytest

@@ -1,7 +1,5 @@
 """Diffs of reports: which op is which, what counts as which kind of difference, and the four forms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Expectations: what they compare, what they say, and which texts are none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Figures of results: what each draws, names and holds as data, for any numbers and for many of them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

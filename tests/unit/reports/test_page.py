@@ -1,7 +1,5 @@
 """Pages of reports, without a browser: scopes, layers, Casts on edges, and counts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

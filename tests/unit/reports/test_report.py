@@ -1,7 +1,5 @@
 """Reports: what stands in them, their JSON, their text, and the chain of reasons."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Results for people: one line as repr, text as str, HTML for notebooks, dictionaries; and how they compose."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Masks of the lowest float32 that are added to scores: what is made a selection, and that no number changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

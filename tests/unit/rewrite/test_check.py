@@ -1,7 +1,5 @@
 """The last look at a converted model: whoever tells the types, a result that is not as planned is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx.parser

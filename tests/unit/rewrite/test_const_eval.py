@@ -1,7 +1,5 @@
 """Ops whose results are computed where constants are looked at."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx.parser
 import pytest

@@ -1,7 +1,5 @@
 """Float16 ops that CUDA kernels round inside: the emulation against what an H200 gave (tests/golden/cuda_*)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The float32 twin of a mixed model: what it rounds, what it leaves alone, and how it stands in for real kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 In float16 and bfloat16, with overflow and subnormals, with and without optimizations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """Fills behind which ops follow: the same flags and finite numbers in every low type, whatever the row shows."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

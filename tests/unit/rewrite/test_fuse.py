@@ -1,7 +1,5 @@
 """What becomes one operator before painting, what does not and why, and that both compute the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention written out op by op: what becomes one operator and computes the same, at which opset, what stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

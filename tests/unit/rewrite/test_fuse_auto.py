@@ -1,7 +1,5 @@
 """What a conversion fuses by default: onnxruntime's operators for its CUDA provider, as its release runs them right."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

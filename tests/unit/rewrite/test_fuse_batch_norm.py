@@ -1,7 +1,5 @@
 """BatchNormalization folded into what stands before it, and what is not and why."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

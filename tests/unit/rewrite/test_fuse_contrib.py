@@ -1,7 +1,5 @@
 """What becomes an operator of onnxruntime, what does not and why, and that both compute the same."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What CUDA has no fast kernel for: biases of attention and of products, patches, the standard's Attention."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

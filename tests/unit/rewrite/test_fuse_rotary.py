@@ -1,7 +1,5 @@
 """Rotations by positions, and attention whose keys and values serve several heads of queries."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records of the fusions: their models, and that every kind of fusion has one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx.parser

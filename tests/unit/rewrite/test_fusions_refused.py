@@ -1,7 +1,5 @@
 """Models that a fusion would break, names that fusions share, and biases that outweigh their product."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

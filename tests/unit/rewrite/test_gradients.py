@@ -1,7 +1,5 @@
 """The backward pass of whole graphs: what it adds up, what it leaves alone, and what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

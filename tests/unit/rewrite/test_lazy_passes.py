@@ -1,7 +1,5 @@
 """Passes that are imported only for models with something for them."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Opsets: which serves a target best, what a move changes, also from opset 7 to 12, and what holds a model."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

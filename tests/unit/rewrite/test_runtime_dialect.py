@@ -1,7 +1,5 @@
 """Operators that onnxruntime registers in ai.onnx and onnx does not know: what its optimizers write goes through."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients of convolutions and poolings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

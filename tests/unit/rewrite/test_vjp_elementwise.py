@@ -1,7 +1,5 @@
 """Gradients of elementwise operators."""
 
-from __future__ import annotations
-
 from support.train.vjp_case import Case, judged
 
 PAIRS = {

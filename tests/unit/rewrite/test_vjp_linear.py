@@ -1,7 +1,5 @@
 """Gradients of matrix products, of Einsum and of Resize."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx.parser
 import pytest

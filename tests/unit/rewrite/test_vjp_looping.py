@@ -1,7 +1,5 @@
 """Gradients of If, Scan and Loop."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients of operators that move elements, or change shapes."""
 
-from __future__ import annotations
-
 import pytest
 
 from amp_rewrite import GradientError, gradients

@@ -1,7 +1,5 @@
 """Gradients of softmax, label losses, normalizations and Dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

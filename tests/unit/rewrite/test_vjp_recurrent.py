@@ -1,7 +1,5 @@
 """Gradients through bodies: of LSTM, GRU and RNN, by a Scan, and of operators without a row, by their function."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gradients of reductions and running sums."""
 
-from __future__ import annotations
-
 from support.train.vjp_case import Case, Torch, judged
 
 AXES = {"the last axis": [-1], "one axis": [1], "two axes": [0, 2]}

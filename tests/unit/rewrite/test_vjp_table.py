@@ -1,7 +1,5 @@
 """The table of gradient rules as a whole: every row has a case, and what rows append runs on a GPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """State that goes round on the device: two sets, one read while the other is written."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

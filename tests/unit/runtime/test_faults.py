@@ -1,7 +1,5 @@
 """Models on which onnxruntime dies or miscomputes: each row of the table, in processes that may die."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping, Sequence

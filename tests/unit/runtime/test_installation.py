@@ -1,7 +1,5 @@
 """Faults of an installed onnxruntime: what is said of each, and that no command fails in any other way."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

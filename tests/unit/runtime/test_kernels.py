@@ -1,7 +1,5 @@
 """Kernel tables: what a registration serves, what the shipped tables say, and limits of other runtimes."""
 
-from __future__ import annotations
-
 import json
 from importlib import metadata
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Providers in packages of their own, with stubs of a package and of onnxruntime; and the real ones where they are."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext

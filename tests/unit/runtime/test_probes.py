@@ -1,7 +1,5 @@
 """What a process of its own tells about onnxruntime and the driver; what may end a process is replaced here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

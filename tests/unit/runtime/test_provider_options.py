@@ -1,7 +1,5 @@
 """Options of the CUDA provider that a model decides, and what is passed to a session; nothing here needs a GPU."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Opening and running models: names, types, weights in files, providers, and what onnxruntime objects to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Targets: their words, releases and files, and what conversions for them do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

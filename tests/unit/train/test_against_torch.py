@@ -1,7 +1,5 @@
 """A CNN and a transformer beside PyTorch: the same losses, step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints: what is in one, runs that go on with the same bits, whole files or none, and what is refused."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

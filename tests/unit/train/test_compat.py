@@ -1,7 +1,5 @@
 """The TensorFlow-shaped door, with the values of TensorFlow's own tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loss and metrics over data, with the state as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx.parser
 import pytest

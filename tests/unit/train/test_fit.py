@@ -1,7 +1,5 @@
 """`fit` on arrays: batches, order, validation, callbacks, history, weights and predictions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Loss scaling for graphs that bring their own backward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Modules of PyTorch as `from_torch` and `from_transformers` export them: each trains as PyTorch trains it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

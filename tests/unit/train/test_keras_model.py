@@ -1,7 +1,5 @@
 """Models of Keras as `from_keras` exports them: they compute and train as in Keras, and go back."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Loss scales on the host: TensorFlow's published sequences, values, configurations and refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

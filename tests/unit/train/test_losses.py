@@ -1,7 +1,5 @@
 """Losses as text, each beside PyTorch: value and gradient, of logits and of probabilities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

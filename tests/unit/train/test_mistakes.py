@@ -1,7 +1,5 @@
 """What people type wrong, each answered by the thing and the way out, and never by a bare error of Python."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

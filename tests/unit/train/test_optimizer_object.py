@@ -1,7 +1,5 @@
 """An optimizer object in a training step: it brings its state, shows that of the trainer, and its rate has effect."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

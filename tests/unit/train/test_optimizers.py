@@ -1,7 +1,5 @@
 """Optimizers: clipping, steps by hand, PyTorch agrees, and what they refuse. See also test_host_and_graph."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Policies: names and what they mean, plain forms, and the one that a process has."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

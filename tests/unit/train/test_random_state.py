@@ -1,7 +1,5 @@
 """Random numbers as state: seeds, resumed runs, and the distribution of what is drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training steps of recurrent networks: what their Scans compute in, what comes out in the end, where they run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replicas in a loop: equal to one process with all rows, skipping together, and ending together."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The whole step as one graph: what it computes, what it leaves alone, and in which types."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

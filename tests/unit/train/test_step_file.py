@@ -1,7 +1,5 @@
 """Steps in files: what any runtime can do with one, what comes back, and the command that writes one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

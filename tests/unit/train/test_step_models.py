@@ -1,7 +1,5 @@
 """Steps of models of all kinds: names, files, functions, modes of training, and where they would run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sections of TensorFlow's guide and lines of its table that no other test holds, and the table's own tests."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `docs/reference/tensorflow.md` lists the lines; those that other tests hold are named there.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Dropout of PyTorch's modules: kept by `from_torch`, with PyTorch's distribution, formula and gradient, or told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

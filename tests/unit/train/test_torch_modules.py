@@ -1,7 +1,5 @@
 """Modules of PyTorch of many classes: gradients and a step of AdamW are PyTorch's, and what it trains is trained."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

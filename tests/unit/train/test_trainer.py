@@ -1,7 +1,5 @@
 """Training over data: epochs, skipped steps, learning rates, interrupts, and the trained model."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a step trains and what it leaves, with the reason, and models whose weights an exporter merged or folded."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Many machines: a real cluster of Dask's processes, and workers that are killed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

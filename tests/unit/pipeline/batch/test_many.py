@@ -1,7 +1,5 @@
 """Many models in Python: the tree, names, failures, resuming, shared weights, other executors."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

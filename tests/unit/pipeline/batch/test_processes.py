@@ -1,7 +1,5 @@
 """Jobs in other processes: some die, results never pile up, and interrupts end them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

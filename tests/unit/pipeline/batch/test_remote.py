@@ -1,7 +1,5 @@
 """Batches whose files are in stores, by URL: fsspec's memory and file systems."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 test_dask.py runs a real one, where it is installed.
 """
 
-from __future__ import annotations
-
 import sys
 from unittest.mock import MagicMock
 

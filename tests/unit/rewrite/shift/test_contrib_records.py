@@ -1,7 +1,5 @@
 """Operators of onnxruntime between shifted values: the same bits, whatever the exponents are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Operators of onnx's own tests and random graphs between shifted values: the same bits, whatever the exponents are."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

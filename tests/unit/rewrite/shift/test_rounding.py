@@ -1,7 +1,5 @@
 """What a shift costs in digits: estimates by counts beside the errors themselves, and powers of two that are exact."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
