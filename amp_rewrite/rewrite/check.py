@@ -9,13 +9,13 @@ import onnx
 import onnx.checker
 import onnx.defs
 import onnx.shape_inference
-from onnx import ModelProto, TypeProto
+from onnx import ModelProto, TypeProto, helper
 
 from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, Finding, ModelError, one_line
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import all_graphs, all_nodes
+from amp_rewrite.files.protos import all_graphs, all_nodes, clone
 from amp_rewrite.ir.schema import (
     Signature,
     normal_domain,
@@ -110,9 +110,21 @@ def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProt
     written = skeleton.SerializeToString()  # once for both
     try:
         onnx.checker.check_model(written)
+        if skeleton.graph.sparse_initializer:
+            written = _dense(skeleton).SerializeToString()
         return None, onnx.shape_inference.infer_shapes(written, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
+
+
+def _dense(skeleton: ModelProto) -> ModelProto:
+    """Return the model with inputs for sparse weights, to which onnx's inference gives the type of sparse tensors."""
+    dense = clone(skeleton)
+    for sparse in skeleton.graph.sparse_initializer:
+        values = sparse.values
+        dense.graph.input.append(helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
+    dense.graph.ClearField("sparse_initializer")
+    return dense
 
 
 def _set_apart(proto: ModelProto) -> None:

@@ -357,10 +357,10 @@ def test_what_else_a_model_carries_stays() -> None:
     model.doc_string = "words"
     model.graph.node[1].metadata_props.add(key="scope", value="block")
     model.graph.node[-2].metadata_props.add(key="scope", value="block/norm")
-    sparse = model.graph.sparse_initializer.add(dims=[8])
+    sparse = model.graph.sparse_initializer.add(dims=[8, 8])
     sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "few"))
-    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([2]), "few_at"))
-    model.graph.node.append(helper.make_node("Add", ["x", "few"], ["f"], "the_f"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([19]), "few_at"))
+    model.graph.node.append(helper.make_node("MatMul", ["x", "few"], ["f"], "the_f"))
     model.graph.output.append(helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2, 3, 8]))
     made = amp_rewrite.convert(model, fuse="contrib").model
     assert "SkipLayerNormalization" in kinds(made)
