@@ -271,7 +271,9 @@ class _Planner:
                     yield from ((use, name) for use in uses)
 
     def _name(self, value: ValueId, dtype: DType) -> str:
-        origin = self.origins.get(value, value)
+        origin = value
+        while origin in self.origins:  # a Cast that joins others may itself be the source of folded ones
+            origin = self.origins[origin]
         return self.versions.get(origin, {}).get(dtype, self.view.value_name(origin))
 
     # -- reasons, attributes and findings ------------------------------------------------------------

@@ -142,8 +142,8 @@ def kinds_of(model: ModelProto) -> set[str]:
 
 
 def _edged(graph: Graph) -> bool:
-    """Whether values pass the edges of bodies, which keep their type."""
-    return any(isinstance(step, (Branch, Looped)) for step in graph.steps)
+    """Whether values pass the edges of bodies, or sequences: both keep their type."""
+    return "Sequence" in graph.text() or any(isinstance(step, (Branch, Looped)) for step in graph.steps)
 
 
 @pytest.mark.slow

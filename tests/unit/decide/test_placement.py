@@ -290,6 +290,15 @@ def test_a_widening_cast_goes_that_only_a_folded_cast_reads() -> None:
     assert folded(result) == [("a", "float16", "float32"), ("p", "float32", "float16")]
 
 
+def test_what_reads_past_a_cast_of_the_model_reads_the_new_cast_that_stands_for_it() -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[8,8] x, float[8,8] w) => (float[8,8] y, float[8,8] z)'
+        "{ y = MatMul (x, w) h = Cast <to = 10> (x) f = Cast <to = 1> (h) z = MatMul (f, w) }"
+    )
+    reads = {node.output[0]: node.input[0] for node in convert(onnx.parser.parse_model(text)).model.graph.node}
+    assert (reads["y_float16"], reads["z_float16"]) == ("x_float16", "x_float16")
+
+
 def test_a_cast_through_a_narrower_type_rounds_and_stays() -> None:
     """A must-fail twin: bfloat16 holds fewer digits than float16, and no whole number holds a fraction."""
     for code in (16, 7):

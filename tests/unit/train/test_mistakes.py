@@ -14,7 +14,10 @@ import amp_rewrite.train as T
 from amp_rewrite.errors import AmpRewriteError
 from amp_rewrite.settings.loss_scale import IndexedSlices
 from amp_rewrite.train.replicas import SingleReplica
-from support.train.nets import parsed
+from support.train.nets import fresh_process, parsed
+
+__all__ = ["fresh_process"]
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 F32 = np.float32
 MODEL = parsed(
