@@ -238,7 +238,7 @@ class _Planner:
         own.update({home: kept} if kept else {})
         own.setdefault(dtype, []).extend(uses)
         for op, result in equal:
-            self.folds[op.id], self.origins[result] = source, self.origins.get(source, source)
+            self.folds[op.id] = self.origins[result] = source
             for read, readers in self.typed[result].items():
                 if read is not dtype:
                     own.setdefault(read, []).extend(readers)
