@@ -100,14 +100,18 @@ def run(model: Path) -> np.ndarray:
     return np.asarray(output)
 
 
+def assert_right_and_low(both: Path) -> None:
+    assert right(both, run(CNN), 0)
+    lowered, ops = low(both)
+    assert lowered == ops
+
+
 @pytest.mark.parametrize("tool", [*SIMPLIFIERS, session("BASIC")])
 def test_before_the_conversion(tool: Callable[[Path, Path], None], paths: list[Path]) -> None:
     other, _, both = paths
     tool(CNN, other)
     convert(other).save(both)
-    assert right(both, run(CNN), 0)
-    lowered, ops = low(both)
-    assert lowered == ops
+    assert_right_and_low(both)
 
 
 @pytest.mark.parametrize("tool", SIMPLIFIERS)
@@ -115,9 +119,7 @@ def test_after_the_conversion(tool: Callable[[Path, Path], None], paths: list[Pa
     _, half, both = paths
     convert(CNN).save(half)
     tool(half, both)
-    assert right(both, run(CNN), 0)
-    lowered, ops = low(both)
-    assert lowered == ops
+    assert_right_and_low(both)
 
 
 @pytest.mark.parametrize("tool", QUANTIZERS)
@@ -126,7 +128,8 @@ def test_quantized_before_the_conversion(tool: Callable[[Path, Path], None], pat
     other, _, both = paths
     tool(CNN, other)
     convert(other).save(both)
-    assert right(both, run(other), float(np.abs(run(other) - run(CNN)).max()))
+    quantized = run(other)
+    assert right(both, quantized, float(np.abs(quantized - run(CNN)).max()))
     integers = [integer_kernels(run_and_count(onnx.load(path), FEEDS, both.parent)[1]) for path in (other, both)]
     assert integers[0] == integers[1] != {}
 
