@@ -52,3 +52,10 @@ def cuda_stub() -> Path:
     if libraries is None:
         pytest.skip(reason)
     return libraries
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked torch or transformers where these are not installed."""
+    for package in ("torch", "transformers"):
+        if item.get_closest_marker(package) is not None:
+            pytest.importorskip(package, reason=f"{package} is not installed: make extras")
