@@ -1,7 +1,7 @@
 """Build the documentation site: `make docs` writes build/site, `make site` shows it and follows changes.
 
-Zensical reads build/docs, a copy of docs/ and of a few pages beside it. In the copy a link to another file of the
-repository leads to that file on GitHub. docs/README.md is the list of pages: the navigation and llms.txt are made from
+Zensical reads build/docs, a copy of docs/ and of a few pages beside it. In the copy the words of a link to another file
+of the repository stand without it. docs/README.md is the list of pages: the navigation and llms.txt are made from
 it, and a page that neither it nor the README.md of a listed folder names is an error.
 """
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from check_site import faults
 
@@ -73,7 +72,7 @@ def staged(source: Path, files: dict[str, Path]) -> str:
     text = UNRUN.sub(r"*Not run for this page: \1.*\n", SETUP.sub("", text))
     if not re.search("^# ", text, re.MULTILINE):
         text = f"# {source.stem.replace('_', ' ').capitalize()}\n\n{text}"
-    return unescaped(mapped(text, lambda to: moved(source, to, places)))
+    return unescaped(mapped(text, lambda words, to: moved(source, words, to, places)))
 
 
 def misread(text: str) -> str:
@@ -118,11 +117,11 @@ def unescaped(text: str) -> str:
     return re.sub(r"^\|.*$", lambda row: LINK.sub(bare, row[0]), text, flags=re.MULTILINE)
 
 
-def mapped(text: str, change: Callable[[str], str]) -> str:
-    """Return Markdown with each target of a link changed, but for those in code."""
+def mapped(text: str, change: Callable[[str, str], str]) -> str:
+    """Return Markdown with each link changed, given its words in brackets and its target, but for those in code."""
 
     def changed(match: re.Match[str]) -> str:
-        return match[0] if match["code"] else f"{match['text']}({change(match['to'])})"
+        return match[0] if match["code"] else change(match["text"], match["to"])
 
     return "".join(part if fenced else LINK.sub(changed, part) for fenced, part in parts(text))
 
@@ -133,10 +132,10 @@ def parts(text: str) -> Iterator[tuple[bool, str]]:
         yield number % 2 == 1, part
 
 
-def moved(source: Path, to: str, places: dict[Path, str]) -> str:
-    """Return where a link of a page leads in the stage, or on GitHub."""
+def moved(source: Path, words: str, to: str, places: dict[Path, str]) -> str:
+    """Return a link of a page as it is in the stage; for a file that has no place there, the words and its path."""
     if re.match(r"[a-z]+:|#", to):
-        return to
+        return f"{words}({to})"
     name, mark, anchor = to.partition("#")
     target = Path(os.path.normpath(source.parent / name))
     if not target.is_relative_to(ROOT) or not target.exists():
@@ -145,9 +144,9 @@ def moved(source: Path, to: str, places: dict[Path, str]) -> str:
         raise SiteError(f"{source.relative_to(ROOT)} links to {to}, which has no such heading")
     if target in places:
         here = PurePosixPath(places[source]).parent
-        return os.path.relpath(places[target], here).replace(os.sep, "/") + mark + anchor
-    kind = "tree" if target.is_dir() else "blob"
-    return f"{repository()}/{kind}/main/{target.relative_to(ROOT).as_posix()}{mark}{anchor}"
+        return f"{words}({os.path.relpath(places[target], here).replace(os.sep, '/')}{mark}{anchor})"
+    path = target.relative_to(ROOT).as_posix()
+    return words[1:-1] if target.name in words else f"{words[1:-1]} (`{path}`)"
 
 
 def anchors(text: str) -> set[str]:
@@ -159,12 +158,6 @@ def anchors(text: str) -> set[str]:
 def slug(head: str) -> str:
     """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-")
-
-
-def repository() -> str:
-    """Return the address of the repository."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return str(project["urls"]["Source"])
 
 
 def navigation(stage: Path) -> dict[str, list[Entry]]:
@@ -222,15 +215,15 @@ def escaped(words: str) -> str:
     return re.sub(r"([\[\]*_<>\\])", r"\\\1", words)
 
 
-def llms(sections: dict[str, list[Entry]], address: str) -> str:
+def llms(sections: dict[str, list[Entry]]) -> str:
     """Return llms.txt: what the project is, and every page with a line of words."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = [f"# {project['name']}", "", f"> {project['description']}"]
     for head, pages in sections.items():
         lines += ["", f"## {head}", ""]
         for page in pages:
-            words = mapped(page.words, lambda to: address + to).strip()
-            lines.append(f"- [{page.title}]({address}{page.path})" + (f": {words}" if words else ""))
+            words = page.words.strip()
+            lines.append(f"- [{page.title}]({page.path})" + (f": {words}" if words else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -269,15 +262,14 @@ def build() -> list[str]:
     print(told)
     if done.returncode:
         raise SiteError(f"Zensical ended with exit code {done.returncode}; what it found stands above")
-    address = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["site_url"]
     pages = ["README.md", *(page.path for top in sections.values() for one in top for page in (one, *one.children))]
     for path in pages:
         (SITE / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(STAGE / path, SITE / path)
-    (SITE / "llms.txt").write_text(llms(sections, address), "utf-8")
+    (SITE / "llms.txt").write_text(llms(sections), "utf-8")
     whole = "\n\n".join(f"<!-- {path} -->\n\n{(STAGE / path).read_text('utf-8').strip()}" for path in pages)
     (SITE / "llms-full.txt").write_text(whole + "\n", "utf-8")
-    return faults(SITE, urlsplit(address).path)
+    return faults(SITE)
 
 
 def zensical(*words: str) -> list[str]:

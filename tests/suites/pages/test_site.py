@@ -16,7 +16,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(site, "STAGE", tmp_path / "build" / "docs")
     (tmp_path / "docs").mkdir()
     (tmp_path / "code.py").write_text("")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "p"\ndescription = "d"\nurls.Source = "https://x.y"\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "p"\ndescription = "d"\n')
     (tmp_path / "docs" / "README.md").write_text(
         "# Docs\n\n## Pages\n\n- [One](one.md): its words,\n  on [two](one.md)\n"
     )
@@ -31,12 +31,12 @@ def test_every_page_of_this_project_is_listed_and_every_link_leads_somewhere(
     sections = site.stage()
     listed = [page for pages in sections.values() for page in pages]
     assert {page.path for page in listed if page.children} >= {"rules/README.md", "failures/README.md"}
-    text = site.llms(sections, "https://x.y/")
-    assert all(f"](https://x.y/{page.path})" in text and page.words for page in listed)
+    text = site.llms(sections)
+    assert all(f"]({page.path})" in text and page.words for page in listed)
     assert "<!-- setup" not in (tmp_path / "how-to" / "repair.md").read_text("utf-8")
 
 
-def test_a_page_is_staged_with_links_to_the_repository(folder: Path) -> None:
+def test_a_page_is_staged_with_links_to_other_pages_alone(folder: Path) -> None:
     (folder / "docs" / "one.md").write_text(
         "# One\n\n<!-- not run: no GPU -->\n[a](../code.py) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
         "| `x\\|y` |\n|---|\n\n```\n[i](j)\n```\n"
@@ -44,7 +44,7 @@ def test_a_page_is_staged_with_links_to_the_repository(folder: Path) -> None:
     assert {head: [page.title for page in pages] for head, pages in site.stage().items()} == {"Pages": ["One"]}
     assert (folder / "build" / "docs" / "one.md").read_text("utf-8") == (
         "# One\n\n*Not run for this page: no GPU.*\n\n"
-        "[a](https://x.y/blob/main/code.py) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
+        "a (`code.py`) `[b](c)` [d](README.md#pages) [e](#one) [f](https://g.h)\n\n"
         "| `x|y` |\n|---|\n\n```\n[i](j)\n```\n"
     )
     assert (folder / "build" / "docs" / ".nav.md").read_text("utf-8").endswith("- Pages\n    - [One](one.md)\n")
