@@ -146,7 +146,7 @@ def moved(source: Path, words: str, to: str, places: dict[Path, str]) -> str:
         here = PurePosixPath(places[source]).parent
         return f"{words}({os.path.relpath(places[target], here).replace(os.sep, '/')}{mark}{anchor})"
     path = target.relative_to(ROOT).as_posix()
-    return words[1:-1] if target.name in words else f"{words[1:-1]} (`{path}`)"
+    return words[1:-1] if target.suffix and target.name in words else f"{words[1:-1]} (`{path}`)"
 
 
 def anchors(text: str) -> set[str]:
