@@ -3,9 +3,9 @@ from amp_rewrite.cli.terminal import progress_bar as progress_bar
 from amp_rewrite.deploy.timing import bench as bench
 from amp_rewrite.deploy.doctor import doctor as doctor
 from amp_rewrite.deploy.cache import Cache as Cache
-from amp_rewrite.deploy.process import global_policy as global_policy
-from amp_rewrite.deploy.process import policy_scope as policy_scope
-from amp_rewrite.deploy.process import set_policy as set_policy
+from amp_rewrite.train.policy import global_policy as global_policy
+from amp_rewrite.train.policy import policy_scope as policy_scope
+from amp_rewrite.train.policy import set_policy as set_policy
 from amp_rewrite.deploy.session import Session as Session
 from amp_rewrite.dtypes import DType as DType
 from amp_rewrite.errors import AmpRewriteError as AmpRewriteError
@@ -41,7 +41,7 @@ from amp_rewrite.reports.diff import diff as diff
 from amp_rewrite.reports.report_builder import report_of as report_of
 from amp_rewrite.reports.report import Report as Report
 from amp_rewrite.rewrite.emulate import emulate as emulate
-from amp_rewrite.settings.policy import Policy as Policy
+from amp_rewrite.train.policy import Policy as Policy
 from amp_rewrite.settings.choices import Target as Target
 from amp_rewrite.rewrite.autodiff.gradients import gradients as gradients
 from amp_rewrite.train.keras.loss_scale_optimizer import disable_mixed_precision_graph_rewrite as disable_mixed_precision_graph_rewrite

@@ -37,7 +37,7 @@ from click.testing import CliRunner
 
 import amp_rewrite
 from amp_rewrite.cli import program
-from amp_rewrite.deploy import process
+from amp_rewrite.train import policy as policies
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = (
@@ -191,20 +191,20 @@ def matches(expected: str, printed: str) -> bool:
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """Work in an empty folder, without settings and without a cache of anybody."""
-    before, environment, state = Path.cwd(), dict(os.environ), process.state
+    before, environment, state = Path.cwd(), dict(os.environ), policies.state
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-page-") as made:
         os.chdir(made)
         for name in [name for name in os.environ if name.startswith("AMP_REWRITE")]:
             del os.environ[name]
         os.environ["XDG_CACHE_HOME"] = str(Path(made) / ".cache")
-        process.state = process.ProcessSettings()
+        policies.state = policies.ProcessSettings()
         try:
             yield Path(made)
         finally:
             os.chdir(before)
             os.environ.clear()
             os.environ.update(environment)
-            process.state = state
+            policies.state = state
 
 
 def run(page: Path, *, light: bool = False) -> tuple[int, int]:

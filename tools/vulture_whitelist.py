@@ -51,6 +51,7 @@ _.profile_file_prefix
 _.HoldsModel
 _.ExportedProgram
 _.Readable
+_.PrecisionPolicy
 _.TorchType
 
 # Keys of a TypedDict: keywords of `fit`.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 
+from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation, int_attribute
 from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT, TENSOR_CORE_STEP
 from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
@@ -179,3 +180,46 @@ _COUNTS: Mapping[str, Callable[[View, Op], float]] = {
     **{f"com.microsoft::{name}": _factors for name in ("Attention", "FusedGemm", "FusedMatMul", "GemmFastGelu")},
     "com.microsoft::MatMulNBits": _packed_weight,
 }
+
+
+# -- tensor cores ------------------------------------------------------------------------------------
+
+# A row of this many 16-bit elements is 16 bytes, the unit of tensor core loads: NVIDIA, Matrix Multiplication
+# Background User's Guide, "Tensor Core Requirements".
+ALIGNED = 8
+_LARGE = 256
+"""From this size on, NVIDIA asks for multiples of 8 only (TensorFlow's mixed precision guide)."""
+_NAMED = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
+"""Names of the dimensions of a weight: the last two of a matrix, the first two of a convolution."""
+
+
+def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
+    """Return the names of low products with a fixed dimension off multiples of 8, in order. O(nodes).
+
+    Keys are the kind of op, the dimension and its size.
+    """
+    groups: dict[tuple[str, str, int], list[str]] = {}
+    for op in view.ops:
+        types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
+        if next((dtype for dtype in types if dtype is not None and dtype.floating), None) is low:
+            for dimension, size in _aligned_dimensions(view, op):
+                if size is not None and size % ALIGNED:
+                    groups.setdefault((op.kind, dimension, size), []).append(op.name)
+    return groups
+
+
+def _aligned_dimensions(view: View, op: Op) -> Iterable[tuple[str, int | None]]:
+    weight = shape_of(view, op.inputs[1]) if op.kind in _NAMED and len(op.inputs) > 1 else None
+    if weight is None or len(weight) < 2:
+        return ()
+    if op.kind in ("Conv", "ConvTranspose"):
+        depthwise = weight[1] == 1  # off tensor cores
+        return () if depthwise else zip(_NAMED[op.kind], weight[:2], strict=True)
+    names = reversed(_NAMED[op.kind]) if int_attribute(op.node, "transB", 0) else _NAMED[op.kind]
+    return zip(names, weight[-2:], strict=True)
+
+
+def better_size(size: int) -> int:
+    """Return the next good size for tensor cores: a power of two below 256, else a multiple of 8."""
+    power = 1 << max(size - 1, ALIGNED - 1).bit_length()
+    return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED

@@ -13,10 +13,7 @@ from dataclasses import asdict, dataclass
 import onnx.defs
 
 from amp_rewrite.decide.coloring.gate import kernel_types
-from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.schema import signature, unknown
-from amp_rewrite.ir.shapes import shape_of
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.reports.render import blocks, count
@@ -80,51 +77,6 @@ _INDENT = 9
 
 # -- ops ---------------------------------------------------------------------------------------------
 
-# A row of this many 16-bit elements is 16 bytes, the unit of tensor core loads: NVIDIA, Matrix Multiplication
-# Background User's Guide, "Tensor Core Requirements".
-ALIGNED = 8
-
-Dimensions = tuple[tuple[str, int | None], ...]
-
-
-def aligned_dimensions(view: View, op: Op) -> Dimensions:
-    """Return the dimensions of a matrix product or convolution to align for tensor cores."""
-    weight = shape_of(view, op.inputs[1]) if op.kind in _NAMED and len(op.inputs) > 1 else None
-    if weight is None or len(weight) < 2:
-        return ()
-    if op.kind in ("Conv", "ConvTranspose"):
-        depthwise = weight[1] == 1  # off tensor cores
-        return () if depthwise else tuple(zip(_NAMED[op.kind], weight[:2], strict=True))
-    names = reversed(_NAMED[op.kind]) if int_attribute(op.node, "transB", 0) else _NAMED[op.kind]
-    return tuple(zip(names, weight[-2:], strict=True))
-
-
-_NAMED = {"MatMul": ("k", "n"), "Gemm": ("k", "n"), "Conv": ("out", "in"), "ConvTranspose": ("in", "out")}
-"""Names of the dimensions of a weight: the last two of a matrix, the first two of a convolution."""
-
-
-def misaligned(view: View, low: DType) -> dict[tuple[str, str, int], list[str]]:
-    """Return the names of low products with a fixed dimension off multiples of 8, in order. O(nodes).
-
-    Keys are the kind of op, the dimension and its size.
-    """
-    groups = defaultdict[tuple[str, str, int], list[str]](list)
-    for op in view.ops:
-        for dimension, size in aligned_dimensions(view, op) if _main(view, op) is low else ():
-            if size is not None and size % ALIGNED:
-                groups[op.kind, dimension, size].append(op.name)
-    return groups
-
-
-def better_size(size: int) -> int:
-    """Return the next good size for tensor cores: a power of two below 256, else a multiple of 8."""
-    power = 1 << max(size - 1, ALIGNED - 1).bit_length()
-    return power if size < _LARGE else -(-size // ALIGNED) * ALIGNED
-
-
-_LARGE = 256
-"""From this size on, NVIDIA asks for multiples of 8 only (TensorFlow's mixed precision guide)."""
-
 
 def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[str]]:
     """Return the names of float ops without a kernel in the CUDA provider, in order. O(nodes).
@@ -153,8 +105,3 @@ def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -
         if schema is not None and kernels.runs("", op.op_type, schema.since, types):
             return other
     return None
-
-
-def _main(view: View, op: Op) -> DType | None:
-    types = (v.type.dtype for v in view.variables[op.id] if v.type is not None)
-    return next((dtype for dtype in types if dtype is not None and dtype.floating), None)

@@ -10,16 +10,8 @@ import numpy as np
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.reasons import Strength
-from amp_rewrite.deploy.checkup import (
-    ADVICE,
-    FINDING,
-    OK,
-    UNKNOWN,
-    Check,
-    better_size,
-    misaligned,
-    on_cpu,
-)
+from amp_rewrite.decide.sizes import better_size, misaligned
+from amp_rewrite.deploy.checkup import ADVICE, FINDING, OK, UNKNOWN, Check, on_cpu
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model

@@ -11,7 +11,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, overload
 
-from amp_rewrite.deploy import process
 from amp_rewrite.deploy.cache import Cache
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError, ModelError, PolicyError, spelled
@@ -40,8 +39,9 @@ from amp_rewrite.runtime.runner import (
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target, low_type
 from amp_rewrite.settings.option import check_known, checked
-from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import KEYWORDS, Request
+from amp_rewrite.train import policy as policies
+from amp_rewrite.train.policy import Policy
 from amp_rewrite.version import VERSION
 
 Provider = str | tuple[str, Mapping[str, object]]
@@ -113,7 +113,7 @@ class Session:
         )
         if ignore_performance is None:
             ignore_performance = os.environ.get(IGNORE_PERFORMANCE, "0").lower() not in _OFF
-        chosen = process.policy_of_sessions() if policy is None else Policy.of(policy)
+        chosen = policies.policy_of_sessions() if policy is None else Policy.of(policy)
         to = None if chosen.lowers is None else low_type(chosen)
         slow = "" if to is None or ignore_performance else _slow(first, to, self._device)
         ready = _ModelToOpen(source, left=slow)
@@ -135,7 +135,7 @@ class Session:
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=3)
         if self._report_json is None:
-            process.state.plain_sessions += 1
+            policies.state.plain_sessions += 1
 
     def _notes(self, ready: _ModelToOpen, first: str, unopened: str, named: bool, graph: bool) -> Iterator[str]:
         """Yield differences from the request. `named`: the caller named the providers."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
     from amp_rewrite.runtime.faults import RuntimeTarget
     from amp_rewrite.runtime.kernels import Kernels, Limits
-    from amp_rewrite.settings.policy import Policy
 
 Level = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
 Safety = Literal["default", "none"]
@@ -44,7 +43,15 @@ class TorchType(Protocol):
         """True for floating types."""
 
 
-LowType: TypeAlias = "LowName | int | DType | Policy | type[np.generic] | np.dtype[Any] | TorchType"
+class PrecisionPolicy(Protocol):
+    """A `Policy`, known without the wing of training."""
+
+    @property
+    def lowers(self) -> DType | None:
+        """The low type of a conversion."""
+
+
+LowType: TypeAlias = "LowName | int | DType | PrecisionPolicy | type[np.generic] | np.dtype[Any] | TorchType"
 """Forms of a low type; an int is a `TensorProto.DataType` code."""
 _LOW_NAMES: tuple[str, ...] = get_args(LowName)
 _LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_bfloat16"
@@ -62,9 +69,7 @@ def low_type(to: object) -> DType:
     try:
         dtype = DType.parse(to)
     except PolicyError:
-        from amp_rewrite.settings.policy import Policy  # late: mostly a type is given
-
-        if isinstance(to, Policy):
+        if hasattr(to, "lowers"):
             return _lowered(to)
         raise PolicyError(f"unknown type or policy {to!r}; {advice(name, _LOW_NAMES, _LOW_FORMS)}") from None
     if not dtype.low:
@@ -72,7 +77,7 @@ def low_type(to: object) -> DType:
     return dtype
 
 
-def _lowered(policy: Policy) -> DType:
+def _lowered(policy: Any) -> DType:
     if policy.lowers is None:
         raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
     if not policy.mixed:
@@ -80,7 +85,7 @@ def _lowered(policy: Policy) -> DType:
             f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.name}, and"
             f" {spelled('io', 'low')} for low inputs and outputs"
         )
-    return policy.lowers
+    return DType(policy.lowers)
 
 
 # -- targets ---------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from amp_rewrite.train.interchange.torch_module import from_torch as from_torch
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer as StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable as Variable
-from amp_rewrite.settings.loss_scale import DynamicLossScale as DynamicLossScale
-from amp_rewrite.settings.loss_scale import FixedLossScale as FixedLossScale
-from amp_rewrite.settings.loss_scale import LossScale as LossScale
+from amp_rewrite.train.loss_scale import DynamicLossScale as DynamicLossScale
+from amp_rewrite.train.loss_scale import FixedLossScale as FixedLossScale
+from amp_rewrite.train.loss_scale import LossScale as LossScale
 from amp_rewrite.train.keras.metrics import Metrics as Metrics
 from amp_rewrite.train.step.model_loss import ModelLoss as ModelLoss
 from amp_rewrite.train.update.optimizers import Adagrad as Adagrad

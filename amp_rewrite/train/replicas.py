@@ -17,7 +17,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door, stated, to_array
+from amp_rewrite.train.door import door, stated, to_array
 
 TIMEOUT = 300.0
 """Default seconds that a replica waits for the others."""

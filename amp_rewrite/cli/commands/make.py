@@ -12,8 +12,8 @@ from amp_rewrite.cli.files import Batches, beside, check_report, write_report
 from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.settings.option import PRECISION
-from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import OPTIONS, PAINTING, Request
+from amp_rewrite.train.policy import Policy
 
 # -- calibrate -----------------------------------------------------------------------------------------------
 

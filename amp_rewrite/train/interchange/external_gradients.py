@@ -17,9 +17,9 @@ from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.ir.nodes import MAIN
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.door import door
-from amp_rewrite.settings.loss_scale import LossScale
+from amp_rewrite.train import loss_scale as scales
+from amp_rewrite.train.door import door
+from amp_rewrite.train.loss_scale import LossScale
 from amp_rewrite.train.update.graph import REGION, Scaling, StateVariable, append_unscaling
 
 

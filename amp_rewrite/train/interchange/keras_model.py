@@ -21,7 +21,7 @@ from onnx import ModelProto
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.model import Model
-from amp_rewrite.settings.door import door
+from amp_rewrite.train.door import door
 from amp_rewrite.train.interchange.torch_module import from_torch
 from amp_rewrite.train.objective.parameters import KEY
 

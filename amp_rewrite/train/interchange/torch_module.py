@@ -20,7 +20,7 @@ from amp_rewrite.errors import AmpRewriteError, TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.door import door, stated, whole_number
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.interchange.torch_forms import (
     mark_padding,
     mark_stops,

@@ -19,14 +19,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from amp_rewrite.deploy import process
 from amp_rewrite.errors import PolicyError, TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.door import door, floats, stated
-from amp_rewrite.settings.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
+from amp_rewrite.train import loss_scale as scales
+from amp_rewrite.train import policy as policies
+from amp_rewrite.train.door import door, floats, stated
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer, saved_state
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
+from amp_rewrite.train.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import deserialize
 
@@ -182,16 +182,16 @@ def enable_mixed_precision_graph_rewrite(
         >>> optimizer = amp_rewrite.enable_mixed_precision_graph_rewrite(amp_rewrite.train.SGD(0.1))
         >>> amp_rewrite.disable_mixed_precision_graph_rewrite()
     """
-    if process.state.policy is not None:
+    if policies.state.policy is not None:
         raise PolicyError(
-            f"cannot enable the mixed precision graph rewrite: the policy is set to {process.global_policy().name!r},"
+            f"cannot enable the mixed precision graph rewrite: the policy is set to {policies.global_policy().name!r},"
             " and only one of the two can be active; call set_policy(None) first"
         )
-    process.warn_of_plain_sessions()
+    policies.warn_of_plain_sessions()
     if opt is None and loss_scale != "dynamic":
         raise TrainingError(f"loss scale {loss_scale!r} needs an optimizer; pass opt, or omit the loss scale")
     wrapped = None if opt is None else LossScaleOptimizer(opt, loss_scale)
-    process.state.rewriting = True
+    policies.state.rewriting = True
     return wrapped
 
 
@@ -203,13 +203,13 @@ def disable_mixed_precision_graph_rewrite() -> None:
         >>> amp_rewrite.enable_mixed_precision_graph_rewrite()
         >>> amp_rewrite.disable_mixed_precision_graph_rewrite()
     """
-    if not process.state.rewriting:
+    if not policies.state.rewriting:
         warnings.warn(
             "disable_mixed_precision_graph_rewrite has no effect: the graph rewrite is not enabled",
             UserWarning,
             stacklevel=2,
         )
-    process.state.rewriting = False
+    policies.state.rewriting = False
 
 
 def _scale_of_later_config(config: Mapping[str, Any]) -> LossScale:

@@ -6,7 +6,7 @@ import numpy as np
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import Namespace, door, floats
+from amp_rewrite.train.door import Namespace, door, floats
 
 
 @door()

@@ -11,17 +11,17 @@ from typing import NamedTuple, Self, Unpack, overload
 import numpy as np
 from onnx import TensorProto
 
-from amp_rewrite.deploy import process
 from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.settings.door import Named, Namespace, door, floats, stated, to_array
-from amp_rewrite.settings.loss_scale import Gradient
+from amp_rewrite.train import policy as policies
+from amp_rewrite.train.door import Named, Namespace, door, floats, stated, to_array
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
+from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
 from amp_rewrite.train.objective.parameters import trained
 from amp_rewrite.train.step.assembly import ModelOptions, Subject, statistics_of
@@ -59,7 +59,7 @@ class Network(WithWeights):
     """
 
     def __init__(self, model: object, **options: Unpack[ModelOptions]) -> None:
-        self._subject = Subject.of(model, options, process.policy_of_sessions)
+        self._subject = Subject.of(model, options, policies.policy_of_sessions)
         self._losses: dict[str, ModelLoss] = {}
         self._compiled: Trainer | None = None
         graph = self._subject.source.proto.graph

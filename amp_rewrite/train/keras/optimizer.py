@@ -13,8 +13,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.sources import Npz
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door, stated, whole_number
-from amp_rewrite.settings.loss_scale import Gradient, serialize
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.variables import (
     GradsAndVars,
     Variable,
@@ -25,6 +24,7 @@ from amp_rewrite.train.keras.variables import (
     pairs_of,
     times,
 )
+from amp_rewrite.train.loss_scale import Gradient, serialize
 from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
 from amp_rewrite.train.update.optimizers import deserialize
 

@@ -12,8 +12,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door, floats, stated
-from amp_rewrite.settings.loss_scale import Gradient
+from amp_rewrite.train.door import door, floats, stated
+from amp_rewrite.train.loss_scale import Gradient
 
 
 class ArrayLike(NDArrayOperatorsMixin):

@@ -19,7 +19,7 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.settings.door import stated
+from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective.prediction import (
     CLASSES,
     SHARES,

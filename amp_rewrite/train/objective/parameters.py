@@ -20,7 +20,7 @@ from amp_rewrite.rewrite.autodiff.vjp.movement import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
-from amp_rewrite.settings.door import stated
+from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective import fixed_values
 from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name

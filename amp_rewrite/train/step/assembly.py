@@ -31,12 +31,12 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import with_random_sta
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.settings.door import door, stated, whole_number
 from amp_rewrite.settings.option import Painting
-from amp_rewrite.settings.policy import Policy
 from amp_rewrite.settings.request import PAINTING, Request
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.parameters import ModuleParameters, ParameterGlobs, Selection, module_notes, trained
+from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.update.graph import REGION, Buffers
 
 _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}

@@ -15,7 +15,7 @@ from amp_rewrite.evidence.data.sources import NOT_FED, is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.settings.door import to_array, whole_number
+from amp_rewrite.train.door import to_array, whole_number
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
 
 _RANGES = {

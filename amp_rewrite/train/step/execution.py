@@ -19,7 +19,7 @@ from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.buffers import BufferedRunner, DoubleBuffer, Side
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.settings.door import stated, whole_number
+from amp_rewrite.train.door import stated, whole_number
 from amp_rewrite.train.keras.variables import ArrayLike
 from amp_rewrite.train.step.assembly import with_outputs, with_state
 from amp_rewrite.train.step.batches import BatchMeans, Rows, Scores, batch_model, read_by

@@ -16,8 +16,8 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import Named, door, whole_number
-from amp_rewrite.settings.loss_scale import MINIMUM, DynamicLossScale
+from amp_rewrite.train.door import Named, door, whole_number
+from amp_rewrite.train.loss_scale import MINIMUM, DynamicLossScale
 from amp_rewrite.train.step.batches import BatchMeans, Rows, with_targets
 from amp_rewrite.train.update.optimizer import rate_of_config
 

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
@@ -20,10 +19,11 @@ from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PR
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
-from amp_rewrite.settings.door import Named, door, to_array
-from amp_rewrite.settings.loss_scale import Gradient
+from amp_rewrite.train import policy as policies
+from amp_rewrite.train.door import Named, door, to_array
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer, by_path
 from amp_rewrite.train.keras.variables import Loss, Variable
+from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, lowered, with_values
@@ -208,7 +208,7 @@ class ModelLoss(WithWeights, Loss):
         enabled, else that of `set_policy`, else float32.
         """
         require("ModelLoss")
-        return Weights(Subject.of(model, options, process.policy_of_sessions)).loss(loss)
+        return Weights(Subject.of(model, options, policies.policy_of_sessions)).loss(loss)
 
     @property
     def report(self) -> TrainingReport:

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
@@ -23,13 +22,14 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import initial_random_state
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.door import door, stated, whole_number
-from amp_rewrite.settings.loss_scale import LossScale, serialize
-from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train import loss_scale as scales
+from amp_rewrite.train import policy as policies
+from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.loss_scale import LossScale, serialize
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.prediction import TargetInput
+from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.step.assembly import (
     ModelOptions,
     Prepared,
@@ -189,7 +189,7 @@ def training_step(
         >>> step.batch
         ('image', 'label')
     """
-    return step_of(Subject.of(model, options, process.policy_of_steps), loss, optimizer, loss_scale, micro_batches)
+    return step_of(Subject.of(model, options, policies.policy_of_steps), loss, optimizer, loss_scale, micro_batches)
 
 
 def step_of(

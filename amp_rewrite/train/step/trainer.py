@@ -19,7 +19,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.buffers import Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.door import Named, door, floats, whole_number
+from amp_rewrite.train.door import Named, door, floats, whole_number
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
 from amp_rewrite.train.step.batches import batches as batches_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from amp_rewrite.deploy.checkup import ALIGNED, better_size, misaligned
+from amp_rewrite.decide.sizes import ALIGNED, better_size, misaligned
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import count
 from amp_rewrite.files.model import Model

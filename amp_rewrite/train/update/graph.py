@@ -22,7 +22,7 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.random_numbers import MULTIPLIERS, PRIME
-from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale, scale_after
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, LossScale, scale_after
 from amp_rewrite.train.update.optimizer import Optimizer, initial_slots
 
 REGION = "amp.update"

@@ -16,8 +16,8 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door, floats, unknown_name
-from amp_rewrite.settings.loss_scale import Gradient, IndexedSlices, class_of, serialize
+from amp_rewrite.train.door import door, floats, unknown_name
+from amp_rewrite.train.loss_scale import Gradient, IndexedSlices, class_of, serialize
 
 Values = Mapping[str, Any]
 """Arrays, or values of a graph under construction, by slot."""

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.door import door
-from amp_rewrite.settings.loss_scale import class_of
+from amp_rewrite.train.door import door
+from amp_rewrite.train.loss_scale import class_of
 from amp_rewrite.train.update.optimizer import (
     SCHEDULES,
     Optimizer,

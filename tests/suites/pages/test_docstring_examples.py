@@ -18,7 +18,7 @@ import pytest
 import amp_rewrite
 import amp_rewrite.train
 from amp_rewrite import errors
-from amp_rewrite.deploy import process
+from amp_rewrite.train import policy as policies
 from support.paths import ROOT
 
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
@@ -98,7 +98,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         np.savez(tmp_path / "batches.npz", image=digits["x"][:64])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
+    monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     return tmp_path
 
 

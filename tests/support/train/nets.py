@@ -12,11 +12,11 @@ import pytest
 from onnx import ModelProto
 from onnx.numpy_helper import from_array
 
-from amp_rewrite.deploy import process
 from amp_rewrite.files.casting import Array
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.train import policy as policies
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import TrainingStep, training_step
 from amp_rewrite.train.step.trainer import Trainer
@@ -53,8 +53,8 @@ def square(value: float = 1.0) -> ModelLoss:
 @pytest.fixture
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No policy, no rewrite, and a fast GPU."""
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
+    monkeypatch.setattr(policies, "state", policies.ProcessSettings())
+    monkeypatch.setattr(policies, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
 
 
 def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Array]]:

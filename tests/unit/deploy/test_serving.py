@@ -13,13 +13,13 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import ModelError, PatternError, PolicyError, Session, Target
-from amp_rewrite.deploy import process
 from amp_rewrite.deploy import session as home
 from amp_rewrite.deploy.session import IGNORE_PERFORMANCE, chosen_cache
 from amp_rewrite.errors import ConversionError
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, Runner, SessionOptions, cuda_opens
+from amp_rewrite.train import policy as policies
 from support import stub
 from support.paths import ROOT
 
@@ -44,7 +44,7 @@ def mlp() -> onnx.ModelProto:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """A machine without a GPU, an own cache, and a process of which nothing was asked yet."""
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
+    monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     monkeypatch.setattr(home, "hardware", lambda: NO_GPU)
     monkeypatch.setattr(home, "chosen_cache", _not_the_users_own(tmp_path / "cache"))
     monkeypatch.delenv(IGNORE_PERFORMANCE, raising=False)
@@ -183,7 +183,7 @@ def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) 
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
     machine.setenv(IGNORE_PERFORMANCE, "1")
-    machine.setattr(process, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
+    machine.setattr(policies, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
         with pytest.raises(

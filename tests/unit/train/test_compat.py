@@ -6,10 +6,8 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.deploy import process
-from amp_rewrite.deploy.process import set_policy
 from amp_rewrite.errors import FeedError, PolicyError, TrainingError
-from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
+from amp_rewrite.train import policy as policies
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
@@ -17,6 +15,8 @@ from amp_rewrite.train.keras.loss_scale_optimizer import (
 )
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, Gradient, IndexedSlices
+from amp_rewrite.train.policy import set_policy
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.update.optimizers import SGD, Adam
 from support.train.nets import CROSS_ENTROPY, batches, fresh_process, mlp, square
@@ -241,9 +241,9 @@ def test_a_loss_has_no_gradient_for_a_variable_of_no_model() -> None:
 
 def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops_it() -> None:
     opt = enable_mixed_precision_graph_rewrite(SGD(0.5))
-    assert (opt.loss_scale(), process.state.rewriting) == (2.0**15, True)
+    assert (opt.loss_scale(), policies.state.rewriting) == (2.0**15, True)
     disable_mixed_precision_graph_rewrite()
-    assert not process.state.rewriting
+    assert not policies.state.rewriting
     assert opt.loss_scale() == 2.0**15
     with pytest.warns(UserWarning, match=": the graph rewrite is not enabled$"):
         disable_mixed_precision_graph_rewrite()
@@ -260,7 +260,7 @@ def test_what_can_not_be_wrapped_does_not_turn_the_rewrite_on(opt: Any, message:
     with pytest.raises(TrainingError) as error:
         enable_mixed_precision_graph_rewrite(opt)
     assert str(error.value) == message
-    assert not process.state.rewriting
+    assert not policies.state.rewriting
 
 
 def test_a_set_policy_even_float32_excludes_the_rewrite_and_is_looked_at_first() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from amp_rewrite.errors import FeedError, TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.loss_scale import DynamicLossScale
+from amp_rewrite.train.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.fitting import EarlyStopping
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import Adam

@@ -15,8 +15,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.interchange.external_gradients import ScaledGradients, scale_gradients
+from amp_rewrite.train.loss_scale import DynamicLossScale
 from support.paths import TESTS
 from support.train import foreign_step
 

@@ -17,7 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.loss_scale import (
+from amp_rewrite.train.loss_scale import (
     Array,
     DynamicLossScale,
     FixedLossScale,

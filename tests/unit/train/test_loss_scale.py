@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings import loss_scale as scales
-from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices, serialize
+from amp_rewrite.train import loss_scale as scales
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices, serialize
 
 MAX = float(np.finfo(np.float32).max)
 pytestmark = pytest.mark.filterwarnings("ignore:gradients are not finite at the least loss scale")

@@ -12,7 +12,7 @@ import pytest
 import amp_rewrite
 import amp_rewrite.train as T
 from amp_rewrite.errors import AmpRewriteError
-from amp_rewrite.settings.loss_scale import IndexedSlices
+from amp_rewrite.train.loss_scale import IndexedSlices
 from amp_rewrite.train.replicas import SingleReplica
 from support.train.nets import fresh_process, parsed
 

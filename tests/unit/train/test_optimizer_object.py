@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
+from amp_rewrite.train.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.settings.loss_scale import serialize
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.loss_scale import serialize
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizer import (

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.deploy import process
-from amp_rewrite.deploy.process import global_policy, policy_scope, set_policy
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.settings.policy import Policy, deserialize, serialize
+from amp_rewrite.train import policy as policies
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     disable_mixed_precision_graph_rewrite,
     enable_mixed_precision_graph_rewrite,
 )
+from amp_rewrite.train.policy import Policy, deserialize, global_policy, policy_scope, serialize, set_policy
 from amp_rewrite.train.step.step import training_step
 from support.train.nets import CROSS_ENTROPY, fresh_process, mlp
 
@@ -93,11 +92,11 @@ def test_a_policy_has_a_plain_form_that_leads_back(policy: Policy, plain: Any) -
 
 
 def test_the_policy_of_a_process_holds_until_withdrawn_and_a_scope_until_its_end() -> None:
-    assert (global_policy(), process.state.policy is not None) == (Policy("float32"), False)
+    assert (global_policy(), policies.state.policy is not None) == (Policy("float32"), False)
     set_policy("mixed_float16")
-    assert (global_policy(), process.state.policy is not None) == (Policy("mixed_float16"), True)
+    assert (global_policy(), policies.state.policy is not None) == (Policy("mixed_float16"), True)
     set_policy(None)
-    assert (global_policy(), process.state.policy is not None) == (Policy("float32"), False)
+    assert (global_policy(), policies.state.policy is not None) == (Policy("float32"), False)
     set_policy("float64")
     with pytest.raises(ZeroDivisionError), policy_scope("mixed_bfloat16"):
         assert global_policy() == Policy("mixed_bfloat16")
@@ -106,7 +105,7 @@ def test_the_policy_of_a_process_holds_until_withdrawn_and_a_scope_until_its_end
 
 
 def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowed() -> None:
-    process.state.rewriting = True
+    policies.state.rewriting = True
     with pytest.raises(PolicyError) as error:
         set_policy("mixed_float16")
     assert str(error.value) == (
@@ -120,22 +119,22 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
 def test_a_gpu_that_gains_nothing_is_named_once_per_process_where_the_policy_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "machine_asked", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
+    monkeypatch.setattr(policies, "machine_asked", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "this GPU has less: P100, compute capability 6.0$"
     with pytest.warns(UserWarning, match=message) as said:
         set_policy("mixed_float16")
     assert [warning.filename for warning in said] == [__file__]
     set_policy("mixed_float16")
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
-    monkeypatch.setattr(process, "machine_asked", lambda: Hardware(absence="no GPU"))
+    monkeypatch.setattr(policies, "state", policies.ProcessSettings())
+    monkeypatch.setattr(policies, "machine_asked", lambda: Hardware(absence="no GPU"))
     with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as said, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in said] == [__file__]
 
 
 def test_steps_follow_the_rewrite_and_the_policy_as_sessions_do() -> None:
-    seen = [process.policy_of_steps().name]
+    seen = [policies.policy_of_steps().name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a machine without a GPU
         enable_mixed_precision_graph_rewrite()

@@ -8,10 +8,10 @@ import pytest
 
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.train import replicas as parallel
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
 from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.loss_scale import DynamicLossScale
 from amp_rewrite.train.replicas import SingleReplica, averaged, join_replicas, shard
 from amp_rewrite.train.update.optimizers import SGD
 from support.train.nets import batches, same

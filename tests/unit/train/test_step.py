@@ -7,15 +7,15 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import View
-from amp_rewrite.deploy import process
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.loss_scale import DynamicLossScale
-from amp_rewrite.settings.policy import Policy
+from amp_rewrite.train import policy as policies
 from amp_rewrite.train.keras.loss_scale_optimizer import LossScaleOptimizer
+from amp_rewrite.train.loss_scale import DynamicLossScale
+from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.update.optimizers import SGD, Adam
@@ -168,9 +168,9 @@ def test_each_parameter_is_cast_once_a_step_and_a_frozen_one_is_a_constant() -> 
 
 
 def test_the_policy_of_the_process_holds_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "state", process.ProcessSettings())
+    monkeypatch.setattr(policies, "state", policies.ProcessSettings())
     assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_float16")
-    with process.policy_scope("mixed_bfloat16"):
+    with policies.policy_scope("mixed_bfloat16"):
         assert training_step(mlp(), loss=CROSS_ENTROPY).policy == Policy("mixed_bfloat16")
 
 

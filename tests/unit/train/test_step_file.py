@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
-from amp_rewrite.settings.loss_scale import serialize
+from amp_rewrite.train.loss_scale import serialize
 from amp_rewrite.train.step.step import KEY, TrainingStep, save_step, training_step
 from support.train.nets import batches, mlp
 

@@ -11,8 +11,8 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.loss_scale import DynamicLossScale
 from amp_rewrite.settings.op_lists import load_lists
+from amp_rewrite.train.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from amp_rewrite.train.update.optimizers import SGD

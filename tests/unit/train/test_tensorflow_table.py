@@ -12,13 +12,10 @@ import onnx.helper
 import onnx.parser
 import pytest
 
-from amp_rewrite.deploy.process import policy_scope, set_policy
 from amp_rewrite.deploy.session import Session
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
-from amp_rewrite.settings.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 from amp_rewrite.settings.op_lists import load_lists
-from amp_rewrite.settings.policy import Policy
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
     disable_mixed_precision_graph_rewrite,
@@ -28,6 +25,8 @@ from amp_rewrite.train.keras.metrics import Metrics
 from amp_rewrite.train.keras.network import GradientTape, Losses, Network
 from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable
+from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from amp_rewrite.train.policy import Policy, policy_scope, set_policy
 from amp_rewrite.train.replicas import SingleReplica, strategy_supports_loss_scaling
 from amp_rewrite.train.step.model_loss import ModelLoss
 from amp_rewrite.train.step.step import training_step

@@ -12,7 +12,7 @@ import amp_rewrite
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.buffers import BufferedRunner
 from amp_rewrite.runtime.runner import Runner
-from amp_rewrite.settings.loss_scale import DynamicLossScale
+from amp_rewrite.train.loss_scale import DynamicLossScale
 from amp_rewrite.train.step.step import training_step
 from amp_rewrite.train.step.trainer import Trainer
 from support import stub

@@ -1,16 +1,23 @@
-"""Policies: the element types of parameters, arithmetic and results."""
+"""Policies: the element types of parameters, arithmetic and results; and the settings of the process.
+
+The settings of the process are the only global state of the package; sessions and training steps read them. Names,
+errors, warnings and the order of effects are those of Keras in TensorFlow 2.1 to 2.3:
+`enable_mixed_precision_graph_rewrite` (`train.keras`) and the policy exclude each other.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amp_rewrite.dtypes import MIXED, DType
 from amp_rewrite.errors import PolicyError, TrainingError, advice
-
-if TYPE_CHECKING:
-    from amp_rewrite.settings.loss_scale import LossScale
+from amp_rewrite.runtime.gpu import refusal
+from amp_rewrite.runtime.probes import machine_asked
+from amp_rewrite.train import loss_scale as scales
 
 _BY_NAME = "default"  # the loss scale that belongs to the name
 _INFER, _OLD = "_infer", "_float32_vars"
@@ -100,10 +107,8 @@ class Policy:
 
     def get_config(self) -> dict[str, Any]:
         """Return the argument of `from_config` for an equal policy: the name, and an unusual loss scale."""
-        from amp_rewrite.settings.loss_scale import spec  # late: most policies are read without numpy
-
         usual = self.loss_scale == _usual_scale(self.name)
-        return {"name": self.name} if usual else {"name": self.name, "loss_scale": spec(self.loss_scale)}
+        return {"name": self.name} if usual else {"name": self.name, "loss_scale": scales.spec(self.loss_scale)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Policy:
@@ -155,10 +160,125 @@ def _usual_scale(name: str) -> str | None:
     return "dynamic" if name == "mixed_float16" else None
 
 
-def _scale_of(given: object) -> LossScale | None:
-    from amp_rewrite.settings import loss_scale  # late: as above
-
+def _scale_of(given: object) -> scales.LossScale | None:
     try:
-        return loss_scale.get(given)
+        return scales.get(given)
     except TrainingError as cause:
         raise PolicyError(str(cause)) from cause
+
+
+# -- the process -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ProcessSettings:
+    """The settings. `policy`: None unless `set_policy` set one; `rewriting`: new sessions convert their models, None
+    if the rewrite was never enabled; `plain_sessions`: number of sessions opened without conversion."""
+
+    policy: Policy | None = None
+    rewriting: bool | None = None
+    plain_sessions: int = 0
+    devices_checked: bool = False
+
+
+state = ProcessSettings()
+
+
+def global_policy() -> Policy:
+    """Return the default policy; float32 unless changed by `set_policy`.
+
+    Returns:
+        The policy of the process.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.global_policy().name
+        'float32'
+    """
+    return state.policy or Policy("float32")
+
+
+def set_policy(policy: str | Policy | None) -> None:
+    """Set the policy of the process. The first one in float16 warns if no GPU computes faster in it.
+
+    Args:
+        policy: a name or a Policy; None resets it.
+
+    Raises:
+        PolicyError: it has no floating compute type, or is mixed while the graph rewrite is enabled.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.set_policy("mixed_bfloat16")
+        >>> amp_rewrite.set_policy(None)
+    """
+    _set(policy, blamed=3)
+
+
+def _set(policy: str | Policy | None, blamed: int) -> None:
+    chosen = None if policy is None else Policy.of(policy)
+    if chosen is not None and not (chosen.compute and chosen.compute.floating):
+        raise PolicyError(
+            f"a policy for a whole process must compute in a floating type, but {chosen.name!r} does not; use"
+            " mixed_float16, mixed_bfloat16 or float32"
+        )
+    if chosen is not None and chosen.mixed and state.rewriting:
+        raise PolicyError(
+            f"cannot set policy {chosen.name!r}: the mixed precision graph rewrite is enabled, and only one of the two"
+            " can be active; call disable_mixed_precision_graph_rewrite() first"
+        )
+    state.policy = chosen
+    if chosen is not None and chosen.compute is DType.FLOAT16 and not state.devices_checked:
+        state.devices_checked = True
+        if advice := refusal(machine_asked(), DType.FLOAT16):
+            warnings.warn(advice, UserWarning, stacklevel=blamed)
+
+
+@contextmanager
+def policy_scope(policy: str | Policy | None) -> Iterator[None]:
+    """Set the policy of the process inside `with`, and restore the previous one.
+
+    Args:
+        policy: as `set_policy` takes it.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> import amp_rewrite
+        >>> with amp_rewrite.policy_scope("mixed_bfloat16"):
+        ...     amp_rewrite.global_policy().name
+        'mixed_bfloat16'
+    """
+    before = state.policy
+    _set(policy, blamed=4)  # contextlib stands between
+    try:
+        yield
+    finally:
+        state.policy = before
+
+
+def policy_of_sessions() -> Policy:
+    """Return the default policy of sessions: mixed_float16 while the rewrite is on, else the policy of the process."""
+    return Policy("mixed_float16") if state.rewriting else global_policy()
+
+
+def policy_of_steps() -> Policy:
+    """Return the default policy of training steps: mixed_float16, or that of sessions once a process has chosen one.
+
+    Enabling or disabling the graph rewrite, and `set_policy`, are such choices.
+    """
+    chosen = state.policy is not None or state.rewriting is not None
+    return policy_of_sessions() if chosen else Policy("mixed_float16")
+
+
+def warn_of_plain_sessions() -> None:
+    """Warn the caller's caller if sessions were opened before the rewrite was enabled."""
+    if opened := state.plain_sessions:
+        them = "1 session was" if opened == 1 else f"{opened} sessions were"
+        warnings.warn(
+            f"{them} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open a"
+            " model again to convert it",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -21,7 +21,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.door import door, stated
+from amp_rewrite.train.door import door, stated
 
 INITIAL = 2.0**15
 PERIOD = 2000
