@@ -226,6 +226,7 @@ _FACTS = {
     "repaired": "ops pinned until the outputs are within tolerance",
     "selected": "a mask that was added, and is now applied by Where",
     "shifted": "values beyond the type, computed times a power of two",
+    "tf32": "low convolutions beside float32 products: TF32 gives those tensor cores, and shortens these",
 }
 """Kinds of findings that are facts."""
 _WARNINGS = {
@@ -290,6 +291,7 @@ _REMARKS = {
     "selected": ("the same numbers in every type, also in rows that show no key", ""),
     "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
     "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
+    "tf32": ("sessions of this package set use_tf32=1, for tensor cores", "use_tf32=0 in a session leaves it out"),
     "unchecked": ("the model may still be valid", "open it in onnxruntime before it is used"),
     "widened": ("its values may be beyond the range of the new type", "check with --data"),
     KERNEL_GATE: ("such ops stay float32", "--opset auto moves to an opset with kernels, if there is one"),

@@ -18,10 +18,12 @@ from amp_rewrite.files.protos import clone, names_read, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import RANDOM
-from amp_rewrite.ir.view import Op, View
+from amp_rewrite.ir.view import MAIN, Op, View
 from amp_rewrite.rewrite.builder import new_cast
 from amp_rewrite.rewrite.check import misdeclared
+from amp_rewrite.rewrite.node_builder import NodeBuilder
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.runtime.faults import float32_products
 from amp_rewrite.runtime.gpu import main_memory
 from amp_rewrite.runtime.installation import NO_KERNEL
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
@@ -184,6 +186,34 @@ def _tables(graph: GraphProto) -> dict[str, list[NodeProto]]:
     others = (node for node in graph.node if node.op_type != "Gather" or node.domain)
     read = {*names_read(others), *(v.name for v in graph.output), *(n.input[1] for g in gathers.values() for n in g)}
     return {name: nodes for name, nodes in gathers.items() if name not in read}
+
+
+_IN_TF32 = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "com.microsoft::FusedMatMul"})
+
+
+def in_tf32(model: Model) -> Model | None:
+    """Return the model with operands of its float32 products rounded as tensor cores read them; it adds in float32.
+
+    None where they cannot be stated: in recurrent cells and attention, whose products inside round as well, and in
+    bodies. Each product reads the first 11 of 24 digits: in float64, x (2⁴² + 1) − (x (2⁴² + 1) − x) has 53 − 42
+    (T. J. Dekker, A Floating-Point Technique for Extending the Available Precision, Numerische Mathematik 18, 1971).
+    """
+    view = View.of(model)
+    products = {op.id: op for op in float32_products(view, view.dtype)}
+    if any(op.scope != MAIN or op.kind not in _IN_TF32 for op in products.values()):
+        return None
+    proto, taken, nodes = clone(model.proto), set(view.names), list[NodeProto]()
+    for op_id, node in zip(view.scopes[MAIN].ops, proto.graph.node, strict=True):
+        if op_id in products:
+            steps = NodeBuilder(taken, opset=view.opset, region=view.ops[op_id].name)
+            for slot, name in enumerate(node.input[:2]):
+                wide = steps.cast(name, DType.DOUBLE)
+                far = steps.op("Mul", wide, steps.scalar(2.0**42 + 1, DType.DOUBLE))
+                node.input[slot] = steps.cast(steps.op("Sub", far, steps.op("Sub", far, wide)), DType.FLOAT)
+            nodes += steps.nodes
+        nodes.append(node)
+    refill(proto.graph, "node", nodes)
+    return replace(model, proto=proto)
 
 
 def opening(model: Model) -> Model:

@@ -49,6 +49,8 @@ class IrModel(Protocol):
         """Local functions."""
 
 
+METADATA_KEY = "amp_rewrite"
+"""Key of the metadata entry of a converted model: version, type, lists and settings."""
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
 """Forms of a model that `Model.load` takes."""
 
@@ -145,6 +147,18 @@ class Model:
         """Bytes of all tensors after pending casts."""
         dense = sum(map(tensors.nbytes, wire.tensors(self.proto)))
         return dense + sum(map(tensors.nbytes, wire.tensors(self.proto, sparse=True)))
+
+    def stated(self, word: str) -> str:
+        """Return a word of the metadata of a conversion, as in "target"; "" without one.
+
+        Args:
+            word: its name.
+
+        Returns:
+            The text behind the "=".
+        """
+        entry = next((p.value for p in self.proto.metadata_props if p.key == METADATA_KEY), "")
+        return next((value for name, _, value in (pair.partition("=") for pair in entry.split()) if name == word), "")
 
     def save(
         self,

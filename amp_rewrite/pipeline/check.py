@@ -27,6 +27,7 @@ from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.measured import calibrated
 from amp_rewrite.pipeline.repair import Search, reference_of
+from amp_rewrite.pipeline.repaired import with_tf32
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import NO_KERNEL, require
@@ -39,6 +40,8 @@ WRONG = 0.1
 """Error, relative to the largest value of an output, above which a random batch shows a conversion wrong."""
 MOST_WEIGHTS = 10**9
 """Bytes of weights above which a conversion is not checked unless asked."""
+_MORE = 1.5
+"""The error with TF32 that a random batch permits, as a multiple of that without."""
 _FREE = 16
 """Size of free dimensions whose name does not say what they are."""
 _MOST_INPUT = 1 << 28
@@ -81,7 +84,16 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
             found += [pattern for op in ops if (pattern := _pattern(draft.view.ops[op])) not in found]
             draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
             rows, level = reference.rows(converted.result), REPAIRED
-    return reference.judged(converted, rows, FAILED if any(map(_is_wrong, rows)) else level, found)
+    if any(map(_is_wrong, rows)):
+        return reference.judged(converted, rows, FAILED, found)
+    judged = reference.judged(converted, rows, level, found)
+    return with_tf32(judged, lambda model: _error(reference.rows(model)), _MORE * (_error(rows) or 0.0))
+
+
+def _error(rows: Sequence[OutputRow]) -> float | None:
+    """Return the largest error of rows, None for wrong ones."""
+    errors = [row.difference.scaled for row in rows if row.difference.scaled is not None]
+    return None if any(map(_is_wrong, rows)) else max(errors, default=None)
 
 
 def _copied(source: Model, unchanged: Converted) -> Converted:

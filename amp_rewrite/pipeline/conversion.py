@@ -14,11 +14,11 @@ from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.decide.plan import Plan, plan_casts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import METADATA_KEY, Model
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.findings import (
-    channels_last,
+    cuda_findings,
     in_float64,
     kept_caches,
     mostly_float32,
@@ -31,7 +31,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, METADATA_KEY, NEEDS
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, NEEDS
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
@@ -155,7 +155,7 @@ def finish(
     if not plan.empty:
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
     dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
-    dangers += (*channels_last(view, made, draft.request.target), *(() if plan.empty else kept_caches(view, made)))
+    dangers += (*cuda_findings(view, made, draft.request.target), *(() if plan.empty else kept_caches(view, made)))
     view.forget()  # the checks need the memory, and little of what the rules shared
     beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     measured = () if guarded is None else guarded.findings

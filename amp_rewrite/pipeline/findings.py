@@ -19,8 +19,8 @@ from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
 from amp_rewrite.ir.view import MAIN, Op, OpId, View
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
-from amp_rewrite.runtime.providers import cuda_options_of, misfit, oldest_release, own_operators
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target, stated_in
+from amp_rewrite.runtime.providers import CudaOptions, cuda_options_of, misfit, oldest_release, own_operators
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
@@ -110,10 +110,11 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
 
 
-def channels_last(view: View, made: Made, target: Target) -> tuple[Finding, ...]:
-    """Return the finding about options for a faster session of a convolutional model on CUDA."""
-    line = cuda_options_of(view, made).line if target.family == Target.ORT_CUDA else ""
-    return (Finding("channels_last", "CUDA", line),) if line else ()
+def cuda_findings(view: View, made: Made, target: Target) -> tuple[Finding, ...]:
+    """Return the finding about options for a faster session of a convolutional model on CUDA, or their cost."""
+    options = cuda_options_of(view, made) if target.family == Target.ORT_CUDA else CudaOptions()
+    lines = {"channels_last": options.line, "tf32": options.cost.replace("; ", " · ", 1)}
+    return tuple(Finding(kind, "CUDA", line) for kind, line in lines.items() if line)
 
 
 def kept_caches(view: View, made: Made) -> tuple[Finding, ...]:
@@ -218,5 +219,5 @@ def unfit_here(model: Model, release: str, provider: str) -> str | None:
 
     None for a model that does not state what it needs.
     """
-    needed = stated_in(model, NEEDS).rpartition("=")[2]
+    needed = model.stated(NEEDS).rpartition("=")[2]
     return misfit(needed, own_operators(View.of(model)), release, provider) if needed else None

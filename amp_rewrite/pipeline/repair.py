@@ -22,7 +22,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.measured import calibrated, model_name, shifted_and_guarded
-from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion
+from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion, with_tf32
 from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, Guarded, TrialRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require
@@ -172,7 +172,7 @@ class Search:
         return self.verdicts[held].ok
 
     def _tried(self, held: frozenset[int], converted: Converted) -> bool:
-        verdict = self._verdict(converted, "" if held else "verify", to_failure=True)
+        verdict = self._verdict(converted.result, "" if held else "verify", to_failure=True)
         self.verdicts[held] = verdict
         floats = converted.coloring.float32_ops
         self.trail.append(TrialRow(len(held), verdict.ok, verdict.because, floats, verdict.score))
@@ -180,12 +180,16 @@ class Search:
             self.progress("search", len(self.trail), self.budget)
         return verdict.ok
 
-    def _verdict(self, converted: Converted, stage: str, *, to_failure: bool = False) -> Verdict:
+    def _verdict(self, candidate: Model, stage: str, *, to_failure: bool = False) -> Verdict:
         reference = self.reference  # first: what does not open may be the model itself
-        candidate = Side.of(converted.result, "the conversion", self.device, valid=True)
+        side = Side.of(candidate, "the conversion", self.device, valid=True)
         comparison = Comparison(self.by, self.outputs, to_failure=to_failure)
         progress = _stage(self.progress, stage) if stage else None
-        return verdict_of(reference, candidate, Feed.of(self.feed, reference.model), comparison, progress)
+        return verdict_of(reference, side, Feed.of(self.feed, reference.model), comparison, progress)
+
+    def _error(self, model: Model) -> float | None:
+        verdict = self._verdict(model, "")
+        return verdict.largest if verdict.ok else None
 
     def _converted(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
         pinned = [self.regions[i] for i in sorted(held)]
@@ -202,11 +206,12 @@ class Search:
         summary = search_summary(len(pinned), len(self.regions), trials, minimal)
         findings = [Finding("repaired", str(self.by), summary)] if pinned else []
         converted = plain or self._converted(held, findings)
-        verdict = self.verdicts[held] if plain else self._verdict(converted, "verify")
+        verdict = self.verdicts[held] if plain else self._verdict(converted.result, "verify")
         solved = verdict.ok and chosen is not None
         level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
         converted = replace(converted, evidence=_evidence_of(verdict, level, why, len(pinned)))
+        converted = with_tf32(converted, self._error) if solved else converted
         minimal, candidates, trail = minimal and verdict.ok, len(self.regions), tuple(self.trail)
         return Repaired(converted, verdict, self.ranges, pinned, minimal, candidates, self.budget, trail, solved)
 

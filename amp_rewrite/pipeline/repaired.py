@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,26 @@ from onnx import ModelProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.paint import Coloring
-from amp_rewrite.decide.reasons import Pin
+from amp_rewrite.decide.reasons import REASONS, Paint, Pin
+from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.guard import carried, made_low, read_low
+from amp_rewrite.evidence.opening import in_tf32
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verdict import Verdict, plain_json
-from amp_rewrite.files.model import Model
+from amp_rewrite.files.model import METADATA_KEY, Model
+from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.findings import cuda_findings
 from amp_rewrite.reports.evidence import TrialRow
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
+from amp_rewrite.runtime.faults import float32_products
+from amp_rewrite.runtime.providers import TF32
 from amp_rewrite.settings.list_entry import Color
 
 if TYPE_CHECKING:
@@ -107,6 +113,30 @@ def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
     if not reads and not makes:
         return False
     return not exact(op) or any(view.constant(op.inputs[slot]) is not None for slot in reads)
+
+
+def with_tf32(converted: Converted, errs: Callable[[Model], float | None], most: float = math.inf) -> Converted:
+    """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
+
+    `errs`: the error of a model, None beyond the criterion; `most`: the largest to permit it. A product that a safety
+    rule holds in float32 needs its digits, even if no batch shows it.
+    """
+    view, paints = converted.view, list[Paint | None]()
+    if any(finding.kind == TF32 for finding in converted.findings):
+        paints = [converted.coloring.of(op.id) for op in float32_products(view, view.dtype)]
+    if not paints or any(paint and not paint.dtype.low and REASONS[paint.rule].has_page for paint in paints):
+        return converted
+    result = replace(converted.result, proto=clone(converted.result.proto))
+    next(p for p in result.proto.metadata_props if p.key == METADATA_KEY).value += f" {TF32}=1"
+    shortened, made = in_tf32(result), View.of(result)
+    error = None if shortened is None else errs(shortened)
+    if error is None or error > most:
+        return converted
+    number = count(sum(1 for _ in float32_products(made, made.dtype)), "float32 product")
+    permitted = Finding(TF32, "CUDA", f"TF32 in {number} errs by {error:.2g} on the data, which permits it")
+    others = (finding for finding in converted.findings if finding.kind != TF32)
+    findings = (*others, *cuda_findings(made, made.dtype, converted.request.target), permitted)
+    return replace(converted, result=result, findings=findings)
 
 
 @dataclass(frozen=True, repr=False)

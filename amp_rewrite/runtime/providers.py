@@ -129,6 +129,8 @@ def _form(node: NodeProto) -> tuple[object, ...]:
 
 # -- options of CUDA -----------------------------------------------------------------------------------
 
+TF32 = "tf32"
+"""Word of the metadata of a file, 1 where data permit TF32 in its float32 products."""
 CHANNELS_LAST: Mapping[str, str] = {"prefer_nhwc": "1", "fuse_conv_bias": "1"}
 _LEAST = 8
 """From so many convolutions on a network is convolutional; one or two only cut an image or a sound into patches."""
@@ -140,8 +142,8 @@ _IMAGE = 4
 class CudaOptions:
     """Options of the CUDA provider for a model.
 
-    `tf32`: True if no float32 product is left for TF32 to shorten. `channels_last`: convolutions are worth a try with
-    channels last. `cost`: the price of leaving TF32 off, and the way out; "" for none.
+    `tf32`: True if no float32 product is left for TF32 to shorten, or the file permits it. `channels_last`:
+    convolutions are worth a try with channels last. `cost`: the price of leaving TF32 off, and the way out; or "".
     """
 
     tf32: bool = False
@@ -176,7 +178,7 @@ def cuda_options_of(view: View, made: Made) -> CudaOptions:
     if view.model.proto.functions:
         return CudaOptions()
     low = list(low_convolutions(view, made))
-    if next(float32_products(view, made), None) is not None:
+    if next(float32_products(view, made), None) is not None and not view.model.stated(TF32):
         cost = f"{count(len(low), 'convolution')} in a low type run without tensor cores, {_COST}" if low else ""
         return CudaOptions(cost=cost)
     images = sum(made(op.results[0]) is DType.FLOAT16 and _rank(view, op.inputs[1]) == _IMAGE for op in low)

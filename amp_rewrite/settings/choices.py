@@ -234,23 +234,15 @@ BY_PROVIDER = {
     "WebGpuExecutionProvider": Target.WEBGPU,
 }
 """Targets by execution provider of onnxruntime."""
-METADATA_KEY = "amp_rewrite"
-"""Key of the metadata entry of a converted model: version, type, lists and settings."""
 KEEP_KEY = "amp_rewrite.keep"
 """Key of the metadata entry with the patterns of `keep`, one a line."""
 NEEDS = "needs"
-"""Word of that entry for the oldest release of onnxruntime that runs the model right, if only onnxruntime does."""
-
-
-def stated_in(model: Model, word: str) -> str:
-    """Return a word of the metadata entry of a conversion; "" without one."""
-    entry = next((p.value for p in model.proto.metadata_props if p.key == METADATA_KEY), "")
-    return next((value for name, _, value in (pair.partition("=") for pair in entry.split()) if name == word), "")
+"""Word of its metadata for the oldest release of onnxruntime that runs a model right, if only onnxruntime does."""
 
 
 def target_of(model: Model) -> Target | None:
     """Return the target of a converted model; None for a model without one."""
-    stated = stated_in(model, "target")
+    stated = model.stated("target")
     if not stated:
         return None
     try:

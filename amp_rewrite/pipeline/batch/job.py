@@ -25,7 +25,6 @@ from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
-from amp_rewrite.settings.choices import stated_in
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
@@ -90,7 +89,7 @@ def _check_own(target: Path, known: Outcome | None) -> None:
     own = known is not None and known.made.split()[:1] == [state_of(target)]
     if known is None or not known.made:
         with suppress(ModelError):
-            own = bool(stated_in(Model.load(target), "version"))
+            own = bool(Model.load(target).stated("version"))
     if not own:
         way = f"name another folder, or replace it with {spelled('overwrite', True)}"
         raise ModelError(f"{target} exists, and is not what an earlier run wrote; {way}")

@@ -9,8 +9,7 @@ from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.files.model import Model
-from amp_rewrite.settings.choices import METADATA_KEY
+from amp_rewrite.files.model import METADATA_KEY, Model
 from support.cases import build
 
 W = np.eye(8)

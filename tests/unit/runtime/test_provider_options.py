@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
 import amp_rewrite
 from amp_rewrite import Model, ModelError
 from amp_rewrite.deploy.timing import Candidate
-from amp_rewrite.evidence.opening import session_on
+from amp_rewrite.evidence.opening import in_tf32, session_on
 from amp_rewrite.runtime import runner as runner_module
 from amp_rewrite.runtime.providers import CHANNELS_LAST, CudaOptions, cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MOST_GRAPHS, CudaGraphs, Runner, SessionOptions
@@ -75,6 +76,92 @@ def test_a_report_and_the_doctor_print_the_line_of_a_plain_session() -> None:
         "8 convolutions in a low type run without tensor cores, since float32 products beside them need TF32 off"
     )
     assert check.remedy.startswith("set the provider option use_tf32=1 if 10 bits of significand are enough")
+
+
+# -- TF32 where float32 products are left --------------------------------------------------------------
+
+
+def beside(condition: float, tail: str = "o = MatMul (q, back)") -> onnx.ModelProto:
+    """Convolutions, and beside them two products that undo each other: TF32 errs by the condition times 2⁻¹²."""
+    model = network(8, "float")
+    graph = model.graph
+    text = (
+        f"t (float[n, 8] u, float[8, 8] there, float[8, 8] back) => (float[n, 8] o) {{ q = MatMul (u, there) {tail} }}"
+    )
+    more = onnx.parser.parse_graph(text)
+    more.node[0].name, more.node[-1].name = "first", "last"
+    there, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((8, 8)))
+    there = there @ np.diag(np.geomspace(1, condition, 8)) @ there[::-1]
+    for name, array in (("there", there), ("back", np.linalg.inv(there))):
+        graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    weight = np.random.default_rng(1).standard_normal((4, 4, 3, 3)).astype(np.float32) / 6
+    graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    del graph.input[1]
+    graph.node.extend(more.node)
+    graph.input.append(more.input[0])
+    graph.output.append(more.output[0])
+    return model
+
+
+HEAD = '<ir_version: 10, opset_import: ["": 20]> g'
+FAR = {"x": 1e30, "w": 1e-30}
+KEPT = ("name=first", "name=last")
+
+
+@pytest.mark.parametrize(("condition", "permitted"), [(1.0, True), (100.0, False), (1e5, False)])
+def test_a_file_permits_tf32_where_its_outputs_allow_it(condition: float, permitted: bool, tmp_path: Path) -> None:
+    model = beside(condition)
+    unchecked = amp_rewrite.convert(model, keep=KEPT)
+    assert "8 convolutions" in cuda_options(unchecked.result).cost
+    (asked,) = (finding for finding in unchecked.report.findings if finding.kind == "tf32")
+    assert " · set the provider option use_tf32=1" in asked.message
+    checked = amp_rewrite.convert(model, keep=KEPT, check=True)
+    checked.save(tmp_path / "low.onnx")
+    found = cuda_options(Model.load(tmp_path / "low.onnx"))
+    assert (found.tf32, found.channels_last, not found.cost) == (permitted,) * 3
+    notes = {finding.kind: finding.message for finding in checked.report.findings}
+    assert ("TF32 in 2 float32 products errs by" in notes["tf32"]) == permitted == ("channels_last" in notes)
+
+
+@pytest.mark.parametrize(("tolerance", "permitted"), [(0.2, True), (2e-3, False)])
+def test_a_criterion_of_yours_decides_tf32_on_your_data(tolerance: float, permitted: bool) -> None:
+    rng = np.random.default_rng(2)
+    data = {"x": rng.standard_normal((2, 4, 8, 8), np.float32), "u": rng.standard_normal((2, 8), np.float32)}
+    repaired = amp_rewrite.repair(beside(100.0), data, tolerance=tolerance, keep=KEPT)
+    assert repaired.solved
+    assert cuda_options(repaired.converted.result).tf32 == permitted
+
+
+def test_a_product_whose_digits_a_rule_protects_gets_no_tf32() -> None:
+    model = beside(1.0, "square = Mul (u, u) sum = ReduceSum (square) o = Sub (sum, q)")
+    converted = amp_rewrite.convert(model, check=True)
+    assert {row.rule for row in converted.report.rows if row.name == "first"} == {"cancellation"}
+    assert "tf32" in {finding.kind for finding in converted.report.findings}
+    assert not cuda_options(converted.result).tf32
+
+
+@pytest.mark.parametrize(("op", "sizes"), [("MatMul", (3, 3)), ("Gemm", (3, 3)), ("Conv", (2, 3, 1))])
+def test_operands_have_the_digits_of_tf32_and_are_added_in_float32(op: str, sizes: tuple[int, ...]) -> None:
+    typed = f"float[{', '.join(map(str, sizes))}]"
+    model = Model(onnx.parser.parse_model(f"{HEAD} ({typed} x, {typed} w) => (float y) {{ y = {op} (x, w) }}"))
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(sizes).astype(np.float32) * np.float32(far) for name, far in FAR.items()}
+
+    def shortened(array: np.ndarray) -> np.ndarray:
+        bits = array.view(np.uint32)
+        return ((bits + 0x0FFF + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+    twin = in_tf32(model)
+    assert twin is not None
+    (found,) = Runner.open(twin).run(feeds).values()
+    (expected,) = Runner.open(model).run({name: shortened(array) for name, array in feeds.items()}).values()
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_cells_that_round_inside_are_not_tried_in_tf32() -> None:
+    typed = "float[2, 1, 3] x, float[1, 9, 3] w, float[1, 9, 3] r"
+    cell = f"{HEAD} ({typed}) => (float y) {{ y, h = GRU <hidden_size = 3> (x, w, r) }}"
+    assert in_tf32(Model(onnx.parser.parse_model(cell))) is None
 
 
 # -- what is passed ------------------------------------------------------------------------------------
@@ -161,7 +248,6 @@ for text in sys.argv[1:]:
     session = Session(onnx.parser.parse_model(text), cuda_graph=True)
     print(session._runner.provider_options, *session.notes)
 """
-HEAD = '<ir_version: 10, opset_import: ["": 20]> g'
 
 
 @pytest.mark.stub
