@@ -223,6 +223,7 @@ _FACTS = {
     "not_fused": "ops that compute a known operator and are not replaced by it",
     "opset": "a change of the opset, or the obstacle to it",
     "parted": "Transposes between two Reshapes, which keep them from a fusion that fails",
+    "recurrent_state": "states of a step that the kernel of a recurrent op returns in the low type",
     "repaired": "ops pinned until the outputs are within tolerance",
     "selected": "a mask that was added, and is now applied by Where",
     "shifted": "values beyond the type, computed times a power of two",
@@ -281,6 +282,10 @@ _REMARKS = {
     "opset": ("the opset decides which operators and kernels there are", "--opset keep leaves it alone"),
     "parted": ("the same numbers and kernels; the file opens where it would not", ""),
     "plugin": ("it stays float32", "check that the target has the plugin"),
+    "recurrent_state": (
+        "each step rounds them",
+        "--feedback shows what a stream loses; --keep the op, if it is much",
+    ),
     "repaired": ("these ops compute in float32", "a looser tolerance keeps fewer ops in float32"),
     "runtime_hazard": (
         "sessions with default options crash or give wrong numbers",

@@ -24,6 +24,7 @@ from amp_rewrite.pipeline.findings import (
     mostly_float32,
     needs_release,
     oldest_for,
+    recurrent_states,
     target_findings,
     without_kernel,
 )
@@ -155,7 +156,9 @@ def finish(
     if not plan.empty:
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
     dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
-    dangers += (*cuda_findings(view, made, draft.request.target), *(() if plan.empty else kept_caches(view, made)))
+    dangers += cuda_findings(view, made, draft.request.target)
+    if not plan.empty:
+        dangers += (*kept_caches(view, made), *recurrent_states(view, made))
     view.forget()  # the checks need the memory, and little of what the rules shared
     beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     measured = () if guarded is None else guarded.findings

@@ -14,9 +14,11 @@ from amp_rewrite.decide.sizes import flops
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, count, share
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.dataflow import Flow, computes
+from amp_rewrite.ir.op_classes import COPIES, RECURRENT
+from amp_rewrite.ir.ops import row_of
 from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
-from amp_rewrite.ir.view import MAIN, Op, OpId, View
+from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import Kernels, release_number
 from amp_rewrite.runtime.providers import CudaOptions, cuda_options_of, misfit, oldest_release, own_operators
@@ -129,6 +131,22 @@ def kept_caches(view: View, made: Made) -> tuple[Finding, ...]:
     return (
         Finding("caches", "model", f"{words} in float32 · --io low keeps {'it' if len(caches) == 1 else 'them'} low"),
     )
+
+
+def recurrent_states(view: View, made: Made) -> Iterator[Finding]:
+    """Yield a finding for each recurrent kernel of a low type with a state that goes from an input to an output.
+
+    Its one type is that of the state, too, so the state alone cannot stay float32. O(copies).
+    """
+    flow, ends = Flow(view, COPIES), view.scopes[MAIN].outputs
+    for op in view.of_kinds(RECURRENT):
+        states = [(op.inputs[slot : slot + 1], op.outputs[out : out + 1]) for slot, out in row_of(op.kind).states]
+        for read, results in states:
+            if not any(dtype.low for value in results if value is not None and (dtype := made(value))):
+                continue
+            fed = {view.value_name(v) for v in flow.back(filter(None, read)) if view.values[v].role is Role.INPUT}
+            if fed and not flow.forth(filter(None, results)).isdisjoint(ends):
+                yield Finding("recurrent_state", op.name, f"rounds the state {min(fed)!r} at each step")
 
 
 def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple[Finding, ...]:

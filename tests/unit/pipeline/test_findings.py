@@ -149,3 +149,27 @@ def test_float64_is_narrowed_in_bodies_too(body: str) -> None:
     converted = amp_rewrite.convert(model, narrow=True)
     assert converted.report.totals.compute_lowered == converted.report.totals.compute_ops > 0
     assert amp_rewrite.verify(model, converted.model, Feed.randomly(Model.load(model)), tolerance=1e-2).ok
+
+
+@pytest.mark.parametrize(
+    ("graph", "outputs", "options", "states"),
+    [
+        ("y,hn,cn=LSTM[hidden_size=4](x,w,r,b,,h,c)", ["y", "hn", "cn"], {}, ["c", "h"]),
+        ("h0=Slice(h,lo,hi);y,n=GRU[hidden_size=4](x,w,r,,,h0);hn=Concat[axis=0](n,n)", ["y", "hn"], {}, ["h"]),
+        ("y,hn,cn=LSTM[hidden_size=4](x,w,r,b,,h,c)", ["y", "hn", "cn"], {"keep": ["op=LSTM"]}, []),
+        ("y,hn,cn=LSTM[hidden_size=4](x,w,r,b,,h,c)", ["y", "cn"], {}, ["c"]),
+        ("y,hn,cn=LSTM[hidden_size=4](x,w,r,b,,h,c);z=Abs(hn)", ["y", "z"], {}, []),
+        ("y,hn,cn=LSTM[hidden_size=4](x,w,r,b)", ["y", "hn", "cn"], {}, []),
+    ],
+    ids=["lstm", "sliced", "kept", "one", "read", "started from zero"],
+)
+def test_a_state_that_a_recurrent_kernel_rounds_is_named(
+    graph: str, outputs: list[str], options: dict[str, Any], states: list[str]
+) -> None:
+    gates = 3 if "GRU" in graph else 4
+    weights = {"w": np.ones((1, 4 * gates, 3)) / 8, "r": np.ones((1, 4 * gates, 4)) / 8, "b": np.zeros((1, 8 * gates))}
+    layers = {"lo": np.int64([0]), "hi": np.int64([1])}
+    shapes = {"x": (1, 1, 3), "h": (1, 1, 4), "c": (1, 1, 4)}
+    model = build(graph, outputs, shapes=shapes, constants=weights | layers)
+    found = [f for f in amp_rewrite.convert(model, **options).report.findings if f.kind == "recurrent_state"]
+    assert [finding.message for finding in found] == [f"rounds the state {name!r} at each step" for name in states]
