@@ -20,7 +20,7 @@ from amp_rewrite.ir.op_classes import HEAVY, QUANTIZERS
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.reports.match import live
+from amp_rewrite.reports.diff import live
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.rows import FLOATING, Totals

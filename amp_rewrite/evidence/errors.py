@@ -27,7 +27,7 @@ from amp_rewrite.ir.dataflow import casts_floats, exact
 from amp_rewrite.ir.names import unused_prefix
 from amp_rewrite.ir.op_classes import CASTS, RANDOM
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
-from amp_rewrite.reports.match import match
+from amp_rewrite.reports.diff import match
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.builder import declared, new_node
@@ -260,7 +260,7 @@ class Pairing:
 
     @classmethod
     def of(cls, reference: Model, candidate: Model) -> Self:
-        """Match ops by `reports.match`, and remaining values by name. Nearly O(ops + values).
+        """Match ops by `reports.diff.match`, and remaining values by name. Nearly O(ops + values).
 
         ModelError for models without floats, or if no value matches.
         """

@@ -10,9 +10,9 @@ from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repaired import Repaired
-from amp_rewrite.reports.explain import Explanation, explained, makers, shifts
+from amp_rewrite.reports.explain import Explanation, explained
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.sources import ReportSource, is_report, report_in
+from amp_rewrite.reports.sources import ReportSource, is_report, report_and_view
 from amp_rewrite.settings.option import Options, takes
 from amp_rewrite.settings.request import KEYWORDS
 
@@ -45,7 +45,5 @@ def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[
         model = convert(model, **options)
     elif options:
         raise PolicyError(f"{', '.join(options)}: the conversion is done; leave the options out, or explain the model")
-    known = makers(model.view) if isinstance(model, Converted) else {}
-    moved = shifts(model.view) if isinstance(model, Converted) and model.report.shifts else {}
-    flat = [name for each in names for name in as_names(each)]
-    return explained(report_in(model), flat, known, moved)
+    report, view = report_and_view(model)
+    return explained(report, [name for each in names for name in as_names(each)], view)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import count
 
 from amp_rewrite.ir.gc_paused import gc_paused
+from amp_rewrite.ir.op_classes import CASTS, COMMUTATIVE
 from amp_rewrite.reports.delta import KINDS, Delta
-from amp_rewrite.reports.match import live, live_casts, match, paired
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, CastChange, CastRow, Change, Row
+from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, NO_ROW, CastChange, CastRow, Change, PortRow, Row
 from amp_rewrite.reports.sources import ReportSource, report_and_view
 from amp_rewrite.settings.request import STATED
 
@@ -51,8 +53,10 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
     kept = set(to_b.values())
     changes = [*_port_changes(a, b, mine, theirs)]
     changes += [change for i, j in to_b.items() for change in _changes(a.rows[i], b.rows[j], j)]
-    changes += [_added(b.rows[j], j) for j in theirs if j not in kept]
-    changes += [_removed(a.rows[i]) for i in mine if i not in to_b]
+    for vertex, row in ((j, b.rows[j]) for j in theirs if j not in kept):
+        changes.append(Change("added", row.path, row.op, row.scope, after=row.dtype, why=row.why, vertex=vertex))
+    for row in (a.rows[i] for i in mine if i not in to_b):
+        changes.append(Change("removed", row.path, row.op, row.scope, before=row.dtype))
     changes.sort(key=lambda change: KINDS.index(change.kind))
     alike, ops = _alike(a, b, to_b), max(len(mine), len(theirs))
     least = _NAMESAKES if _interface(a) == _interface(b) else _RELATED
@@ -85,39 +89,28 @@ def _interface(report: Report) -> set[str]:
 
 # -- ops -----------------------------------------------------------------------------------------------------
 
-_Move = tuple[str, str, str]
-"""Of what something changed, and its types before and after."""
-
 
 def _changes(before: Row, after: Row, vertex: int) -> Iterator[Change]:
-    """Yield the first change of each kind."""
-    moves = [*_main_moves(before, after), *_slot_moves(before, after)]
-    types = {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
-    former = before.path if before.path != after.path else ""
-    for kind, (variable, was, now) in (dict(_attribute_moves(before, after)) | types).items():
-        yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why, vertex)
-
-
-def _main_moves(before: Row, after: Row) -> Iterator[_Move]:
-    """Yield the types of variables; the type of the op as a whole if the two share no variable."""
+    """Yield the first change of each kind: of types of variables, or of the op if the two share none, then of slots."""
     shared = [name for name in before.variables if name in after.variables]
-    names = shared if len(after.variables) > 1 else [""] * len(shared)
-    yield from ((name, before.variables[of], after.variables[of]) for name, of in zip(names, shared, strict=True))
-    if not shared:
-        yield "", before.dtype, after.dtype
-
-
-def _slot_moves(before: Row, after: Row) -> Iterator[_Move]:
-    """Yield the known types of the inputs and outputs of both ops.
-
-    Of an operator that the standard does not define, also of those that only one has.
-    """
+    several = len(after.variables) > 1
+    moves = [(name if several else "", before.variables[name], after.variables[name]) for name in shared]
+    moves = moves or [("", before.dtype, after.dtype)]
     for side, mine, theirs in (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs)):
         for slot, (was, now) in enumerate(zip(mine, theirs, strict=False)):
             if was and now and "unknown" not in was + now:
-                yield f"{side} {slot}", was, now
-        if "::" in before.op and _ports(mine) != _ports(theirs):
-            yield f"{side}s", ", ".join(mine), ", ".join(theirs)
+                moves.append((f"{side} {slot}", was, now))
+        if "::" in before.op and _ports(mine) != _ports(theirs):  # its schema may not know those that only one has
+            moves.append((f"{side}s", ", ".join(mine), ", ".join(theirs)))
+    changed: dict[str, tuple[str, str, str]] = {}
+    for name in sorted({*before.attributes, *after.attributes}, reverse=True):
+        was, now = (row.attributes.get(name, "default") for row in (before, after))
+        if was != now:
+            changed["attribute"] = (name, was, now)
+    changed |= {_kind(was, now): (of, was, now) for of, was, now in reversed(moves) if was != now}
+    former = before.path if before.path != after.path else ""
+    for kind, (variable, was, now) in changed.items():
+        yield Change(kind, after.path, after.op, after.scope, was, now, variable, former, after.why, vertex)
 
 
 def _ports(types: Collection[str]) -> list[bool]:
@@ -125,13 +118,6 @@ def _ports(types: Collection[str]) -> list[bool]:
     while there and not there[-1]:
         there.pop()
     return there
-
-
-def _attribute_moves(before: Row, after: Row) -> Iterator[tuple[str, _Move]]:
-    for name in sorted({*before.attributes, *after.attributes}, reverse=True):
-        was, now = (row.attributes.get(name, "default") for row in (before, after))
-        if was != now:
-            yield "attribute", (name, was, now)
 
 
 _TYPE = re.compile(r"\w+")
@@ -143,14 +129,6 @@ def _kind(was: str, now: str) -> str:
     if 0 in ranks or ranks[0] == ranks[1] or containers[0] != containers[1]:
         return "retyped"
     return "lowered" if ranks[1] < ranks[0] else "raised"
-
-
-def _added(row: Row, vertex: int) -> Change:
-    return Change("added", row.path, row.op, row.scope, after=row.dtype, why=row.why, vertex=vertex)
-
-
-def _removed(row: Row) -> Change:
-    return Change("removed", row.path, row.op, row.scope, before=row.dtype)
 
 
 # -- inputs, outputs, casts, settings ------------------------------------------------------------------------
@@ -224,3 +202,145 @@ def _spell(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {version}" for name, version in value.items())
     return "default" if value is None else str(value)
+
+
+# -- what counts: neither constants, copies and casts between floats, nor ops from which no output is computed --------
+
+
+def live(report: Report) -> list[int]:
+    """Return the rows of ops with an effect on an output; of all ops in a report without outputs."""
+    alive = [not (report.outputs or _copies(row)) for row in report.rows]
+    for port in report.outputs:
+        if port.after >= 0:
+            alive[port.after] = True
+    for i in range(len(report.rows) - 1, -1, -1):
+        for read in report.rows[i].reads if alive[i] else ():
+            if read >= 0:
+                alive[read] = True
+    return [i for i, is_alive in enumerate(alive) if is_alive]
+
+
+def _copies(row: Row) -> bool:
+    """True for constants, copies and casts between floats, which `Row.reads` looks through."""
+    ends = row.inputs[:1] + row.outputs[:1]
+    return row.op in ("Constant", "Identity") or (row.op in CASTS and (len({*ends}) < 2 or {*ends} <= FLOATING))
+
+
+def live_casts(report: Report) -> list[tuple[int, CastRow]]:
+    """Return the casts that change a type in the result, with their positions."""
+    casts = enumerate(report.casts)
+    return [(at, c) for at, c in casts if c.origin != "folded" and c.readers and c.from_ != c.to]
+
+
+# -- pairs ---------------------------------------------------------------------------------------------------
+
+
+_ALIGNED = 4_000_000
+"""Pairs of rows up to which the rest is aligned."""
+Pairs = Sequence[tuple[int, int]]
+"""Positions in A and in B of what is the same."""
+
+
+def match(a: Report, b: Report) -> Pairs:
+    """Return the pairs of equal ops (row of `a`, row of `b`), in the order of `b`. O(rows + reads), nearly.
+
+    Rows pair by what they have in common, the strongest first: the name, the graph above up to the inputs, the graph
+    below down to the outputs. Names that exporters number shift when an op is inserted, so that one alone is weaker
+    than a whole graph. What is left between pairs is aligned in the order of the rows.
+    """
+    interned: defaultdict[Hashable, int] = defaultdict(count(1).__next__)
+    inputs, outputs = paired(a.inputs, b.inputs), paired(a.outputs, b.outputs)
+    facts = [
+        _facts(report, _numbers(inputs, side), _numbers(outputs, side), interned) for side, report in enumerate((a, b))
+    ]
+    to_b: dict[int, int] = {}
+    to_a: dict[int, int] = {}
+    for wanted in _EVIDENCE:
+        mine, theirs = (_grouped(side, known, wanted) for side, known in zip(facts, (to_b, to_a), strict=True))
+        for key, group in mine.items():
+            others = theirs.get(key, ())
+            if len(group) == len(others):  # several alike are in one order on both sides
+                to_b.update(zip(group, others, strict=True))
+                to_a.update(zip(others, group, strict=True))
+    _align((a, list(facts[0])), (b, list(facts[1])), to_b, to_a)
+    return tuple(sorted(to_b.items(), key=lambda pair: pair[1]))
+
+
+def paired(a: Sequence[PortRow], b: Sequence[PortRow]) -> Pairs:
+    """Return the positions of equal inputs, or outputs: by name, then the others in order."""
+    places = {port.name: j for j, port in enumerate(b)}
+    named = {i: places[port.name] for i, port in enumerate(a) if port.name in places}
+    rest = (i for i in range(len(a)) if i not in named), (j for j in range(len(b)) if j not in {*named.values()})
+    return (*named.items(), *zip(*rest, strict=False))
+
+
+def _numbers(pairs: Pairs, side: int) -> Mapping[int, int]:
+    return {pair[side]: number for number, pair in enumerate(pairs)}
+
+
+_NAME, _CONSTANTS, _UP, _DOWN = range(4)
+_EVIDENCE = (
+    (_CONSTANTS, _UP, _DOWN),
+    (_NAME, _UP, _DOWN),
+    (_UP, _DOWN),
+    (_NAME, _UP),
+    (_NAME, _DOWN),
+    (_DOWN,),
+    (_UP,),
+    (_NAME,),
+)
+"""What rows have in common to pair, the strongest first."""
+_Facts = Mapping[int, Sequence[Hashable]]
+
+
+def _facts(
+    report: Report, inputs: Mapping[int, int], outputs: Mapping[int, int], interned: defaultdict[Hashable, int]
+) -> _Facts:
+    """Return name, names of constants, and the graphs above and below of each live row; equal numbers: equal graphs.
+
+    `inputs` and `outputs`: the numbers of those that both reports have.
+    """
+    rows, counted = report.rows, live(report)
+    up: dict[int, int] = {FIRST_INPUT - place: FIRST_INPUT - number for place, number in inputs.items()}
+    down: dict[int, int] = {}
+    for i in counted:
+        above = [up.get(read, NO_ROW) for read in rows[i].reads]
+        if rows[i].op in COMMUTATIVE:
+            above = sorted(number for number in above if number != NO_ROW)
+        up[i] = interned["up", rows[i].op, *above]
+    below: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for place, port in enumerate(report.outputs):
+        if place in outputs:
+            below[port.after].append((NO_ROW, outputs[place]))
+    for i in reversed(counted):
+        down[i] = interned["down", rows[i].op, *sorted(below[i])]
+        for place, read in enumerate(rows[i].reads):
+            below[read].append((0 if rows[i].op in COMMUTATIVE else place, down[i]))
+    named = {i: (rows[i].scope, rows[i].name, rows[i].op) if rows[i].named else None for i in counted}
+    return {i: (named[i], (rows[i].op, rows[i].constants), up[i], down[i]) for i in counted}
+
+
+def _grouped(facts: _Facts, known: Mapping[int, int], wanted: Iterable[int]) -> dict[Hashable, list[int]]:
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i, own in facts.items():
+        key = tuple([own[fact] for fact in wanted])
+        if i not in known and None not in key:
+            groups[key].append(i)
+    return groups
+
+
+_Side = tuple[Report, list[int]]
+"""A report and its live rows."""
+
+
+def _align(a: _Side, b: _Side, to_b: dict[int, int], to_a: dict[int, int]) -> None:
+    """Pair rows between pairs in the same order, by longest common runs of ops."""
+    left = [sum(i not in known for i in rows) for (_, rows), known in ((a, to_b), (b, to_a))]
+    if not 0 < left[0] * left[1] <= _ALIGNED:
+        return
+    mine = [to_b.get(i, a[0].rows[i].op) for i in a[1]]
+    theirs = [j if j in to_a else b[0].rows[j].op for j in b[1]]
+    for start, other, size in SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks():
+        for i, j in zip(a[1][start : start + size], b[1][other : other + size], strict=True):
+            if i not in to_b and j not in to_a:
+                to_b[i], to_a[j] = j, i

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from amp_rewrite.errors import PolicyError, advice
 from amp_rewrite.ir.op_classes import HEAVY
-from amp_rewrite.reports.match import live, live_casts
+from amp_rewrite.reports.diff import live, live_casts
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, PortRow, Row

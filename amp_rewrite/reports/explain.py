@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from amp_rewrite.decide import reasons
@@ -95,15 +94,25 @@ class Explanation(Result):
         return json.dumps({"schema": 1, "model": self.model, "chains": chains}, indent=1) + "\n"
 
 
-def makers(view: View) -> Mapping[str, int]:
-    """Return the row of each value's op; NO_ROW for inputs and weights."""
-    return {
+def explained(report: ReportData, names: Sequence[str], view: View | None = None) -> Explanation:
+    """Return the reasons behind ops, step by step.
+
+    A name is that of an op, its path (scope and name), "#12" for the thirteenth row, a type of ops, a pattern, an input
+    of the model, for the ops that read it, or, with the `view` behind the rows, the name of another value.
+    PatternError, with names to use instead, for no name, an unknown one, or one that several ops have.
+    """
+    if not names:
+        raise PatternError(f"{report.model.name}: nothing to explain; name an op, a type of ops or a value")
+    makers = {
         value.name: NO_ROW if value.producer is None else int(value.producer)
-        for value in reversed(view.values)  # of equal names in several bodies the first counts
+        for value in reversed(view.values if view is not None else ())  # of equal names in bodies the first counts
     }
+    shifts = _shifts(view) if view is not None and report.shifts else {}
+    chains = tuple(chain for name in names for chain in _chains(report, name, makers, shifts))
+    return Explanation(report.model.name, chains, report.inventory)
 
 
-def shifts(view: View) -> Mapping[int, int]:
+def _shifts(view: View) -> Mapping[int, int]:
     """Return the exponent of the results of each shifted op, by its row."""
     exponents = {}
     for op in view.ops:
@@ -111,25 +120,6 @@ def shifts(view: View) -> Mapping[int, int]:
         if (match := next(filter(None, shifted), None)) is not None:
             exponents[int(op.id)] = int(match[1])
     return exponents
-
-
-def explained(
-    report: ReportData,
-    names: Sequence[str],
-    makers: Mapping[str, int] = MappingProxyType({}),
-    shifts: Mapping[int, int] = MappingProxyType({}),
-) -> Explanation:
-    """Return the reasons behind ops, step by step.
-
-    A name is that of an op, its path (scope and name), "#12" for the thirteenth row, a type of ops, a pattern, an input
-    of the model, for the ops that read it, or the name of another value, whose row is in `makers`. `shifts`: the
-    exponent of what an op makes, by its row. PatternError, with names to use instead, for no name, an unknown one, or
-    one that several ops have.
-    """
-    if not names:
-        raise PatternError(f"{report.model.name}: nothing to explain; name an op, a type of ops or a value")
-    chains = tuple(chain for name in names for chain in _chains(report, name, makers, shifts))
-    return Explanation(report.model.name, chains, report.inventory)
 
 
 def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:
@@ -141,16 +131,13 @@ def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Ma
         row = report.rows[op]
         groups.setdefault((row.dtype, row.rule, row.color, row.source, row.reason, shifts.get(op)), []).append(op)
     for first, *others in groups.values():
+        behind: dict[int, Row] = {}
+        at = first
+        while at != NO_ROW and at not in behind:
+            behind[at] = report.rows[at]
+            at = report.rows[at].because_row
         alike = tuple(report.rows[op].path for op in others)
-        yield Chain(name, _behind(report, first), alike, port, shifts.get(first))
-
-
-def _behind(report: ReportData, at: int) -> tuple[Row, ...]:
-    seen: dict[int, Row] = {}
-    while at != NO_ROW and at not in seen:
-        seen[at] = report.rows[at]
-        at = report.rows[at].because_row
-    return tuple(seen.values())
+        yield Chain(name, tuple(behind.values()), alike, port, shifts.get(first))
 
 
 def _step(row: Row, *, first: bool) -> list[str]:

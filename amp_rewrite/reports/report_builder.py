@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from pathlib import PurePosixPath, PureWindowsPath
-from zlib import crc32
 
-from onnx import TypeProto
+from onnx import AttributeProto, TensorProto, TypeProto
+from onnx.helper import get_attribute_value
 
 from amp_rewrite.decide import reasons, sizes
 from amp_rewrite.decide.coloring.paint import Coloring
@@ -18,15 +19,25 @@ from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.op_classes import HEAVY, INTEGER
+from amp_rewrite.ir.dataflow import casts_floats, keeps_type, read_variable
+from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
 from amp_rewrite.ir.patterns.clusters import integer_ops
-from amp_rewrite.ir.schema import INNER_DTYPE_ATTRIBUTES, ValueType
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature, ValueType, default_attributes
 from amp_rewrite.ir.view import MAIN, Op, OpId, Use, ValueId, View
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
-from amp_rewrite.reports.values import NONE, Lineage, PlannedTypes, counting, retyped, spell, spell_type
+from amp_rewrite.reports.rows import (
+    FIRST_INPUT,
+    FLOATING,
+    LOW,
+    NO_ROW,
+    BakeRow,
+    CastRow,
+    Header,
+    PortRow,
+    Row,
+    Totals,
+)
 from amp_rewrite.rewrite.passes.inline import inlined
-from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
 from amp_rewrite.settings.request import STATED
 
@@ -68,11 +79,12 @@ def report_of(
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
     if coloring is None and view.model.proto.functions:
         view = inventory_view(view.model)
+    plan = plan or Plan(DType.FLOAT16)
     stock = _ReportBuilder(view, coloring, plan)
     rows = tuple(stock.row(op) for op in view.ops)
     casts = tuple(stock.casts())
     baked = tuple(stock.bakes())
-    sorted_findings = tuple(sorted({*findings, *(plan.findings if plan else ())}))
+    sorted_findings = tuple(sorted({*findings, *plan.findings}))
     proto = view.model.proto
     header = Header(
         name=_last_part(name) if name else proto.graph.name,
@@ -102,19 +114,77 @@ def _last_part(path: str) -> str:
     return PureWindowsPath(PurePosixPath(path).name).name
 
 
-_Traits = tuple[tuple[int, ...], Mapping[str, str], str]
-"""Reads, attributes and constants of a row."""
-
-
 @dataclass(frozen=True)
 class _ReportBuilder:
+    """Parts of a report. `plan` is an empty one for an inventory."""
+
     view: View
     coloring: Coloring | None
-    plan: Plan | None
+    plan: Plan
+
+    # -- types -------------------------------------------------------------------------------------
 
     @cached_property
-    def _types(self) -> PlannedTypes:
-        return PlannedTypes(self.view, self.coloring, self.plan)
+    def _made(self) -> Sequence[ValueType | None]:
+        """Type of each value at its producer, once the plan is carried out."""
+        made = list(self.view.types)
+        baked = {bake.value: bake.to for bake in self.plan.bakes if not bake.keeps_original}
+        for value, dtype in (*self.plan.retype.items(), *baked.items()):
+            made[value] = _retyped(self.view.types[value], dtype)
+        return made
+
+    def _read(self, op: Op, slot: int) -> ValueType | None:
+        """Return the type of an input as the op reads it."""
+        value = op.inputs[slot]
+        if value is None or op.kind == "Cast":
+            return None if value is None else self._made[value]
+        variable = read_variable(op, slot)
+        painted = self.coloring.dtype(*variable) if self.coloring is not None and variable is not None else None
+        return _retyped(self.view.types[value], painted)
+
+    def _written(self, op: Op) -> tuple[ValueType | None, ...]:
+        return tuple([None if value is None else self._made[value] for value in op.outputs])
+
+    def _variables(
+        self, op: Op, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType | None]
+    ) -> dict[str, DType]:
+        dtypes = {}
+        for variable in self.view.variables[op.id]:
+            ports = (*(inputs[i] for i in variable.inputs), *(outputs[o] for o in variable.outputs))
+            dtype = next((port.dtype for port in ports if port is not None and port.dtype is not None), None)
+            if dtype is not None and dtype.floating:
+                dtypes[variable.name] = dtype
+        free = {name: dtype for name, dtype in dtypes.items() if "(" not in name}
+        return free or dtypes  # without ports of one fixed type, "tensor(float)", if there are others
+
+    # -- lineage -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _source(self) -> Sequence[ValueId]:
+        """Value behind each value, through copies and Casts between floats; mostly the value itself."""
+        source = [value.id for value in self.view.values]
+        for op in self.view.ops:
+            copies = op.kind == "Identity" or op.id in self.plan.identities
+            copies = copies or (op.kind in CASTS and (casts_floats(self.view, op) or keeps_type(self.view, op)))
+            if copies and op.inputs[0] is not None and op.outputs[0] is not None:
+                source[op.outputs[0]] = source[op.inputs[0]]
+        return source
+
+    @cached_property
+    def _row_of(self) -> Sequence[int]:
+        """Source of each value, as in `Row.reads`."""
+        rows = []
+        inputs = {value: FIRST_INPUT - i for i, value in enumerate(self._inputs)}
+        for source in self._source:
+            producer = self.view.producer(source)
+            row = inputs.get(source, NO_ROW) if producer is None else producer.id
+            rows.append(NO_ROW if producer is not None and producer.kind == "Constant" else row)
+        return rows
+
+    @cached_property
+    def _inputs(self) -> Sequence[ValueId]:
+        """Inputs of the model, without those with an initializer as default."""
+        return [v for v in self.view.scopes[MAIN].inputs if self.view.values[v].tensor is None]
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -122,99 +192,85 @@ class _ReportBuilder:
         paint = self.coloring.of(op.id) if self.coloring else None
         entry = self.coloring.entries[op.id] if self.coloring else None
         cause = self.view.ops[paint.because] if paint and paint.because is not None else None
-        types = self._types.row_types(op)
+        inputs, outputs = tuple([self._read(op, slot) for slot in range(len(op.inputs))]), self._written(op)
+        variables = self._variables(op, inputs, outputs)
         reason = entry.because if entry else ""
         return Row(  # there is one for each op, and arguments by name take three times as long
             op.name,
-            self._kind(op),
-            types.dtype,
+            "Identity" if op.id in self.plan.identities else op.kind,
+            _main_dtype(op, variables, outputs, inputs),
             self.view.scopes[op.scope].path,
             bool(op.node.name),
-            types.variables,
-            _COLORS[entry.color] if entry else None,
+            {name: dtype.spelling for name, dtype in variables.items()},
+            entry.color.value if entry else None,
             paint.rule if paint else None,
             cause.name if cause else None,
             cause.id if cause else NO_ROW,
             paint.note if paint and paint.note != reason else "",
             _last_part(entry.source) if entry else "",
             reason,
-            types.inputs,
-            types.outputs,
+            tuple(map(_spelled, inputs)),
+            tuple(map(_spelled, outputs)),
             *self._traits(op),
         )
 
-    @cached_property
-    def _lineage(self) -> Lineage:
-        return Lineage(self.view, self.plan.identities if self.plan else frozenset())
-
-    def _traits(self, op: Op) -> _Traits:
-        reads, names, row_of = list[int](), "", self._lineage.rows
+    def _traits(self, op: Op) -> tuple[tuple[int, ...], Mapping[str, str], str]:
+        """Return reads, attributes and constants of a row."""
+        reads, names = list[int](), ""
         for value in op.inputs:
-            reads.append(NO_ROW if value is None else row_of[value])
-            if value is not None and self.view.values[source := self._lineage.source[value]].tensor is not None:
+            reads.append(NO_ROW if value is None else self._row_of[value])
+            if value is not None and self.view.values[source := self._source[value]].tensor is not None:
                 names += f"{self.view.values[source].name}\0"
-        reads += [row_of[value] for body in op.bodies for value in self.view.scopes[body].outputs]
+        reads += [self._row_of[value] for body in op.bodies for value in self.view.scopes[body].outputs]
         while reads and reads[-1] == NO_ROW:
             reads.pop()
-        stated = () if self.plan and op.id in self.plan.identities else op.node.attribute
-        attributes = counting(op.domain, op.signature, stated) if stated else NONE
-        if attributes and self.plan and op.id in self.plan.raised:
+        stated = () if op.id in self.plan.identities else op.node.attribute
+        attributes = counting(op.domain, op.signature, stated) if stated else _NONE
+        if attributes and op.id in self.plan.raised:
             attributes = {name: "float32" if name in INNER_DTYPE_ATTRIBUTES else a for name, a in attributes.items()}
-        return tuple(reads), attributes, f"{crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
-
-    def _kind(self, op: Op) -> str:
-        return "Identity" if self.plan and op.id in self.plan.identities else op.kind
+        return tuple(reads), attributes, f"{zlib.crc32(names.encode('utf-8', 'replace')):08x}" if names else ""
 
     # -- inputs and outputs ------------------------------------------------------------------------
 
     def inputs(self) -> Iterator[PortRow]:
-        """Yield the inputs of the model, without those with an initializer as default."""
         declared = {formal.name: formal.type for formal in self.view.model.proto.graph.input}
-        for value in self._lineage.inputs:
+        for value in self._inputs:
             name = self.view.values[value].name
-            yield PortRow(name, self._port(self._types.made[value], declared.get(name)))
+            yield PortRow(name, _port(self._made[value], declared.get(name)))
 
     def outputs(self) -> Iterator[PortRow]:
         """Yield the outputs of the model. A conversion does not change their types unless the caller asks for it."""
         declared = self.view.model.proto.graph.output
-        fixed = self.plan.io if self.plan else {}
         for value, formal in zip(self.view.scopes[MAIN].outputs, declared, strict=True):
-            dtype = self._port(retyped(self.view.types[value], fixed.get(value)), formal.type)
-            yield PortRow(formal.name, dtype, self._lineage.rows[value], self._slot(value))
+            dtype = _port(_retyped(self.view.types[value], self.plan.io.get(value)), formal.type)
+            yield PortRow(formal.name, dtype, self._row_of[value], self._slot(value))
 
     def _slot(self, value: ValueId) -> int:
         """Return the output of the row behind a value."""
-        source = self._lineage.source[value]
+        source = self._source[value]
         made_by = self.view.producer(source)
         return made_by.outputs.index(source) if made_by else 0
-
-    def _port(self, known: ValueType | None, declared: TypeProto | None) -> str:
-        if declared is not None and (known is None or known.dtype is None):
-            return spell_type(declared)
-        return spell(known)
 
     # -- casts and weights -------------------------------------------------------------------------
 
     def casts(self) -> Iterator[CastRow]:
         """Yield the casts of the model itself in the order of its ops, then the inserted ones in the plan's."""
-        folded = self.plan.drop | self.plan.identities if self.plan else frozenset()
+        folded = self.plan.drop | self.plan.identities
         for op in self.view.ops:
-            if op.id not in folded and op.id not in self._lineage.casts:
+            if op.id not in folded and not casts_floats(self.view, op):
                 continue
             value, result = op.inputs[0], op.outputs[0]
-            before, after = self._types.read(op, 0), self._types.written(op, 0)
+            before, (after, *_) = self._read(op, 0), self._written(op)
             if value is not None and result is not None and before and after:
                 origin = "folded" if op.id in folded else "existing"
                 readers = self._readers(result)
                 yield self._cast(value, before.dtype, after.dtype, origin, f"the op {op.name!r}", readers)
-        if self.plan is None:
-            return
         readers_of = Counter(name for use, name in self.plan.rewire.items() if use.op in self._live)
         for cast in self.plan.casts:
             readers = readers_of[cast.name]
             if cast.name == self.view.value_name(cast.value):  # it gives a public value its name back
                 readers += self._readers(cast.value, self.plan.rewire)
-            made = self._types.made[cast.value]
+            made = self._made[cast.value]
             dtype = made.dtype if made is not None else None
             yield self._cast(cast.value, dtype, cast.to, "inserted", cast.reason, readers)
 
@@ -244,12 +300,12 @@ class _ReportBuilder:
             self.view.scopes[self.view.values[value].scope].path,
             readers,
             to.nbytes(min(sizes.size(self.view, value), _MOST)) if to else None,
-            self._lineage.rows[value],
+            self._row_of[value],
             self._slot(value),
         )
 
     def bakes(self) -> Iterator[BakeRow]:
-        for bake in self.plan.bakes if self.plan else ():
+        for bake in self.plan.bakes:
             value = self.view.values[bake.value]
             elements = prod(value.tensor.dims) if value.tensor is not None else 0
             dtype = self.view.dtype(bake.value) or DType.FLOAT
@@ -267,7 +323,7 @@ class _ReportBuilder:
     def stored(self) -> dict[str, int]:
         """Return the bytes of `_weights` after the conversion."""
         weights = self._weights()
-        for bake in self.plan.bakes if self.plan else ():
+        for bake in self.plan.bakes:
             tensor, dtype = self.view.values[bake.value].tensor, self.view.dtype(bake.value)
             if tensor is not None and dtype is not None:
                 weights[bake.to.spelling] += bake.to.nbytes(prod(tensor.dims))
@@ -284,8 +340,9 @@ class _ReportBuilder:
     ) -> Totals:
         between = {at for at in integer_ops(self.view) if rows[at].dtype not in LOW}
         integer = between | {OpId(at) for at, row in enumerate(rows) if row.op in INTEGER}
-        floats = [row for row in rows if _floating(row)]
-        computing = [at for at, row in enumerate(rows) if _floating(row) and _computes(row) and at not in integer]
+        floats = [at for at, row in enumerate(rows) if _floating(row)]
+        heavy = (at for at in floats if (rows[at].color == "allow" if rows[at].color else rows[at].op in HEAVY))
+        computing = [at for at in heavy if at not in integer]
         compute = [rows[at] for at in computing]
         flops = [min(round(sizes.flops(self.view, self.view.ops[at])), _MOST) for at in computing]
         origins = Counter(cast.origin for cast in casts)
@@ -317,12 +374,135 @@ class _ReportBuilder:
 
 _MOST = 1 << 48
 """Operations of an op, or elements of a value; more are not a measure, but hostile dimensions."""
-_COLORS = {color: color.value for color in Color}
 
 
 def _floating(row: Row) -> bool:
     return bool(row.variables) or row.dtype in FLOATING or row.rule == reasons.UNKNOWN_TYPE
 
 
-def _computes(row: Row) -> bool:
-    return row.color == _COLORS[Color.ALLOW] if row.color else row.op in HEAVY
+def _retyped(known: ValueType | None, dtype: DType | None) -> ValueType | None:
+    """Return a type with another element type; the same for None."""
+    return known if known is None or dtype is None or known.dtype is dtype else known.of(dtype)
+
+
+def _spelled(known: ValueType | None) -> str:
+    return str(known) if known is not None else ""
+
+
+def _port(known: ValueType | None, declared: TypeProto | None) -> str:
+    return spell_type(declared) if declared is not None and (known is None or known.dtype is None) else _spelled(known)
+
+
+def _main_dtype(
+    op: Op, variables: Mapping[str, DType], outputs: Sequence[ValueType | None], inputs: Sequence[ValueType | None]
+) -> str:
+    written = next((t for t in outputs if t is not None), None)
+    if op.kind in CASTS and written is not None:
+        return str(written)
+    floating = list(variables.values()) or [
+        t.dtype for t in (*outputs, *inputs) if t is not None and t.dtype is not None and t.dtype.floating
+    ]
+    chosen = next((d for d in floating if d.low), floating[0] if floating else None)
+    return chosen.spelling if chosen is not None else _spelled(written) or "unknown"
+
+
+# -- attributes -------------------------------------------------------------------------------------------------
+
+
+_NONE: Mapping[str, str] = {}
+_PLACING = """
+allowzero auto_pad axes axis batch_axis batch_dims blocksize broadcast ceil_mode channels_last consumed_inputs dilation
+dilations end ends exclusive gather_axis group groups height_scale hidden_size input_as_shape is_test k keepdims
+kernel_shape kv_num_heads layout max min K N new_axis noop_with_empty_axes num_groups num_heads num_outputs
+num_scan_inputs output_height output_padding output_shape output_width paddings pads perm q_num_heads ratio reverse
+scales scan_input_axes scan_output_axes seed select_last_index shape spatial split start starts storage_order strides
+time_axis transA transB transBatchA transBatchB upper width_scale
+"""
+PLACING = frozenset(_PLACING.split())
+"""Attributes of known operators that place elements, and those that a later opset made an input or took away."""
+_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+_SHOWN = 8
+
+
+def counting(domain: str, signature: Signature | None, attributes: Iterable[AttributeProto]) -> Mapping[str, str]:
+    """Return the counting attributes of a node, spelled, without defaults."""
+    defaults = _defaults(signature) if signature is not None else _NONE
+    counted = {}
+    for a in attributes:
+        name = a.name
+        if a.type in _GRAPHS or (signature is not None and (name in PLACING or _states_type(signature, name))):
+            continue
+        if (spelling := _spell(domain, a)) != defaults.get(name):
+            counted[name] = spelling
+    return counted or _NONE
+
+
+def _states_type(signature: Signature, name: str) -> bool:
+    if signature.op_type in ("Constant", "ConstantOfShape") and not signature.domain:
+        return True
+    return DTYPE_ATTRIBUTES.get((signature.domain, signature.op_type)) == name
+
+
+@cache
+def _defaults(signature: Signature) -> Mapping[str, str]:
+    stated = default_attributes(signature).values()
+    return {**dict.fromkeys(INNER_DTYPE_ATTRIBUTES, "0"), **{a.name: _spell(signature.domain, a) for a in stated}}
+
+
+# -- spelling ------------------------------------------------------------------------------------------
+
+
+def _spell(domain: str, a: AttributeProto) -> str:
+    """Return the value of an attribute: numbers and texts in full, tensors by their type, long lists by a digest."""
+    if a.type not in _TYPES:
+        return "unknown"
+    value = get_attribute_value(a)
+    if a.type == AttributeProto.INT and a.name in INNER_DTYPE_ATTRIBUTES:
+        return _element(value)
+    if isinstance(value, TensorProto):
+        return _element(value.data_type)
+    if isinstance(value, TypeProto):
+        return spell_type(value)
+    if a.type in _LISTS:
+        return _list(domain, [_number(item) for item in value])
+    return _number(value) if a.type in _SIMPLE else AttributeProto.AttributeType.Name(a.type).lower()
+
+
+_TYPES = frozenset(AttributeProto.AttributeType.values()) - {AttributeProto.UNDEFINED}
+_SIMPLE = (AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.STRING)
+_LISTS = (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS)
+
+
+def _list(domain: str, items: list[str]) -> str:
+    if domain == "ai.onnx.ml":  # weights, whose number depends on the data that a model was trained with
+        return "a list" if items else "empty"
+    if len(items) > _SHOWN:
+        return f"{len(items)} items {zlib.crc32(chr(0).join(items).encode()):08x}"
+    return ", ".join(items)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _element(code: int) -> str:
+    dtype = DType.of(code)
+    return dtype.spelling if dtype is not None else f"type {code}"
+
+
+def spell_type(proto: TypeProto) -> str:
+    """Return a type in full: "float16", "map(int64, float32)", "seq(map(string, float32))"."""
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        return _element(proto.tensor_type.elem_type)
+    if kind == "sparse_tensor_type":
+        return f"sparse_tensor({_element(proto.sparse_tensor_type.elem_type)})"
+    if kind == "map_type":
+        return f"map({_element(proto.map_type.key_type)}, {spell_type(proto.map_type.value_type)})"
+    if kind == "sequence_type":
+        return f"seq({spell_type(proto.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({spell_type(proto.optional_type.elem_type)})"
+    return "unknown"

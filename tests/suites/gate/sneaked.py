@@ -20,7 +20,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_graphs, all_nodes
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, contrib_schemas, parse_type
 from amp_rewrite.ir.view import View
-from amp_rewrite.reports.values import PLACING
+from amp_rewrite.reports.report_builder import PLACING
 
 OPSET, IR = 23, 11
 OPSETS = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("foreign", 1)]

@@ -26,8 +26,7 @@ CONFINED = {
     "rich": {"cli"},
 }
 WITHOUT_ONNX = tuple(
-    f"reports.{name}"
-    for name in ("report", "rows", "result", "render", "explain", "diff", "match", "summary", "evidence")
+    f"reports.{name}" for name in ("report", "rows", "result", "render", "explain", "diff", "summary", "evidence")
 )
 """A report is read, compared and explained without onnx, which takes long to import."""
 

@@ -18,7 +18,7 @@ from onnx.parser import parse_model
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.reports.values import counting, spell_type
+from amp_rewrite.reports.report_builder import counting, spell_type
 
 HEAD = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1, "ai.onnx.ml" : 3, "own" : 1]>'
 FLOAT, INT8 = make_tensor_type_proto(1, None), make_tensor_type_proto(3, None)

@@ -13,8 +13,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.delta import KINDS, Delta
-from amp_rewrite.reports.diff import diff
-from amp_rewrite.reports.match import match
+from amp_rewrite.reports.diff import diff, match
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.reports.rows import FIRST_INPUT, CastChange, CastRow, Change, Header, PortRow, Row, Totals

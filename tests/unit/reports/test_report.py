@@ -334,12 +334,13 @@ def test_explain_walks_to_the_root_and_ends_even_in_a_circle() -> None:
 
 
 def test_explain_says_the_types_of_an_inventory_and_of_each_variable() -> None:
-    plain_model = inventory(model(SCORER, w=(16, 16), v=(16, 4)))
+    view = View.of(Model(model(SCORER, w=(16, 16), v=(16, 4))))
+    plain_model = report_of(view)
     undecided = "encoder (MatMul) is float32 in the model; nothing has decided about it yet\n"
     assert str(explained(plain_model, ["encoder"])) == undecided
-    assert str(explained(plain_model, ["h"], {"h": 0, "x": NO_ROW})) == undecided
+    assert str(explained(plain_model, ["h"], view)) == undecided
     with pytest.raises(PatternError, match="'w' is a weight; explain an op that reads it"):
-        explained(plain_model, ["w"], {"h": 0, "w": NO_ROW})
+        explained(plain_model, ["w"], view)
     mixed = Row("n", "LayerNormalization", "float16", rule="in_list", variables={"T": "float16", "U": "float32"})
     alike = Row("m", "Relu", "int64", variables={"T": "int64"})
     report = replace(golden(), rows=(mixed, alike), casts=())
