@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from amp_rewrite.decide.coloring.cut import HIGH, LOW, End
-from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.decide.coloring.spread import Spread
+from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact, fed, first_input_of, keeps_type, origin, trail
@@ -25,10 +23,28 @@ from amp_rewrite.ir.op_classes import (
     SCALINGS,
     SUMS,
 )
-from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.ir.patterns.clusters import Cluster
+from amp_rewrite.ir.versions import FIRST_FUSED
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.settings.list_entry import Color
 
+LOW, HIGH = "low", "high"
+"""The terminals of the cut: source and sink."""
+End = int | str | tuple[str, int]
+"""A vertex, the terminal of a type that is fixed, or an auxiliary node."""
 _copied = first_input_of(COPIES)
+
+
+def tied(view: View, cluster: Cluster, low: DType) -> bool:
+    """True if onnxruntime fuses a written-out norm and then wants scale and bias in the type of its input.
+
+    It fuses from optimization level BASIC on and looks past a Cast that only the norm reads, so the fused node takes
+    the type before that Cast, and the runtime refuses the model when scale and bias have another. The types of the ops
+    in between do not matter. Source: some 360 small models opened with onnxruntime 1.31.1.
+    """
+    if cluster.kind == "layer_normalization":
+        return low is DType.BFLOAT16 or view.opset >= FIRST_FUSED["LayerNormalization"]
+    return cluster.kind == "rms_normalization" and low is DType.BFLOAT16
 
 
 @dataclass

@@ -26,9 +26,8 @@ from amp_rewrite.settings.choices import Target
 # no kernel for such a quantizer.
 _TIED = ("RMSNormalization", "QuantizeLinear", "DequantizeLinear")
 
-_READS_BITS = "BitCast reads bits, not numbers"
 _NEVER = {
-    "BitCast": _READS_BITS,
+    "BitCast": "BitCast reads bits, not numbers",
     "Constant": "a constant is stored low for the readers that want it so",
     "MeanVarianceNormalization": "its function body holds float32 constants",
 }
@@ -40,14 +39,6 @@ def computes_float32_inside(op: Op) -> bool:
         return False
     stashed = attribute(op.node, "stash_type")
     return stashed is None or DType.of(stashed.i) is DType.FLOAT
-
-
-_OPTIONAL = float32(reasons.BOUNDARY, None, "optional values keep their type")
-_LOW_SEQUENCE = float32(reasons.BOUNDARY, None, "a sequence has one element type for all ops that share it")
-
-
-def _containers(view: View, op: Op) -> list[str]:
-    return [t.container for t in (view.types[v] for v in op.ports) if t is not None]
 
 
 class Lowerable(NamedTuple):
@@ -99,8 +90,8 @@ class Gate:
         """Return the refusal for an op with an unknown type or an optional, or for bfloat16 without Casts of it."""
         if any(unknown(v.type) for v in view.variables[op.id]):
             return float32(reasons.UNKNOWN_TYPE, None, "the element type of an input is unknown")
-        if any("optional" in container for container in _containers(view, op)):
-            return _OPTIONAL
+        if any((t := view.types[v]) is not None and "optional" in t.container for v in op.ports):
+            return float32(reasons.BOUNDARY, None, "optional values keep their type")
         if dtype is DType.BFLOAT16 and view.opsets.get("", FIRST_BFLOAT16_CAST) < FIRST_BFLOAT16_CAST:
             note = f"no Cast {way} bfloat16 before opset {FIRST_BFLOAT16_CAST}"
             return float32(reasons.SCHEMA_GATE, None, note)
@@ -175,10 +166,10 @@ class Gate:
         refusal = self._type_refusal(view, op, "from", DType.BFLOAT16 if bfloat16 else None)
         if refusal is not None:
             return refusal
-        if any(container != TENSOR for container in _containers(view, op)):
-            return _LOW_SEQUENCE
+        if any((t := view.types[v]) is not None and t.container != TENSOR for v in op.ports):
+            return float32(reasons.BOUNDARY, None, "a sequence has one element type for all ops that share it")
         if op.kind == "BitCast":
-            return float32(reasons.SCHEMA_GATE, None, _READS_BITS)
+            return float32(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
         names = tuple(v.name for v in low if op.signature.admits(v.name, DType.FLOAT))
         if not names or (self.target.limits is not None and len(names) < len(low)):
             held = next(v.name for v in low if v.name not in names)

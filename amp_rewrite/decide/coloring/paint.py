@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.free import tied
 from amp_rewrite.decide.coloring.placement import place, place_without_cut
-from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.decide.coloring.raising import AFFINE_NOTE, SEEN_THROUGH, Raised, input_type
-from amp_rewrite.decide.coloring.spread import Spread
+from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint, float32
-from amp_rewrite.dtypes import DType
+from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import exposed, first_input_of, trail
-from amp_rewrite.ir.op_classes import LOW_ONLY
+from amp_rewrite.ir.dataflow import exposed, first_input_of, made_variable, read_variable, trail
+from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LOW_ONLY
+from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import unknown
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.settings.list_entry import Color, Entry
@@ -77,67 +77,29 @@ def paint(problem: Problem) -> Coloring:
     """Return a color for every float32 type variable of a model, with the rule and the op behind each.
 
     The gate wins over `keep` and `lower`, they win over pins, and pins over the lists. Low ops that
-    `keep`, and pins with `raises`, name become float32 (`raising`). O(nodes + uses), the cut apart.
+    `keep`, and pins with `raises`, name become float32. O(nodes + uses), the cut apart.
     """
-    view, raised, spread = problem.view, Raised(problem), Spread(problem)
-    low, high = (place if problem.place else place_without_cut)(problem, spread)
-    idle = {v for v, paint in high.items() if paint.rule == reasons.NO_GAIN}
-    _follow_casts(problem, low)
-    _scales_follow(problem, raised, low, idle)
-    paints: dict[tuple[OpId, str], Paint] = dict(raised.paints)
+    view, types, spread = problem.view, _Types(problem), Spread(problem)
+    types.raise_wished()
+    types.low, high = (place if problem.place else place_without_cut)(problem, spread)
+    types.follow_casts()
+    types.scales_follow({v for v, paint in high.items() if paint.rule == reasons.NO_GAIN})
+    paints = types.raised
     for v, vertex in enumerate(problem.vertices):
-        decided = low.get(v) or _reason(problem, v, high.get(v) or spread.denied.get(v))
+        decided = types.low.get(v) or _reason(problem, v, high.get(v) or spread.denied.get(v))
         paints.update(((vertex.op, name), decided) for name in vertex.variables)
     decided_ops = {op for op, _ in paints}
     for op in view.ops:
         if op.id not in decided_ops and (edge := _edge(problem, op)) is not None:
             paints[op.id, ""] = edge
-    refused = (Finding(reasons.UNRAISED, view.ops[op].name, paint.note) for op, paint in raised.refused.items())
-    return Coloring(problem.to, paints, problem.entries, raised.refused, tuple(refused))
-
-
-def _follow_casts(p: Problem, low: dict[int, Paint]) -> None:
-    """Lower the result of a Cast to float32 with lowered readers alone."""
-    for v in p.of_kinds(("Cast",)):
-        vertex, out = p.vertices[v], p.op(v).outputs[0]
-        if v in low or vertex.refusal is not None or "T2" not in vertex.variables or out is None:
-            continue
-        uses = p.view.uses[out]
-        inner = p.view.dtype(out) is DType.FLOAT and not exposed(p.view, out)
-        if inner and uses and all(p.reader(use) in low for use in uses):
-            low[v] = Paint(p.to, reasons.EXISTING_CAST, uses[0].op)
-
-
-def _scales_follow(p: Problem, raised: Raised, low: dict[int, Paint], must: Collection[int]) -> None:
-    """Give scale and bias of a written-out norm the type of its input if onnxruntime refuses another."""
-
-    def made(value: ValueId) -> DType | None:
-        return p.to if p.maker(value) in low else raised.made(value)
-
-    def read(value: ValueId, use: Use) -> DType | None:
-        unlowered = made(value) if p.view.ops[use.op].kind == "Cast" else DType.FLOAT
-        return p.to if p.reader(use) in low else unlowered
-
-    for cluster in p.clusters:
-        if (dtype := input_type(p.view, cluster, p.to, made, read)) is None:
-            continue
-        tail = [v for v in p.of_ops(cluster.tail) if p.op(v).kind != "Cast"]
-        high = [v for v in tail if p.vertices[v].op not in p.lower] if dtype is not p.to else []
-        if dtype is p.to and all(p.can(v) and v not in must for v in tail):
-            for v in tail:
-                low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], AFFINE_NOTE))
-        elif dtype is p.to:  # the input, and the copies before it, have to be float32
-            passed, source = trail(p.view, cluster.entry, first_input_of(SEEN_THROUGH))
-            maker = p.view.producer(source)
-            high = p.of_ops(op.id for op in (*passed, maker) if op is not None)
-        for v in high:
-            low.pop(v, None)
+    refused = (Finding(reasons.UNRAISED, view.ops[op].name, paint.note) for op, paint in types.refused.items())
+    return Coloring(problem.to, paints, problem.entries, types.refused, tuple(refused))
 
 
 def _reason(problem: Problem, v: int, found: Paint | None) -> Paint:
     vertex, color = problem.vertices[v], problem.colors[v]
-    if vertex.op in problem.pinned or found is not None:
-        return problem.pinned.get(vertex.op) or found or float32(reasons.UNPAINTED, None)
+    if (held := problem.pinned.get(vertex.op) or found) is not None:
+        return held
     if vertex.refusal is not None and (color is not Color.UNLISTED or vertex.op in problem.lower):
         return vertex.refusal
     if color is Color.UNLISTED:
@@ -163,5 +125,201 @@ _UNPAINTED: Mapping[Color, str] = {
     Color.GRAY: "gray: not between two {low} ops",
     Color.CLEAR: "clear: no {low} op beside it",
     Color.DENY: "on the deny list",
-    Color.UNLISTED: "on no list",
 }
+
+
+# -- changes of single types beside the cut ----------------------------------------------------------
+
+_ANY_TYPE = ELEMENTLESS | {"Cast"}
+"""Ops whose results do not depend on the type in which they read a value."""
+_SEEN_THROUGH = frozenset(("Cast", "Dropout", "Identity"))
+"""Ops that onnxruntime looks through when it fuses a normalization."""
+_AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
+
+
+@dataclass
+class _Types:
+    """Types on the way to a coloring: lowered vertices, raised variables, and ops without the float32 wished for them.
+
+    Low ops of the model that patterns or evidence name are raised, with ops that cannot differ in type from them: those
+    of the same decomposed norm, softmax or activation, and the scale and bias that the runtime fuses.
+    """
+
+    problem: Problem
+    low: dict[int, Paint] = field(default_factory=dict)
+    raised: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
+    refused: dict[OpId, Paint] = field(default_factory=dict)
+
+    @property
+    def view(self) -> View:
+        return self.problem.view
+
+    def made(self, value: ValueId) -> DType | None:
+        """Return the type in which a value is made."""
+        if self.problem.maker(value) in self.low:
+            return self.problem.to
+        return DType.FLOAT if made_variable(self.view, value) in self.raised else self.view.dtype(value)
+
+    def read(self, value: ValueId, use: Use) -> DType | None:
+        """Return the type in which an op reads a value."""
+        v, kind = self.problem.reader(use), self.view.ops[use.op].kind
+        if v in self.low:
+            return self.problem.to
+        if kind == "Cast" or (v is None and kind in _ANY_TYPE):
+            return self.made(value)
+        return DType.FLOAT if v is not None or self._reads_raised(use) else self.view.dtype(value)
+
+    def _reads_raised(self, use: Use) -> bool:
+        return read_variable(self.view.ops[use.op], use.slot) in self.raised
+
+    # -- low ops of the model, raised --------------------------------------------------------------
+
+    def raise_wished(self) -> None:
+        p, wishes = self.problem, dict[OpId, Paint]()
+        for op_id, pattern in p.keep.items():
+            by = "the check" if pattern in p.found else repr(pattern)
+            wishes[op_id] = float32(reasons.RAISED, None, f"kept by {by}")
+        for pin in p.pins:
+            if pin.raises and pin.op not in p.lower:
+                wishes.setdefault(pin.op, float32(reasons.RAISED, pin.because, f"{pin.rule}: {pin.note}"))
+        wishes = {op_id: wishes[op_id] for op_id in sorted(wishes) if self._low_type(op_id) is not None}
+        for op_id, why in wishes.items():
+            self._raise(op_id, why)
+        groups = clusters(self.view, LOW_TYPES) if self.raised else ()
+        for cluster in groups:
+            if (first := next(filter(self._is_raised, cluster.ops), None)) is not None:
+                note = f"{cluster.kind} is raised as a whole, because {self.view.ops[first].name!r} is"
+                for op_id in cluster.ops:
+                    if self._low_type(op_id) is not None and op_id not in p.lower:
+                        self._raise(op_id, float32(reasons.RAISED, first, note))
+        for cluster in groups:
+            self._affine(cluster)
+        for op in reversed(self.view.ops) if wishes else ():
+            if op.id not in p.lower:
+                self._move(op)
+                self._cast(op, wishes)
+        for op in self.view.of_kinds(ELEMENTLESS):  # they read no element
+            source = op.inputs[0]
+            if source is not None and made_variable(self.view, source) in self.raised:
+                self.raised[op.id, "T"] = float32(reasons.SHAPE_FOLLOWS, self.view.values[source].producer)
+
+    def _low_type(self, op: OpId) -> DType | None:
+        """Return the low type of an op's first low variable; None if it has none."""
+        types = (v.type.dtype for v in self.view.variables[op] if v.type is not None)
+        return next((dtype for dtype in types if dtype in LOW_TYPES), None)
+
+    def _is_raised(self, op: OpId) -> bool:
+        return any((op, variable.name) in self.raised for variable in self.view.variables[op])
+
+    def _raise(self, op_id: OpId, paint: Paint, *, asked: bool = True) -> None:
+        """Raise an op as far as the gate admits it; constants are stored in float32 for their readers instead."""
+        op = self.view.ops[op_id]
+        if op.kind in _ANY_TYPE or op.kind == "Constant":
+            return
+        names = self.problem.gate.raisable(self.view, op)
+        if not isinstance(names, Paint):
+            for name in names:
+                self.raised.setdefault((op_id, name), paint)
+        elif asked:
+            self._refuse(op_id, f"{paint.note}; {names.rule}: {names.note}")
+
+    def _refuse(self, op: OpId, note: str) -> None:
+        for variable in self.view.variables[op]:
+            self.raised.pop((op, variable.name), None)
+        self.refused[op] = Paint(self._low_type(op) or self.problem.to, reasons.UNRAISED, None, note)
+
+    def _affine(self, cluster: Cluster) -> None:
+        low = next((dtype for op in cluster.tail if (dtype := self._low_type(op)) is not None), None)
+        dtype = self._input_type(cluster, low) if low is not None else None
+        for op in cluster.tail if low is not None and dtype is not None else ():
+            if self.view.ops[op].kind == "Cast" or self._is_raised(op) is (dtype is DType.FLOAT):
+                continue
+            if dtype is DType.FLOAT:
+                self._raise(op, float32(reasons.RAISED, cluster.ops[0], _AFFINE_NOTE))
+            elif low is not None:
+                self._refuse(op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
+
+    def _move(self, op: Op) -> None:
+        """Raise a mover of the result of a Cast to a low type, if only raised ops read it.
+
+        The Cast rounds, and the digits that it drops are the reason for which its readers were raised.
+        """
+        if self._moved(op) is None or any(exposed(self.view, value) for value in op.results):
+            return
+        uses = [use for value in op.results for use in self.view.uses[value]]
+        source = self.view.producer(trail(self.view, op.outputs[0], self._moved)[1], "Cast")
+        before = self.view.dtype(source.inputs[0]) if source is not None else None
+        if uses and before is not None and not before.low and all(map(self._reads_raised, uses)):
+            note = "moves what is cast, and only ops in float32 read it"
+            self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), asked=False)
+
+    def _moved(self, op: Op) -> ValueId | None:
+        """Return what an op with a low type moves; None for other ops."""
+        moves = COPIES.get(op.kind) == (0,) and op.kind not in CASTS and self._low_type(op.id) is not None
+        return op.inputs[0] if moves else None
+
+    def _cast(self, op: Op, wishes: Mapping[OpId, Paint]) -> None:
+        result = op.outputs[0] if op.kind == "Cast" else None
+        if result is None or self.view.dtype(result) not in LOW_TYPES or exposed(self.view, result):
+            return
+        uses = self.view.uses[result]
+        raised = [use for use in uses if self._reads_raised(use)]
+        free = [use for use in uses if self.view.ops[use.op].kind in _ANY_TYPE]
+        through = op.id in wishes and any(self.view.ops[use.op].kind == "Cast" for use in uses)
+        if len(raised) + len(free) < len(uses):
+            return
+        if (raised or through) and (op.id in wishes or len(raised) == len(uses)):
+            paint = float32(reasons.EXISTING_CAST, raised[0].op if raised else None)
+            self.raised[op.id, "T2"] = wishes.get(op.id, paint)
+
+    # -- types that follow others ------------------------------------------------------------------
+
+    def follow_casts(self) -> None:
+        """Lower the result of a Cast to float32 with lowered readers alone."""
+        p = self.problem
+        for v in p.of_kinds(("Cast",)):
+            vertex, out = p.vertices[v], p.op(v).outputs[0]
+            if v in self.low or vertex.refusal is not None or "T2" not in vertex.variables or out is None:
+                continue
+            uses = p.view.uses[out]
+            inner = p.view.dtype(out) is DType.FLOAT and not exposed(p.view, out)
+            if inner and uses and all(p.reader(use) in self.low for use in uses):
+                self.low[v] = Paint(p.to, reasons.EXISTING_CAST, uses[0].op)
+
+    def scales_follow(self, must: Collection[int]) -> None:
+        """Give scale and bias of a written-out norm the type of its input if onnxruntime refuses another."""
+        p = self.problem
+        for cluster in p.clusters:
+            if (dtype := self._input_type(cluster, p.to)) is None:
+                continue
+            tail = [v for v in p.of_ops(cluster.tail) if p.op(v).kind != "Cast"]
+            high = [v for v in tail if p.vertices[v].op not in p.lower] if dtype is not p.to else []
+            if dtype is p.to and all(p.can(v) and v not in must for v in tail):
+                for v in tail:
+                    self.low.setdefault(v, Paint(p.to, reasons.NORM_TAIL, cluster.ops[0], _AFFINE_NOTE))
+            elif dtype is p.to:  # the input, and the copies before it, have to be float32
+                passed, source = trail(p.view, cluster.entry, first_input_of(_SEEN_THROUGH))
+                maker = p.view.producer(source)
+                high = p.of_ops(op.id for op in (*passed, maker) if op is not None)
+            for v in high:
+                self.low.pop(v, None)
+
+    def _input_type(self, cluster: Cluster, low: DType) -> DType | None:
+        """Return the common type of a norm's input, scale and bias; None if they are free."""
+        if not cluster.tail or not tied(self.view, cluster, low):
+            return None
+        return self._seen_type(cluster.entry, cluster.ops)
+
+    def _seen_type(self, value: ValueId, readers: Collection[OpId]) -> DType | None:
+        """Return the type of a value for the runtime's fusion of `readers`, before the Casts for them alone."""
+        view, dtype, uses = self.view, self.made(value), self.view.uses[value]
+        needed = next((self.read(value, use) for use in uses if use.op in readers), dtype)
+        others, edge = [use for use in uses if use.op not in readers], exposed(view, value)
+        if dtype is not needed and (
+            (edge and view.dtype(value) is needed) or any(self.read(value, u) is needed for u in others)
+        ):
+            return needed
+        op = view.producer(value)
+        if op is None or op.kind not in _SEEN_THROUGH or op.inputs[0] is None or others or edge:
+            return dtype
+        return self._seen_type(op.inputs[0], (op.id,))

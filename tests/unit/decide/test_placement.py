@@ -15,12 +15,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from amp_rewrite.decide.coloring.cut import eliminate
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.coloring.paint import Coloring
-from amp_rewrite.decide.coloring.placement import Labelling
-from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.decide.coloring.spread import Spread
+from amp_rewrite.decide.coloring.placement import Labelling, eliminate
+from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
