@@ -31,7 +31,9 @@ BLOCK = 1 << 16  # elements; a block and its result stay in the processor's cach
 
 _MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _OVERFLOW = 0x477FF000  # 65520, from which numbers round to infinity
-_LEAST = np.uint32((127 - 14) << 23)  # the exponent of the smallest normal float16, and of all subnormal ones
+# The exponent of the smallest normal float16, and of all subnormal ones. A block of it, as numpy's maximum is twice as
+# fast for two arrays as for an array and a number.
+_LEAST = np.full(BLOCK, (127 - 14) << 23, np.uint32)
 _DROPPED = np.uint32(23 - 10)  # bits of the significand
 # 13 exponents more, and in the significand what takes the bias of float32 to that of float16, modulo the 16 bits kept.
 _RAISED = np.uint32(((23 - 10) << 23) + (-((127 - 1) << 10) & 0xFFFF))
@@ -42,9 +44,15 @@ def cast(values: Array, to: DType) -> Array:
 
     Finite values out of range become the largest value of the type, with their sign; infinity and NaN stay.
     """
-    if to is DType.FLOAT16 and values.dtype == np.float32 and values.size >= _LARGE:
-        return _cast_in_blocks(values)
-    return _cast_whole(values, to)
+    if to is not DType.FLOAT16 or values.dtype != np.float32 or values.size < _LARGE:
+        return _cast_whole(values, to)
+    flat = np.ascontiguousarray(values).reshape(-1)
+    low: Array = np.empty(flat.size, np.float16)
+    for at in range(0, flat.size, BLOCK):
+        block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
+        if not to_float16(block, rounded):
+            rounded[:] = _cast_whole(block, to)
+    return low.reshape(values.shape)
 
 
 def scaled(values: Array, exponent: int) -> Array:
@@ -57,16 +65,6 @@ def scaled(values: Array, exponent: int) -> Array:
     with np.errstate(all="ignore"):
         np.multiply(values, values.dtype.type(2.0**-exponent), out=values)
     return values
-
-
-def _cast_in_blocks(values: Array) -> Array:
-    flat = np.ascontiguousarray(values).reshape(-1)
-    low: Array = np.empty(flat.size, np.float16)
-    for at in range(0, flat.size, BLOCK):
-        block, rounded = flat[at : at + BLOCK], low[at : at + BLOCK]
-        if not to_float16(block, rounded):
-            rounded[:] = _cast_whole(block, DType.FLOAT16)
-    return low.reshape(values.shape)
 
 
 def to_float16(values: NDArray[Any], low: NDArray[Any]) -> bool:
@@ -84,7 +82,7 @@ def to_float16(values: NDArray[Any], low: NDArray[Any]) -> bool:
     if magnitude.max(initial=0) >= _OVERFLOW:
         return False
     power = magnitude & _EXPONENT
-    np.maximum(power, _least()[: power.size], out=power)
+    np.maximum(power, _LEAST[: power.size], out=power)
     power += _RAISED
     rounded = magnitude.view(np.float32)
     rounded += power.view(np.float32)
@@ -95,12 +93,6 @@ def to_float16(values: NDArray[Any], low: NDArray[Any]) -> bool:
     wide += sign
     low.view(np.uint16)[:] = wide
     return True
-
-
-@cache
-def _least() -> NDArray[np.uint32]:
-    """A block of the least exponent: numpy's maximum is twice as fast for two arrays as for an array and a number."""
-    return np.full(BLOCK, _LEAST, np.uint32)
 
 
 def _cast_whole(values: Array, to: DType) -> Array:

@@ -59,7 +59,10 @@ def read_text(path: Path, most: int, kind: str, error: type[AmpRewriteError]) ->
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
     """Create a file beside a target, with the permissions of a file there; closing `undo` removes it."""
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
-    mode = _permissions(target)
+    mode = None
+    with suppress(OSError):
+        status = target.lstat()
+        mode = stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None
     undo.callback(path.unlink, missing_ok=True)  # first, as an interrupt may come as soon as the file is there
     file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
     undo.callback(_close, file)
@@ -67,13 +70,6 @@ def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
         with suppress(OSError):  # not every file system has permissions
             os.fchmod(file.fileno(), mode)
     return path, file
-
-
-def _permissions(target: Path) -> int | None:
-    with suppress(OSError):
-        status = target.lstat()
-        return stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None
-    return None
 
 
 def sweep(folder: Path) -> None:

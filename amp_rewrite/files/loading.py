@@ -37,7 +37,7 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
     """Return the proto of a file, with stubs for heavy tensors. ModelError if it is not a model."""
     try:
         if path.is_dir():
-            raise ModelError(_foreign(path) or f"cannot read {path}: it is a folder; name the model file in it")
+            raise wire.NotOnnxError(f"cannot read {path}: it is a folder; name the model file in it")
         with open_regular(path) as file:
             proto, own = _lazily(file, path)
         _check(proto, str(path))
@@ -46,7 +46,9 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot read {str(path)!r}: its name is not Unicode; rename it") from cause
     except wire.NotOnnxError as cause:
-        raise ModelError(_foreign(path) or str(cause)) from cause
+        from amp_rewrite.files.foreign import foreign  # late: most files are models
+
+        raise ModelError(foreign(path) or str(cause)) from cause
     except OSError as cause:
         raise ModelError(f"cannot read {path}: {cause.strerror or cause}") from cause
     return proto
@@ -77,12 +79,6 @@ def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> Mo
             proto = clone(proto)
         _resolve(proto, (folder or Path(),), own)
     return proto
-
-
-def _foreign(path: Path) -> str | None:
-    from amp_rewrite.files.foreign import foreign  # late: most files are models
-
-    return foreign(path)
 
 
 def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:

@@ -16,8 +16,6 @@ from amp_rewrite.files.tensors import Sources
 OPSETS = 1 << 31
 """The bound of opset versions: onnx stores them in an int."""
 _FREE_INITIALIZERS = 4  # the first IR version in which an initializer need not be an input
-UNNAMED = "graph"
-"""The name of a graph without one."""
 
 
 @dataclass
@@ -54,7 +52,7 @@ def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding,
 def _names(model: _Mending) -> None:
     name, initializers = model.proto.graph.name, model.proto.graph.initializer
     if not name:
-        model.mend("graph", f"it has no name; {UNNAMED!r} is its name now").graph.name = UNNAMED
+        model.mend("graph", "it has no name; 'graph' is its name now").graph.name = "graph"
     elif isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
         text = name.decode(errors="backslashreplace")
         model.mend("graph", f"its name is not UTF-8; it is {text!r} now").graph.name = text
@@ -123,15 +121,12 @@ def _metadata(model: _Mending) -> None:
         refill(proto, "metadata_props", {entry.key: entry for entry in proto.metadata_props}.values())
 
 
-_SPELLED_OUT = "ai.onnx"
-
-
 def _spelled_out(model: _Mending) -> None:
-    if any(node.domain == _SPELLED_OUT for holder in _holders(model.proto) for node in _nodes(holder)):
+    if any(node.domain == "ai.onnx" for holder in _holders(model.proto) for node in _nodes(holder)):
         note = "nodes state the domain 'ai.onnx', which is written as ''; it is '' now"
         for holder in _holders(model.mend("model", note)):
             for named in (*_nodes(holder), *holder.opset_import):
-                named.domain = "" if named.domain == _SPELLED_OUT else named.domain
+                named.domain = "" if named.domain == "ai.onnx" else named.domain
 
 
 def _imports(model: _Mending) -> None:

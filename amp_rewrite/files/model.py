@@ -116,7 +116,7 @@ class Model:
             return tensors.array(tensor, sources)
 
     def chunks(self, tensor: TensorProto, elements: int = tensors.CHUNK) -> Iterator[Array]:
-        """Yield the tensor's values as flat arrays of at most `elements` elements, in their type in the file."""
+        """Yield the tensor's values as flat arrays of at most `elements` elements, cast for a stub."""
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
@@ -135,12 +135,10 @@ class Model:
         if key in self._fits:
             return self._fits[key]
         with Sources() as sources:
-            if key is None:
-                return Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to)
-            chunks = tensors.chunks(tensor, tensors.CHUNK, sources)
-            pending = tensors.is_pending(tensor)
-            self._fits[key] = Fit.of((cast(c, kind) for c in chunks) if pending else chunks, to, ours=True)
-        return self._fits[key]
+            fit = Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to, ours=key is not None)
+        if key is not None:
+            self._fits[key] = fit
+        return fit
 
     @property
     def nbytes(self) -> int:

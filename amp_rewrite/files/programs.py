@@ -90,12 +90,12 @@ class _TensorStore:
         """Return a tensor with the facts of the given one and values elsewhere, or a copy of a small one."""
         import onnx_ir
 
-        kind = DType.of(tensor.dtype.value)
+        kind, external = DType.of(tensor.dtype.value), isinstance(tensor, onnx_ir.ExternalTensor)
         if isinstance(tensor, onnx_ir.serde.TensorProtoTensor):
             proto = tensor.raw
             if not proto.HasField("raw_data") or proto.HasField("segment") or kind in (None, DType.STRING):
                 return onnx_ir.serde.TensorProtoTensor(clone(proto))
-        elif kind in (None, DType.STRING) or (isinstance(tensor, onnx_ir.ExternalTensor) and not self._found(tensor)):
+        elif kind in (None, DType.STRING) or (external and (self.folder or not os.fspath(tensor.base_dir))):
             return copy.copy(tensor)
         if id(tensor) not in self._known:
             key = f"{self._secret}.{len(self.own)}"
@@ -111,9 +111,6 @@ class _TensorStore:
             doc_string=tensor.doc_string,
             metadata_props=dict(tensor.metadata_props),
         )
-
-    def _found(self, tensor: Any) -> bool:
-        return self.folder is None and bool(os.fspath(tensor.base_dir))
 
     def _source(self, tensor: Any, kind: DType) -> Source:
         import onnx_ir

@@ -32,7 +32,8 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     """
 
     def hollow(tensor: TensorProto) -> list[wire.Piece] | None:
-        if not is_stub(tensor) and (tensor.ByteSize() <= threshold or not _sized(tensor)):
+        sized = DType.of(tensor.data_type) not in (None, DType.STRING) and not tensor.HasField("segment")
+        if not is_stub(tensor) and (tensor.ByteSize() <= threshold or not sized):
             return None
         bare = without_values(tensor)
         bare.data_location = TensorProto.EXTERNAL
@@ -107,10 +108,6 @@ _FATAL: Mapping[str, tuple[str, Callable[[NodeProto], list[int] | None]]] = {
 if unknown."""
 
 
-def _sized(tensor: TensorProto) -> bool:
-    return DType.of(tensor.data_type) not in (None, DType.STRING) and not tensor.HasField("segment")
-
-
 def _opset(holder: ModelProto | FunctionProto) -> int:
     return max((o.version for o in holder.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
@@ -157,15 +154,11 @@ def _fill_attribute(attribute: AttributeProto, opset: int) -> None:
 
 def _set_sparse(attribute: AttributeProto, tensor: TensorProto) -> None:
     """Make this the sparse_value of a Constant: all zeros, of the tensor's shape and type."""
-    sparse = onnx.SparseTensorProto(dims=tensor.dims)
-    sparse.values.data_type = tensor.data_type
-    sparse.values.dims.append(0)
-    sparse.indices.data_type = TensorProto.INT64
-    sparse.indices.dims.append(0)
-    attribute.ClearField("t")
-    attribute.name = "sparse_value"
-    attribute.type = AttributeProto.SPARSE_TENSOR
-    attribute.sparse_tensor.CopyFrom(sparse)
+    values = TensorProto(data_type=tensor.data_type, dims=[0])
+    indices = TensorProto(data_type=TensorProto.INT64, dims=[0])
+    sparse = onnx.SparseTensorProto(dims=tensor.dims, values=values, indices=indices)
+    stated = AttributeProto(name="sparse_value", type=AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse)
+    attribute.CopyFrom(stated)
 
 
 def _zero(tensor: TensorProto) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ class Destinations:
         self.sources, self.location = sources, location
         self.data: list[wire.Piece] = []
         self._end = 0
-        self._tied: dict[tuple[Source, int], int] = {}
+        self._tied: dict[tuple[Source, int] | int, int] = {}
 
     def __call__(self, tensor: TensorProto) -> list[wire.Piece] | None:
         if self.location is not None and _movable(tensor):
@@ -71,17 +71,14 @@ class Destinations:
 
     def _place(self, tensor: TensorProto) -> int:
         """Add a tensor to the data file; return its offset there."""
-        key = (source(tensor), tensor.data_type) if is_stub(tensor) else None
-        if key is not None and key in self._tied:
-            return self._tied[key]
-        count = nbytes(tensor)
-        step = _PAGE if count >= _PAGED_FROM else _ALIGN
-        offset = -(-self._end // step) * step
-        self.data += [bytes(offset - self._end), self._streamed(tensor)]
-        self._end = offset + count
-        if key is not None:
-            self._tied[key] = offset
-        return offset
+        key = (source(tensor), tensor.data_type) if is_stub(tensor) else len(self.data)
+        if key not in self._tied:
+            count = nbytes(tensor)
+            step = _PAGE if count >= _PAGED_FROM else _ALIGN
+            offset = self._tied[key] = -(-self._end // step) * step
+            self.data += [bytes(offset - self._end), self._streamed(tensor)]
+            self._end = offset + count
+        return self._tied[key]
 
     def _streamed(self, tensor: TensorProto) -> wire.StreamedPiece:
         return wire.StreamedPiece(nbytes(tensor), partial(payload, tensor, self.sources), tensor.name)
@@ -118,7 +115,11 @@ def save(
         raise PolicyError(f"external_data={name!r} is str; {fix}")
     try:
         check_target(path, overwrite)
-        kept = _read_on(proto, path, read)
+        kept: frozenset[str] = frozenset()  # files of tensors that are not read yet
+        if read is None or not replaces(path, read):
+            kept = frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
+            if not path.is_symlink() and os.path.realpath(path) in kept:
+                raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
         sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
             written = _written(proto, path, external_data, sources, progress, undo)
@@ -131,16 +132,6 @@ def save(
                 _commit(written, stale, undo)
     except OSError as cause:
         raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
-
-
-def _read_on(proto: ModelProto, path: Path, read: Path | None) -> frozenset[str]:
-    """Source files of tensors not yet read. ModelError if the model is to replace one of them."""
-    if read is not None and replaces(path, read):
-        return frozenset()
-    kept = frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
-    if not path.is_symlink() and os.path.realpath(path) in kept:
-        raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
-    return kept
 
 
 def _written(
@@ -159,16 +150,23 @@ def _written(
     if (size := wire.total(body)) > LARGEST_FILE:
         way = "" if external_data else "; use external data"
         raise ModelError(f"cannot write {path}: {size} bytes are more than protobuf can read{way}")
-    written, names = _Written(size + wire.total(places.data), progress), dict[Path, Path]()
+    done, total, names = 0, size + wire.total(places.data), dict[Path, Path]()
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
     if places.data:
         temporary, file = scratch(path, undo)
         digest = hashlib.sha256()
-        written.write(file, places.data, digest.update)
+        _write(file, places.data, advance, digest.update)
         own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
         body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
         names[temporary] = path.parent / location.replace(secret, named.decode())
     temporary, file = scratch(path, undo)
-    written.write(file, body)
+    _write(file, body, advance)
     sources.confirm()
     return names | {temporary: path}
 
@@ -183,7 +181,12 @@ def _commit(written: Mapping[Path, Path], stale: Iterable[Path], undo: ExitStack
             undo.callback(named.unlink, missing_ok=True)
         temporary.replace(named)
     undo.pop_all()
-    _sync_folder(named.parent)
+    with suppress(OSError):
+        descriptor = os.open(named.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     for old in stale:
         with suppress(OSError):
             old.unlink()
@@ -201,51 +204,28 @@ def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool
     path.unlink(missing_ok=True)
 
 
-class _Written:
-    """Bytes written so far of all files of a model."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done, self.total, self.progress = 0, total, progress
-
-    def write(
-        self, file: BinaryIO, pieces: list[wire.Piece], update: Callable[[bytes | memoryview], None] | None = None
-    ) -> None:
-        """Write pieces to a file and close it. `update`: that of a hash of them."""
-        for chunk in _chunks(pieces):
-            file.write(chunk)
-            if update is not None:
-                update(chunk)
-            self.done += len(chunk)
-            if self.progress is not None:
-                self.progress(self.done, self.total)
-        file.flush()
-        sync(file.fileno())
-        file.close()
-
-
-def _chunks(pieces: list[wire.Piece]) -> Iterator[bytes | memoryview]:
+def _write(
+    file: BinaryIO,
+    pieces: list[wire.Piece],
+    advance: Callable[[int], None],
+    update: Callable[[bytes | memoryview], None] = lambda _: None,
+) -> None:
+    """Write pieces to a file and close it. `update`: that of a hash of them."""
     for piece in pieces:
-        if isinstance(piece, bytes):
-            yield piece
-            continue
         count = 0
-        for chunk in piece.chunks():
+        for chunk in (piece,) if isinstance(piece, bytes) else piece.chunks():
+            file.write(chunk)
+            update(chunk)
+            advance(len(chunk))
             count += len(chunk)
-            yield chunk
-        if count != piece.nbytes:
+        if not isinstance(piece, bytes) and count != piece.nbytes:
             raise ModelError(
                 f"tensor {piece.tensor!r} has {count} bytes, but its dims and type need {piece.nbytes}; export the"
                 " model again"
             )
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    file.flush()
+    sync(file.fileno())
+    file.close()
 
 
 # -- targets and their data files ----------------------------------------------------------------------
@@ -284,7 +264,8 @@ def outdated(path: Path, kept: Collection[str]) -> list[Path]:
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
-    own = [file for file in data_files(path) if _own(path).fullmatch(file.name) and os.path.realpath(file) not in kept]
+    written = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+    own = [file for file in data_files(path) if written.fullmatch(file.name) and os.path.realpath(file) not in kept]
     if not own:
         return []
     shared = {file for other in models_beside(path) for file in data_files(other)}
@@ -295,10 +276,6 @@ def models_beside(path: Path) -> list[Path]:
     """Return the other models in the folder of a model."""
     near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
     return [other for other in near if other.is_file()]
-
-
-def _own(path: Path) -> re.Pattern[str]:
-    return re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
 
 
 def data_files(path: Path) -> list[Path]:

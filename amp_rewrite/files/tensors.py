@@ -50,9 +50,12 @@ class ProgramTensor:
 
     def values(self) -> Array:
         """Return the bytes of the values in order, packed for a sub-byte type. They are not kept."""
-        where = f"tensor {self.tensor.name!r} of the program"
+        import onnx_ir
+
+        where, raw = f"tensor {self.tensor.name!r} of the program", self.tensor
         try:
-            raw = _raw(self.tensor)
+            while isinstance(raw, onnx_ir.LazyTensor):
+                raw = raw.raw()  # numpy() would keep the values of a caching one
             values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
         except Exception as cause:  # of the library that holds the tensor, or of a function of the user
             words = one_line(cause)
@@ -67,14 +70,6 @@ class ProgramTensor:
 
 HELD: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
 """Tensors of programs by key, while a Model refers to them."""
-
-
-def _raw(tensor: Any) -> Any:
-    import onnx_ir
-
-    while isinstance(tensor, onnx_ir.LazyTensor):
-        tensor = tensor.raw()  # numpy() would keep the values of a caching one
-    return tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +202,7 @@ def nbytes(tensor: onnx.TensorProto) -> int:
 
 
 class Sources:
-    """The file of the stub read last, kept open.
+    """The file of the stub read last, kept open, or the values of the tensor of a program read last.
 
     Files are opened without following a link, and only in the state in which the model was loaded. Bytes read are
     valid if a file is still in that state when it is closed, and at the end: `confirm`, which leaving the context
@@ -242,7 +237,12 @@ class Sources:
     def read(self, source: Source, at: int, count: int) -> Array:
         """Return `count` bytes of a source, from byte `at`, in memory of their own."""
         if source.in_memory:
-            return self._values(source)[at : at + count].copy()
+            if source.held is None:
+                raise ModelError("the program that holds the weights is gone; keep the Model that was loaded from it")
+            if self._held is None or self._held[0] is not source.held:
+                self._held = None  # before the next one takes memory
+                self._held = source.held, source.held.values()
+            return self._held[1][at : at + count].copy()
         out: Array = np.empty(count, np.uint8)
         file, done = self._file(source), 0
         try:
@@ -255,15 +255,6 @@ class Sources:
         except OSError as cause:
             raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
         return out
-
-    def _values(self, source: Source) -> Array:
-        """Return the values of a tensor of a program; those of the last one are kept, as a file is kept open."""
-        if source.held is None:
-            raise ModelError("the program that holds the weights is gone; keep the Model that was loaded from it")
-        if self._held is None or self._held[0] is not source.held:
-            self._held = None  # before the next one takes memory
-            self._held = source.held, source.held.values()
-        return self._held[1]
 
     def _file(self, source: Source) -> BinaryIO:
         if self._open is None or self._open[:2] != (source.path, source.stamp):
@@ -281,36 +272,36 @@ class Sources:
 
 
 def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[Array]:
-    """Yield the tensor's elements in order, as flat arrays of at most `count`, before the pending cast.
+    """Yield the tensor's values in order, as flat arrays of at most `count`, after the pending cast.
 
-    Scaled ones have float32 or a wider type. The arrays of a stub may be overwritten.
+    The arrays of a stub may be overwritten.
     """
     place = source(tensor) if is_stub(tensor) else None
     if place is None or place.dtype.bits < 8:
         flat = array(tensor, sources).reshape(-1)
         yield from (flat[at : at + count] for at in range(0, flat.size, count))
         return
-    size = elements(tensor)
+    size, kind, pending = elements(tensor), dtype(tensor), is_pending(tensor)
     for at in range(0, size, count):
         content = sources.read(place, place.dtype.nbytes(at), place.dtype.nbytes(min(count, size - at)))
         values = content.view(place.dtype.numpy)
-        yield scaled(values, place.exponent) if place.exponent else values
+        if place.exponent:
+            values = scaled(values, place.exponent)
+        yield cast(values, kind) if pending else values
 
 
 def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
     """Return the tensor's values after the pending cast."""
     if not is_stub(tensor):
         return in_memory(tensor)
-    place, kind = source(tensor), dtype(tensor)
+    place = source(tensor)
     if place.dtype.bits < 8:
         packed = without_values(tensor)
         packed.raw_data = sources.read(place, 0, place.length).tobytes()
         return in_memory(packed)
-    out: Array = np.empty(elements(tensor), kind.numpy)
-    at = 0
-    for chunk in chunks(tensor, CHUNK, sources):
-        out[at : at + chunk.size] = cast(chunk, kind) if is_pending(tensor) else chunk
-        at += chunk.size
+    out: Array = np.empty(elements(tensor), dtype(tensor).numpy)
+    for number, chunk in enumerate(chunks(tensor, CHUNK, sources)):
+        out[number * CHUNK :][: chunk.size] = chunk
     return out.reshape(tuple(tensor.dims))
 
 
@@ -328,11 +319,10 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
     if not is_stub(tensor):
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
         return
-    place, kind = source(tensor), dtype(tensor)
     if is_pending(tensor):
-        for chunk in chunks(tensor, CHUNK, sources):
-            yield cast(chunk, kind).view(np.uint8).data
+        yield from (chunk.view(np.uint8).data for chunk in chunks(tensor, CHUNK, sources))
         return
+    place = source(tensor)
     for at in range(0, place.length, _COPIED):
         yield sources.read(place, at, min(_COPIED, place.length - at)).data
 

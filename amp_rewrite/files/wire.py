@@ -6,7 +6,7 @@ messages that hold something heavy), not O(bytes): everything else is skipped by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -88,27 +88,21 @@ def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorPr
         if not sparse:
             yield message
         return
-    for child in _children(message, DENSE):
-        yield from tensors(child, sparse=sparse)
-    if sparse:
-        for child in _children(message, SPARSE):
-            for _, part in child.ListFields():
-                if isinstance(part, onnx.TensorProto):
-                    yield part
+    for name in DENSE.get(type(message), ()):
+        for child in _children(message, name):
+            if not (name == "node" and _plain(child)):
+                yield from tensors(child, sparse=sparse)
+    for name in SPARSE.get(type(message), ()) if sparse else ():
+        for child in _children(message, name):
+            yield from (part for _, part in child.ListFields() if isinstance(part, onnx.TensorProto))
 
 
-def _children(message: Message, table: dict[type[Message], tuple[str, ...]]) -> Iterator[Message]:
-    for name in table.get(type(message), ()):
-        value: Any = getattr(message, name)
-        if name == "node":
-            for node in value:
-                for attribute in node.attribute[:]:
-                    if attribute.type not in _PLAIN_ATTRIBUTES:
-                        yield attribute
-        elif not isinstance(value, Message):
-            yield from value
-        elif message.HasField(name):
-            yield value
+def _children(message: Message, name: str) -> Sequence[Any]:
+    """Return the messages in a field, repeated or not."""
+    value: Any = getattr(message, name)
+    if not isinstance(value, Message):
+        return value  # type: ignore[no-any-return]
+    return [value] if message.HasField(name) else ()
 
 
 def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] | None]) -> list[Piece] | None:
@@ -121,11 +115,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
         return replace(message)
     replaced: dict[str, list[tuple[Message, list[Piece] | None]]] = {}
     for name in DENSE.get(type(message), ()):
-        value: Any = getattr(message, name)
-        single = isinstance(value, Message)
-        if single and not message.HasField(name):
-            continue
-        children = [value] if single else value
+        children = _children(message, name)
         bodies = {  # most nodes have no tensors; a list of all would take more memory than the graph
             at: body
             for at, child in enumerate(children)
@@ -149,35 +139,20 @@ def _spliced(message: Message, replaced: dict[str, list[tuple[Message, list[Piec
     out: list[Piece] = []
     for field, value in message.ListFields():
         if field.name not in replaced:
-            out.append(_alone(message, field.name, value))
+            out.append(type(message)(**{field.name: value}).SerializeToString(deterministic=True))
             continue
         for child, body in replaced[field.name]:
             parts = [child.SerializeToString(deterministic=True)] if body is None else body
             out += [head(field.number, total(parts)), *parts]
-    out += [_unknown(field) for field in UnknownFieldSet(message)]
+    for unknown in UnknownFieldSet(message):  # of a later version of ONNX
+        out.append(varint(unknown.field_number << 3 | unknown.wire_type))
+        if unknown.wire_type == 0:
+            out.append(varint(unknown.data))
+        elif unknown.wire_type in (1, 5):
+            out.append(int(unknown.data).to_bytes(8 if unknown.wire_type == 1 else 4, "little"))
+        else:
+            out += [varint(len(unknown.data)), bytes(unknown.data)]
     return out
-
-
-def _alone(message: Message, name: str, value: Any) -> bytes:
-    alone = type(message)()
-    if isinstance(value, Message):
-        getattr(alone, name).SetInParent()  # an empty message counts as present
-        getattr(alone, name).CopyFrom(value)
-    elif isinstance(value, (str, bytes, int, float)):
-        setattr(alone, name, value)
-    else:
-        getattr(alone, name).extend(value)
-    return bytes(alone.SerializeToString(deterministic=True))
-
-
-def _unknown(field: Any) -> bytes:
-    """Return the wire format of a field unknown to this version of ONNX, to preserve it."""
-    tag = varint(field.field_number << 3 | field.wire_type)
-    if field.wire_type == 0:
-        return tag + varint(field.data)
-    if field.wire_type in (1, 5):
-        return tag + int(field.data).to_bytes(8 if field.wire_type == 1 else 4, "little")
-    return tag + varint(len(field.data)) + bytes(field.data)
 
 
 def lightened(
@@ -209,10 +184,6 @@ class _FileWindow:
         if len(content) < stop - start:
             raise self.bad(start + len(content), "the file ends here")
         return content
-
-    def slide(self, position: int) -> None:
-        self.start = position
-        self.buffer = self.read(position, min(position + _WINDOW, self.size))
 
     def bad(self, position: int, fact: str) -> NotOnnxError:
         return NotOnnxError(
@@ -279,7 +250,7 @@ def _fields(window: _FileWindow, start: int, stop: int) -> Iterator[tuple[int, i
     at = start
     while at < stop:
         if at < window.start or at + _LONGEST_HEAD > window.start + len(window.buffer):
-            window.slide(at)
+            window.start, window.buffer = at, window.read(at, min(at + _WINDOW, window.size))
         buffer, index = window.buffer, at - window.start
         tag = buffer[index]
         if tag < 0x80:

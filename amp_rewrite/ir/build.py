@@ -15,7 +15,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
-from amp_rewrite.files.protos import all_graphs, all_nodes, bodies, clone, graphs_in, refill
+from amp_rewrite.files.protos import all_graphs, all_nodes, bodies, clone, refill
 from amp_rewrite.files.tensors import dtype, elements, in_memory, is_stub
 from amp_rewrite.ir.node_check import unreadable, violation
 from amp_rewrite.ir.nodes import (
@@ -284,12 +284,12 @@ class _Graph:
         if alike is None or alike not in self.build.sound:  # most nodes are like many others, and are checked once
             self.build.check(node, name, schema, inputs, stated)
             self.build.sound.add(alike)
-        graphs = list(graphs_in(stated)) if stated else ()
-        bodies = self._bodies(node, domain, name, inputs, graphs) if graphs else ()
+        graphs = list(bodies(node)) if stated else ()
+        inside = self._bodies(node, domain, name, inputs, graphs) if graphs else ()
         ids = count(len(index.values))  # the ids of the values that are defined below
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
         op_id = OpId(len(index.ops))
-        op = Op(op_id, self.scope.id, domain, op_type, name, node, inputs, outputs, bodies, schema, kind)
+        op = Op(op_id, self.scope.id, domain, op_type, name, node, inputs, outputs, inside, schema, kind)
         for read_here, vtype in types_read(op, index.types):
             index.types[read_here] = vtype
         tensor = _constant_tensor(stated) if kind == "Constant" else None
@@ -303,7 +303,7 @@ class _Graph:
         for slot, value in enumerate(inputs):
             if value is not None:
                 index.uses[value].append(Use(op_id, slot))
-        for body in bodies:
+        for body in inside:
             index.scopes[body].owner = op_id
         return op_id
 

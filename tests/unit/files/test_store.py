@@ -301,7 +301,7 @@ def test_data_that_another_model_reads_is_never_replaced(inline: Path, out: Path
 
 
 def test_an_interrupt_leaves_nothing(inline: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, begun = store._Written.write, []
+    write, begun = store._write, []
 
     def failing(*given) -> None:
         begun.append(given)
@@ -309,7 +309,7 @@ def test_an_interrupt_leaves_nothing(inline: Path, out: Path, monkeypatch: pytes
             raise KeyboardInterrupt
         write(*given)
 
-    monkeypatch.setattr(store._Written, "write", failing)
+    monkeypatch.setattr(store, "_write", failing)
     with pytest.raises(KeyboardInterrupt):
         Model.load(inline).save(out / "m.onnx", external_data=True)
     assert not files(out)
