@@ -20,7 +20,7 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.opening import session_on
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
-from amp_rewrite.runtime.plugins import has_provider, offered_device
+from amp_rewrite.runtime.installation import has_provider, offered_device
 from amp_rewrite.runtime.probes import apart
 from amp_rewrite.runtime.runner import CUDA, Runner
 

@@ -19,11 +19,10 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.report import Report
-from amp_rewrite.runtime.binding import Binding
+from amp_rewrite.runtime.buffers import Binding
 from amp_rewrite.runtime.gpu import hardware, refusal
+from amp_rewrite.runtime.installation import has_provider, require
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
-from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.plugins import has_provider
 from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import (
     CPU,

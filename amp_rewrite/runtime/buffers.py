@@ -1,10 +1,10 @@
-"""Values on a device: OrtValues, and state in double buffers."""
+"""Values on a device: OrtValues, bound inputs and outputs, and state in double buffers."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import MachineError, ModelError, one_line
 from amp_rewrite.files.casting import Array as Array
 from amp_rewrite.runtime.installation import model_errors, onnxruntime
+from amp_rewrite.runtime.ports import Port
 
 STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
 """Types of onnxruntime that numpy lacks."""
@@ -104,6 +105,81 @@ def to_array(value: Any) -> Array:
     return np.frombuffer(bytearray(bits), strange.numpy).reshape(tuple(here.shape()))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """An open model's inputs and outputs on its device. Made by `Runner.bind` or `Session.bind`.
+
+    `inputs` are OrtValues by name; `given_outputs` those that results are written into.
+    """
+
+    outputs: tuple[str, ...]
+    inputs: Mapping[str, Any]
+    given_outputs: Mapping[str, Any]
+    _session: Any = field(repr=False)
+    _bound: Any = field(repr=False)
+    _options: Any = field(repr=False)
+
+    def feed(self, feeds: Mapping[str, object]) -> None:
+        """Copy new values into the bound inputs and tensors, in place; ModelError for another name, shape or type."""
+        for name, tensor in feeds.items():
+            if name not in self.inputs:
+                known = ", ".join(map(repr, self.inputs))
+                raise ModelError(f"input {name!r} is not bound; bound are {known}")
+            old, new = self.inputs[name], as_value(tensor)
+            if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
+                raise ModelError(
+                    f"input {name!r} is bound as {_spelled(old)}, not {_spelled(new)}; bind again for another shape"
+                )
+            overwrite(old, new)
+
+    def run(self) -> dict[str, Any]:
+        """Run once; return the results as OrtValues by name, on the device, for DLPack (`torch.from_dlpack`).
+
+        A result bound to a tensor is in that tensor. ModelError for an error of onnxruntime.
+        """
+        with model_errors("run"):
+            self._bound.synchronize_inputs()
+            self._session.run_with_iobinding(self._bound, self._options)
+            self._bound.synchronize_outputs()
+            return dict(zip(self.outputs, self._bound.get_outputs(), strict=True))
+
+    def arrays(self) -> dict[str, Array]:
+        """Run once; return copies of the results as numpy arrays, bfloat16 as in ml_dtypes."""
+        return {name: np.array(to_array(value)) for name, value in self.run().items()}
+
+
+def target(port: Port, tensor: object, device: str) -> Any:
+    """Return the memory of a tensor that an output is to be written into."""
+    value = as_value(tensor)
+    where = value.device_name().lower()
+    if where != device:
+        raise ModelError(f"output {port.name!r} is written on {device}, but its tensor is on {where}; create it there")
+    check_type(port, value, "output")
+    return value
+
+
+def fixed_room(port: Port, device: str, index: int) -> Any:
+    """Return memory for an output of a known shape."""
+    dims = [d for d in port.shape or () if isinstance(d, int)]
+    if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
+        raise ModelError(
+            f"the shape of output {port.name!r} is unknown before the run, but a CUDA graph writes to fixed addresses;"
+            f" pass outputs={{{port.name!r}: tensor}}"
+        )
+    return onnxruntime().OrtValue.ortvalue_from_shape_and_type(dims, port.dtype.code, device, index)
+
+
+def check_type(port: Port, value: Any, kind: str) -> None:
+    """Raise ModelError for a value of another type than that of an input or output."""
+    if port.dtype is not None and value.element_type() != port.dtype.code:
+        raise ModelError(f"{kind} {port.name!r} is {port.dtype.spelling}, not {_spelled(value)}; cast the tensor")
+
+
+def _spelled(value: Any) -> str:
+    dtype = DType.of(value.element_type())
+    return f"{dtype.spelling if dtype else value.data_type()}{list(value.shape())}"
+
+
 Side = Literal[0, 1]
 """One of the two sets of a `DoubleBuffer`."""
 
@@ -118,15 +194,6 @@ class DoubleBuffer:
 
     place: tuple[str, int]
     sides: tuple[Mapping[str, Any], Mapping[str, Any]] = field(repr=False)
-
-    @classmethod
-    def of(cls, initial: Mapping[str, Array], place: tuple[str, int]) -> DoubleBuffer:
-        """Allocate both sets and copy the values to side 0."""
-        # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
-        sides = ({name: _room(array, place) for name, array in initial.items()} for _ in "01")
-        buffer = cls(place, (next(sides), next(sides)))
-        buffer.put(0, initial)
-        return buffer
 
     def put(self, side: Side, values: Mapping[str, Array]) -> None:
         """Copy values of the tensors' shapes and types to one side."""
@@ -158,35 +225,6 @@ class BufferedRunner:
     _fed: dict[str, tuple[Any, Any]] = field(repr=False)
     _shielded: Mapping[str, Any] = field(repr=False)
 
-    @classmethod
-    def of(
-        cls,
-        opened: tuple[Any, str],
-        buffer: DoubleBuffer,
-        successors: Mapping[str, str],
-        told: Sequence[str],
-        spoiled: frozenset[str],
-    ) -> BufferedRunner:
-        """Bind a model. `opened`: onnxruntime's session, and its provider.
-
-        `successors`: the output that succeeds each tensor. `spoiled`: inputs that runs write into.
-        """
-        session, provider = opened
-        inputs = frozenset(port.name for port in session.get_inputs())
-        state, _ = buffer.sides
-        read = [name for name in state if name in inputs]
-        shielded = {name: copied(state[name], *buffer.place) for name in read if name in spoiled}
-        bound = tuple(session.io_binding() for _ in "01")
-        for here, now, after in zip(bound, buffer.sides, reversed(buffer.sides), strict=True):
-            for name in read:
-                here.bind_ortvalue_input(name, shielded.get(name, now[name]))
-            for name in told:  # first, so that they are the first results
-                here.bind_output(name)
-            for name, output in successors.items():
-                here.bind_ortvalue_output(output, after[name])
-        fed = inputs - state.keys()
-        return cls(buffer, fed, tuple(told), provider, session, (bound[0], bound[1]), {}, shielded)
-
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
         bound = self._bound[side]
@@ -209,14 +247,15 @@ class BufferedRunner:
         if like != (array.shape, array.dtype):
             if name not in self.inputs:
                 raise ModelError(f"{name!r} is not an input to feed; the inputs are {', '.join(sorted(self.inputs))}")
-            held = _room(array, self.buffer.place)
+            held = room(array, self.buffer.place)
             for bound in self._bound:
                 bound.bind_ortvalue_input(name, held)
             self._fed[name] = (array.shape, array.dtype), held  # last, so that an interrupt leaves a consistent state
         _fill(held, array)
 
 
-def _room(array: Array, place: tuple[str, int]) -> Any:
+def room(array: Array, place: tuple[str, int]) -> Any:
+    """Return memory on a device for an array like this one."""
     like = from_array(array)
     return onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 

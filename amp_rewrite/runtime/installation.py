@@ -1,4 +1,4 @@
-"""The installed onnxruntime: packages of its folder, faults seen without importing it, the import, and its errors.
+"""The installed onnxruntime: its packages, faults seen without importing it, the import, its providers and errors.
 
 onnxruntime is one module in many packages (onnxruntime, onnxruntime-gpu, one for each vendor). pip knows of no conflict
 between them: a second one overwrites the files of the first, and removing one takes away files of the other.
@@ -7,17 +7,20 @@ between them: a second one overwrites the files of the first, and removing one t
 from __future__ import annotations
 
 import csv
+import importlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import MachineError, ModelError, count, one_line
+from amp_rewrite.errors import MachineError, ModelError, PolicyError, count, one_line
+from amp_rewrite.runtime.faults import CPU
 
 _MODULE = "onnxruntime"
 _INIT = f"{_MODULE}/__init__.py"
@@ -55,15 +58,12 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
         record = distribution.read_text("RECORD") or ""
         name = distribution.metadata["Name"]
         if name and f"\n{_INIT}," in f"\n{record}":  # not one of that name inside another package
-            package = Package(name.lower().replace("_", "-"), distribution.version, _lost(distribution, record))
+            paths = [row[0] for row in csv.reader(record.splitlines()) if row and row[0].startswith(f"{_MODULE}/")]
+            files = (path for path in paths if not path.endswith(".pyc"))
+            lost = tuple(path for path in files if not Path(str(distribution.locate_file(path))).exists())
+            package = Package(name.lower().replace("_", "-"), distribution.version, lost)
             found.setdefault((package.name, package.version), package)  # a path may be listed twice
     return tuple(sorted(found.values(), key=lambda p: (p.name != DEFAULT, "gpu" not in p.name, p.name, p.version)))
-
-
-def _lost(distribution: metadata.Distribution, record: str) -> tuple[str, ...]:
-    paths = [row[0] for row in csv.reader(record.splitlines()) if row and row[0].startswith(f"{_MODULE}/")]
-    files = [path for path in paths if not path.endswith(".pyc")]
-    return tuple(path for path in files if not Path(str(distribution.locate_file(path))).exists())
 
 
 def installation_fault(installed: Sequence[Package]) -> InstallationFault | None:
@@ -132,6 +132,96 @@ def _fault_of(cause: Exception) -> InstallationFault:
     return InstallationFault(fact, again(installed[0]) if installed else install(DEFAULT))
 
 
+# -- its providers ------------------------------------------------------------------------------------
+
+
+_PREFIX = "onnxruntime-ep-"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A package with a provider library. `failure`: why it cannot be used, "" if it can."""
+
+    package: str
+    release: str
+    library: str = ""
+    providers: tuple[str, ...] = ()
+    failure: str = ""
+
+
+def plugins() -> tuple[Plugin, ...]:
+    """Return the installed packages with a provider, by name."""
+    named = ((d.metadata["Name"] or "").lower().replace("_", "-") for d in metadata.distributions())
+    return tuple(_plugin(name) for name in sorted({name for name in named if name.startswith(_PREFIX)}))
+
+
+def _plugin(package: str) -> Plugin:
+    release = metadata.version(package)
+    try:
+        module: Any = importlib.import_module(package.replace("-", "_"))
+        names = module.get_ep_names() if hasattr(module, "get_ep_names") else [module.get_ep_name()]
+        return Plugin(package, release, str(module.get_library_path()), tuple(map(str, names)))
+    except (ImportError, AttributeError, OSError, RuntimeError) as cause:
+        return Plugin(package, release, failure=one_line(f"{type(cause).__name__}: {cause}"))
+
+
+@cache
+def registered(ort: Any) -> tuple[Plugin, ...]:
+    """Register the libraries of all plugins, and return them with onnxruntime's objections."""
+    return tuple(_registered(ort, plugin) for plugin in plugins())
+
+
+def _registered(ort: Any, plugin: Plugin) -> Plugin:
+    if plugin.failure or any(devices(ort, provider) for provider in plugin.providers):
+        return plugin  # the process registered it before
+    try:
+        ort.register_execution_provider_library(plugin.package, plugin.library)
+    except Exception as cause:  # noqa: BLE001 - classes of onnxruntime's extension
+        return replace(plugin, failure=one_line(cause))
+    offered = any(devices(ort, provider) for provider in plugin.providers)
+    return plugin if offered else replace(plugin, failure="it offers no device on this machine")
+
+
+def devices(ort: Any, provider: str) -> Sequence[Any]:
+    """Return the devices of a provider in a registered library; none for providers of onnxruntime itself."""
+    return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
+
+
+def described(device: Any) -> str:
+    """Return a device in words: vendor, kind and name."""
+    kind = str(device.device.type).rpartition(".")[2]
+    name = dict(device.device.metadata).get("Description", "")
+    return " ".join(filter(None, (device.device.vendor, kind, name)))
+
+
+def has_provider(name: str) -> bool:
+    """True if this onnxruntime is built with a provider, even if the provider does not open."""
+    ort = onnxruntime()
+    return name in ort.get_available_providers() or bool(devices(ort, name))
+
+
+def offered_device(provider: str) -> str:
+    """Return the device of a plugin's provider in words; "" for other providers."""
+    return next(map(described, devices(onnxruntime(), provider)), "")
+
+
+def check_providers(providers: Sequence[str]) -> None:
+    """Raise PolicyError for a provider unknown to this onnxruntime, and for a plugin beside others."""
+    ort = onnxruntime()
+    known = ort.get_available_providers()
+    if any(provider not in known for provider in providers):
+        usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
+        known = list(dict.fromkeys((*known, *usable)))
+    for number, provider in enumerate(providers or ("",)):
+        plugged = devices(ort, provider)
+        if provider not in known and not plugged:
+            failed = (p for p in registered(ort) if p.failure and (provider in p.providers or not p.providers))
+            why = "".join(f" ({plugin.package} {plugin.release}: {plugin.failure})" for plugin in failed)
+            raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
+        if plugged and (number or set(providers[1:]) - {CPU}):
+            raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
+
+
 # -- its errors ----------------------------------------------------------------------------------------
 
 
@@ -142,18 +232,13 @@ _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Raise errors of onnxruntime as ModelError, with one line of text."""
+    """Raise errors of onnxruntime as ModelError: one line in its words, and a remedy. `what`: "open" or "run"."""
     try:
         yield
     except _refusals() as cause:
-        raise ModelError(f"onnxruntime cannot {what} the model: {error_text(what, cause)}") from cause
-
-
-def error_text(what: str, cause: Exception) -> str:
-    """Return the cause in onnxruntime's words, and a remedy. `what`: "open" or "run"."""
-    text = _text(cause)
-    remedy = next((remedy for pattern, remedy in _KNOWN.items() if re.search(pattern, text)), _REMEDIES[what])
-    return f"{text}; {remedy}"
+        text = _text(cause)
+        remedy = next((remedy for pattern, remedy in _KNOWN.items() if re.search(pattern, text)), _REMEDIES[what])
+        raise ModelError(f"onnxruntime cannot {what} the model: {text}; {remedy}") from cause
 
 
 _REMEDIES = {

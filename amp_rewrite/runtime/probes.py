@@ -13,8 +13,7 @@ from typing import Any
 
 from amp_rewrite.errors import MachineError
 from amp_rewrite.runtime.gpu import Gpu, Hardware
-from amp_rewrite.runtime.installation import onnxruntime
-from amp_rewrite.runtime.plugins import described, devices, has_provider, registered
+from amp_rewrite.runtime.installation import described, devices, has_provider, onnxruntime, registered
 from amp_rewrite.runtime.runner import CUDA, cuda_opens, unloaded_library
 
 _HOME = str(Path(__file__).parents[2])

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,27 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, PolicyError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
-from amp_rewrite.runtime.binding import Binding, graph_number
-from amp_rewrite.runtime.buffers import STRANGE, Array, BufferedRunner, DoubleBuffer, from_array, to_array
+from amp_rewrite.runtime.buffers import (
+    STRANGE,
+    Array,
+    Binding,
+    BufferedRunner,
+    DoubleBuffer,
+    check_type,
+    copied,
+    fixed_room,
+    from_array,
+    placed,
+    room,
+    target,
+    to_array,
+)
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
 from amp_rewrite.runtime.faults import RuntimeFault, present
-from amp_rewrite.runtime.installation import model_errors
+from amp_rewrite.runtime.installation import check_providers, devices, model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
-from amp_rewrite.runtime.plugins import ASSIGNMENT as ASSIGNMENT
-from amp_rewrite.runtime.plugins import check_providers, devices
 from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
 from amp_rewrite.runtime.providers import CHANNELS_LAST, cuda_options
 
@@ -149,11 +161,7 @@ class Runner:
 
     def _unrecorded(self) -> Any:
         """Return the options of a run outside of CUDA graphs; None for a session without graphs."""
-        return graph_number(-1) if self._records else None
-
-    @property
-    def _records(self) -> bool:
-        return self.provider_options.get("enable_cuda_graph") == "1"
+        return _graph_number(-1) if self.provider_options.get("enable_cuda_graph") == "1" else None
 
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
         """Return all outputs by name, in the model's order, or those in `outputs`; `batch` is not changed.
@@ -171,13 +179,12 @@ class Runner:
         if not names:
             return {}
         with model_errors("run"):
-            results = self._run_values(fed, names) if by_value else self.inner.run(names, fed, self._unrecorded())
-        return dict(zip(names, results, strict=True))
-
-    def _run_values(self, fed: Mapping[str, Given], names: list[str]) -> list[Given]:
-        """Run through OrtValues: unlike onnxruntime's numpy arrays, they support bfloat16."""
-        values = {name: from_array(value) for name, value in fed.items()}
-        return [to_array(value) for value in self.inner.run_with_ort_values(names, values, self._unrecorded())]
+            if by_value:  # unlike onnxruntime's numpy arrays, its own values support bfloat16
+                values = {name: from_array(value) for name, value in fed.items()}
+                results = map(to_array, self.inner.run_with_ort_values(names, values, self._unrecorded()))
+            else:
+                results = self.inner.run(names, fed, self._unrecorded())
+            return dict(zip(names, results, strict=True))
 
     def bind(
         self,
@@ -194,16 +201,30 @@ class Runner:
         `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph requires. ModelError for
         names, types and devices that do not fit.
         """
-        ports = tuple({port.name: port for port in side} for side in (self.inputs, self.outputs))
-        chosen = list(ports[1]) if outputs is None else outputs
-        check_names("output", chosen, tuple(ports[1]))
+        fed, known = ({port.name: port for port in side} for side in (self.inputs, self.outputs))
+        chosen = list(known) if outputs is None else outputs
+        check_names("output", chosen, tuple(known))
         self._check_fed(feeds)
+        place = self._place(device)
+        values: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         with model_errors("run"):
-            return Binding.of(self.inner, (ports[0], ports[1]), feeds, chosen, self._place(device), fixed)
-
-    def on_device(self, array: Given, device: int = 0) -> Any:
-        """Return a copy of an array on the model's device, as an OrtValue."""
-        return from_array(array, *self._place(device))
+            bound = self.inner.io_binding()
+            for name, tensor in feeds.items():
+                values[name] = placed(tensor, *place)
+                check_type(fed[name], values[name], "input")
+                bound.bind_ortvalue_input(name, values[name])
+            for name in chosen:
+                if isinstance(chosen, Mapping):
+                    given[name] = target(known[name], chosen[name], place[0])
+                elif fixed:
+                    given[name] = fixed_room(known[name], *place)
+                else:
+                    bound.bind_output(name, *place)
+                    continue
+                bound.bind_ortvalue_output(name, given[name])
+        options = _graph_number(next(_NUMBERS)) if fixed else None
+        return Binding(tuple(chosen), values, given, self.inner, bound, options)
 
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
         if not isinstance(feeds, Mapping):
@@ -215,7 +236,12 @@ class Runner:
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
         """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
-        return DoubleBuffer.of(initial, self._place())
+        place = self._place()
+        # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
+        first, second = ({name: room(array, place) for name, array in initial.items()} for _ in "01")
+        buffer = DoubleBuffer(place, (first, second))
+        buffer.put(0, initial)
+        return buffer
 
     def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
         """Bind the model to state in a buffer of the same device: each run reads one set and writes the other.
@@ -225,7 +251,20 @@ class Runner:
         """
         check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
         with model_errors("run"):
-            return BufferedRunner.of((self.inner, self.provider), state, successors, told, self._written_to)
+            inputs = frozenset(port.name for port in self.inner.get_inputs())
+            first, second = state.sides
+            read = [name for name in first if name in inputs]
+            shielded = {name: copied(first[name], *state.place) for name in read if name in self._written_to}
+            bound = self.inner.io_binding(), self.inner.io_binding()
+            for here, now, after in zip(bound, (first, second), (second, first), strict=True):
+                for name in read:
+                    here.bind_ortvalue_input(name, shielded.get(name, now[name]))
+                for name in told:  # first, so that they are the first results
+                    here.bind_output(name)
+                for name, output in successors.items():
+                    here.bind_ortvalue_output(output, after[name])
+        fed = inputs - first.keys()
+        return BufferedRunner(state, fed, tuple(told), self.provider, self.inner, bound, {}, shielded)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
@@ -265,12 +304,22 @@ class CudaGraphs:
         if not all(isinstance(value, np.ndarray) for value in results.values()):
             return None
         try:
-            room = {name: self.runner.on_device(value, self.device) for name, value in results.items()}
-            binding = self.runner.bind(feeds, room, device=self.device, fixed=True)
+            given = {name: from_array(value, "cuda", self.device) for name, value in results.items()}
+            binding = self.runner.bind(feeds, given, device=self.device, fixed=True)
             binding.run()
         except ModelError:
             return None
         return binding
+
+
+_NUMBERS = count(1)
+
+
+def _graph_number(number: int) -> Any:
+    """Return the run options of the CUDA graph of this number, to record or replay; -1: without a graph."""
+    options = installed_onnxruntime().RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    return options
 
 
 MOST_GRAPHS = 8
@@ -333,7 +382,7 @@ def _settings(options: SessionOptions, nodes: int) -> Any:
     if not options.spinning:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.providers[0] == WEBGPU:
-        settings.add_session_config_entry(ASSIGNMENT, "1")
+        settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for `webgpu_opens`
     return settings
 
 

@@ -17,7 +17,6 @@ from onnx import ModelProto, TensorProto
 
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.runtime.kernels import load_kernels
-from amp_rewrite.runtime.plugins import REQUIREMENT
 from amp_rewrite.runtime.runner import WEBGPU
 from suites.webgpu.worker import Device
 from support import webgpu
@@ -32,6 +31,7 @@ from registry import table_of
 
 FLOATS = {TensorProto.FLOAT: "tensor(float)", TensorProto.FLOAT16: "tensor(float16)"}
 DOMAINS = ("ai.onnx", "com.microsoft")
+_PACKAGE = "onnxruntime-ep-webgpu"
 
 
 def table(device: Device) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def assembled(rows: Sequence[Row], probed: Mapping[str, Probes]) -> dict[str, An
             kernels.append(
                 {"provider": WEBGPU, "domain": domain, "op": op_type, "versions": [first, last], "types": admitted}
             )
-    runtime = f"{REQUIREMENT} {metadata.version(REQUIREMENT)}"
+    runtime = f"{_PACKAGE} {metadata.version(_PACKAGE)}"
     newest = load_kernels()
     dump = {"runtime": runtime, "opset": newest.opset, "ir": newest.ir, "kernels": kernels}
     made = table_of(dump, WEBGPU)

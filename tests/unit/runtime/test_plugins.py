@@ -15,9 +15,9 @@ import pytest
 from amp_rewrite.deploy.doctor import _plugins
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime import plugins as plugins_module
+from amp_rewrite.runtime import installation as plugins_module
 from amp_rewrite.runtime.faults import CPU
-from amp_rewrite.runtime.plugins import (
+from amp_rewrite.runtime.installation import (
     Plugin,
     plugins,
     registered,
