@@ -1,8 +1,8 @@
 from amp_rewrite import train as train
 from amp_rewrite.cli.terminal import progress_bar as progress_bar
-from amp_rewrite.deploy.timing import bench as bench
+from amp_rewrite.deploy.benchmark import bench as bench
 from amp_rewrite.deploy.doctor import doctor as doctor
-from amp_rewrite.deploy.cache import Cache as Cache
+from amp_rewrite.deploy.session import Cache as Cache
 from amp_rewrite.train.policy import global_policy as global_policy
 from amp_rewrite.train.policy import policy_scope as policy_scope
 from amp_rewrite.train.policy import set_policy as set_policy

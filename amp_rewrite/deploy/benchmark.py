@@ -1,26 +1,50 @@
-"""Result of a benchmark: timings and speed-ups, text and JSON."""
+"""Benchmark of models side by side: latency, and memory in a process of its own for each.
+
+Memory counts from a clean start, and a model that exceeds the memory ends its own process, not the benchmark.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import os
+import platform
+import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import FeedError, MachineError, ModelError, PolicyError, spelled
+from amp_rewrite.evidence.data.feed import Batch, Feed
+from amp_rewrite.evidence.opening import low_types, name_of, open_on, session_on, usual_provider
+from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.reports.render import count, size, table
 from amp_rewrite.reports.result import Result
+from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
+from amp_rewrite.runtime.installation import has_provider, offered_device, packages, require
+from amp_rewrite.runtime.ports import input_ports
+from amp_rewrite.runtime.probes import apart
+from amp_rewrite.runtime.providers import cuda_options
+from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
+from amp_rewrite.settings.option import Data, checked
+from amp_rewrite.version import VERSION
 
+Tell = Callable[[str, int, int], None]
 Seconds = NDArray[Any]
 """float64[rounds, runs]: how long each run took."""
 
 _RESAMPLES = 2000  # of the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
+_WARM = 10  # runs of each model that do not count
 _ROUND, _MOST_RUNS = 0.05, 50  # seconds of a round for the slowest call, and runs in it
 
 
@@ -61,34 +85,6 @@ def speed_up(baseline: Seconds, candidate: Seconds, *, seed: int = 0) -> SpeedUp
     drawn = np.random.default_rng(seed).integers(0, len(logs), (_RESAMPLES, len(logs)))
     low, high = np.exp(np.percentile(logs[drawn].mean(axis=1), _TAILS))
     return SpeedUp(factor, float(low), float(high))
-
-
-def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    *,
-    rounds: int,
-    runs: int,
-    clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Seconds]:
-    """Time each run of each call: `runs` of each in a round, and each round begins with another call.
-
-    Slow changes (clocks, heat, other load) thus affect all calls equally. Exceptions of a call propagate.
-    """
-    names = list(calls)
-    seconds = {name: np.empty((rounds, runs)) for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            seconds[name][number] = timeit.repeat(calls[name], timer=clock, number=1, repeat=runs)
-        if progress:
-            progress(number + 1, rounds)
-    return seconds
-
-
-def runs_per_round(latencies: Sequence[float]) -> int:
-    """Return the number of runs in a round, by the seconds of each call."""
-    return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MOST_RUNS)
 
 
 # -- the result ----------------------------------------------------------------------------------------
@@ -171,7 +167,8 @@ class Benchmark(Result):
         rows = [[entry.name, *_numbers(entry, self.baselines)] for entry in self.entries]
         if any(entry.memory is not None for entry in self.entries):
             head.append("peak memory")
-            rows = [[*row, _bytes(entry.memory)] for row, entry in zip(rows, self.entries, strict=True)]
+            weighed = ["-" if entry.memory is None else size(entry.memory) for entry in self.entries]
+            rows = [[*row, memory] for row, memory in zip(rows, weighed, strict=True)]
         return table(rows, head=head, right=" >>>" + ">" * 9)
 
     def to_json(self) -> str:
@@ -194,5 +191,308 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.4g}"
 
 
-def _bytes(number: int | None) -> str:
-    return "-" if number is None else size(number)
+@checked
+def bench(
+    models: Sequence[ModelSource],
+    data: Data,
+    *,
+    provider: str | None = None,
+    rounds: int = 20,
+    memory: bool = True,
+    threads: int = 0,
+    progress: Tell | None = None,
+) -> Benchmark:
+    """Measure latency and peak memory of models on the first batch of `data`.
+
+    Latency is that of single runs: ten of each model first, then `rounds` of about 50 ms in which all take turns.
+    Inputs and outputs stay on the device. On CUDA a float32 baseline runs twice, without TF32 and with it; other models
+    run with the options that `Session` chooses.
+
+    Args:
+        models: as `Model.load` takes them; the first one is the baseline.
+        data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
+        provider: the one that must open; None: CUDA where it opens, else the CPU.
+        rounds: number of rounds.
+        memory: measure the peak, in a process of its own for each model.
+        threads: for one op; 0: one per core.
+        progress: called as `progress(stage, done, total)`.
+
+    Returns:
+        Latencies with confidence intervals, and memory.
+
+    Raises:
+        ModelError: a model does not open or run; names the model.
+        FeedError: the data do not fit the models.
+        PolicyError: an argument has an unknown value.
+
+    Example:
+        >>> import amp_rewrite
+        >>> few = {"rounds": 2, "memory": False, "provider": "CPUExecutionProvider"}
+        >>> len(amp_rewrite.bench(["model.onnx"], "batches.npz", **few).entries)
+        1
+    """
+    if not models:
+        raise PolicyError("no model given; give at least one")
+    if rounds < 1:
+        raise PolicyError(f"{spelled('rounds', rounds)} is too small; give at least 1")
+    if threads > MOST_THREADS:
+        raise PolicyError(
+            f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"
+        )
+    require("bench")
+    tell = progress or (lambda stage, done, total: None)
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
+        sides = candidates(models, data, usual_provider(provider), threads, Path(folder))
+        pairs = []
+        for number, side in enumerate(sides):
+            tell("open sessions", number, len(sides))
+            pairs.append((side, side.opened()))
+        first = sides[0]
+        entries, runs = _timed(pairs, rounds, tell)
+        notes = [note for pair in pairs for note in _remarks(*pair)]
+        del pairs  # the measurements below need the device for themselves
+        for number, side in enumerate(sides if memory else ()):
+            tell("memory", number, len(sides))
+            try:
+                peak = peak_memory(side.file, side.batch, side.provider, side.threads, side.options)
+                entries[number] = replace(entries[number], memory=peak)
+            except MachineError as fault:
+                entries[number] = replace(entries[number], fault=str(fault))
+    feed = Feed.of(data, first.model)
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
+    return Benchmark(
+        first.provider,
+        device_name(first.provider),
+        {"amp-rewrite": VERSION, **{package.name: package.version for package in packages()}},
+        f"{feed.origin}: {shapes}",
+        rounds,
+        runs,
+        _WARM,
+        tuple(entries),
+        (*notes, *_notes(entries, first.provider, feed.random)),
+    )
+
+
+# -- models ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model in one mode, its file, and its batch. `number`: its position among the given models."""
+
+    number: int
+    name: str
+    model: Model
+    file: Path
+    batch: Batch
+    provider: str
+    types: tuple[str, ...]
+    threads: int
+    tf32: bool = False
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of its provider beside those of the model."""
+        return {"use_tf32": "1"} if self.tf32 and self.provider == CUDA else {}
+
+    def opened(self) -> Runner:
+        """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
+        return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
+
+
+def candidates(models: Sequence[object], data: object, provider: str, threads: int, folder: Path) -> list[Candidate]:
+    """Return the models, and a float32 baseline on CUDA again with TF32.
+
+    `folder`: for models that are not files. FeedError and ModelError name the model.
+    """
+    names = [name_of(source, f"model {number}") for number, source in enumerate(models)]  # numbered if they are equal
+    names = [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
+    sides: list[Candidate] = []
+    feed: Feed | None = None
+    for number, (source, name) in enumerate(zip(models, names, strict=True)):
+        model = Model.load(source)
+        feed = feed or Feed.of(data, model)
+        batch = _fitting(next(iter(feed)), model, name)
+        file = _file(source, model, folder / f"{number}.onnx")
+        types = low_types(model)
+        sides.append(Candidate(number, name, model, file, batch, provider, types, threads))
+        if number == 0 and provider == CUDA and not types:
+            sides.append(replace(sides[0], name=f"{name} with TF32", tf32=True))
+    return sides
+
+
+def _fitting(batch: Batch, model: Model, name: str) -> Batch:
+    """Return the inputs of a model from a batch, in its types. Raise FeedError, naming the model, for a misfit."""
+    ports = {port.name for port in input_ports(model)}
+    mine = {key: array for key, array in batch.items() if key in ports}
+    try:
+        return next(iter(Feed.of(mine, model, allow_nonfinite=True)))
+    except FeedError as error:
+        raise FeedError(f"{name}: {error}") from error
+
+
+def _file(source: object, model: Model, spare: Path) -> Path:
+    if isinstance(source, (str, os.PathLike)):
+        return Path(source)
+    model.save(spare)
+    return spare
+
+
+# -- latency -----------------------------------------------------------------------------------------
+
+
+def _timed(pairs: Sequence[tuple[Candidate, Runner]], rounds: int, tell: Tell) -> tuple[list[BenchEntry], int]:
+    calls: dict[str, Callable[[], object]] = {c.name: r.bind(c.batch).run for c, r in pairs}
+    latencies = []
+    tell("warm up", 0, 1)
+    for name, call in calls.items():
+        try:
+            latencies.append(min(timeit.repeat(call, number=1, repeat=_WARM)))
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
+    runs = runs_per_round(latencies)
+    seconds = interleaved(calls, rounds=rounds, runs=runs, progress=partial(tell, "latency"))
+    baselines = [c.name for c, _ in pairs if c.number == 0]
+    entries = []
+    for candidate, _ in pairs:
+        mine = seconds[candidate.name]
+        speed_ups = {name: speed_up(seconds[name], mine) for name in baselines}
+        entries.append(BenchEntry(candidate.name, candidate.types, Timing.of(mine), speed_ups))
+    return entries, runs
+
+
+def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
+    arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
+    arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
+    bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
+    if bad:
+        numbers = sum(array.size for array in arrays)
+        yield f"{candidate.name} gives NaN or infinity for {bad} of {numbers} numbers; `amp-rewrite verify` compares"
+    if runner.provider == CUDA and (cost := cuda_options(candidate.model).cost):
+        yield f"{candidate.name}: {cost}"
+
+
+def _notes(entries: Sequence[BenchEntry], provider: str, random: bool) -> Iterator[str]:
+    yield from (f"memory of {entry.name} was not measured: {entry.fault}" for entry in entries if entry.fault)
+    if provider == CPU and any(entry.types for entry in entries):
+        yield "CPU: half precision is slower here; onnxruntime computes most of it in float32, between Casts"
+    if provider == CUDA:
+        yield "float32 is computed without TF32 unless the name says so; onnxruntime's own default is with it"
+    if random:
+        yield "the data are random: a model whose work depends on its data may take another time on yours"
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    runs: int,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Seconds]:
+    """Time each run of each call: `runs` of each in a round, and each round begins with another call.
+
+    Slow changes (clocks, heat, other load) thus affect all calls equally. Exceptions of a call propagate.
+    """
+    names = list(calls)
+    seconds = {name: np.empty((rounds, runs)) for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name][number] = timeit.repeat(calls[name], timer=clock, number=1, repeat=runs)
+        if progress:
+            progress(number + 1, rounds)
+    return seconds
+
+
+def runs_per_round(latencies: Sequence[float]) -> int:
+    """Return the number of runs in a round, by the seconds of each call."""
+    return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MOST_RUNS)
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+_STATUS = Path("/proc/self/status")
+_CPUS = Path("/proc/cpuinfo")
+
+
+def device_name(provider: str) -> str:
+    """Return the GPU and its driver, or the processor and the cores of this process."""
+    if offered := offered_device(provider):
+        return f"{offered} ({provider})"
+    machine = hardware() if provider == CUDA else None
+    if machine is not None and machine.gpus:
+        driver = "" if machine.cuda is None else f", driver of CUDA {machine.cuda[0]}.{machine.cuda[1]}"
+        return f"{machine.gpus[0]}{driver}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processor = _line_of(_CPUS, "model name").strip(" \t:") or platform.processor() or platform.machine()
+    return f"{processor}, {cores} cores"
+
+
+def _line_of(file: Path, start: str) -> str:
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
+
+
+def gpu_memory(load: Loader = ctypes.CDLL) -> int:
+    """Return the bytes in use on the first GPU, by all processes together. Raise MachineError if the driver refuses."""
+    driver = load(DRIVER)
+    gpu, context = ctypes.c_int(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    calls: tuple[tuple[Any, ...], ...] = (
+        ("cuInit", 0),
+        ("cuDeviceGet", ctypes.byref(gpu), 0),
+        ("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu),
+        ("cuCtxSetCurrent", context),
+        ("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)),
+    )
+    for name, *arguments in calls:
+        if code := getattr(driver, name)(*arguments):
+            raise MachineError(f"the NVIDIA driver refused {name} with error {code}; measure without memory")
+    return total.value - free.value
+
+
+def resident(*, peak: bool = False) -> int:
+    """Return the resident bytes of this process now, or their peak; 0 if unknown.
+
+    `ru_maxrss` would not do as a peak, since a process inherits it from its parent.
+    """
+    line = _line_of(_STATUS, "VmHWM:" if peak else "VmRSS:")
+    return int(line.split()[0]) << 10 if line else 0
+
+
+_SECONDS = 3600.0  # for a process that opens a model and runs it twice
+
+
+def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, options: Mapping[str, str] = {}) -> int:
+    """Return the bytes of a model beyond those in use before it is opened, measured in a process of its own.
+
+    MachineError if they are not known: the process ends before, or this system does not tell.
+    """
+    with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
+        arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
+        np.savez(f"{folder}/batch.npz", **arrays)
+        job = json.dumps([os.fspath(model.resolve()), f"{folder}/batch.npz", provider, threads, dict(options)])
+        function = own_peak.__name__
+        program = f"import json; from {__name__} import {function}; print({function}(*json.loads(sys.argv[1])))"
+        told = int(apart(program, job, subject="its process", seconds=_SECONDS))
+    if not told:
+        raise MachineError("this system does not tell how much is in use")
+    return told
+
+
+def own_peak(file: str, data: str, provider: str, threads: int, options: Mapping[str, str]) -> int:
+    """Open a model, run it twice, and return the bytes in use beyond those before; 0 if unknown."""
+    model = Model.load(file)
+    batch = next(iter(Feed.of(data, model, allow_nonfinite=True)))
+    has_provider(provider)  # loads the runtime's library, which does not belong to the model
+    before = gpu_memory() if provider == CUDA else resident()
+    # The arena grows by the requested size, not by powers of two.
+    own = {**options, "arena_extend_strategy": "kSameAsRequested"} if provider == CUDA else options
+    binding = Runner.open(model, session_on(provider, threads, own)).bind(batch)
+    for _ in range(2):  # the second run shows whether memory is used again
+        binding.run()
+    # The binding is held until here, because a session frees its arena on the GPU with itself.
+    after = gpu_memory() if provider == CUDA else resident(peak=True)
+    return max(after - before, 0)

@@ -1,33 +1,102 @@
 """Checkup of this machine, and of a model on it, for fast half precision, with a remedy for each finding.
 
-Every fact comes from the driver, the loader, onnxruntime or a table; other facts are reported as unknown."""
+Every fact comes from the driver, the loader, onnxruntime, a table, or the types and shapes of the model; other facts
+are reported as unknown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 
-from amp_rewrite.deploy.checkup import ADVICE, FINDING, OK, UNKNOWN, Check, Checkup
-from amp_rewrite.deploy.model_checks import installed_kernels, model_checks
+import numpy as np
+import onnx.defs
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.gate import kernel_types
+from amp_rewrite.decide.reasons import Strength
+from amp_rewrite.decide.sizes import better_size, misaligned
 from amp_rewrite.dtypes import DType
+from amp_rewrite.errors import PolicyError
 from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.ir.dataflow import computes
+from amp_rewrite.ir.op_classes import HEAVY, QUANTIZERS
+from amp_rewrite.ir.schema import signature, unknown
+from amp_rewrite.ir.versions import OLDEST_MOVED
+from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.pipeline.convert import convert
+from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.findings import unfit_here
-from amp_rewrite.reports.render import size
+from amp_rewrite.reports.diff import live
+from amp_rewrite.reports.render import blocks, count, shortened, size
+from amp_rewrite.reports.report_builder import inventory_view, report_of
+from amp_rewrite.reports.result import Result
+from amp_rewrite.reports.rows import FLOATING, Totals
 from amp_rewrite.runtime.faults import CUDA
 from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
-from amp_rewrite.runtime.installation import (
-    DEFAULT,
-    Package,
-    again,
-    install,
-    installation_fault,
-    packages,
-    uninstall,
-)
-from amp_rewrite.runtime.kernels import Kernels
+from amp_rewrite.runtime.installation import DEFAULT, Package, again, install, installation_fault, packages, uninstall
+from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels
 from amp_rewrite.runtime.probes import Asked, asked, machine_asked
-from amp_rewrite.settings.choices import LowType, low_type
+from amp_rewrite.runtime.providers import cuda_options
+from amp_rewrite.settings.choices import LowType, Target, low_type
 from amp_rewrite.settings.option import checked
+from amp_rewrite.settings.request import Request
+
+OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its state ("ok", "finding", "advice", "unknown"), the fact, and the remedy."""
+
+    topic: str
+    state: str
+    fact: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkup(Result):
+    """All checks, in order. Advice and unknown facts are not findings.
+
+    Attributes:
+        checks: one per topic.
+    """
+
+    checks: tuple[Check, ...]
+
+    @property
+    def well(self) -> bool:
+        """True without a finding."""
+        return all(check.state != FINDING for check in self.checks)
+
+    @property
+    def brief(self) -> str:
+        """Number of findings; without any, number of pieces of advice."""
+        findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
+        if findings:
+            return count(findings, "finding")
+        if any(check.topic == "values" for check in self.checks):
+            lacks = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
+            return "no obstacle in the model; its values were not seen" + "; this machine has no GPU" * lacks
+        return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
+
+    def text(self) -> str:
+        """Return a line per check, followed by its remedy if any."""
+        rows = blocks([("FINDING" if c.state == FINDING else c.state, c.topic, c.fact) for c in self.checks], indent=0)
+        remedies = ([f"{'':{_INDENT}}{check.remedy}"] if check.remedy else [] for check in self.checks)
+        lines = [line for row, remedy in zip(rows, remedies, strict=True) for line in (*row, *remedy)]
+        return "\n".join([*lines, "", self.brief])
+
+    def to_json(self) -> str:
+        """Return `{"well": …, "checks": [{"topic", "state", "fact", "remedy"}, …]}`."""
+        return json.dumps({"well": self.well, "checks": [asdict(check) for check in self.checks]}, indent=2)
+
+
+_INDENT = 9
 
 
 @checked
@@ -60,15 +129,15 @@ def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Ch
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
         source = Model.load(model)
-        checks += [*_fits(source), *model_checks(source, asked_for)]
+        for package in packages()[:1]:
+            if (unfit := unfit_here(source, package.version, CUDA)) is not None:
+                fact, _, remedy = unfit.partition("; ")
+                checks.append(Check("release", FINDING, fact, remedy))
+        checks += model_checks(source, asked_for)
     return Checkup(tuple(checks))
 
 
-def _fits(model: Model) -> Iterator[Check]:
-    for package in packages()[:1]:
-        if (unfit := unfit_here(model, package.version, CUDA)) is not None:
-            fact, _, remedy = unfit.partition("; ")
-            yield Check("release", FINDING, fact, remedy)
+# -- the machine -------------------------------------------------------------------------------------
 
 
 def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
@@ -149,3 +218,202 @@ def _table(here: Sequence[Package], kernels: Kernels) -> Check:
         return Check("kernels", OK, said)
     fact = f"{said}, and {' and '.join(map(str, here))} is installed: its kernels may differ"
     return Check("kernels", FINDING, fact, install(kernels.runtime.replace(" ", "==")))
+
+
+# -- a model -----------------------------------------------------------------------------------------
+
+
+def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
+    """Check a model as converted to a type; a half model as it is, and the changes by a conversion.
+
+    `to`: None for the model's own low type, or float16.
+    """
+    own = half_type(source)
+    low = to or own or DType.FLOAT16
+    yield type_of(source)
+    converted = convert(source, to=low, target=Target.ORT_CUDA)
+    examined = source if own is low else converted.result
+    view = View.of(examined)
+    yield _lowered(converted.report.totals, low)
+    if own is low:
+        yield from kept_by_conversion(source, low)
+    for finding in converted.report.findings:
+        if finding.kind == "runtime_hazard":
+            fact, _, remedy = finding.message.partition(" · ")
+            yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
+    yield from _fallen(view, installed_kernels())
+    if kinds := Counter(op.kind for op in view.ops if op.signature is None):
+        described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
+        remedy = "a runtime without that op does not open the model"
+        yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
+    yield from _unaligned(view, low)
+    options = cuda_options(examined)
+    if options.line:
+        yield Check("session", ADVICE, "its convolutions run faster with channels last and a fused bias", options.line)
+    elif options.cost:
+        fact, _, remedy = options.cost.partition("; ")
+        yield Check("session", ADVICE, fact, remedy)
+    yield VALUES
+
+
+def _lowered(totals: Totals, low: DType) -> Check:
+    if not totals.compute_ops:
+        return Check("model", ADVICE, "no op in it gains from a low type")
+    fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
+    state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
+    return Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
+
+
+def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
+    by_reason = on_cpu(view, kernels)
+    for (why, opset), names in by_reason.items():
+        fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
+        way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
+        yield Check("placement", FINDING, fact, way)
+    if not by_reason:
+        yield Check("placement", OK, "by the kernel table, no float op runs on the CPU")
+
+
+def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[str]]:
+    """Return the names of float ops without a kernel in the CUDA provider, in order. O(nodes).
+
+    Keys are the reason and the nearest ai.onnx opset with a kernel. Functions, ops with bodies, unknown ones are
+    skipped.
+    """
+    groups = defaultdict[tuple[str, int | None], list[str]](list)
+    for op in view.ops:
+        if op.signature is None or op.bodies or op.kind == "Constant" or op.signature.expandable:
+            continue
+        floats = any(v.type and v.type.dtype and v.type.dtype.floating for v in view.variables[op.id])
+        if not floats or any(unknown(view.types[value]) for value in op.ports):
+            continue
+        types = kernel_types(view, op)
+        why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        if why is not None:
+            groups[why, _served_at(op, types, kernels, view.opset)].append(op.name)
+    return groups
+
+
+def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
+    known = range(OLDEST_MOVED, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
+    for other in sorted(known, key=lambda other: abs(other - opset)):
+        schema = signature("", op.op_type, other)
+        if schema is not None and kernels.runs("", op.op_type, schema.since, types):
+            return other
+    return None
+
+
+def _unaligned(view: View, low: DType) -> Iterator[Check]:
+    groups = misaligned(view, low)
+    for (kind, dimension, wide), ops in groups.items():
+        yield Check(
+            "alignment",
+            ADVICE,
+            f"{count(len(ops), kind)} with {dimension} = {wide}, not a multiple of 8 ({shortened(ops)})",
+            f"tensor cores run best on multiples of 8: pad {dimension} to {better_size(wide)}",
+        )
+    if not groups:
+        yield Check("alignment", OK, "all fixed dimensions of low-precision products are multiples of 8")
+
+
+def installed_kernels() -> Kernels:
+    """Return the kernel table of the installed onnxruntime; the newest if it has none."""
+    for package in packages():
+        with suppress(PolicyError):
+            return load_kernels(known_release(package.version))
+    return load_kernels()
+
+
+# -- models that are half already ----------------------------------------------------------------------
+
+VALUES = Check(
+    "values",
+    UNKNOWN,
+    "not seen: types, shapes and constants were checked, and not what the model computes",
+    "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half model,"
+    " name MODEL twice",
+)
+_FEW = 1 << 24  # elements of a constant that is searched for infinity
+_BY_CHOICE = {reasons.FOLDED, reasons.NO_GAIN, reasons.QUANTIZED, reasons.CLUSTER}
+"""Rules that spare Casts, digits or time, and protect no number from leaving the type."""
+
+
+def half_type(source: Model) -> DType | None:
+    """Return the low type of most compute ops of a model, if any; without compute ops, of most ops."""
+    view = View.of(source)
+    for ops in (view.of_kinds(HEAVY), view.ops):
+        found = Counter(dtype for op in ops for dtype in view.low_types if computes(view, op, (dtype,)))
+        if found:
+            return found.most_common(1)[0][0]
+        if ops:
+            return None
+    return None
+
+
+def type_of(source: Model) -> Check:
+    """Return the real types of a model, of ops and of weights."""
+    view = inventory_view(source)
+    report = report_of(view)
+    rows = [report.rows[at] for at in live(report)]
+    floats = Counter(row.dtype for row in rows if row.dtype in FLOATING)
+    quantized = any(op.kind in QUANTIZERS for op in view.ops) or report.totals.integer_ops > 0
+    named = [dtype for dtype, _ in floats.most_common()]
+    words = "no floats" if not named else named[0] if len(named) == 1 else f"mixed {' and '.join(named)}"
+    counted = [f"{number} {dtype}" for dtype, number in floats.most_common()]
+    if quantized:
+        words = f"quantized, beside {words}"
+        counted.append(count(report.totals.integer_ops, "integer op"))
+    held = {dtype: size for dtype, size in report.weights.items() if size}
+    stored = ", ".join(f"{100 * size / sum(held.values()):.3g} % {dtype}" for dtype, size in held.items())
+    facts = [f"ops: {', '.join(counted)}"] if counted else []
+    return Check("type", OK, "; ".join([words, *facts, *([f"weights: {stored}"] if stored else [])]))
+
+
+def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
+    """Yield a check per reason to keep ops in float32 in a conversion of the float32 model, though low here."""
+    view = View.of(source)
+    lowered = {name: op for op in view.ops if computes(view, op, (low,)) for name in op.node.output}
+    draft = Draft.of(source, Request.of(to=low, target=Target.ORT_CUDA), widen=True)
+    found = defaultdict[str, dict[str, str]](dict)
+    for (op_id, _), paint in draft.paint().paints.items():
+        op = next((lowered[name] for name in draft.view.ops[op_id].node.output if name in lowered), None)
+        if op is not None and paint.dtype is not low:
+            found[paint.rule].setdefault(op.name, paint.note)
+    yield from _harmed(found, low)
+    if denied := found.get(reasons.DENY):
+        fact = f"{count(len(denied), 'op')} of the deny list in {low.spelling} ({shortened(list(denied))})"
+        yield Check("deny list", ADVICE, fact, "a conversion of the float32 model keeps such ops in float32")
+    for finding in draft.expansions:
+        if finding.kind in ("saturated", "selected", "bias"):
+            fact = f"{finding.subject}: a conversion changes it: {finding.message}"
+            yield Check("constants", FINDING if finding.kind == "saturated" else ADVICE, fact, _MEND)
+    infinite = [view.value_name(v) for v in view.constants if view.dtype(v) is low and _infinite(view, v)]
+    if infinite:
+        fact = f"{count(len(infinite), 'constant')} of {low.spelling} with infinity ({shortened(infinite)})"
+        remedy = "if the float32 model has a finite number there, it overflowed: convert that model"
+        yield Check("constants", ADVICE, fact, remedy)
+
+
+_MEND = "convert the float32 model; without one, `amp-rewrite MODEL --keep PATTERN --data FILE` repairs this one"
+
+
+def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Check]:
+    broken = {rule: ops for rule, ops in found.items() if rule == reasons.RUNTIME_FAULT or _protects(rule)}
+    for rule, ops in broken.items():
+        note = next(filter(None, ops.values()), "")
+        example = f"; {note}" if note else ""
+        fact = f"{count(len(ops), 'op')} in {low.spelling} ({shortened(list(ops))}): {reasons.words(rule)}{example}"
+        yield Check(f"rule {rule}", FINDING, fact, _MEND)
+    if not broken:
+        fact = f"no op in {low.spelling} that a safety rule keeps in float32, as far as constants and shapes tell"
+        yield Check("rules", OK, fact)
+
+
+def _protects(rule: str) -> bool:
+    reason = reasons.reason_of(rule)
+    return reason is not None and reason.strength is Strength.SAFETY and rule not in _BY_CHOICE
+
+
+def _infinite(view: View, value: ValueId) -> bool:
+    numbers = view.array(value, _FEW)
+    return numbers is not None and bool(np.isinf(numbers.astype(np.float32)).any())

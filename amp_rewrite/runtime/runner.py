@@ -226,6 +226,10 @@ class Runner:
         options = _graph_number(next(_NUMBERS)) if fixed else None
         return Binding(tuple(chosen), values, given, self.inner, bound, options)
 
+    def on_device(self, array: Given, device: int = 0) -> Any:
+        """Return a copy of an array on the model's device, as an OrtValue."""
+        return from_array(array, *self._place(device))
+
     def _check_fed(self, feeds: Mapping[str, object]) -> None:
         if not isinstance(feeds, Mapping):
             raise ModelError(f"inputs must be a mapping, not {type(feeds).__name__}; pass {{name: array}}")
@@ -304,7 +308,7 @@ class CudaGraphs:
         if not all(isinstance(value, np.ndarray) for value in results.values()):
             return None
         try:
-            given = {name: from_array(value, "cuda", self.device) for name, value in results.items()}
+            given = {name: self.runner.on_device(value, self.device) for name, value in results.items()}
             binding = self.runner.bind(feeds, given, device=self.device, fixed=True)
             binding.run()
         except ModelError:

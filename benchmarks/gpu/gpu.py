@@ -237,7 +237,7 @@ def ended(command: Sequence[str], limit: float) -> tuple[int | None, str]:
 
 def about(provider: str, tiny: bool) -> dict[str, Any]:
     """Return GPU, driver, machine, versions and date; `packed` says what of onnxruntime was left out, if any."""
-    from amp_rewrite.deploy.measurement import device_name
+    from amp_rewrite.deploy.benchmark import device_name
     from amp_rewrite.runtime.gpu import hardware
     from benchmarks.gpu.gpu_session import Card
 

@@ -161,7 +161,7 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
 
 
 def _benchmark(models: tuple[Path, ...], batches: Batches, given: dict[str, Any], *, quiet: bool) -> Benchmark:
-    from amp_rewrite.deploy.timing import bench
+    from amp_rewrite.deploy.benchmark import bench
     from amp_rewrite.files.model import Model
 
     asked = {word: value for word, value in given.items() if value is not None}

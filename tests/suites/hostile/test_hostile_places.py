@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from amp_rewrite.deploy.cache import Cache
+from amp_rewrite.deploy.session import Cache
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.disk import write_whole
 from amp_rewrite.files.model import Model

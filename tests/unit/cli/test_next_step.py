@@ -13,7 +13,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import View, calibrate, convert, repair
-from amp_rewrite.deploy.checkup import on_cpu
+from amp_rewrite.deploy.doctor import on_cpu
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.files.model import Model

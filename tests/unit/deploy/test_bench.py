@@ -11,18 +11,19 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import MachineError, Model, PolicyError
-from amp_rewrite.deploy import measurement as child
+from amp_rewrite.deploy import benchmark as child
 from amp_rewrite.deploy.benchmark import (
     BenchEntry,
     Benchmark,
     SpeedUp,
     Timing,
+    candidates,
+    gpu_memory,
     interleaved,
+    peak_memory,
     runs_per_round,
     speed_up,
 )
-from amp_rewrite.deploy.measurement import gpu_memory, peak_memory
-from amp_rewrite.deploy.timing import candidates
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.runner import CPU, CUDA
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from amp_rewrite.deploy.cache import Cache
+from amp_rewrite.deploy.session import Cache
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 from amp_rewrite import Model, convert, doctor
 from amp_rewrite.cli import program
 from amp_rewrite.deploy import doctor as checkup
-from amp_rewrite.deploy import model_checks
-from amp_rewrite.deploy.checkup import Check, Checkup
+from amp_rewrite.deploy.doctor import Check, Checkup
 from amp_rewrite.runtime.gpu import Gpu, Hardware
 from amp_rewrite.runtime.installation import Package, install
 from amp_rewrite.runtime.kernels import load_kernels
@@ -44,12 +43,8 @@ def checked(
 ) -> Checkup:
     named = {"onnxruntime-gpu": "1.31.1"} if packages is None else packages
     here = tuple(Package(name, release) for name, release in named.items())
-    with (
-        patch.multiple(
-            checkup, machine_asked=lambda: hardware or machine(H200), asked=lambda: told, packages=lambda: here
-        ),
-        patch.object(model_checks, "packages", lambda: here),
-    ):
+    asked = {"machine_asked": lambda: hardware or machine(H200), "asked": lambda: told, "packages": lambda: here}
+    with patch.multiple(checkup, **asked):
         return doctor(model, **options)  # type: ignore[arg-type]
 
 

@@ -9,8 +9,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from amp_rewrite import convert, repair, verify
+from amp_rewrite.deploy.benchmark import bench
 from amp_rewrite.deploy.session import Session
-from amp_rewrite.deploy.timing import bench
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence.locate import locate
 from amp_rewrite.evidence.metric import differences

@@ -12,8 +12,7 @@ from onnx import GraphProto, ModelProto, numpy_helper
 from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 import amp_rewrite
-from amp_rewrite.deploy.checkup import FINDING
-from amp_rewrite.deploy.doctor import doctor
+from amp_rewrite.deploy.doctor import FINDING, doctor
 from amp_rewrite.errors import ModelError
 from amp_rewrite.runtime.installation import Package
 from amp_rewrite.runtime.providers import misfit

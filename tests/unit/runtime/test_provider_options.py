@@ -13,7 +13,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite import Model, ModelError
-from amp_rewrite.deploy.timing import Candidate
+from amp_rewrite.deploy.benchmark import Candidate
 from amp_rewrite.evidence.opening import in_tf32, session_on
 from amp_rewrite.runtime import runner as runner_module
 from amp_rewrite.runtime.providers import CHANNELS_LAST, CudaOptions, cuda_options
