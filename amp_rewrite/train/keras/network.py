@@ -23,7 +23,7 @@ from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Variable, differentiable, listed
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
-from amp_rewrite.train.objective.parameters import trained
+from amp_rewrite.train.objective.parameters import TRAINED, trained
 from amp_rewrite.train.step.assembly import ModelOptions, Subject, statistics_of
 from amp_rewrite.train.step.batches import Scores
 from amp_rewrite.train.step.execution import Predictions, inputs_of
@@ -80,8 +80,9 @@ class Network(WithWeights):
         own, source = Weights(self._subject), self._subject.source
         view = View.of(inlined(source))
         for output in self.outputs:
-            for name in trained(view, output, self._subject.choice, least=0).names:
-                own.variables.setdefault(name, Variable(source.array(self._tensors[name]), name))
+            for row in trained(view, output, self._subject.choice, least=0):
+                if row.role == TRAINED:
+                    own.variables.setdefault(row.name, Variable(source.array(self._tensors[row.name]), row.name))
         if self._subject.training_mode:
             for name in statistics_of(source):
                 own.running.setdefault(f"buffer/{name}", source.array(self._tensors[name]).copy())
@@ -94,7 +95,7 @@ class Network(WithWeights):
     def _names(self) -> list[str]:
         """Names of the weights in order: those of the module or Keras model, else trained ones and statistics."""
         module, own, statistics = self._subject.choice.module, self._weights.held(), statistics_of(self._subject.source)
-        return list(module.declared) if module.complete else [n for n in self._tensors if n in own or n in statistics]
+        return [*module] if module is not None else [n for n in self._tensors if n in own or n in statistics]
 
     def get_weights(self) -> list[Array]:
         """Return copies of all weights, in the order of the PyTorch module or Keras model, for its `set_weights`."""

@@ -20,27 +20,19 @@ from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.door import stated
-from amp_rewrite.train.objective.prediction import (
-    CLASSES,
-    SHARES,
-    YES_OR_NO,
-    AppendedLoss,
-    LossCall,
-    Prediction,
-    TargetInput,
-)
+from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Prediction, TargetInput
 
 REGION = "amp.loss"
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A loss: the function to append it, and the names of its options.
+    """A loss: the function to append it, which returns its value and its accuracy, and the names of its options.
 
     `activation`: the op whose result it also takes, in place of what goes into that op.
     """
 
-    append: Callable[[Prediction], AppendedLoss]
+    append: Callable[[Prediction], tuple[str, str | None]]
     options: tuple[str, ...] = ()
     activation: str | None = None
 
@@ -48,16 +40,15 @@ class Formula:
 # -- classes -----------------------------------------------------------------------------------------
 
 
-def _cross_entropy(p: Prediction) -> AppendedLoss:
+def _cross_entropy(p: Prediction) -> tuple[str, str]:
     """The mean of -log p(class), as torch's cross_entropy with class indices."""
-    b = p.b
-    shape = p.by_class()
-    ignored = p.option("ignore_index")
-    labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32)
+    b, shape = p.b, p.by_class()
     count = shape[1] if isinstance(shape[1], int) else None
+    ignored, weights = p.option("ignore_index"), p.class_weights(count)
+    facts = {"classes": count, "ignored": ignored, "axis": p.class_axis(), "class_weights": weights}
+    labels = p.targets((shape[0], *shape[2:]), DType.INT64, DType.INT32, kind=CLASSES, **facts)
     logs, kept, smoothing = p.logarithms(1), p.kept(labels, ignored), p.option("label_smoothing")
-    weights, share = p.class_weights(count), kept
-    read = (labels,) if weights is None else (labels, p.b.constant(np.array(weights, np.float32)))
+    read, share = [labels] if weights is None else [labels, b.constant(np.array(weights, np.float32))], kept
     picked = partial(b.op, "NegativeLogLikelihoodLoss", reduction="none", ignore_index=ignored)
     each = picked(logs, *read)
     if weights is not None:
@@ -72,8 +63,7 @@ def _cross_entropy(p: Prediction) -> AppendedLoss:
         b.reduce("ReduceSum", part, None, keepdims=False)
         for part in (p.weighted(each, len(shape) - 1), share, right, kept)
     )
-    target = TargetInput(labels, count, ignored, CLASSES, p.class_axis(), weights)
-    return AppendedLoss(b.op("Div", value, divisor), {"accuracy": b.op("Div", accuracy, total)}, target)
+    return b.op("Div", value, divisor), b.op("Div", accuracy, total)
 
 
 def _agreement(p: Prediction, targets: str, axis: int) -> str:
@@ -84,12 +74,10 @@ def _share(b: Builder, right: str) -> str:
     return b.reduce("ReduceMean", b.op("Cast", right, to=DType.FLOAT.code), None, keepdims=False)
 
 
-def _categorical(p: Prediction) -> AppendedLoss:
+def _categorical(p: Prediction) -> tuple[str, str]:
     """The mean over rows of -Σ t log p, as torch's cross_entropy with class probabilities."""
-    b = p.b
-    shape = p.by_class()
-    given = p.targets(p.shape(), DType.FLOAT)
-    targets = p.classes_second(given)
+    b, shape = p.b, p.by_class()
+    targets = p.classes_second(p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=p.class_axis()))
     count = shape[1] if isinstance(shape[1], int) else None
     smoothing = p.option("label_smoothing")
     if smoothing:
@@ -97,26 +85,22 @@ def _categorical(p: Prediction) -> AppendedLoss:
         targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(uniform, DType.FLOAT))
     logs = p.times_classes(p.logarithms(1), p.class_weights(count))
     rows = b.reduce("ReduceSum", b.op("Mul", targets, logs), [1], keepdims=False)
-    value = b.op("Neg", p.mean(rows, len(shape) - 1))
-    target = TargetInput(given, kind=SHARES, axis=p.class_axis())
-    return AppendedLoss(value, {"accuracy": _agreement(p, targets, 1)}, target)
+    return b.op("Neg", p.mean(rows, len(shape) - 1)), _agreement(p, targets, 1)
 
 
-def _kl_divergence(p: Prediction) -> AppendedLoss:
+def _kl_divergence(p: Prediction) -> tuple[str, str]:
     """Σ t (log t - log p) over the number of rows, as torch's kl_div with reduction="batchmean"."""
-    b = p.b
-    axis = p.class_axis(last=True)
-    given = p.targets(p.shape(), DType.FLOAT)
+    b, axis = p.b, p.class_axis(last=True)
+    given = p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=axis)
     terms = b.op("Mul", given, b.op("Sub", p.log_of(given), p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
-    target = TargetInput(given, kind=SHARES, axis=axis)
-    return AppendedLoss(p.over_rows(total), {"accuracy": _agreement(p, given, axis)}, target)
+    return p.over_rows(total), _agreement(p, given, axis)
 
 
-def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
+def _binary_cross_entropy(p: Prediction) -> tuple[str, str]:
     """The mean of -(w t log p + (1 - t) log(1 - p)), as torch's binary_cross_entropy_with_logits with pos_weight w."""
     b = p.b
-    targets = given = p.targets(p.shape(), DType.FLOAT)
+    targets = given = p.targets(p.shape(), DType.FLOAT, kind=YES_OR_NO)
     smoothing = p.option("label_smoothing")
     if smoothing:
         targets = b.op("Add", p.times(targets, 1 - smoothing), b.scalar(smoothing / 2, DType.FLOAT))
@@ -132,33 +116,33 @@ def _binary_cross_entropy(p: Prediction) -> AppendedLoss:
         each = b.op("Neg", gains)
     said = b.op("GreaterOrEqual", p.x, b.scalar(0.0 if p.logits else 0.5, DType.FLOAT))
     right = b.op("Equal", b.op("Cast", said, to=DType.FLOAT.code), given)
-    return AppendedLoss(p.mean(each), {"accuracy": _share(b, right)}, TargetInput(given, kind=YES_OR_NO))
+    return p.mean(each), _share(b, right)
 
 
 # -- numbers -----------------------------------------------------------------------------------------
 
 
-def _mean_squared_error(p: Prediction) -> AppendedLoss:
-    targets = p.targets(p.shape(), DType.FLOAT)
-    off = p.b.op("Sub", p.x, targets)
-    return AppendedLoss(p.mean(p.b.op("Mul", off, off)), {}, TargetInput(targets))
+def _difference(p: Prediction) -> str:
+    return p.b.op("Sub", p.x, p.targets(p.shape(), DType.FLOAT))
 
 
-def _mean_absolute_error(p: Prediction) -> AppendedLoss:
-    targets = p.targets(p.shape(), DType.FLOAT)
-    return AppendedLoss(p.mean(p.b.op("Abs", p.b.op("Sub", p.x, targets))), {}, TargetInput(targets))
+def _mean_squared_error(p: Prediction) -> tuple[str, None]:
+    off = _difference(p)
+    return p.mean(p.b.op("Mul", off, off)), None
 
 
-def _huber(p: Prediction) -> AppendedLoss:
+def _mean_absolute_error(p: Prediction) -> tuple[str, None]:
+    return p.mean(p.b.op("Abs", _difference(p))), None
+
+
+def _huber(p: Prediction) -> tuple[str, None]:
     """½ d² within delta of the target, delta (|d| - ½ delta) beyond (Huber, 1964)."""
-    b, delta = p.b, p.option("delta")
-    targets = p.targets(p.shape(), DType.FLOAT)
-    off = b.op("Sub", p.x, targets)
+    b, delta, off = p.b, p.option("delta"), _difference(p)
     size = b.op("Abs", off)
     near = p.times(b.op("Mul", off, off), 0.5)
     far = p.times(b.op("Sub", size, b.scalar(delta / 2, DType.FLOAT)), delta)
     inside = b.op("LessOrEqual", size, b.scalar(delta, DType.FLOAT))
-    return AppendedLoss(p.mean(b.op("Where", inside, near, far)), {}, TargetInput(targets))
+    return p.mean(b.op("Where", inside, near, far)), None
 
 
 _CLASSES = ("axis", "from_logits", "class_weights", "label_smoothing", "sample_weight")
@@ -210,23 +194,26 @@ def objective(model: Model, loss: str) -> Objective:
             " cross_entropy(LOGITS, TARGETS)"
         )
     b = Builder.of(inlined(model), region=REGION)
-    call = None if b.known(loss) is not None else parsed(loss)
+    call = None if b.known(loss) is not None else _CALL.fullmatch(loss)
     if call is None:
         return Objective(b.model(), loss, _ones(b, loss), target=_labels(b))
-    if b.known(call.prediction) is None:
-        raise TrainingError(f"the model has no value {call.prediction!r}; {_outputs(b)}")
-    dtype = b.dtype(call.prediction)
+    values, options = _arguments(call[1], call[2], loss)
+    if b.known(values[0]) is None:
+        raise TrainingError(f"the model has no value {values[0]!r}; {_outputs(b)}")
+    dtype = b.dtype(values[0])
     if dtype is None or not dtype.floating:
-        raise TrainingError(f"{call.prediction!r} is {type_name(dtype)}; use a floating prediction")
-    formula, prediction = LOSSES[call.loss], Prediction(b, call)
+        raise TrainingError(f"{values[0]!r} is {type_name(dtype)}; use a floating prediction")
+    formula = LOSSES[call[1]]
+    prediction = Prediction(b, call[1], values[0], values[1] if len(values) > 1 else None, options)
     if formula.activation is not None:
         prediction.decide(formula.activation)
-    made = formula.append(prediction)
-    names = {name: b.fresh(name) for name in ("loss", *made.metrics)}
-    for name, source in {"loss": made.value, **made.metrics}.items():
+    value, accuracy = formula.append(prediction)
+    made = {"loss": value} if accuracy is None else {"loss": value, "accuracy": accuracy}
+    names = {name: b.fresh(name) for name in made}
+    for name, source in made.items():
         b.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
-    metrics = tuple(names[metric] for metric in made.metrics)
-    return Objective(b.model(), names["loss"], (), metrics, made.target, tuple(prediction.notes))
+    metrics = tuple(names.values())[1:]
+    return Objective(b.model(), names["loss"], (), metrics, prediction.target, tuple(prediction.notes))
 
 
 def _labels(b: Builder) -> TargetInput | None:
@@ -282,20 +269,17 @@ _WORD = "sample_weight"
 """The option that is a word."""
 
 
-def parsed(text: str) -> LossCall | None:
-    """Return the call of a loss; None for a text of another form.
+def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[str, object]]:
+    """Return the prediction and the target, if any, and the options of a loss as text.
 
     TrainingError for an unknown loss or option, for other arguments than a prediction and a target, and for an option
     that is not a number, a list, True or False.
     """
-    call = _CALL.fullmatch(text)
-    if call is None:
-        return None
-    name, formula = call[1], LOSSES.get(call[1])
+    formula = LOSSES.get(name)
     if formula is None:
         raise TrainingError(f"unknown loss {name!r}; {advice(name, LOSSES, 'use one of ' + ', '.join(LOSSES))}")
     values, options = list[str](), dict[str, object]()
-    for part in _COMMA.split(call[2]):
+    for part in _COMMA.split(arguments):
         word, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             values.append(word)
@@ -305,19 +289,14 @@ def parsed(text: str) -> LossCall | None:
         elif word in options:
             raise TrainingError(f"{name} sets {word} twice; set it once")
         else:
-            options[word] = _value(name, word, value)
+            try:
+                options[word] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                if word != _WORD:
+                    raise TrainingError(
+                        f"{word}={value} of {name} is neither a number nor a list of numbers, True or False; correct it"
+                    ) from None
+                options[word] = value
     if len(values) not in (1, 2) or "" in values:
         raise TrainingError(f"{text!r} is not a loss; write {name}(PREDICTION, TARGET, OPTION=VALUE, …)")
-    return LossCall(name, values[0], values[1] if len(values) > 1 else None, options)
-
-
-def _value(loss: str, option: str, text: str) -> object:
-    try:
-        value: object = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        if option == _WORD:
-            return text
-        raise TrainingError(
-            f"{option}={text} of {loss} is neither a number nor a list of numbers, True or False; correct it"
-        ) from None
-    return value
+    return values, options

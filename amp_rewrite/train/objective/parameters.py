@@ -5,24 +5,27 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError, advice
+from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
-from amp_rewrite.ir.op_classes import LABEL_LOSSES
+from amp_rewrite.ir.op_classes import COPIES, LABEL_LOSSES, LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.vjp.movement import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, paths
 from amp_rewrite.rewrite.autodiff.vjp.rule import Stop
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.train.door import stated
-from amp_rewrite.train.objective import fixed_values
-from amp_rewrite.train.objective.fixed_values import WEIGHTED
 from amp_rewrite.train.objective.losses import type_name
 
 _HALF = (DType.FLOAT16, DType.BFLOAT16)
@@ -61,22 +64,14 @@ BUFFER = "a buffer of the module"
 NO_GRAD = "a parameter with requires_grad=False"
 
 
-@dataclass(frozen=True)
-class ModuleParameters:
-    """The parameters of the module behind a model, as far as they are known.
+Module = Mapping[str, str] | None
+"""The tensors of the PyTorch module or Keras model behind a model, each with the reason why it is not trained, "" for a
+parameter; None if they are unknown."""
 
-    `declared`: its tensors among the initializers, each with the reason why it is not trained, "" for a parameter.
-    `complete`: `declared` has all tensors of the module.
-    """
 
-    declared: Mapping[str, str] = field(default_factory=dict)
-    complete: bool = False
-
-    @classmethod
-    def of(cls, model: Model) -> ModuleParameters:
-        """Return the facts about the module in the model's metadata."""
-        entry = next((p.value for p in model.proto.metadata_props if p.key == KEY), None)
-        return cls() if entry is None else cls(json.loads(entry), complete=True)
+def module_of(model: Model) -> Module:
+    """Return the tensors of the module in the model's metadata."""
+    return next((json.loads(p.value) for p in model.proto.metadata_props if p.key == KEY), None)
 
 
 class Note(NamedTuple):
@@ -98,21 +93,13 @@ def module_notes(model: Model, training_mode: bool) -> tuple[str, ...]:
     return tuple(text for text, always in json.loads(entry) if always or training_mode)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The trained initializers in the model's order, and a row for each candidate."""
-
-    names: tuple[str, ...]
-    rows: tuple[ParameterRow, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class ParameterGlobs:
     """A user's choice of parameters: globs on names of initializers."""
 
     parameters: str | Sequence[str] | None = None
     freeze: str | Sequence[str] = ()
-    module: ModuleParameters = field(default_factory=ModuleParameters)
+    module: Module = None
 
     def __post_init__(self) -> None:
         for globs in (self.parameters, self.freeze):
@@ -123,8 +110,8 @@ class ParameterGlobs:
         return any(_matches([name], glob) for glob in as_names(self.freeze))
 
 
-def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Selection:
-    """Return the trained float32 initializers, and why each is or is not.
+def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> tuple[ParameterRow, ...]:
+    """Return a row for each float32 initializer in the model's order: trained or not, with the reason.
 
     By default it is every initializer that the loss depends on through gradients, except running statistics, initial
     states of recurrent layers, buffers by name, tables of sinusoids, masks, and single numbers (an epsilon, a scale)
@@ -161,16 +148,15 @@ def trained(view: View, loss: str, choice: ParameterGlobs, least: int = 1) -> Se
             if name not in exact:
                 _check_unmerged(view, value, choice.module)
             role, why = TRAINED, _about(view, value, why)
-        elif why == _UNREACHED and name not in choice.module.declared:
+        elif why == _UNREACHED and name not in (choice.module or ()):
             continue
         rows.append(ParameterRow(name, role, tuple(map(int, value.tensor.dims)), why))
-    left = tuple(row.name for row in rows if row.role == TRAINED)
-    if len(left) < least:
+    if sum(row.role == TRAINED for row in rows) < least:
         raise TrainingError(
             f"the loss {loss!r} does not depend on a trainable float32 initializer, or all are frozen; export the model"
             " with its weights as initializers, or name them in `parameters`"
         )
-    return Selection(left, tuple(rows))
+    return tuple(rows)
 
 
 def _about(view: View, value: Value, reason: str | None) -> str:
@@ -215,10 +201,14 @@ def _check_not_half(view: View, loss: str, half: Sequence[Value]) -> None:
         )
 
 
-def _check_unmerged(view: View, value: Value, module: ModuleParameters) -> None:
-    if module.declared or not fixed_values.merged(view, value):
-        return
+def _check_unmerged(view: View, value: Value, module: Module) -> None:
+    assert value.tensor is not None
     readers = len({use.op for use in view.uses[value.id]})
+    if module or readers < 2:
+        return
+    array = view.model.array(value.tensor)
+    if array.size < 2 or array.min() != array.max():  # weights that are tied on purpose have numbers of their own
+        return
     raise TrainingError(
         f"the initializer {value.name!r} stands for several weights: {readers} ops read it and all its numbers are"
         " equal, so an exporter merged weights that were equal. Trained, they would stay one. Export with"
@@ -232,15 +222,13 @@ def _routes(view: View, loss: str, candidates: Sequence[Value]) -> Paths:
     return paths(view, MAIN, [target], [v.id for v in candidates], VJPS)
 
 
-def _reason(view: View, value: Value, routes: Paths, module: ModuleParameters) -> str | None:
+def _reason(view: View, value: Value, routes: Paths, module: Module) -> str | None:
     passed = [u for u in view.uses[value.id] if value.id in routes.readers and _passes(view, value, u, routes)]
     if not passed:
         return _UNREACHED
-    if value.name in module.declared:
-        return module.declared[value.name] or None
-    if module.complete:
-        return _OF_EXPORTER
-    return fixed_values.reason(view, value, {view.ops[u.op].kind for u in passed})
+    if module is not None:
+        return module.get(value.name, _OF_EXPORTER) or None
+    return _fixed(view, value, {view.ops[u.op].kind for u in passed})
 
 
 _OF_EXPORTER = "a constant of the exporter, not a parameter of the module"
@@ -256,3 +244,93 @@ def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
     if op.scope == MAIN:
         return use.slot in routes.slots.get(op.id, ())
     return any(value.id in captured for captured in routes.captured.values())
+
+
+# -- initializers besides weights: statistics, states, buffers, tables, masks -----------------------------------
+
+WEIGHTED = LAYERS | RECURRENT | {"Einsum", "PRelu", "LayerNormalization", "RMSNormalization"}
+"""Ops that compute with weights: for them even a single number is a weight."""
+_STATISTICS = (3, 4)
+_STATES = (5, 6)
+"""Inputs of recurrent ops for initial states; exporters write them as zeros."""
+_LARGEST = 1e4
+"""Magnitude above which a float32 initializer is a mask, not a weight."""
+_NAMES = re.compile(
+    r"(?:^|[./_])(?:\w*inv_freq|freqs_cis|(?:cos|sin)_cached|running_(?:mean|var)|moving_(?:mean|variance)"
+    r"|(?:\w+_)?(?:attn|attention|causal)_mask|masked_bias|alibi|relative_coords_table|relative_position_index"
+    r"|position_ids|(?:pixel|image)_(?:mean|std)|mel_filters)$"
+)
+"""Names of buffers in PyTorch and Keras, at the end of a path."""
+_ROWS = 4096  # of a table that is examined
+_LEAST_ROWS, _LEAST_EQUATIONS = 4, 8
+_CLOSE = 1e-3
+_TURN = 0.1
+"""Least difference from 2 of the factor of some column: 0 is that of a line."""
+
+
+def _fixed(view: View, value: Value, readers: Collection[str]) -> str | None:
+    """Return why an initializer is not a weight; None if it is one. `readers`: kinds of ops with a gradient for it."""
+    assert value.tensor is not None
+    uses = view.uses[value.id]
+    if any(view.ops[u.op].kind == "BatchNormalization" and u.slot in _STATISTICS for u in uses):
+        return "running statistics"
+    if all(_is_state(view, use) for use in uses):
+        return "the initial state of a recurrence"
+    if _NAMES.search(value.name):
+        return "a buffer by its name"
+    array = view.model.array(value.tensor)
+    if array.size <= 1:
+        return None if set(readers) & WEIGHTED else "a single number that no product or norm reads"
+    if np.abs(array).max() > _LARGEST:
+        return f"a mask, with numbers above {_LARGEST:g}"
+    if set(readers) == {"Mul"} and array.ndim > 1 and np.ptp(array) and np.isin(array, (0, 1)).all():
+        return "a mask of zeros and ones"
+    squeezed = array.squeeze()
+    if squeezed.ndim > 1 and is_sinusoids(squeezed.reshape(len(squeezed), -1)):
+        return "a table of sinusoids"
+    return None
+
+
+# -- states ------------------------------------------------------------------------------------------
+
+
+def _is_state(view: View, use: Use) -> bool:
+    """True if a use only hands a value on to the initial state of a recurrence, perhaps moved or repeated."""
+    op = view.ops[use.op]
+    if op.kind in RECURRENT:
+        return use.slot in _STATES
+    if op.kind in ("Loop", "Scan"):
+        scanned = int_attribute(op.node, "num_scan_inputs", 0)
+        return (2 if op.kind == "Loop" else 0) <= use.slot < len(op.inputs) - scanned
+    if op.kind not in COPIES or use.slot != 0:
+        return False
+    inner = [u for out in op.outputs if out is not None for u in view.uses[out]]
+    return bool(inner) and all(_is_state(view, u) for u in inner)
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def is_sinusoids(table: Array) -> bool:
+    """True for a table [positions, features] of sinusoids of the position.
+
+    Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike. First rows up to one of zeros,
+    that of padding, are left out.
+    """
+    padding = np.flatnonzero(~table[:_LEAST_ROWS].any(axis=1))
+    table = table[padding[-1] + 1 :] if padding.size else table
+    if len(table) < _LEAST_ROWS or (len(table) - _LEAST_ROWS + 1) * table.shape[1] < _LEAST_EQUATIONS:
+        return False
+    few = table[:_LEAST_ROWS]  # rejects most weights without a copy of all
+    for rows in (few, table[:_ROWS]):
+        size = np.abs(rows).max()
+        if not 0 < size < np.inf or not np.ptp(rows):
+            return False
+        x = rows.astype(np.float64) / size
+        sums, middle = x[2:] + x[:-2], x[1:-1]
+        square = (middle * middle).sum(0)
+        factor = np.where(square > 0, (sums * middle).sum(0) / np.where(square > 0, square, 1), 0)
+        turns = np.abs(factor).max() <= 2 + _CLOSE and factor.min() < 2 - _TURN
+        if not turns or np.abs(sums - factor * middle).max() > _CLOSE:
+            return False
+    return bool(np.ptp(table[:_ROWS], axis=0).max() > _CLOSE * np.abs(table[:_ROWS]).max())

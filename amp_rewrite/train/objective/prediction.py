@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,35 +12,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.dataflow import casts_floats, origin
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.ir.patterns.match import behind_casts
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.facts import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """The Softmax or Sigmoid behind a value: its op type, its input, and the axis of a Softmax."""
-
-    kind: str
-    logits: ValueId
-    axis: int | None = None
-
-
-def activation(view: View, value: ValueId, shapes: Mapping[ValueId, Shape]) -> Activation | None:
-    """Return the Softmax or Sigmoid behind a value, through copies and Casts; None without one.
-
-    `shapes`: those of values as far as they are known.
-    """
-    value = origin(view, value, lambda op: op.inputs[0] if op.kind == "Identity" or casts_floats(view, op) else None)
-    op = view.producer(value)
-    if op is None or op.kind not in ("Softmax", "Sigmoid") or op.inputs[0] is None:
-        return None
-    if op.kind == "Sigmoid":
-        return Activation(op.kind, op.inputs[0])
-    rank = len(shapes.get(value, ()))
-    return Activation(op.kind, op.inputs[0], int_attribute(op.node, "axis", -1) % rank) if rank else None
-
 
 DEFAULT_TARGET = "targets"
 CLASSES, SHARES = "classes", "shares of classes"
@@ -73,49 +47,29 @@ class TargetInput:
         return float(np.array(self.class_weights, np.float32)[kept].sum(dtype=np.float64)), float(kept.size)
 
 
-class AppendedLoss(NamedTuple):
-    """An appended loss: its name, metrics by label, and the target; None for a loss without one."""
-
-    value: str
-    metrics: Mapping[str, str]
-    target: TargetInput | None
-
-
-@dataclass(frozen=True, slots=True)
-class LossCall:
-    """A loss as text. `target` is None if the text names none."""
-
-    loss: str
-    prediction: str
-    target: str | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class Prediction:
     """The prediction of a formula, while its nodes are appended.
 
-    `x`: the prediction in float32, logits or probabilities. `notes`: what the report tells of the loss.
+    `name`: the value that the loss names; `given`: the target that it names, if any. `x`: the prediction in float32,
+    logits or probabilities. `softmax`: the axis of the Softmax whose logits `x` is. `notes`: what the report tells of
+    the loss.
     """
 
     b: Builder
-    call: LossCall
+    loss: str
+    name: str
+    given: str | None
+    options: Mapping[str, object]
     notes: list[str] = field(default_factory=list)
     x: str = ""
     logits: bool = True
-    found: Activation | None = None
+    softmax: int | None = None
     moved: list[int] = field(default_factory=list)
+    target: TargetInput | None = None
 
     def __post_init__(self) -> None:
         self.x = self.b.cast(self.name, DType.FLOAT)
-
-    @property
-    def name(self) -> str:
-        return self.call.prediction
-
-    @property
-    def options(self) -> Mapping[str, object]:
-        return self.call.options
 
     @property
     def one(self) -> str:
@@ -124,22 +78,27 @@ class Prediction:
     # -- logits and probabilities ----------------------------------------------------------------------
 
     def decide(self, kind: str) -> None:
-        """Take the prediction for logits or probabilities; read the logits behind such an activation."""
-        view, known, loss = self.b.facts.view, self.b.known(self.name), self.call.loss
+        """Take the prediction for logits or probabilities; read the logits behind a Softmax or Sigmoid of this kind."""
+        view, known, wanted = self.b.facts.view, self.b.known(self.name), self.option("from_logits")
         assert known is not None
-        wanted = self.option("from_logits")
-        found = activation(view, known.id, self.b.facts.shapes)
-        if not wanted and found is not None and found.kind == kind:
-            self.found, logits = found, view.value_name(found.logits)
+        computed, _ = behind_casts(view, known.id)
+        op, rank = view.producer(computed), len(self.b.facts.shapes.get(computed, ()))
+        activation = op is not None and (op.kind == "Sigmoid" or (op.kind == "Softmax" and rank > 0))
+        if op is not None and activation and op.kind == kind and not wanted:
+            assert op.inputs[0] is not None
+            self.softmax = int_attribute(op.node, "axis", -1) % rank if kind == "Softmax" else None
+            logits = view.value_name(op.inputs[0])
             self.x = self.b.cast(logits, DType.FLOAT)
-            self.notes.append(f"{loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes")
-            return
-        if wanted is None and found is not None and kind == "Softmax":
-            raise TrainingError(
-                f"{loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each other; use"
-                " binary_cross_entropy, or say from_logits=False to take it for probabilities"
+            self.notes.append(
+                f"{self.loss} reads the logits {logits!r} in place of {self.name!r}, which a {kind} computes"
             )
-        self.logits = found is None if wanted is None else bool(wanted)
+            return
+        if wanted is None and activation and kind == "Softmax":
+            raise TrainingError(
+                f"{self.loss}({self.name}): a Sigmoid computes {self.name!r}, so its classes do not exclude each other;"
+                " use binary_cross_entropy, or say from_logits=False to take it for probabilities"
+            )
+        self.logits = not activation if wanted is None else bool(wanted)
 
     def logarithms(self, axis: int) -> str:
         return self.b.op("LogSoftmax", self.x, axis=axis) if self.logits else self.log_of(self.x)
@@ -169,21 +128,21 @@ class Prediction:
     def class_axis(self, *, last: bool = False) -> int:
         """The axis of the classes: the Softmax's, else the option, else axis 1 or the last one."""
         asked = self.axis(-1 if last else 1)
-        if self.found is None or self.found.axis is None:
+        if self.softmax is None:
             return asked
-        if "axis" in self.options and asked != self.found.axis:
+        if "axis" in self.options and asked != self.softmax:
             raise TrainingError(
-                f"the Softmax of {self.name!r} runs over axis {self.found.axis}, but the loss has axis={asked}; give"
+                f"the Softmax of {self.name!r} runs over axis {self.softmax}, but the loss has axis={asked}; give"
                 " the axis of the classes, or from_logits=True"
             )
-        return self.found.axis
+        return self.softmax
 
     def by_class(self) -> Shape:
         """Move the axis of the classes to place 1; return the shape then."""
         shape = self.b.shape(self.name)
         if shape is None or len(shape) < 2:
             dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
-            raise TrainingError(f"{self.call.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
+            raise TrainingError(f"{self.loss} needs logits of shape [batch, classes, …]; {self.name!r} has {dims}")
         axis = self.class_axis()
         self.moved = [a for a in range(len(shape)) if a != axis]
         self.moved.insert(1 if axis else 0, axis)
@@ -217,9 +176,14 @@ class Prediction:
 
     # -- targets ---------------------------------------------------------------------------------------
 
-    def targets(self, shape: Shape, *kinds: DType) -> str:
-        """Return the input of the targets, appended if new. TrainingError for another type or shape."""
-        return self._input("target", self.call.target or DEFAULT_TARGET, shape, kinds)
+    def targets(self, shape: Shape, *dtypes: DType, **facts: Any) -> str:
+        """Return the input of the targets, appended if new. TrainingError for another type or shape.
+
+        `facts`: those of `TargetInput`.
+        """
+        name = self._input("target", self.given or DEFAULT_TARGET, shape, dtypes)
+        self.target = TargetInput(name, **facts)
+        return name
 
     def weighted(self, each: str, rank: int) -> str:
         """Multiply a value of this rank by the weights of its rows, an input; without them leave it."""
@@ -241,7 +205,7 @@ class Prediction:
         if dtype not in kinds:
             kind = dtype.spelling if dtype else "of unknown type"
             raise TrainingError(f"the {what} {name!r} is {kind}; this loss needs {kinds[0].spelling}")
-        if own is not None and not _agree(own, shape):
+        if own is not None and not (len(own) == len(shape) and all(map(_agree, own, shape))):
             raise TrainingError(
                 f"the {what} {name!r} is an input of shape {list(own)}, but this loss needs {list(shape)}; use another"
                 " input, or a new name"
@@ -284,7 +248,7 @@ class Prediction:
         return count
 
     def _wrong(self, name: str, value: object, legal: str) -> TrainingError:
-        return TrainingError(f"{name}={value!r} of the loss {self.call.loss} must be {legal}; correct it")
+        return TrainingError(f"{name}={value!r} of the loss {self.loss} must be {legal}; correct it")
 
 
 def _whole(value: object) -> bool:
@@ -310,6 +274,5 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
 """Options of losses: a test of their values, the legal ones in words, and the default."""
 
 
-def _agree(shape: Shape, other: Shape) -> bool:
-    pairs = zip(shape, other, strict=False)
-    return len(shape) == len(other) and all(a == c or isinstance(a, str) or isinstance(c, str) for a, c in pairs)
+def _agree(dim: int | str | None, other: int | str | None) -> bool:
+    return dim == other or isinstance(dim, str) or isinstance(other, str)

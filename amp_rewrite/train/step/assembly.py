@@ -35,7 +35,14 @@ from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.request import PAINTING, Request
 from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.parameters import ModuleParameters, ParameterGlobs, Selection, module_notes, trained
+from amp_rewrite.train.objective.parameters import (
+    TRAINED,
+    ParameterGlobs,
+    ParameterRow,
+    module_notes,
+    module_of,
+    trained,
+)
 from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.update.graph import REGION, Buffers
 
@@ -96,7 +103,7 @@ class Subject:
         painting: Any = {name: value for name, value in options.items() if name in PAINTING}
         policy = policy_of(options.get("policy"), default)
         source = Model.load(model, folder=options.get("folder"))
-        choice = ParameterGlobs(options.get("parameters"), options.get("freeze", ()), ModuleParameters.of(source))
+        choice = ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module_of(source))
         seed, training_mode = whole_number("seed", options.get("seed", 0), 0), options.get("training_mode", False)
         if not isinstance(training_mode, bool):
             raise TrainingError(f"training_mode is {stated(training_mode)}; use True or False")
@@ -113,7 +120,7 @@ class Prepared:
 
     b: Builder
     aim: losses.Objective
-    selection: Selection
+    rows: tuple[ParameterRow, ...]
     initial: Mapping[str, Array]
     buffers: Buffers
     random: str | None
@@ -127,22 +134,23 @@ class Prepared:
         aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
         graph = aim.model.proto.graph
         statistics(graph.node, (t.name for t in graph.initializer))  # before all else
-        selection = trained(View.of(aim.model), aim.loss, choice)
+        rows = trained(View.of(aim.model), aim.loss, choice)
+        names = [row.name for row in rows if row.role == TRAINED]
         stateful, random = with_random_state(aim.model)
         updated = statistics(stateful.proto.graph.node, (t.name for t in stateful.proto.graph.initializer))
-        ready = differentiable(stateful, aim.loss, selection.names)
+        ready = differentiable(stateful, aim.loss, names)
         tensors = {t.name: t for t in ready.proto.graph.initializer}
-        initial = {name: ready.array(tensors[name]).copy() for name in selection.names}
+        initial = {name: ready.array(tensors[name]).copy() for name in names}
         buffers = {name: (new, ready.array(tensors[name]).copy()) for name, new in updated.items()}
         b = Builder.of(ready)
         for name in (*initial, *buffers):
             b.promote(name)
         notes = (*aim.notes, *moved, *module_notes(source, training_mode))
-        return cls(Builder.of(b.model()), aim, selection, initial, buffers, random, notes)
+        return cls(Builder.of(b.model()), aim, rows, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:
         """Append the backward pass from a gradient of the loss; return the gradients by parameter."""
-        return backward(self.b, {self.aim.loss: seed}, self.selection.names)
+        return backward(self.b, {self.aim.loss: seed}, list(self.initial))
 
     def with_results(self, kept: Sequence[str]) -> Model:
         """Return the graph with the outputs loss and metrics, then existing ones."""

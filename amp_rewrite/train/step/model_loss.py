@@ -90,7 +90,7 @@ def loss_graph(subject: Subject, loss: str) -> LossGraph:
         random=ready.random,
         declared=batch_model(whole, batch),
         target=aim.target,
-        report=TrainingReport(model_name(subject.source), loss, ready.selection.rows, ready.notes, conversion),
+        report=TrainingReport(model_name(subject.source), loss, ready.rows, ready.notes, conversion),
     )
 
 

@@ -41,7 +41,7 @@ from amp_rewrite.train.step.assembly import (
     with_values,
 )
 from amp_rewrite.train.step.training_report import TrainingReport, model_name, size_hints
-from amp_rewrite.train.update.graph import ForwardPass, Scaling, StateVariable, Update, append_update
+from amp_rewrite.train.update.graph import Scaling, StateVariable, Update, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
 
@@ -208,8 +208,7 @@ def step_of(
     scaling = Scaling.of(b, scale)
     gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
     draws = None if ready.random is None else (ready.random, initial_random_state(subject.seed))
-    passes = ForwardPass(micro_batches, ready.buffers, draws)
-    update = append_update(b, ready.initial, gradients, rule, scaling, passes)
+    update = append_update(b, ready.initial, gradients, rule, scaling, micro_batches, ready.buffers, draws)
     owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
 
     whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
@@ -231,7 +230,7 @@ def step_of(
         objective=loss,
         fingerprint=fingerprint(source).graph,
         forward=source,
-        report=TrainingReport(model_name(source), loss, ready.selection.rows, notes, report),
+        report=TrainingReport(model_name(source), loss, ready.rows, notes, report),
     )
 
 

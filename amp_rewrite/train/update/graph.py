@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -152,40 +153,29 @@ Buffers = Mapping[str, tuple[str, Array]]
 """State updated by the forward pass (running statistics), by input name: the name of the new value, the initial one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardPass:
-    """The forward passes of a step: their number, the buffers updated by each, and its random numbers.
-
-    `random`: the input of the random state, with its initial value.
-    """
-
-    micro_batches: int = 1
-    buffers: Buffers = field(default_factory=dict)
-    random: tuple[str, Array] | None = None
-
-
 def append_update(
     b: Builder,
     variables: Mapping[str, Array],
     gradients: Mapping[str, str],
     optimizer: Optimizer,
     scaling: Scaling,
-    forward: ForwardPass | None = None,
+    micro_batches: int = 1,
+    buffers: Buffers = MappingProxyType({}),
+    random: tuple[str, Array] | None = None,
 ) -> Update:
     """Append the nodes from scaled gradients to new state.
 
     `variables`: initial values of the trained parameters, by the name of their float32 graph input; `gradients`: by
-    the same names. Buffers are updated in every run. With micro-batches the last run makes the step, with the mean
-    of all their gradients, and adjusts the scale once.
+    the same names; `random`: the input of the random state, with its initial value. Buffers are updated in every run.
+    With micro-batches the last run makes the step, with the mean of all their gradients, and adjusts the scale once.
 
     With a dynamic scale, a step with nonfinite gradients changes only the scale. Without one, every step is applied.
     """
-    forward = forward or ForwardPass()
     with b.region(REGION):
-        update = _Update(b, scaling, forward.micro_batches)
+        update = _Update(b, scaling)
         rate = b.input("learning_rate", DType.FLOAT, ())
         step = b.input("step", DType.INT64, ())
-        exact = update.accumulated(update.unscaled(gradients), variables)
+        exact = update.accumulated(update.unscaled(gradients), variables, micro_batches)
         finite = update.finite(exact)
         allowed = finite if isinstance(scaling.rule, DynamicLossScale) else None
         applied = b.op("And", allowed, update.last) if allowed and update.last else allowed or update.last
@@ -201,18 +191,17 @@ def append_update(
             update.give(f"parameter/{name}", name, new, initial, applied)
             for slot, start in starts[name].items():
                 update.give(f"slot/{name}/{slot}", slots[slot].name, after[slot], start, applied)
-        for name, (result, initial) in forward.buffers.items():
+        for name, (result, initial) in buffers.items():
             update.give(f"buffer/{name}", name, Operand(b, result), initial, allowed)
-        if forward.random is not None:
-            update.advance(*forward.random)
+        if random is not None:  # a skipped step draws other numbers the next time
+            moved = b.op("Mul", random[0], b.constant(np.array(MULTIPLIERS, np.int64)))
+            after_draw = Operand(b, b.op("Mod", moved, b.scalar(PRIME, DType.INT64)))
+            update.give("random", random[0], after_draw, random[1], None)
         update.give("step", step, number, np.array(0, np.int64), applied)
-        update.adjust_scale(finite)
-        flags = (
-            update.public("finite", DType.BOOL, (), "Identity", finite),
-            update.public("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True))),
-        )
-
-        return Update(tuple(update.state), rate, *flags, {name: gradient.name for name, gradient in exact.items()})
+        finite = update.adjusted(finite)
+        applied = update.public("applied", DType.BOOL, (), "Identity", applied or b.constant(np.array(True)))
+        names = {name: gradient.name for name, gradient in exact.items()}
+        return Update(tuple(update.state), rate, finite, applied, names)
 
 
 def append_unscaling(
@@ -223,22 +212,20 @@ def append_unscaling(
     Return the names of the unscaled gradients, the finite flag, and the state of the scale.
     """
     with b.region(REGION):
-        update = _Update(b, scaling, 1)
+        update = _Update(b, scaling)
         exact = update.unscaled(gradients)
-        finite = update.finite(exact)
-        update.adjust_scale(finite)
-        flag = update.public("finite", DType.BOOL, (), "Identity", finite)
+        flag = update.adjusted(update.finite(exact))
         return {name: operand.name for name, operand in exact.items()}, flag, tuple(update.state)
 
 
+@dataclass
 class _Update:
-    def __init__(self, b: Builder, scaling: Scaling, micro_batches: int) -> None:
-        self.b = b
-        self.scaling = scaling
-        self.micro_batches = micro_batches
-        self.state: list[StateVariable] = []
-        self.last: str | None = None
-        """Name of a bool: this run is the last of its step. None if every run is a step."""
+    """An update under construction. `last`: a bool, this run is the last of its step; None if every run is a step."""
+
+    b: Builder
+    scaling: Scaling
+    state: list[StateVariable] = field(default_factory=list)
+    last: str | None = None
 
     def unscaled(self, gradients: Mapping[str, str]) -> dict[str, Operand]:
         scaled = {name: Operand(self.b, gradient) for name, gradient in gradients.items()}
@@ -248,13 +235,15 @@ class _Update:
         scale = Operand(self.b, self.scaling.scale)
         return {name: gradient / scale for name, gradient in scaled.items()}
 
-    def accumulated(self, gradients: dict[str, Operand], variables: Mapping[str, Array]) -> dict[str, Operand]:
+    def accumulated(
+        self, gradients: dict[str, Operand], variables: Mapping[str, Array], micro_batches: int
+    ) -> dict[str, Operand]:
         """Accumulate gradients over micro-batches; return the mean, valid in the last run of a step."""
-        if self.micro_batches == 1:
+        if micro_batches == 1:
             return gradients
         count = self.b.input("micro_batch", DType.INT64, ())
         number = Operand(self.b, count) + np.int64(1)
-        last = number.op("Equal", number, np.int64(self.micro_batches))
+        last = number.op("Equal", number, np.int64(micro_batches))
         self.last = last.name
         left = last.op("Where", last, np.int64(0), number)
         self.give("micro_batch", count, left, np.array(0, np.int64), None)
@@ -265,29 +254,23 @@ class _Update:
             sums[name] = Operand(self.b, accumulator) + gradient
             left = last.op("Where", last, np.float32(0), sums[name])
             self.give(f"accumulated/{name}", accumulator, left, np.zeros(shape, np.float32), None)
-        return {name: total * np.float32(1 / self.micro_batches) for name, total in sums.items()}
+        return {name: total * np.float32(1 / micro_batches) for name, total in sums.items()}
 
     def finite(self, gradients: Mapping[str, Operand]) -> str:
         parts = [g.op("Sub", g, g).reduced("ReduceSum") for g in gradients.values()]
         total: Operand = parts[0].total(parts)
         return total.op("Equal", total, np.float32(0)).name
 
-    def advance(self, random: str, initial: Array) -> None:
-        """Append the next random state; a skipped step draws other numbers the next time."""
-        b = self.b
-        moved = b.op("Mul", random, b.constant(np.array(MULTIPLIERS, np.int64)))
-        after = Operand(b, b.op("Mod", moved, b.scalar(PRIME, DType.INT64)))
-        self.give("random", random, after, initial, None)
-
-    def adjust_scale(self, finite: str) -> None:
+    def adjusted(self, finite: str) -> str:
+        """Adjust a dynamic scale; return the flag as an output."""
         b, rule = self.b, self.scaling.rule
-        if not isinstance(rule, DynamicLossScale):
-            return
-        assert self.scaling.scale is not None and self.scaling.good_steps is not None
-        scale, good_steps = Operand(b, self.scaling.scale), Operand(b, self.scaling.good_steps)
-        after, good = scale_after(rule, scale, good_steps, Operand(b, finite))
-        self.give("loss_scale", scale.name, after, np.array(rule.initial.scale, np.float32), self.last)
-        self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
+        if isinstance(rule, DynamicLossScale):
+            assert self.scaling.scale is not None and self.scaling.good_steps is not None
+            scale, good_steps = Operand(b, self.scaling.scale), Operand(b, self.scaling.good_steps)
+            after, good = scale_after(rule, scale, good_steps, Operand(b, finite))
+            self.give("loss_scale", scale.name, after, np.array(rule.initial.scale, np.float32), self.last)
+            self.give("good_steps", good_steps.name, good, np.array(0, np.int64), self.last)
+        return self.public("finite", DType.BOOL, (), "Identity", finite)
 
     def give(self, path: str, before: str, after: Operand, initial: Array, condition: str | None) -> None:
         """Output the new value, or the old value if the condition is false."""
