@@ -25,8 +25,7 @@ from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
 from amp_rewrite.train.objective.parameters import TRAINED, trained
 from amp_rewrite.train.step.assembly import ModelOptions, Subject, statistics_of
-from amp_rewrite.train.step.batches import Scores
-from amp_rewrite.train.step.execution import Predictions, inputs_of
+from amp_rewrite.train.step.batches import Predictions, Scores, inputs_of
 from amp_rewrite.train.step.fitting import FitOptions, History, Progress, Rate
 from amp_rewrite.train.step.model_loss import ModelLoss, Weights, WithWeights
 from amp_rewrite.train.step.step import step_of

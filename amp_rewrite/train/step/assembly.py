@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, ValueInfoProto
+from onnx import GraphProto, ValueInfoProto
 from onnx.helper import make_attribute
 from onnx.numpy_helper import from_array
 
@@ -50,22 +50,6 @@ _REGIONS = {f"{REGION}/": reasons.UPDATE, f"{losses.REGION}/": reasons.LOSS}
 """Prefixes of nodes that stay float32, each with its rule."""
 
 
-def policy_of(policy: str | Policy | None, default: Callable[[], Policy]) -> Policy:
-    """Return the policy of a step; for None the default.
-
-    PolicyError for a policy that does not keep parameters and results in float32.
-    """
-    if not isinstance(policy, (str, Policy, type(None))):
-        raise PolicyError(f"policy is {stated(policy)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy")
-    policy = default() if policy is None else Policy.of(policy)
-    if policy.param is not DType.FLOAT:
-        raise PolicyError(
-            f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
-            " use mixed_float16, mixed_bfloat16 or float32"
-        )
-    return policy
-
-
 class ModelOptions(Painting, total=False):
     """Options for the model of a step, besides lists, level, target, safety, keep and lower of `convert`.
 
@@ -99,9 +83,22 @@ class Subject:
 
     @classmethod
     def of(cls, model: object, options: ModelOptions, default: Callable[[], Policy]) -> Subject:
-        """Load a model. `default`: the policy if the options name none."""
+        """Load a model. `default`: the policy if the options name none.
+
+        PolicyError for a policy that does not keep parameters and results in float32.
+        """
         painting: Any = {name: value for name, value in options.items() if name in PAINTING}
-        policy = policy_of(options.get("policy"), default)
+        given = options.get("policy")
+        if not isinstance(given, (str, Policy, type(None))):
+            raise PolicyError(
+                f"policy is {stated(given)}; use 'mixed_float16', 'mixed_bfloat16', 'float32' or a Policy"
+            )
+        policy = default() if given is None else Policy.of(given)
+        if policy.param is not DType.FLOAT:
+            raise PolicyError(
+                f"policy {policy.name!r} does not keep parameters and results in float32, as a training step must;"
+                " use mixed_float16, mixed_bfloat16 or float32"
+            )
         source = Model.load(model, folder=options.get("folder"))
         choice = ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module_of(source))
         seed, training_mode = whole_number("seed", options.get("seed", 0), 0), options.get("training_mode", False)
@@ -132,12 +129,11 @@ class Prepared:
         source, choice, training_mode = subject.source, subject.choice, subject.training_mode
         at_opset, moved = for_gradients(inlined(source))
         aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
-        graph = aim.model.proto.graph
-        statistics(graph.node, (t.name for t in graph.initializer))  # before all else
+        statistics(aim.model.proto.graph)  # before all else
         rows = trained(View.of(aim.model), aim.loss, choice)
         names = [row.name for row in rows if row.role == TRAINED]
         stateful, random = with_random_state(aim.model)
-        updated = statistics(stateful.proto.graph.node, (t.name for t in stateful.proto.graph.initializer))
+        updated = statistics(stateful.proto.graph)
         ready = differentiable(stateful, aim.loss, names)
         tensors = {t.name: t for t in ready.proto.graph.initializer}
         initial = {name: ready.array(tensors[name]).copy() for name in names}
@@ -171,6 +167,12 @@ def with_outputs(model: Model, new: Sequence[ValueInfoProto], kept: Sequence[str
     refill(proto.graph, "output", [*new, *(existing[name] for name in kept)])
     refill(proto.graph, "node", needed(proto.graph.node, [v.name for v in proto.graph.output]))
     return replace(model, proto=proto)
+
+
+def batch_of(model: Model, *others: str | None) -> tuple[str, ...]:
+    """Return the inputs of a batch: all but others and those with a default."""
+    taken = {*others, *(tensor.name for tensor in model.proto.graph.initializer)}
+    return tuple(v.name for v in model.proto.graph.input if v.name not in taken)
 
 
 def with_state(model: Model, names: Iterable[str]) -> Model:
@@ -228,36 +230,27 @@ def in_training(model: Model, frozen: Callable[[str], bool]) -> Model:
     taken = set(View.of(model).names)
     for node in (node for node in proto.graph.node if node.domain in ("", "ai.onnx")):
         if node.op_type == "Dropout":
-            _dropout(node, proto.graph, taken)
+            on = claimed("training", taken)
+            proto.graph.initializer.append(from_array(np.array(True), on))
+            node.input.extend([""] * (3 - len(node.input)))
+            node.input[2] = on
         elif node.op_type == "BatchNormalization" and not any(frozen(node.input[i]) for i in _STATISTICS.values()):
-            _batch_normalization(node, taken)
+            kept = [a for a in node.attribute if a.name != "training_mode"]
+            refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
+            for slot, source in _STATISTICS.items():
+                if slot == len(node.output):
+                    node.output.append(claimed(f"{node.input[source]}/next", taken))
     return replace(model, proto=proto)
 
 
-def _batch_normalization(node: NodeProto, taken: set[str]) -> None:
-    kept = [a for a in node.attribute if a.name != "training_mode"]
-    refill(node, "attribute", [*kept, make_attribute("training_mode", 1)])
-
-    for slot, source in _STATISTICS.items():
-        if slot == len(node.output):
-            node.output.append(claimed(f"{node.input[source]}/next", taken))
-
-
-def _dropout(node: NodeProto, graph: GraphProto, taken: set[str]) -> None:
-    on = claimed("training", taken)
-    graph.initializer.append(from_array(np.array(True), on))
-    node.input.extend([""] * (3 - len(node.input)))
-    node.input[2] = on
-
-
-def statistics(nodes: Iterable[NodeProto], initializers: Iterable[str]) -> dict[str, str]:
+def statistics(graph: GraphProto) -> dict[str, str]:
     """Return the running statistics updated in training: names of new values by initializer.
 
     TrainingError for an initializer that two BatchNormalizations update.
     """
-    known = set(initializers)
+    known = {tensor.name for tensor in graph.initializer}
     updated: dict[str, str] = {}
-    for node in nodes:
+    for node in graph.node:
         if node.op_type != "BatchNormalization" or len(node.output) < 2:
             continue
         for slot, source in _STATISTICS.items():

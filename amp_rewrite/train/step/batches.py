@@ -1,10 +1,11 @@
-"""Batches of a step: rows of arrays in the order of a seed, checks of sizes and targets, means over batches."""
+"""Data and results of a step: rows of arrays, batches and their checks, means over batches, predictions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import numpy as np
 from onnx import ModelProto
@@ -14,9 +15,11 @@ from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import NOT_FED, is_array
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.buffers import BufferedRunner
-from amp_rewrite.train.door import to_array, whole_number
+from amp_rewrite.runtime.runner import Runner, SessionOptions
+from amp_rewrite.train.door import stated, to_array, whole_number
+from amp_rewrite.train.keras.variables import ArrayLike
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, TargetInput
+from amp_rewrite.train.step.assembly import with_state
 
 _RANGES = {
     SHARES: (0.0, math.inf, "at least 0"),
@@ -27,10 +30,6 @@ _ROUNDING = 1e-5
 """How far rounding may carry a target outside its range."""
 
 
-def read_by(runner: BufferedRunner, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: array for name, array in feeds.items() if name in runner.inputs}
-
-
 def batch_model(model: Model, batch: Iterable[str]) -> Model:
     """Return a model of these inputs alone, to check batches against."""
     declared = {v.name: v for v in model.proto.graph.input}
@@ -39,7 +38,7 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
     return Model(proto)
 
 
-def batches(data: object, declared: Model, target: TargetInput | None) -> Feed:
+def batches_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
     """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
 
     `declared`: a model of the inputs of a batch.
@@ -294,3 +293,98 @@ class Scores:
     def __getitem__(self, place: int) -> float:
         numbers: list[float] = [*self]
         return numbers[place]
+
+
+class HoldsSession:
+    """Base of objects with an open session; they have no copies."""
+
+    def __reduce__(self) -> NoReturn:
+        """Say how to go on in place of a copy."""
+        raise TrainingError(
+            f"a {type(self).__name__} holds an open session, which cannot be copied; save() writes its state, and"
+            " load() of a new one reads it"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions(ArrayLike):
+    """Outputs of a model, read as the array of one of them; `predictions["NAME"]` is another.
+
+    Attributes:
+        compute: gives the arrays by name.
+        names: the outputs.
+        output: the output that is read.
+        source: what a loss object needs.
+    """
+
+    compute: Callable[[], Mapping[str, Array]]
+    names: tuple[str, ...]
+    output: str
+    source: object = None
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return the predictions of another output, or a part of the array."""
+        if not isinstance(key, str):
+            return self.numpy()[key]
+        if key not in self.names:
+            raise TrainingError(f"the model has no output {key!r}; it has {', '.join(self.names)}")
+        return replace(self, output=key)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.numpy(), name)  # argmax, mean, reshape …
+
+    def numpy(self) -> Array:
+        return self.compute()[self.output]
+
+    def __repr__(self) -> str:
+        return repr(self.numpy())
+
+
+def inputs_of(source: Model, inputs: Sequence[str], batch: Mapping[str, Array]) -> Batch:
+    """Return the inputs of a model from a batch, perhaps with targets. FeedError if one does not fit."""
+    if not isinstance(batch, Mapping):
+        raise TrainingError(f"the batch is {stated(batch)}; pass a mapping from names of inputs to arrays")
+    missing = sorted(set(inputs) - batch.keys())
+    if missing:
+        raise TrainingError(f"the batch lacks the inputs {missing}; pass arrays for all inputs of the model")
+    (read,) = Feed.of([batch], batch_model(source, inputs), allow_nonfinite=True)
+    return read
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model opened to compute its outputs. `inputs`: those besides the weights."""
+
+    source: Model
+    runner: Runner
+    inputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Model, weights: Collection[str], options: SessionOptions) -> Predictor:
+        runner = Runner.open(with_state(source, weights), options)
+        return cls(source, runner, tuple(port.name for port in runner.inputs if port.name not in weights))
+
+    def __call__(self, batch: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, Array]:
+        read = inputs_of(self.source, self.inputs, batch)
+        outputs = [v.name for v in self.source.proto.graph.output]
+        ports = {port.name for port in self.runner.inputs}
+        held = {name: array for name, array in weights.items() if name in ports}
+        results = self.runner.run({**held, **read}, outputs)
+        return {name: np.asarray(results[name]) for name in outputs}
+
+    def rows(self, data: object, batch_size: int | None, weights: Mapping[str, Array]) -> Predictions:
+        """Return the outputs for all rows of data, joined along the first axis. Labels are left out."""
+        given = data[: len(self.inputs)] if isinstance(data, tuple) else data
+        rows = Rows.of(given, self.inputs, batch_size, False)
+        feed = Feed.of(
+            given if rows is None else lambda: rows.batches(0),
+            batch_model(self.source, self.inputs),
+            allow_nonfinite=True,
+            allow_change=True,
+        )
+        parts = [self(batch, weights) for batch in feed]
+        names = tuple(v.name for v in self.source.proto.graph.output)
+        found = {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in names}
+        return Predictions(lambda: found, names, names[0])

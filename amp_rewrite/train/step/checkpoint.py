@@ -78,10 +78,7 @@ def load(
             f"{path} was saved inside a step, after {begun} of its micro-batches, but here a step has {micro_batches};"
             " make it with the same number"
         )
-    return _fitted(path, {n: a for n, a in arrays.items() if not n.startswith(left_out)}, variables)
-
-
-def _fitted(path: Path, arrays: Mapping[str, Array], variables: Sequence[StateVariable]) -> dict[str, Array]:
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(left_out)}
     known = {v.name: v.initial for v in variables}
     state = {name: array for name, array in arrays.items() if name in known or name.startswith("count/")}
     state |= {name: initial for name, initial in known.items() if name not in arrays and name.startswith(_OPTIONAL)}

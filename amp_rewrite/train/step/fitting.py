@@ -86,23 +86,6 @@ Callback = EarlyStopping | Callable[[int, Log], object]
 """A callback of `fit`: an object above, or a function of the number of an epoch, from 0, and its numbers."""
 
 
-def callbacks_of(given: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
-    listed = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    for callback in listed:
-        if isinstance(callback, type) or not (isinstance(callback, EarlyStopping) or callable(callback)):
-            raise TrainingError(
-                f"not a callback: {callback!r}; pass EarlyStopping(…), or a function of the number"
-                " of an epoch and its numbers"
-            )
-    return listed
-
-
-def stops(callbacks: Sequence[Callback], trainer: Any, epoch: int, log: Log) -> bool:
-    """Show all callbacks the numbers of an epoch; True if one of them returns True."""
-    found = [c.epoch_end(trainer, log) if isinstance(c, EarlyStopping) else c(epoch, log) for c in callbacks]
-    return any(one is True for one in found)
-
-
 Progress = Callable[[int, int], None]
 Rate = float | Callable[[int], float]
 """A learning rate, or a function from the number of applied steps to the rate of the next step."""
@@ -181,45 +164,30 @@ class Health:
 
     def warn(self, skipped: int) -> None:
         """Warn once if nothing was learned; a single skipped step only looks for a scale."""
-        trainer = self.trainer
+        trainer, scale = self.trainer, self.trainer.step.loss_scale
         if self._batch is None:
             return
+        nan = "look for NaN in data, weights and loss (0 / 0, log 0) with policy='float32'"
+        way_out, lowest = f"Train for more steps, until the scale fits, or {nan}", False
+        if isinstance(scale, DynamicLossScale) and trainer.loss_scale <= np.float32(scale.minimum):
+            way_out, lowest = f"Scale the loss or its targets down, or {nan}", True
+            if scale.minimum == MINIMUM:
+                way_out = f"Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
         if self.applied and any(np.isnan(array).any() for array in trainer.get_weights().values()):
             text = (
                 f"weights are NaN, since steps with nonfinite gradients were applied: first that of {self.applied}; use"
                 " a dynamic loss scale, which skips such steps, or a smaller learning rate, and look for NaN in data"
             )
-        elif skipped > 1 and (trainer.steps == self._start[0] or (self._last_skipped and self._at_least)):
+        elif skipped > 1 and (trainer.steps == self._start[0] or (self._last_skipped and lowest)):
             bad = trainer.diagnosis(self._batch, before=False) or "one that the last batch does not show"
             what = "all steps" if trainer.steps == self._start[0] else f"{skipped} steps, and the last one,"
             text = (
                 f"{what} were skipped, because gradients are not finite: first that of {bad}; the loss scale is"
-                f" {trainer.loss_scale:g}. {self._way_out}"
+                f" {trainer.loss_scale:g}. {way_out}"
             )
         else:
             return
         warnings.warn(text, UserWarning, stacklevel=4)
-
-    @property
-    def _at_least(self) -> bool:
-        scale = self.trainer.step.loss_scale
-        return isinstance(scale, DynamicLossScale) and self.trainer.loss_scale <= np.float32(scale.minimum)
-
-    @property
-    def _way_out(self) -> str:
-        scale = self.trainer.step.loss_scale
-        nan = "look for NaN in data, weights and loss (0 / 0, log 0) with policy='float32'"
-        if not self._at_least:
-            return f"Train for more steps, until the scale fits, or {nan}"
-        if isinstance(scale, DynamicLossScale) and scale.minimum == MINIMUM:
-            return f"Let it fall below 1 with loss_scale=DynamicLossScale(minimum=2**-14), or {nan}"
-        return f"Scale the loss or its targets down, or {nan}"
-
-
-def range_of(epochs: int, options: FitOptions) -> range:
-    """Return the numbers of epochs. TrainingError for a first epoch other than a number."""
-    first = whole_number("first_epoch", options.get("first_epoch", 0), 0)
-    return range(first, first + epochs)
 
 
 @dataclass
@@ -256,7 +224,14 @@ class Fitting:
         if validation is not None and Rows.of(validation, names, None, False, target=trainer.step.target) is None:
             validation = trainer.feed(validation)  # a generator gives its batches once
         feed = trainer.feed(data if rows is None else lambda: rows.batches(0))
-        callbacks = callbacks_of(options.get("callbacks", ()))
+        given = options.get("callbacks", ())
+        callbacks: Any = given if isinstance(given, (list, tuple)) else (given,)
+        for callback in callbacks:
+            if isinstance(callback, type) or not (isinstance(callback, EarlyStopping) or callable(callback)):
+                raise TrainingError(
+                    f"not a callback: {callback!r}; pass EarlyStopping(…), or a function of the number"
+                    " of an epoch and its numbers"
+                )
         steps = options.get("steps_per_epoch")
         steps = None if steps is None else whole_number("steps_per_epoch", steps, 1)
         return cls(trainer, rows, feed, validation, callbacks, steps)
@@ -275,7 +250,11 @@ class Fitting:
                 batches = self._batches(epoch) if self.steps is None else islice(stream, self.steps)
                 log = self._epoch(batches, rate, health, lambda done: progress and progress(done, total))
                 self.epochs.append(log)
-                if stops(self.callbacks, trainer, epoch, log):
+                found = [
+                    callback.epoch_end(trainer, log) if isinstance(callback, EarlyStopping) else callback(epoch, log)
+                    for callback in self.callbacks
+                ]
+                if any(one is True for one in found):
                     break
         skipped, nonfinite = trainer.skipped - before[0], trainer.nonfinite - before[1]
         health.warn(skipped)

@@ -26,9 +26,8 @@ from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, lowered, with_values
-from amp_rewrite.train.step.batches import batch_model, batches, check_batch, fitted_targets
-from amp_rewrite.train.step.execution import HoldsSession, Predictor
+from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, batch_of, lowered, with_values
+from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, batches_of, check_batch, fitted_targets
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update.graph import Buffers, StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
@@ -73,8 +72,7 @@ def loss_graph(subject: Subject, loss: str) -> LossGraph:
         for name, (new, start) in ready.buffers.items()
     }
     whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
-    taken = {seed, *ready.initial, *buffers, ready.random, *(tensor.name for tensor in whole.proto.graph.initializer)}
-    batch = [v.name for v in whole.proto.graph.input if v.name not in taken]
+    batch = batch_of(whole, seed, *ready.initial, *buffers, ready.random)
     result, conversion = lowered(whole, subject.policy, subject.painting)
     options = _default_options()
     if conversion is not None and CUDA not in options.providers:
@@ -266,7 +264,7 @@ class ModelLoss(WithWeights, Loss):
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        (batch,) = batches([self._batch], graph.declared, graph.target)
+        (batch,) = batches_of([self._batch], graph.declared, graph.target)
         check_batch(graph.declared, graph.target, batch, 0)
         feeds = {**(self._held or self._weights.held()), **batch, graph.seed: seed}
         feeds |= {name: running[f"{_BUFFER}{name}"] for name in graph.buffers}

@@ -34,6 +34,7 @@ from amp_rewrite.train.step.assembly import (
     ModelOptions,
     Prepared,
     Subject,
+    batch_of,
     lowered,
     outputs_of,
     with_outputs,
@@ -41,7 +42,7 @@ from amp_rewrite.train.step.assembly import (
     with_values,
 )
 from amp_rewrite.train.step.training_report import TrainingReport, model_name, size_hints
-from amp_rewrite.train.update.graph import Scaling, StateVariable, Update, append_update
+from amp_rewrite.train.update.graph import Scaling, StateVariable, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import named
 
@@ -95,11 +96,6 @@ class TrainingStep:
     fingerprint: str
     forward: Model
     report: TrainingReport
-
-    @property
-    def scalars(self) -> tuple[str, ...]:
-        """The float32 scalars among the outputs: loss and metrics."""
-        return (self.loss, *self.metrics)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -201,7 +197,19 @@ def step_of(
 ) -> TrainingStep:
     """Build the step of a model; see `training_step`."""
     policy, source = subject.policy, subject.source
-    rule, scale = _rule_and_scale(optimizer, loss_scale, policy)
+    owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
+    if loss_scale == _POLICY:
+        own = getattr(optimizer, "loss_scale", None)
+        loss_scale = policy.loss_scale if own is None else own
+    rule = named(optimizer) if isinstance(optimizer, str) else optimizer if owner is None else owner.rule
+    if not isinstance(rule, Optimizer):
+        raise TrainingError(f"not an optimizer: {stated(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
+    scale = scales.get(loss_scale)
+    if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
+        raise TrainingError(
+            f"{type(scale).__name__} is a loss scale of your own, but a training step computes its scale in the graph;"
+            " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
+        )
     micro_batches = whole_number("micro_batches", micro_batches, 1)
     ready = Prepared.of(subject, loss)
     b, aim = ready.b, ready.aim
@@ -209,7 +217,6 @@ def step_of(
     gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
     draws = None if ready.random is None else (ready.random, initial_random_state(subject.seed))
     update = append_update(b, ready.initial, gradients, rule, scaling, micro_batches, ready.buffers, draws)
-    owner = optimizer if isinstance(optimizer, StatefulOptimizer) else None
 
     whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
     result, report = lowered(whole, policy, subject.painting)
@@ -217,7 +224,7 @@ def step_of(
     return TrainingStep(
         **vars(update),
         model=result,
-        batch=_batch(whole, update),
+        batch=batch_of(whole, update.learning_rate, *(s.input for s in update.state)),
         loss=aim.loss,
         metrics=aim.metrics,
         target=aim.target,
@@ -232,32 +239,6 @@ def step_of(
         forward=source,
         report=TrainingReport(model_name(source), loss, ready.rows, notes, report),
     )
-
-
-def _rule_and_scale(
-    optimizer: Optimizer | StatefulOptimizer | str, loss_scale: object, policy: Policy
-) -> tuple[Optimizer, LossScale | None]:
-    if loss_scale == _POLICY:
-        own = getattr(optimizer, "loss_scale", None)
-        loss_scale = policy.loss_scale if own is None else own
-    if isinstance(optimizer, StatefulOptimizer):
-        optimizer = optimizer.rule
-    rule = named(optimizer) if isinstance(optimizer, str) else optimizer
-    if not isinstance(rule, Optimizer):
-        raise TrainingError(f"not an optimizer: {stated(optimizer)}; pass an Optimizer such as SGD(0.1), or its name")
-    scale = scales.get(loss_scale)
-    if scale is not None and type(scale) not in (scales.FixedLossScale, scales.DynamicLossScale):
-        raise TrainingError(
-            f"{type(scale).__name__} is a loss scale of your own, but a training step computes its scale in the graph;"
-            " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
-        )
-    return rule, scale
-
-
-def _batch(whole: Model, update: Update) -> tuple[str, ...]:
-    graph = whole.proto.graph
-    taken = {update.learning_rate, *(s.input for s in update.state), *(t.name for t in graph.initializer)}
-    return tuple(v.name for v in graph.input if v.name not in taken)
 
 
 KEY = "amp_rewrite.training_step"
@@ -302,18 +283,14 @@ def save_step(
     proto.graph.initializer.extend(from_array(array, name) for name, array in defaults.items())
     # the model may have been a step itself
     refill(proto, "metadata_props", [p for p in proto.metadata_props if p.key != KEY])
-    proto.metadata_props.add(key=KEY, value=json.dumps(_described(step)))
-    replace(step.model, proto=proto).save(path, overwrite=overwrite, external_data=external_data, progress=progress)
-
-
-def _described(step: TrainingStep) -> dict[str, Any]:
-    described = {name: value for name, value in vars(step).items() if name not in _LEFT_OUT}
-    return {
+    described = {
         "version": VERSION,
-        **described,
+        **{name: value for name, value in vars(step).items() if name not in _LEFT_OUT},
         "state": [[s.name, s.input, s.output] for s in step.state],
         "target": None if step.target is None else asdict(step.target),
         "optimizer": serialize(step.optimizer),
         "loss_scale": None if step.loss_scale is None else serialize(step.loss_scale),
         "policy": step.policy.name,
     }
+    proto.metadata_props.add(key=KEY, value=json.dumps(described))
+    replace(step.model, proto=proto).save(path, overwrite=overwrite, external_data=external_data, progress=progress)

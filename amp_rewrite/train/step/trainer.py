@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,22 +16,28 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.buffers import Side
+from amp_rewrite.ir.names import as_names
+from amp_rewrite.rewrite.builder import declared
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.installation import require
-from amp_rewrite.runtime.runner import Runner
+from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train.door import Named, door, floats, whole_number
 from amp_rewrite.train.step import checkpoint
-from amp_rewrite.train.step.batches import Rows, Scores, batch_model, check_batch, with_targets
-from amp_rewrite.train.step.batches import batches as batches_of
-from amp_rewrite.train.step.execution import (
-    Evaluation,
-    Execution,
+from amp_rewrite.train.step.assembly import with_outputs
+from amp_rewrite.train.step.batches import (
+    BatchMeans,
     HoldsSession,
     Predictions,
     Predictor,
-    first_bad_gradient,
+    Rows,
+    Scores,
+    batch_model,
+    batches_of,
+    check_batch,
+    with_targets,
 )
-from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate, range_of
+from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate
 from amp_rewrite.train.step.step import TrainingStep
 
 
@@ -91,12 +97,23 @@ class Trainer(Named, HoldsSession):
         if not isinstance(step, TrainingStep):
             raise TrainingError(f"{type(step).__name__} is not a training step; pass training_step(model, loss=…)")
         self.step = step
-        execution = Execution.of(step, providers, emulated, threads, provider_options)
-        self.emulated, self._model, self._options = execution.emulated, execution.model, execution.options
+        providers = (CUDA, CPU) if providers is None else as_names(providers)
+        if providers[:2] == (CUDA, CPU) and not cuda_opens():
+            providers = providers[1:]
+        self.emulated = step.lowered and providers[0] == CPU if emulated is None else emulated
+        self._model = emulate(step.model, io="same") if self.emulated else step.model
+        # a memory pool would hold the memory of a step twice; planned reuse would give colder memory, and more of it
+        self._options = SessionOptions(
+            providers=providers,
+            threads=whole_number("threads", threads, 0),
+            pooled=False,
+            planned=False,
+            provider_options=provider_options,
+        )
         self._declared = batch_model(step.model, step.batch)
         runner = Runner.open(self._model, self._options)
         buffer = runner.double_buffer({v.input: v.initial for v in step.state})
-        outputs = (*step.scalars, step.finite, step.applied)
+        outputs = (step.loss, *step.metrics, step.finite, step.applied)
         self._stepper = runner.buffered(buffer, {v.input: v.output for v in step.state}, outputs)
         self.last_rate = 0.0
         self._now = _Position()
@@ -140,16 +157,29 @@ class Trainer(Named, HoldsSession):
         return float(self.step.loss_scale() if name is None else self._views()[name])
 
     def diagnosis(self, batch: Batch, *, before: bool) -> str:
-        """Return the first nonfinite gradient of a batch, in words; "" without one.
+        """Return the first nonfinite gradient of a batch on the way back from the loss, in words; "" without one.
 
         Args:
             batch: arrays by name.
             before: with the state before the last step.
         """
-        side = self._now.side if not before else 1 - self._now.side
-        views = {v.input: np.array(self._stepper.buffer.view(side, v.input)) for v in self.step.state}  # type: ignore[arg-type]
-        feeds = {**views, **batch, self.step.learning_rate: np.zeros((), np.float32)}
-        return first_bad_gradient(self.step, self._model, self._options, feeds)
+        step, side = self.step, self._now.side if not before else self._other_side
+        feeds = {**batch, step.learning_rate: np.zeros((), np.float32)}
+        feeds |= {v.input: np.array(self._stepper.buffer.view(side, v.input)) for v in step.state}
+        shapes = {v.input: v.initial.shape for v in step.state}
+        outputs = [declared(value, DType.FLOAT, shapes[name]) for name, value in step.gradients.items()]
+        runner = Runner.open(with_outputs(self._model, outputs, ()), self._options)
+        ports = {port.name for port in runner.inputs}
+        found = runner.run({name: array for name, array in feeds.items() if name in ports}, [*step.gradients.values()])
+        for name, value in reversed([*step.gradients.items()]):
+            array = np.asarray(found[value])
+            if not np.isfinite(array).all():
+                return f"{name!r} (shape {list(array.shape)}) with {'NaN' if np.isnan(array).any() else 'infinity'}"
+        return ""
+
+    @property
+    def _other_side(self) -> Side:
+        return 1 if self._now.side == 0 else 0
 
     def _views(self) -> dict[str, Array]:
         """State by input name, without a copy on the host; valid until the next step."""
@@ -190,10 +220,11 @@ class Trainer(Named, HoldsSession):
         """
         data = with_targets(x, y, self.step.batch)
         epochs = whole_number("epochs", epochs, 0)
+        first = whole_number("first_epoch", options.get("first_epoch", 0), 0)
         fitting = Fitting.of(self, data, batch_size, options)
         self._take_from_owner()
         try:
-            return fitting.run(range_of(epochs, options), learning_rate, progress)
+            return fitting.run(range(first, first + epochs), learning_rate, progress)
         finally:
             self._give_to_owner()
 
@@ -214,7 +245,7 @@ class Trainer(Named, HoldsSession):
         micro_batch = (now.micro_batch + 1) % self.step.micro_batches
         nonfinite = micro_batch == 0 and not results[self.step.finite]
         self._now = _Position(
-            side=1 if now.side == 0 else 0,
+            side=self._other_side,
             steps=now.steps + applied,
             micro_batch=micro_batch,
             skipped=now.skipped + (nonfinite and not applied),
@@ -295,16 +326,23 @@ class Trainer(Named, HoldsSession):
         given = with_targets(x, y, self.step.batch)
         rows_of = Rows.of(given, self.step.batch, batch_size, False, target=self.step.target)
         data = given if rows_of is None else lambda: rows_of.batches(0)
-        return self._evaluation.scores(self._now.side, self._checked(data))
-
-    def _checked(self, batches: object) -> Iterator[Batch]:
-        for number, batch in enumerate(self.feed(batches)):
+        runner, loss, metrics = self._evaluator
+        sums = BatchMeans(loss, metrics, self.step.target)
+        for number, batch in enumerate(self.feed(data)):
             check_batch(self._declared, self.step.target, batch, number)
-            yield batch
+            feeds = {**batch, self.step.learning_rate: np.zeros((), np.float32)}
+            read = {name: array for name, array in feeds.items() if name in runner.inputs}
+            sums.add(batch, runner.run(self._now.side, read))
+        mean, *means = sums.means().values()
+        return Scores(mean, dict(zip(self.step.metrics, means, strict=True)), sums.rows)
 
     @cached_property
-    def _evaluation(self) -> Evaluation:
-        return Evaluation(self.step, self._model, self._options, self._stepper.buffer)
+    def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
+        """The evaluation model, opened on the same state, with the names of loss and metrics."""
+        model, loss, metrics = self.step.evaluation()
+        model, outputs = self._model if model is self.step.model else model, (loss, *metrics)
+        runner = Runner.open(model, replace(self._options, outputs_only=outputs))
+        return runner.buffered(self._stepper.buffer, {}, outputs), loss, metrics
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: parameters, slots, step count, loss scale, good steps; see `checkpoint.save`."""
@@ -318,9 +356,8 @@ class Trainer(Named, HoldsSession):
 
     def load(self, path: str | Path) -> None:
         """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors."""
-        step, side = self.step, self._now.side
+        step, other = self.step, self._other_side
         saved = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
-        other: Side = 1 if side == 0 else 0
         self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
         counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
         self._now = _Position(other, *(int(saved.get(name, 0)) for name in counts))
@@ -328,7 +365,7 @@ class Trainer(Named, HoldsSession):
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Continue from a state."""
-        other: Side = 1 if self._now.side == 0 else 0
+        other = self._other_side
         missing = next((v.input for v in self.step.state if v.input not in state), None)
         if missing is not None:
             raise TrainingError(f"the state lacks {missing!r}; pass what `state` of this step's trainer gives")
