@@ -109,7 +109,12 @@ def _exported(model: Any) -> Model:
     if len(weights) != len(model.weights):
         raise TrainingError("two weights of the Keras model have one path; give their layers different names")
     trainable = {weight.path for weight in model.trainable_weights}
-    names = _input_names(model)
+    names = [tensor.name for tensor in model.inputs]
+    if len(names) == 1 and names[0].startswith(("keras_tensor", "input_layer")):
+        names = ["x"]
+    outputs = list(dict.fromkeys(getattr(model, "output_names", None) or [model.layers[-1].name]))
+    if len(outputs) != len(model.outputs):
+        outputs = [f"output_{i}" for i in range(len(model.outputs))]
 
     class Stateless(torch.nn.Module):  # type: ignore[misc]
         """The model as a function of its weights and inputs."""
@@ -141,22 +146,12 @@ def _exported(model: Any) -> Model:
             axis: f"{name}_{axis}" if axis else "batch" for axis, size in enumerate(tensor.shape) if size is None
         }
     with _layers_as_ops(torch):
-        made = from_torch(Stateless(), example, outputs=_output_names(model), dynamic=dynamic, dropout=True)
+        made = from_torch(Stateless(), example, outputs=outputs, dynamic=dynamic, dropout=True)
     entry = next(p for p in made.proto.metadata_props if p.key == KEY)
     declared = json.loads(entry.value)
     entry.value = json.dumps({path: declared[path] for path in weights if path in declared})
     made.proto.graph.name = model.name
     return made
-
-
-def _input_names(model: Any) -> list[str]:
-    names = [tensor.name for tensor in model.inputs]
-    return ["x"] if len(names) == 1 and names[0].startswith(("keras_tensor", "input_layer")) else names
-
-
-def _output_names(model: Any) -> list[str]:
-    names = list(dict.fromkeys(getattr(model, "output_names", None) or [model.layers[-1].name]))
-    return names if len(names) == len(model.outputs) else [f"output_{i}" for i in range(len(model.outputs))]
 
 
 @contextmanager

@@ -21,15 +21,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.names import as_names, claimed
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.train.door import door, stated, whole_number
-from amp_rewrite.train.interchange.torch_forms import (
-    mark_padding,
-    mark_stops,
-    stopping,
-    switch_off,
-    training,
-    written_out,
-)
-from amp_rewrite.train.interchange.torch_forward import MODULE_ERRORS, ForwardFindings
+from amp_rewrite.train.interchange import torch_forms
 from amp_rewrite.train.objective.parameters import BUFFER, NO_GRAD, described
 from amp_rewrite.train.step.assembly import bind
 
@@ -82,9 +74,20 @@ def from_torch(
         >>> step.parameters
         ('0.weight', '0.bias', '2.weight', '2.bias')
     """
-    torch = _torch()
+    try:
+        import onnxscript  # noqa: F401
+        import torch
+    except ImportError as cause:
+        raise TrainingError(
+            f"from_torch needs PyTorch and onnxscript, but {cause.name} is not installed; pip install torch onnxscript"
+        ) from cause
     opset = whole_number("opset", opset, _LEAST_OPSET)
-    _check_module(torch, module)
+    if not isinstance(module, torch.nn.Module):
+        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TrainingError(
+            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
+        )
     given = _inputs(torch, module, example)
     axes = _axes(given, dynamic)
     inputs, state = _doubled(torch, given, axes), _ModuleState.of(torch, module)
@@ -93,46 +96,26 @@ def from_torch(
         return tensors_of(torch, state.called(torch, module, inputs, tensors))
 
     with _quiet():
-        found = ForwardFindings.of(torch, module, call, dropout)
+        found = torch_forms.ForwardFindings.of(torch, module, call, dropout)
         names = tuple(found.outputs) if outputs is None else as_names(outputs)
         if len(names) != len(found.outputs):
             count = len(found.outputs)
             raise TrainingError(f"{len(names)} names for {count} outputs of the module; give one name for each")
-        with training(module, found.kept), written_out(torch):
-            program = _exported(torch, module, inputs, state, _Settings(names, axes, opset))
-    model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.by_input()})
+        with torch_forms.training(module, found.kept), torch_forms.written_out(torch):
+            program = _exported(torch, module, inputs, state, names, axes, opset)
+    model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.tensors.items()})
     if dropout:
-        switch_off(model)
-    mark_padding(torch, module, model)
-    mark_stops(model)
+        torch_forms.switch_off(model)
+    torch_forms.mark_padding(torch, module, model)
+    torch_forms.mark_stops(model)
     model.proto.graph.name = type(module).__name__
     if not found.random:
         _check_outputs(model, inputs, found.outputs)
-    described(model, state.declared(), found.notes)
+    described(model, state.declared, found.notes)
     return model
 
 
-def _check_module(torch: Any, module: object) -> None:
-    if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TrainingError(
-            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
-        )
-
-
 # -- torch -------------------------------------------------------------------------------------------
-
-
-def _torch() -> Any:
-    try:
-        import onnxscript  # noqa: F401
-        import torch
-    except ImportError as cause:
-        raise TrainingError(
-            f"from_torch needs PyTorch and onnxscript, but {cause.name} is not installed; pip install torch onnxscript"
-        ) from cause
-    return torch
 
 
 @contextmanager
@@ -149,20 +132,21 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _ModuleState:
-    """Parameters and floating buffers of a module by name.
+    """Parameters and floating buffers of a module by name, each with the reason why it is not trained, or "".
 
     `places`: the names of all attributes that hold a tensor of the module, each with the tensor's first name.
     """
 
-    parameters: Mapping[str, Any]
-    buffers: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    declared: Mapping[str, str]
     places: Mapping[str, str]
 
     @classmethod
     def of(cls, torch: Any, module: Any) -> _ModuleState:
         parameters = dict(module.named_parameters())
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
-        for name, tensor in {**parameters, **buffers}.items():
+        tensors = {**parameters, **buffers}
+        for name, tensor in tensors.items():
             if torch.nn.parameter.is_lazy(tensor):
                 raise TrainingError(f"{name!r} of the module has no shape yet; call the module once on the example")
             if tensor.dtype is not torch.float32:
@@ -179,15 +163,8 @@ class _ModuleState:
             for name, tensor in (*part._parameters.items(), *part._buffers.items())
             if tensor is not None
         }
-        return cls(parameters, buffers, places)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.parameters, *self.buffers)
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        return (*self.parameters.values(), *self.buffers.values())
+        trained = {name: "" if p.requires_grad else NO_GRAD for name, p in parameters.items()}
+        return cls(tensors, {**trained, **dict.fromkeys(buffers, BUFFER)}, places)
 
     def called(self, torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> Any:
         """Call the module with these tensors by name in place of its own; changed ones are put back into `tensors`."""
@@ -196,14 +173,6 @@ class _ModuleState:
         made = torch.func.functional_call(module, own, args, kwargs, tie_weights=False)
         tensors.update((name, own[name]) for name in tensors)
         return made
-
-    def by_input(self) -> Iterator[tuple[str, Any]]:
-        return zip(self.names, self.tensors, strict=True)
-
-    def declared(self) -> dict[str, str]:
-        """Return the reason why each tensor is not trained; "" for a trained parameter."""
-        own = {name: "" if p.requires_grad else NO_GRAD for name, p in self.parameters.items()}
-        return {**own, **dict.fromkeys(self.buffers, BUFFER)}
 
 
 # -- inputs and outputs --------------------------------------------------------------------------------
@@ -222,7 +191,8 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         extra = [f"input_{i}" for i in range(len(arguments), len(values))]
         given = dict(zip([*arguments, *extra], values, strict=False))
     try:
-        tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
+        given = {n: v.astype(np.float32) if getattr(v, "dtype", None) == np.float64 else v for n, v in given.items()}
+        tensors = {name: torch.as_tensor(value) for name, value in given.items()}
     except (RuntimeError, TypeError, ValueError) as cause:
         raise TrainingError(
             f"the example is {stated(example)}; pass a tensor or an array, a tuple of them, or a mapping from names"
@@ -242,10 +212,6 @@ def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[i
         for axis in (axis for axis, dim in own.items() if sizes[dim] == {1}):
             doubled[name] = torch.cat((doubled[name], doubled[name]), axis)
     return doubled
-
-
-def _single(value: object) -> object:
-    return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
 
 
 def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None) -> dict[str, dict[int, str]]:
@@ -280,17 +246,16 @@ def _arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
 # -- export --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """Names of outputs, dynamic axes of inputs, and the opset of an export."""
-
-    outputs: tuple[str, ...]
-    axes: Mapping[str, Mapping[int, str]]
-    opset: int
-
-
-def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _ModuleState, settings: _Settings) -> Any:
-    names, tensors = list(inputs), state.tensors
+def _exported(
+    torch: Any,
+    module: Any,
+    inputs: Mapping[str, Any],
+    state: _ModuleState,
+    outputs: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
+    opset: int,
+) -> Any:
+    names, tensors = list(inputs), list(state.tensors.values())
 
     class Functional(torch.nn.Module):  # type: ignore[misc]
         """The module as a function of its inputs, its parameters and its buffers."""
@@ -300,29 +265,26 @@ def _exported(torch: Any, module: Any, inputs: Mapping[str, Any], state: _Module
             self.module = module
 
         def forward(self, given: list[Any], held: list[Any]) -> Any:
-            tensors, arguments = dict(zip(state.names, held, strict=True)), dict(zip(names, given, strict=True))
-            with stopping(torch):
+            tensors, arguments = dict(zip(state.tensors, held, strict=True)), dict(zip(names, given, strict=True))
+            with torch_forms.stopping(torch):
                 made = state.called(torch, self.module, arguments, tensors)
             return tuple(tensors_of(torch, made).values())
 
-    dims: dict[str, Any] = {}
-    for axes in settings.axes.values():
-        for dim in axes.values():
-            dims.setdefault(dim, torch.export.Dim(dim, min=1))
-    shapes = [{axis: dims[dim] for axis, dim in settings.axes[name].items()} for name in names]
-    taken = {*state.names}
+    dims = {dim: torch.export.Dim(dim, min=1) for own in axes.values() for dim in own.values()}
+    shapes = [{axis: dims[dim] for axis, dim in axes[name].items()} for name in names]
+    taken = {*state.tensors}
     try:
         program = torch.onnx.export(
             Functional(),
-            (list(inputs.values()), list(tensors)),
-            input_names=[*(claimed(name, taken) for name in names), *state.names],
-            output_names=[claimed(name, taken) for name in settings.outputs],
+            (list(inputs.values()), tensors),
+            input_names=[*(claimed(name, taken) for name in names), *state.tensors],
+            output_names=[claimed(name, taken) for name in outputs],
             dynamic_shapes=(shapes, [None] * len(tensors)),
-            opset_version=settings.opset,
+            opset_version=opset,
             dynamo=True,
             verbose=False,
         )
-    except MODULE_ERRORS as cause:
+    except torch_forms.MODULE_ERRORS as cause:
         root: BaseException = cause
         while root.__cause__ is not None:
             root = root.__cause__
