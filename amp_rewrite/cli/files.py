@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
     from amp_rewrite.pipeline.conversion import Converted
-    from amp_rewrite.pipeline.guidance import Guidance
-    from amp_rewrite.pipeline.repaired import Repaired
+    from amp_rewrite.pipeline.convert import Guidance
+    from amp_rewrite.pipeline.repair import Repaired
     from amp_rewrite.reports.result import Result
     from amp_rewrite.settings.request import Request
 
@@ -197,7 +197,7 @@ class Batches:
 
 def drawn(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
     """Return the keywords of `Feed.randomly`."""
-    from amp_rewrite.evidence.data.random_batches import parse_int_ranges, parse_shapes
+    from amp_rewrite.evidence.data.sources import parse_int_ranges, parse_shapes
 
     return {"shapes": parse_shapes(shapes), "int_ranges": parse_int_ranges(settings.int_range)}
 
@@ -214,7 +214,7 @@ def guidance(settings: Request, shapes: Collection[str], explicit: Collection[st
     and the ranges guard without one. UsageError for options of the command line, `explicit`, that lack or contradict
     others.
     """
-    from amp_rewrite.pipeline.guidance import Guidance
+    from amp_rewrite.pipeline.convert import Guidance
 
     judged = criterion(settings) if settings.data else {}
     ranges, data = settings.ranges or "", settings.data or ""

@@ -17,8 +17,7 @@ from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.measured import calibrated, shifted_and_guarded
-from amp_rewrite.pipeline.repair import minimal_set, repair
-from amp_rewrite.pipeline.repaired import regions_of
+from amp_rewrite.pipeline.repair import minimal_set, regions_of, repair
 from amp_rewrite.reports.evidence import ALLCLOSE, Criterion
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import require

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError
+from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.opening import unrolled
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.evidence.taps import Taps, merged, neutral, ranges, tapped
+from amp_rewrite.files.casting import thresholds
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.files.protos import bodies, clone, refill
+from amp_rewrite.ir.names import unused_prefix
+from amp_rewrite.ir.schema import TENSOR, ValueType
+from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN, FIRST_WHERE
+from amp_rewrite.ir.view import MAIN, Scope, ScopeId, ValueId, View
+from amp_rewrite.rewrite.builder import declared, new_node
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.rewrite.node_builder import NodeBuilder
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
@@ -75,9 +86,11 @@ def calibrate(
     measured, runs = _measured(parts, unrolled(feed, parts[0].view.model), low, threads or 0, progress)
     values: dict[str, Range] = {}
     for part, known in zip(parts, measured, strict=True):
-        for value in part.taps.constants:
+        for value in part.constants:
             known[value] = Range().merge(part.view.fit(value, low)).times(runs)
-        values |= _by_key(part.view, known)
+        for value, range_ in sorted(known.items()):
+            name = key(part.view, value)
+            values[name] = values[name].merge(range_) if name in values else range_
     identity = fingerprint(source)
     return Ranges(
         to=low.spelling,
@@ -88,39 +101,31 @@ def calibrate(
         model=source.path.name if source.path else source.proto.graph.name,
         graph=identity.graph,
         weights=identity.weights,
-        untapped=parts[0].taps.untapped,
+        untapped=parts[0].untapped,
     )
 
 
-class _Part(NamedTuple):
-    view: View
-    taps: Taps
-
-
-def _parts(source: Model, low: DType) -> Iterator[_Part]:
-    """Yield the model with functions inlined as in a conversion, or its widened twin if it has low values.
+def _parts(source: Model, low: DType) -> Iterator[Taps]:
+    """Yield the taps of the model with functions inlined as in a conversion, or its widened twin if it has low values.
 
     Then yield the bodies of the standard's functions that a conversion with the default lists inlines for CUDA.
     """
     view = inline_functions(View.of(source))[0]
     if view.low_types:
-        widened = View.of(emulate(source, rounding=False, io="float32"))
-        yield _Part(widened, Taps.of(widened))
+        yield Taps.of(View.of(emulate(source, rounding=False, io="float32")))
         return
-    yield _Part(view, Taps.of(view))
+    yield Taps.of(view)
     inside, inlined = inline_schema_functions(view, load_lists(low), low, Target.ORT_CUDA)
     if inlined:
         known = {key(view, value.id) for value in view.values}
-        yield _Part(inside, Taps.of(inside, known))
+        yield Taps.of(inside, known)
 
 
 def _measured(
-    parts: Sequence[_Part], feed: Feed, to: DType, threads: int, progress: Callable[[int, int], None] | None
+    parts: Sequence[Taps], feed: Feed, to: DType, threads: int, progress: Callable[[int, int], None] | None
 ) -> tuple[list[dict[ValueId, Range]], int]:
     """Return the ranges of each part's tapped values, and the number of runs."""
-    sessions = [
-        (i, p.taps.taps[at : at + CHUNK]) for i, p in enumerate(parts) for at in range(0, len(p.taps.taps), CHUNK)
-    ]
+    sessions = [(i, p.taps[at : at + CHUNK]) for i, p in enumerate(parts) for at in range(0, len(p.taps), CHUNK)]
     measured: list[dict[ValueId, Range]] = [{} for _ in parts]
     total = runs = len(feed) if progress or not sessions else 0
     for number, (i, taps) in enumerate(sessions):
@@ -136,9 +141,298 @@ def _measured(
     return measured, runs
 
 
-def _by_key(view: View, known: Mapping[ValueId, Range]) -> dict[str, Range]:
-    named: dict[str, Range] = {}
-    for value, range_ in sorted(known.items()):
-        name = key(view, value)
-        named[name] = named[name].merge(range_) if name in named else range_
-    return named
+# -- taps: the measured values of a model, and the model with measuring nodes inside --------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Values of a model by how they are measured.
+
+    `taps`: measured values of `view`, in topological order. `constants`: known values. `untapped`: by key, the reason
+    why a floating value is not measured.
+    """
+
+    view: View
+    taps: tuple[ValueId, ...]
+    constants: tuple[ValueId, ...]
+    untapped: Mapping[str, str]
+
+    @classmethod
+    def of(cls, view: View, known: Container[str] = ()) -> Taps:
+        """Return the taps of a model: every floating tensor of its open graphs.
+
+        `known`: keys of values to leave out.
+        """
+        closed = _closed(view)
+        taps: list[ValueId] = []
+        constants: list[ValueId] = []
+        untapped: dict[str, str] = {}
+        for value in view.values:
+            type_ = view.types[value.id]
+            floating = type_ is None or type_.dtype is None or type_.dtype.floating
+            if not floating or key(view, value.id) in known:
+                continue
+            reason = _unfit(type_) or closed.get(value.scope, "")
+            if reason:
+                untapped[key(view, value.id)] = reason
+            elif view.constant(value.id) is not None:
+                constants.append(value.id)
+            else:
+                taps.append(value.id)
+        return cls(view, tuple(taps), tuple(constants), untapped)
+
+
+def _unfit(type_: ValueType | None) -> str:
+    if type_ is None or (type_.dtype is None and type_.container == TENSOR):
+        return "its element type is not known"
+    return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken out of it are measured"
+
+
+def _closed(view: View) -> dict[ScopeId, str]:
+    closed: dict[ScopeId, str] = {}
+    for scope in view.scopes:
+        owner = view.ops[scope.owner] if scope.owner is not None else None
+        if scope.parent in closed:
+            closed[scope.id] = closed[scope.parent]
+        elif owner is not None:
+            since = owner.signature.since if owner.signature else 0
+            batched = owner.op_type == "Scan" and since < FIRST_UNBATCHED_SCAN
+            if batched or not since or owner.kind not in ("If", "Loop", "Scan"):
+                kind = f"{owner.kind}-{since}" if since else owner.kind
+                closed[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {kind}"
+    return closed
+
+
+class Tapped(NamedTuple):
+    """A model with taps: a run gives the rows of `values`, in order, as the output named `rows`."""
+
+    model: Model
+    values: tuple[ValueId, ...]
+    rows: str
+
+
+def tapped(view: View, taps: Sequence[ValueId], to: DType) -> Tapped:
+    """Return the model of a view with taps on these values, and their rows as an additional last output.
+
+    All other outputs are unchanged. `to`: the type whose bounds are counted. The taps follow the model's nodes in
+    reverse order of their values: onnxruntime walks back from the end, so it runs each tap right after its value, and
+    only the reductions of one value need additional memory. Raise ModelError for a model before ai.onnx opset 9,
+    which lacks Where. O(nodes + taps).
+    """
+    assert taps, "nothing to measure"
+    opset = view.opsets.get("", FIRST_WHERE)
+    if opset < FIRST_WHERE:
+        raise ModelError(
+            f"the model imports ai.onnx opset {opset}, and ranges are measured from opset {FIRST_WHERE} on; raise it"
+            " with onnx.version_converter"
+        )
+    proto = clone(view.model.proto)
+    proto.ClearField("training_info")
+    if not any(o.domain in ("", "ai.onnx") for o in proto.opset_import):
+        proto.opset_import.add(domain="", version=FIRST_WHERE)
+    builder = _TapBuilder(view, taps, to)
+    rows, values = builder.graph(proto.graph, view.scopes[MAIN])
+    refill(proto.graph, "node", [*builder.head.nodes, *proto.graph.node])
+    proto.graph.output.append(declared(rows, DType.DOUBLE, [WIDTH * len(values)]))
+    return Tapped(replace(view.model, proto=proto), values, rows)
+
+
+class _Rows(NamedTuple):
+    name: str
+    values: tuple[ValueId, ...]
+
+
+class _TapBuilder:
+    """One walk over a copy of the model. All new names begin with an unused prefix.
+
+    The rows of a graph form one vector. The op that owns a body returns the body's vector, merged over iterations; the
+    vector of the main graph is one small output. `head`: constants of the measuring nodes, ahead of all others.
+    """
+
+    def __init__(self, view: View, taps: Sequence[ValueId], to: DType) -> None:
+        self.view = view
+        self._stem = unused_prefix("tap_", view.names)
+        self._numbers = count(1)
+        self.head = self.nodes()
+        used = dict.fromkeys(map(self._measured_in, taps))
+        self.range_nodes = {dtype: RangeNodes(self.head, dtype, to) for dtype in used}
+        self.taps: dict[ScopeId, list[ValueId]] = {}
+        for value in taps:
+            self.taps.setdefault(view.values[value].scope, []).append(value)
+
+    def _measured_in(self, value: ValueId) -> DType:
+        """Return the type of the measuring nodes; float32 holds all numbers of the other types."""
+        return DType.DOUBLE if self.view.dtype(value) is DType.DOUBLE else DType.FLOAT
+
+    def fresh(self) -> str:
+        return f"{self._stem}{next(self._numbers)}"
+
+    def nodes(self) -> NodeBuilder:
+        return NodeBuilder(set(), opset=self.view.opsets.get("", FIRST_WHERE), region=self.fresh())
+
+    def graph(self, graph: GraphProto, scope: Scope) -> _Rows:
+        """Add taps to a copied graph and its bodies, in place."""
+        parts: list[_Rows] = []
+        after: list[NodeProto] = []
+        for op_id, node in zip(scope.ops, list(graph.node), strict=True):
+            op = self.view.ops[op_id]
+            pairs = zip(op.bodies, bodies(node), strict=True)
+            inner = [self.graph(body, self.view.scopes[s]) for s, (_, body) in pairs]
+            if values := tuple(value for rows in inner for value in rows.values):
+                nodes = self.nodes()
+                carried = self._out_of_if(node, inner) if op.op_type == "If" else self._stacked(nodes, node, *inner)
+                parts.append(_Rows(carried, values))
+                after += nodes.nodes
+        graph.node.extend(after)
+        own = [_Rows(self._measured(graph, value), (value,)) for value in reversed(self.taps.get(scope.id, ()))]
+        parts += reversed(own)
+        values = tuple(value for part in parts for value in part.values)
+        return _Rows(self._joined(graph, [part.name for part in parts]) if parts else "", values)
+
+    def _joined(self, graph: GraphProto, rows: Sequence[str]) -> str:
+        name = self.fresh()
+        graph.node.append(new_node("Concat", rows, name, axis=0))
+        return name
+
+    def _measured(self, graph: GraphProto, value: ValueId) -> str:
+        nodes, dtype, name = self.nodes(), self._measured_in(value), self.view.value_name(value)
+        row = self.range_nodes[dtype].row(nodes, nodes.cast(name, dtype, of=self.view.dtype(value)))
+        graph.node.extend(nodes.nodes)
+        return row
+
+    def _out_of_if(self, node: NodeProto, inner: list[_Rows]) -> str:
+        """Add one output: the rows of the branch taken, and neutral rows for the other."""
+        out = self.fresh()
+        node.output.append(out)
+        others = [self.head.constant(neutral(len(rows.values))) for rows in inner]
+        for taken, (_, graph) in enumerate(bodies(node)):
+            parts = [rows.name if i == taken else others[i] for i, rows in enumerate(inner) if rows.values]
+            graph.output.append(declared(self._joined(graph, parts), DType.DOUBLE, None))
+        return out
+
+    def _stacked(self, nodes: NodeBuilder, node: NodeProto, rows: _Rows) -> str:
+        """Add a last output: the rows of each iteration, stacked. Merge them behind the op."""
+        each, ((_, body),) = self.fresh(), bodies(node)
+        states = len(body.output) - (node.op_type == "Loop")  # behind the condition
+        body.output.append(declared(rows.name, DType.DOUBLE, [WIDTH * len(rows.values)]))
+        node.output.extend(["" for _ in range(len(node.output), states)] + [each])
+        for attribute in node.attribute:
+            if attribute.name in ("scan_output_axes", "scan_output_directions"):
+                attribute.ints.append(0)
+        added, most = (nodes.reduce(op_type, each, [0], keepdims=False) for op_type in ("ReduceSum", "ReduceMax"))
+        return nodes.op("Where", nodes.constant(np.tile(_SUMS, len(rows.values))), added, most)
+
+
+# -- the row of one tensor -----------------------------------------------------------------------------------
+
+WIDTH = 9
+
+_ADDED = 7  # columns; the rest are compared
+_SUMS = np.arange(WIDTH) < _ADDED
+_EXACT_IN_FLOAT = 1 << 24  # ones; float32 can count that far
+_NAMES = ("number", "nonzero", "survives", "normal", "infinite_in_low", "infinite")
+_NEUTRAL = [0.0] * 8 + [-np.inf]
+
+Rows = NDArray[np.float64]
+
+
+def neutral(rows: int) -> Rows:
+    """Return concatenated rows of empty tensors."""
+    return np.array(_NEUTRAL * rows)
+
+
+def merged(a: Rows, b: Rows) -> Rows:
+    """Merge two vectors of rows, row by row."""
+    added = np.tile(_SUMS, len(a) // WIDTH)
+    with np.errstate(invalid="ignore"):  # -inf + -inf, which is not taken
+        return np.where(added, a + b, np.maximum(a, b))
+
+
+def ranges(rows: Rows) -> Iterator[Range]:
+    """Yield the Range of each row."""
+    for row in rows.reshape(-1, WIDTH):
+        elements, numbers, nonzero, survive, normal, beyond, infinite = (int(n) for n in row[:_ADDED])
+        yield Range(
+            count=elements,
+            nonfinite=elements - numbers + infinite,
+            absmax=max(0.0, float(row[7])),
+            absmin=float(-row[8]) if np.isfinite(row[8]) else 0.0,
+            overflow=beyond - infinite,
+            flushed=nonzero - survive,
+            subnormal=survive - normal,
+        )
+
+
+class RangeNodes:
+    """Builder of measuring nodes for one element type, FLOAT or DOUBLE; `head` gets their constants.
+
+    A measured tensor gives a *row*: nine float64 numbers for any size. Rows are merged by adding the first seven and
+    taking the larger of the last two, so many batches, or iterations of a loop, give one row.
+
+        0       number of elements
+        1 to 6  number of magnitudes above: -1 (all except NaN), 0, the largest that rounds to zero, to a subnormal
+                number, to a finite number, and the largest finite number. Zeros may count as above the first four,
+                consistently: only differences are read
+        7       the largest finite magnitude
+        8       minus the smallest magnitude that is neither 0 nor infinite; -infinity without one
+    """
+
+    def __init__(self, head: NodeBuilder, dtype: DType, to: DType) -> None:
+        self._dtype, one = dtype, dtype.numpy.type
+        overflows, half, normal = thresholds(to, dtype.numpy)  # rounding is to nearest, ties to even
+        below, last = np.nextafter([normal, overflows], one(0)), np.finfo(dtype.numpy).max
+        self._all_normal = below[0] < half
+        values = {
+            **dict(zip(_NAMES, (one(-1), one(0), half, *below, last), strict=True)),
+            "overflows": overflows,
+            "zero": one(0),
+            "infinity": one(np.inf),
+            "flat": np.array([-1]),
+            "many": np.array([_EXACT_IN_FLOAT]),
+            "no_count": np.zeros(1),
+        }
+        self._known = {name: head.constant(np.asarray(value)) for name, value in values.items()}
+
+    def row(self, nodes: NodeBuilder, name: str) -> str:
+        """Append nodes for the row of the tensor `name`; return the row.
+
+        One count is enough where all numbers are finite, none overflows, and all but zeros survive. Reductions on the
+        CPU drop NaN together with their intermediate result; only the sum shows it reliably. Without elements the
+        largest one is -infinity, and the smallest infinity.
+        """
+        a = nodes.op("Reshape", nodes.op("Abs", name), self._known["flat"])
+        n = nodes.op("Shape", a)
+        number, largest, apart = nodes.cast(n, DType.DOUBLE), _reduced(nodes, "ReduceMax", a), self._nonzero(nodes, a)
+        least = _reduced(nodes, "ReduceMin", apart)
+        limits = ((_reduced(nodes, "ReduceSum", a), "infinity"), (largest, "overflows"), (n, "many"))
+        tests = [nodes.op("Less", value, self._known[limit]) for value, limit in limits]
+        dense = reduce(partial(nodes.op, "And"), [*tests, nodes.op("Greater", least, self._known["survives"])])
+
+        def one_count(branch: NodeBuilder) -> str:
+            normal = number if self._all_normal else self._above(branch, apart, "normal", self._dtype)
+            return self._joined(branch, [number] * 4 + [normal], largest, least)
+
+        return nodes.choice(dense, one_count, lambda branch: self._all_counts(branch, a, number))
+
+    def _all_counts(self, nodes: NodeBuilder, a: str, number: str) -> str:
+        """Return the row of any numbers and any count: NaN, infinities, overflowing and vanishing values."""
+        counts = [self._above(nodes, a, name, DType.DOUBLE) for name in _NAMES]
+        finite = nodes.op("Where", nodes.op("Less", a, self._known["infinity"]), a, self._known["zero"])
+        least = _reduced(nodes, "ReduceMin", self._nonzero(nodes, finite))
+        return self._joined(nodes, [number, *counts], _reduced(nodes, "ReduceMax", finite), least)
+
+    def _nonzero(self, nodes: NodeBuilder, a: str) -> str:
+        return nodes.op("Where", nodes.op("Greater", a, self._known["zero"]), a, self._known["infinity"])
+
+    def _above(self, nodes: NodeBuilder, a: str, name: str, counted_in: DType) -> str:
+        ones = nodes.cast(nodes.op("Greater", a, self._known[name]), counted_in)
+        return nodes.cast(_reduced(nodes, "ReduceSum", ones), DType.DOUBLE)
+
+    def _joined(self, nodes: NodeBuilder, counts: list[str], largest: str, least: str) -> str:
+        none = [self._known["no_count"]] * (_ADDED - len(counts))
+        ends = (nodes.cast(end, DType.DOUBLE) for end in (largest, nodes.op("Neg", least)))
+        return nodes.op("Concat", *counts, *none, *ends, axis=0)
+
+
+def _reduced(nodes: NodeBuilder, op_type: str, name: str) -> str:
+    return nodes.op(op_type, name, keepdims=1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto
@@ -105,42 +105,65 @@ Errors = Mapping[ValueId, ErrorStats]
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """A reference, its candidate, and data for both. `elements`: the size of each paired value on the first batch."""
+class Pairing:
+    """A reference, its candidate, data for both, and their matching values.
 
-    pairing: Pairing
+    Only tensors of the main graphs are paired, floats with floats. `values` maps from the candidate to the reference.
+    Several values of the candidate may map to one of the reference, for example a value and its Cast to another
+    floating type. Constants are never paired. `elements`: the size of each measured value on the first batch.
+    """
+
+    reference: View
+    candidate: View
+    values: Mapping[ValueId, ValueId]
     feed: Feed
-    elements: Mapping[ValueId, int]
+    elements: Mapping[ValueId, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, reference: Model, candidate: Model, feed: Feed) -> SideBySide:
-        """Pair two models, without values of other shapes on the first batch. ModelError if none is left."""
-        pairing = Pairing.of(reference, candidate)
-        _check_inputs(pairing)
-        values, batch = tuple(pairing.measured), next(iter(feed))
-        mine = _run(_opened(pairing.candidate, values, op_type="Shape"), batch)
-        theirs = _run(_opened(pairing.reference, tuple(pairing.measured.values()), op_type="Shape"), batch)
-        shapes = {v: (a, b) for v, a, b in zip(values, mine, theirs, strict=True)}
-        other = {pairing.measured[v] for v, (a, b) in shapes.items() if not np.array_equal(a, b)}
-        left = replace(pairing, values={v: w for v, w in pairing.values.items() if w not in other})
-        if not left.measured:
-            fact = f"{count(len(values), 'value')} of the two models match by name"
+    def of(cls, reference: Model, candidate: Model, feed: Feed) -> Pairing:
+        """Match ops by `reports.diff.match`, the other values by name, if their shapes are equal on the first batch.
+
+        Nearly O(ops + values), and a run of both models. ModelError for models without floats, for an input of the
+        candidate alone, or if no value matches.
+        """
+        theirs, mine = (View.of(inlined(model)) for model in (reference, candidate))
+        ops = {OpId(j): OpId(i) for i, j in match(report_of(theirs), report_of(mine))}
+        ops = {j: i for j, i in ops.items() if mine.ops[j].scope == theirs.ops[i].scope == MAIN}
+        pairing = cls(theirs, mine, _values(theirs, mine, ops), feed)
+        if not pairing.measurable:
+            raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
+        if not pairing.measured:
+            raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
+        known = {theirs.value_name(value) for value in theirs.scopes[MAIN].inputs}
+        for value in mine.scopes[MAIN].inputs:
+            if mine.values[value].tensor is None and (name := mine.value_name(value)) not in known:
+                raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
+        measured, batch = pairing.measured, next(iter(feed))
+        here = _run(_opened(mine, tuple(measured), op_type="Shape"), batch)
+        there = _run(_opened(theirs, tuple(measured.values()), op_type="Shape"), batch)
+        other = {w for w, a, b in zip(measured.values(), here, there, strict=True) if not np.array_equal(a, b)}
+        elements = {value: int(np.prod(shape)) for value, shape in zip(measured, here, strict=True)}
+        pairing = replace(
+            pairing, values={v: w for v, w in pairing.values.items() if w not in other}, elements=elements
+        )
+        if not pairing.measured:
+            fact = f"{count(len(measured), 'value')} of the two models match by name"
             raise ModelError(f"{fact}, and none of them by shape")
-        return cls(left, feed, {v: int(np.prod(a)) for v, (a, _) in shapes.items()})
+        return pairing
 
     def accumulated(self, progress: Progress | None = None) -> Errors:
         """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
-        return self._errors(tuple(self.pairing.measured), progress)
+        return self._errors(tuple(self.measured), progress)
 
     def local(self, progress: Progress | None = None) -> Errors:
-        """Return the local error of each value in `pairing.shadowed`: of its op, fed with the reference's values."""
-        return self._errors(self.pairing.shadowed, progress, self.pairing.values)
+        """Return the local error of each value in `shadowed`: of its op, fed with the reference's values."""
+        return self._errors(self.shadowed, progress, self.values)
 
     def _errors(
         self, values: Sequence[ValueId], progress: Progress | None, fed: Mapping[ValueId, ValueId] | None = None
     ) -> Errors:
         """Return the errors of values; `fed`: values for the candidate's ops from the reference."""
-        view, of = self.pairing.candidate, self.pairing.measured
+        view, of = self.candidate, self.measured
         prefix = unused_prefix("fed/", view.names)
         inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed or {}}
         pieces = list(self._pieces(values))
@@ -149,12 +172,13 @@ class SideBySide:
             candidate = _opened(view, piece, inputs)
             ports = {port.name for port in candidate.inputs}
             read = {name: (fed or {})[value] for value, name in inputs.items() if name in ports}
-            reference = _opened(self.pairing.reference, (*(of[value] for value in piece), *read.values()))
+            reference = _opened(self.reference, (*(of[value] for value in piece), *read.values()))
             for done, batch in enumerate(self.feed, 1):
                 found = _run(reference, batch)
                 mine = _run(candidate, {**batch, **dict(zip(read, found[len(piece) :], strict=True))})
                 for value, a, b in zip(piece, mine, found, strict=False):
-                    stats[value] = stats[value].merge(ErrorStats.of(a, b, self._bound(value)))
+                    bound = min(self.low.max, _WIDEST) if view.dtype(value) is self.low else _WIDEST
+                    stats[value] = stats[value].merge(ErrorStats.of(a, b, bound))
                 if progress:
                     progress(number * len(self.feed) + done, runs)
         return stats
@@ -169,110 +193,6 @@ class SideBySide:
             held += self.elements[value]
         if piece:
             yield tuple(piece)
-
-    def _bound(self, value: ValueId) -> float:
-        low = self.pairing.low
-        return min(low.max, _WIDEST) if self.pairing.candidate.dtype(value) is low else _WIDEST
-
-
-def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress | None = None) -> dict[str, float]:
-    """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
-
-    `reference`: a float32 model (of a half model its widened twin); `low`: a conversion of it. For a conversion by this
-    package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
-    The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf
-    if a value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
-    (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out. `progress(done, total)` counts runs.
-    ModelError if no value of the two models matches.
-    """
-    both = SideBySide.of(reference, low, feed)
-    pairing, errors = both.pairing, dict[str, float]()
-    for value, stats in both.local(progress).items():
-        op = pairing.reference.producer(pairing.measured[value])
-        name = op.name if op is not None else ""
-        errors[name] = max(errors.get(name, 0.0), stats.error(pairing.low.tiny))
-    return errors
-
-
-def _check_inputs(pairing: Pairing) -> None:
-    reference, view = pairing.reference, pairing.candidate
-    known = {reference.value_name(value) for value in reference.scopes[MAIN].inputs}
-    for value in view.scopes[MAIN].inputs:
-        if view.values[value].tensor is None and view.value_name(value) not in known:
-            name = view.value_name(value)
-            raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
-
-
-_NONE: Mapping[ValueId, str] = {}
-
-
-def _opened(
-    view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str] = _NONE, op_type: str = "Identity"
-) -> Runner:
-    """Open the emulated model with these values as its outputs, or their shapes, and others as `inputs` by name.
-
-    Nothing is optimized, because fusion depends on the rest of the graph.
-    """
-    proto: ModelProto = clone(view.model.proto)
-    graph, stem = proto.graph, unused_prefix("tap/", view.names)
-    for op, node in zip(view.scopes[MAIN].ops, graph.node, strict=True):
-        known = {view.value_name(v): inputs[v] for v in reads(view, view.ops[op]) if v in inputs}
-        rename_node(node, lambda name, known=known: known.get(name, name))  # type: ignore[misc]
-    taps = [new_node(op_type, [view.value_name(v)], f"{stem}{i}") for i, v in enumerate(values)]
-    dtypes = [DType.INT64 if op_type == "Shape" else _dtype(view, value) for value in values]
-    refill(graph, "output", [declared(f"{stem}{i}", dtype, None) for i, dtype in enumerate(dtypes)])
-    refill(graph, "node", needed([*graph.node, *taps], [tap.output[0] for tap in taps]))
-    graph.input.extend(declared(name, _dtype(view, value), None) for value, name in inputs.items())
-    read = set(names_read(graph.node))
-    refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name in read])
-    refill(graph, "sparse_initializer", [sparse for sparse in graph.sparse_initializer if sparse.values.name in read])
-    refill(graph, "input", [formal for formal in graph.input if formal.name in read])
-    twin = casting_in_graph(emulate(casting_in_graph(replace(view.model, proto=proto)), io="float32"))
-    return Runner.open(twin, SessionOptions(optimized=False, planned=False, spinning=False))
-
-
-def _dtype(view: View, value: ValueId) -> DType:
-    return view.tensor_dtype(value) or DType.FLOAT
-
-
-def _run(runner: Runner, batch: Mapping[str, Any] | Batch) -> list[Any]:
-    fed = {port.name: batch[port.name] for port in runner.inputs if port.name in batch}
-    for port in runner.inputs:
-        if isinstance(fed.get(port.name), np.ndarray) and port.dtype not in (None, DType.STRING):
-            fed[port.name] = fed[port.name].astype(port.dtype.numpy, copy=False)
-    return list(runner.run(fed).values())
-
-
-# -- values of two models that match -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """Matching values of two models. Only tensors of the main graphs are paired, floats with floats.
-
-    `values` maps from the candidate to the reference. Several values of the candidate may map to one of the reference,
-    for example a value and its Cast to another floating type. Constants are never paired.
-    """
-
-    reference: View
-    candidate: View
-    values: Mapping[ValueId, ValueId]
-
-    @classmethod
-    def of(cls, reference: Model, candidate: Model) -> Self:
-        """Match ops by `reports.diff.match`, and remaining values by name. Nearly O(ops + values).
-
-        ModelError for models without floats, or if no value matches.
-        """
-        theirs, mine = (View.of(inlined(model)) for model in (reference, candidate))
-        ops = {OpId(j): OpId(i) for i, j in match(report_of(theirs), report_of(mine))}
-        ops = {j: i for j, i in ops.items() if mine.ops[j].scope == theirs.ops[i].scope == MAIN}
-        pairing = cls(theirs, mine, _values(theirs, mine, ops))
-        if not pairing.measurable:
-            raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
-        if not pairing.measured:
-            raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
-        return pairing
 
     @cached_property
     def low(self) -> DType:
@@ -321,9 +241,7 @@ class Pairing:
         """Ops of the main graph over paired values and the candidate's constants alone."""
         view = self.candidate
         available: set[OpId] = set()
-        for op in view.ops:
-            if op.scope != MAIN:
-                continue
+        for op in (view.ops[op] for op in view.scopes[MAIN].ops):
             unpaired = [view.values[v] for v in reads(view, op) if v not in self.values]
             if all(v.role is Role.INITIALIZER if v.producer is None else v.producer in available for v in unpaired):
                 available.add(op.id)
@@ -379,3 +297,61 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
         return True
     # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.
     return a.node.name == b.node.name != ""
+
+
+_NONE: Mapping[ValueId, str] = {}
+
+
+def _opened(
+    view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str] = _NONE, op_type: str = "Identity"
+) -> Runner:
+    """Open the emulated model with these values as its outputs, or their shapes, and others as `inputs` by name.
+
+    Nothing is optimized, because fusion depends on the rest of the graph.
+    """
+    proto: ModelProto = clone(view.model.proto)
+    graph, stem = proto.graph, unused_prefix("tap/", view.names)
+    for op, node in zip(view.scopes[MAIN].ops, graph.node, strict=True):
+        known = {view.value_name(v): inputs[v] for v in reads(view, view.ops[op]) if v in inputs}
+        rename_node(node, lambda name, known=known: known.get(name, name))  # type: ignore[misc]
+    taps = [new_node(op_type, [view.value_name(v)], f"{stem}{i}") for i, v in enumerate(values)]
+    dtypes = [DType.INT64 if op_type == "Shape" else _dtype(view, value) for value in values]
+    refill(graph, "output", [declared(f"{stem}{i}", dtype, None) for i, dtype in enumerate(dtypes)])
+    refill(graph, "node", needed([*graph.node, *taps], [tap.output[0] for tap in taps]))
+    graph.input.extend(declared(name, _dtype(view, value), None) for value, name in inputs.items())
+    read = set(names_read(graph.node))
+    refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name in read])
+    refill(graph, "sparse_initializer", [sparse for sparse in graph.sparse_initializer if sparse.values.name in read])
+    refill(graph, "input", [formal for formal in graph.input if formal.name in read])
+    twin = casting_in_graph(emulate(casting_in_graph(replace(view.model, proto=proto)), io="float32"))
+    return Runner.open(twin, SessionOptions(optimized=False, planned=False, spinning=False))
+
+
+def _dtype(view: View, value: ValueId) -> DType:
+    return view.tensor_dtype(value) or DType.FLOAT
+
+
+def _run(runner: Runner, batch: Mapping[str, Any] | Batch) -> list[Any]:
+    fed = {port.name: batch[port.name] for port in runner.inputs if port.name in batch}
+    for port in runner.inputs:
+        if isinstance(fed.get(port.name), np.ndarray) and port.dtype not in (None, DType.STRING):
+            fed[port.name] = fed[port.name].astype(port.dtype.numpy, copy=False)
+    return list(runner.run(fed).values())
+
+
+def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress | None = None) -> dict[str, float]:
+    """Return the local error of each low op of `low`, by the op's name in `reference`, in topological order.
+
+    `reference`: a float32 model (of a half model its widened twin); `low`: a conversion of it. For a conversion by this
+    package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
+    The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf
+    if a value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
+    (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out. `progress(done, total)` counts runs.
+    ModelError if no value of the two models matches.
+    """
+    pairing, errors = Pairing.of(reference, low, feed), dict[str, float]()
+    for value, stats in pairing.local(progress).items():
+        op = pairing.reference.producer(pairing.measured[value])
+        name = op.name if op is not None else ""
+        errors[name] = max(errors.get(name, 0.0), stats.error(pairing.low.tiny))
+    return errors

@@ -23,7 +23,7 @@ from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.reports.evidence import GUARDED, Evidence, Guarded
 from amp_rewrite.reports.render import count
-from amp_rewrite.settings.choices import HEADROOM, check_headroom
+from amp_rewrite.settings.choices import HEADROOM
 
 FLUSHED_SHARE = 0.5
 """The share of nonzero elements that may round to zero where an op divides by them or takes their root or logarithm.
@@ -59,75 +59,56 @@ def guard(
     (infinity or NaN that the op itself gives in float32) or "unseen" (no element of it was seen), and one of kind
     "calibrated" about the data. An op of a cluster takes the cluster along. O(nodes + uses) for each painting; mostly
     there are two.
-
-    Raise PolicyError for a headroom that is not above 1.
     """
-    check_headroom(headroom)
-    to = DType.parse(ranges.to)
-    faults = {v: fault for v, fault in _faults(view, ranges, to, headroom) if v not in saturate}
-    pins, unfit = _pinned(view, paint, faults)
-    batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
-    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
-    return Guarded(
-        pins,
-        (Finding("calibrated", ranges.origin, batches + doubt), *_findings(view, unfit)),
-        Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random),
-    )
-
-
-def _findings(view: View, unfit: Mapping[ValueId, RangeFault]) -> list[Finding]:
-    return [Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items())]
-
-
-def _pinned(
-    view: View, paint: Paint, faults: Mapping[ValueId, RangeFault]
-) -> tuple[tuple[Pin, ...], Mapping[ValueId, RangeFault]]:
-    """Return the pins against faulty values in the low type, and these values."""
+    faults = _faults(view, ranges, headroom, saturate)
     held: dict[OpId, Pin] = {}
     unfit: dict[ValueId, RangeFault] = {}
     while faults:
-        coloring = paint(tuple(held.values()))
-        pins, low = _unfit(view, coloring, faults)
+        pins, low = _unfit(view, paint(tuple(held.values())), faults)
         unfit |= low
         fresh = {pin.op: pin for pin in pins if pin.op not in held}
         if not fresh:
             break
         held |= fresh
-    return tuple(held[op] for op in sorted(held)), unfit
+    batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
+    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
+    findings = (Finding(fault.rule, view.value_name(v), fault.note) for v, fault in sorted(unfit.items()))
+    return Guarded(
+        tuple(held[op] for op in sorted(held)),
+        (Finding("calibrated", ranges.origin, batches + doubt), *findings),
+        Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random),
+    )
 
 
 def overflowing(
-    view: View, coloring: Coloring, ranges: Ranges, to: DType, headroom: float, saturate: Collection[ValueId] = ()
+    view: View, coloring: Coloring, ranges: Ranges, headroom: float, saturate: Collection[ValueId] = ()
 ) -> Mapping[ValueId, Range]:
     """Return the overflowing values of a coloring, made or read low, with their ranges. O(nodes + uses)."""
-    seen = seen_ranges(view, ranges)
-    faults = {
-        v: fault
-        for v, fault in _faults(view, ranges, to, headroom)
-        if fault.rule == reasons.OVERFLOW and v not in saturate
-    }
-    _, unfit = _unfit(view, coloring, faults)
+    seen, faults = seen_ranges(view, ranges), _faults(view, ranges, headroom, saturate)
+    _, unfit = _unfit(view, coloring, {v: fault for v, fault in faults.items() if fault.rule == reasons.OVERFLOW})
     return {value: seen[value] for value in unfit}
 
 
-def _faults(view: View, ranges: Ranges, to: DType, headroom: float) -> Iterator[tuple[ValueId, RangeFault]]:
-    """Yield the faults of every floating value but constants: the last one counts."""
+def _faults(view: View, ranges: Ranges, headroom: float, saturate: Collection[ValueId]) -> Mapping[ValueId, RangeFault]:
+    """Return the fault of each floating value but constants and those that are clamped."""
+    to, faults = DType.parse(ranges.to), dict[ValueId, RangeFault]()
     seen, magnified, picks = seen_ranges(view, ranges), _magnified(view), Flow(view, _PICKS)
     for value in view.values:
         dtype = view.dtype(value.id)
-        if dtype is None or not dtype.floating or view.constant(value.id) is not None:
+        if dtype is None or not dtype.floating or view.constant(value.id) is not None or value.id in saturate:
             continue
         if value.id in seen:
             fault = _fault(seen[value.id], to, headroom, value.id in magnified)
             if (inside := _sum_fault(view, value.id, seen[value.id].absmax * headroom, to)) is not None:
-                yield value.id, inside
+                faults[value.id] = inside
         else:
             sources = list(picks.sources(value.id)) if _unmeasured(view, ranges, value.id) else []
             if sources and all(view.constant(source) is not None for source in sources):
                 continue  # selected from constants only, which are checked themselves
             fault = RangeFault(reasons.UNSEEN, ranges.untapped.get(key(view, value.id), "it was not measured"))
         if fault is not None and (fault.rule != reasons.NONFINITE or _arises(view, value.id, seen)):
-            yield value.id, fault
+            faults[value.id] = fault
+    return faults
 
 
 def seen_ranges(view: View, ranges: Ranges) -> dict[ValueId, Range]:
@@ -231,7 +212,11 @@ def _unfit(
     pins: list[Pin] = []
     unfit: dict[ValueId, RangeFault] = {}
     for value, fault in faults.items():
-        name, words = view.value_name(value), _worded(fault)
+        name, words = view.value_name(value), fault.note
+        if fault.rule == reasons.UNSEEN:
+            words = "was not seen"
+        elif fault.rule == reasons.NONFINITE:
+            words = f"has values out of range: {words}"
         op = view.producer(value)
         if op is not None and made_low(view, coloring, value):
             unfit[value] = fault
@@ -243,12 +228,6 @@ def _unfit(
                 because = op.id if op is not None and op.id != use.op else None
                 pins.append(Pin(use.op, fault.rule, because, f"its operand {name!r} {words}", raises=True))
     return pins, unfit
-
-
-def _worded(fault: RangeFault) -> str:
-    if fault.rule == reasons.UNSEEN:
-        return "was not seen"
-    return f"has values out of range: {fault.note}" if fault.rule == reasons.NONFINITE else fault.note
 
 
 def is_low(view: View, coloring: Coloring, value: ValueId) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.errors import Errors, Pairing, SideBySide, reads
+from amp_rewrite.evidence.errors import Errors, Pairing, reads
 from amp_rewrite.evidence.opening import check_as_is, drawing, low_types, name_of, unrolled, usual_provider
-from amp_rewrite.evidence.verdict import SCHEMA, FedData, json_of
+from amp_rewrite.evidence.verify import SCHEMA, FedData, json_of
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.dataflow import reach
 from amp_rewrite.ir.view import OpId, ValueId
@@ -139,9 +139,9 @@ def locate(
         reference = emulate(reference, rounding=False, io="float32")
     given = Feed.of(data, reference)
     feed = unrolled(given, reference)
-    both = SideBySide.of(reference, candidate, feed)
-    pairing, accumulated = both.pairing, both.accumulated(progress)
-    spots = _spots(pairing, accumulated, both.local(progress))
+    pairing = Pairing.of(reference, candidate, feed)
+    accumulated = pairing.accumulated(progress)
+    spots = _spots(pairing, accumulated, pairing.local(progress))
     notes = ["the data are random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
         twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"

@@ -82,20 +82,6 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-def errors(by: Criterion, a: Array, b: Array) -> Array:
-    """Return the errors of elements, with "allclose" in units of the allowed ones."""
-    error: Array = np.abs(a - b)
-    return _ratio(error, by.atol + by.rtol * np.abs(a)) if by.name == ALLCLOSE else error
-
-
-def score(by: Criterion, a: Array, b: Array, finite: Array) -> float:
-    """Return the score for a criterion. `finite`: elements finite on both sides."""
-    if by.name == ALLCLOSE:
-        return float(errors(by, a[finite], b[finite]).max(initial=0.0))
-    arrays = (a, b) if by.name == "top1" else (a[finite], b[finite])
-    return float(MEASURES[by.name].function(*arrays))
-
-
 def criterion(**keywords: Unpack[CriterionKeywords]) -> Criterion:
     """Return the criterion of a tolerance, of rtol and/or atol, or of a metric with its bound; there is no default.
 
@@ -189,37 +175,32 @@ def _equal(a: Array, b: Array) -> Difference:
 def _judged(a: Array, b: Array, by: Criterion, equal_nan: bool) -> Difference:
     on_a, on_b = np.isfinite(a), np.isfinite(b)
     finite = on_a & on_b
+    x, y = a[finite], b[finite]
+    nonfinite = (int(a.size - on_a.sum()), int(a.size - on_b.sum()))
+    difference = Difference(a.size, True, "", nonfinite=nonfinite)
     with np.errstate(all="ignore"):
-        difference = _measured(a, b, finite, by)
         alike = (a == b) | (np.isnan(a) & np.isnan(b) & equal_nan)
-    difference = replace(difference, nonfinite=(int(a.size - on_a.sum()), int(a.size - on_b.sum())))
-    odd = np.flatnonzero(~(finite | alike).reshape(-1))
-    if odd.size:
-        return _at(replace(difference, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
-    if not difference.compared:
-        return replace(difference, because="no value is finite, all are alike" if a.size else "no elements")
-    with np.errstate(all="ignore"):
-        number = score(by, a, b, finite)
-    because = f"{by.measured} {number:.4g}, {'at least' if by.higher else 'at most'} {by.limit:g} required"
+        error = units = np.abs(x - y)
+        if by.name == ALLCLOSE:  # units of the allowed error; without any allowance 0 for no error, else infinity
+            allowed = by.atol + by.rtol * np.abs(x)
+            units = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
+        if x.size:
+            at = int(np.flatnonzero(finite.reshape(-1))[units.argmax()])
+            known = replace(difference, compared=x.size, max_abs=float(error.max()), scaled=scaled(x, y))
+            difference = _at(known, a, b, at)
+        odd = np.flatnonzero(~(finite | alike).reshape(-1))
+        if odd.size:
+            return _at(replace(difference, ok=False, because=_not_finite(a, b, odd)), a, b, int(odd[0]))
+        if not x.size:
+            return replace(difference, because="no value is finite, all are alike" if a.size else "no elements")
+        if by.name == ALLCLOSE:
+            score = float(units.max())
+        else:
+            score = float(MEASURES[by.name].function(*((a, b) if by.name == "top1" else (x, y))))
+    because = f"{by.measured} {score:.4g}, {'at least' if by.higher else 'at most'} {by.limit:g} required"
     if infinite := int(finite.size - finite.sum()):
         because += f"; {infinite} that are not finite are alike"
-    return replace(difference, score=number, ok=by.passes(number), because=because)
-
-
-def _measured(a: Array, b: Array, finite: Array, by: Criterion) -> Difference:
-    x, y = a[finite], b[finite]
-    if not x.size:
-        return Difference(a.size, True, "")
-    error = np.abs(x - y)
-    at = int(np.flatnonzero(finite.reshape(-1))[errors(by, x, y).argmax()])
-    numbers = (x.size, float(error.max()), scaled(x, y))
-    return _at(Difference(a.size, True, "", *numbers), a, b, at)
-
-
-def _ratio(error: Array, allowed: Array) -> Array:
-    """Return error / allowed; without any allowance 0 for no error, else infinity."""
-    ratio: Array = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
-    return ratio
+    return replace(difference, score=score, ok=by.passes(score), because=because)
 
 
 def _not_finite(a: Array, b: Array, odd: Array) -> str:

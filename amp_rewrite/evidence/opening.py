@@ -113,11 +113,10 @@ def unrolled(feed: Feed, model: Model) -> Feed:
     runner, names = Runner.open(model), list(dict(back.pairs))
 
     def source() -> Iterator[Batch]:
-        states: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for number, batch in enumerate(feed):
-            yield (fed := batch if back.begins(number) else {**batch, **states})
+            yield (fed := back.fed(number, batch, outputs))
             outputs = runner.run(fed, names)
-            states = {into: outputs[out] for out, into in back.pairs}
 
     return replace(feed, feedback=None, _allow_nonfinite=True, _source=source, _count=len(feed), _mark=None)
 

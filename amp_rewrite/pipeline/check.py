@@ -16,18 +16,16 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.data.random_batches import Drawing
+from amp_rewrite.evidence.data.sources import Drawing
 from amp_rewrite.evidence.guard import guard
 from amp_rewrite.evidence.opening import Device, casting_in_graph, drawing
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
-from amp_rewrite.ir.view import Op, OpId
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.measured import calibrated
-from amp_rewrite.pipeline.repair import Search, reference_of
-from amp_rewrite.pipeline.repaired import with_tf32
+from amp_rewrite.pipeline.repair import Search, reference_of, with_tf32
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.installation import NO_KERNEL, require
@@ -80,8 +78,8 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
         if not any(map(_is_wrong, rows)):
             break
         with suppress(ModelError):  # values inside of the model cannot be measured
-            ops = _blamed(draft, reference.feed, tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row))))
-            found += [pattern for op in ops if (pattern := _pattern(draft.view.ops[op])) not in found]
+            outputs = tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row)))
+            found = list(dict.fromkeys((*found, *_blamed(draft, reference.feed, outputs))))
             draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
             rows, level = reference.rows(converted.result), REPAIRED
     if any(map(_is_wrong, rows)):
@@ -110,20 +108,17 @@ def _copied(source: Model, unchanged: Converted) -> Converted:
     return unchanged
 
 
-def _pattern(op: Op) -> str:
-    """Pattern of an op; without its kind, if a float32 op of another kind stands for it."""
-    return exactly(op).partition(",")[2] if op.kind in LOW_ONLY else exactly(op)
-
-
-def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Sequence[OpId]:
-    """Return the ops to keep float32 for these outputs: those beyond the range, then those of a search."""
+def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[str]:
+    """Yield patterns of ops to keep float32 for these outputs: those beyond the range, then those of a search."""
     ranges = calibrated(draft, feed, partial(draft.request.tell, "calibrate"))
     guarded = guard(draft.view, draft.paint, ranges, saturate=draft.needs.saturate)
     search = Search(
         draft, feed, _BY, ranges, guarded, progress=draft.request.progress, outputs=outputs, device=_EMULATED
     )
-    ops = (*(pin.op for pin in guarded.pins), *(op for region in search.repaired().regions for op in region.ops))
-    return [op for op in ops if op not in draft.lower]
+    for op in (*(pin.op for pin in guarded.pins), *(op for region in search.repaired().regions for op in region.ops)):
+        if op not in draft.lower:
+            pattern = exactly(draft.view.ops[op])  # without its kind, if a float32 op of another kind stands for it
+            yield pattern.partition(",")[2] if draft.view.ops[op].kind in LOW_ONLY else pattern
 
 
 _EMULATED = Device(CPU, emulate=True)
@@ -174,9 +169,7 @@ class _Reference:
                 f" {to.spelling}"
             )
 
-    def judged(
-        self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str] = ()
-    ) -> Converted:
+    def judged(self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
         """Return a conversion with the evidence of the rows."""
         errors = [row.difference.scaled for row in rows if row.difference.scaled is not None]
         worst = next((row for row in rows if _is_wrong(row)), None)

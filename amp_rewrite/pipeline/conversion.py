@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -150,25 +150,27 @@ def finish(
 
     `guarded`: pins, findings and evidence from ranges. `words`: more words for the metadata entry.
     """
-    view = draft.view
+    view, target, to = draft.view, draft.request.target, draft.request.to
     plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
-    made, aim = _made(view, plan), draft.request.target.aim
+
+    def made(value: ValueId) -> DType | None:
+        return plan.retype.get(value) or view.dtype(value)
+
     if not plan.empty:
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
-    dangers = (*told(view, made, aim, plan.parted), *_parted(view, plan))
-    dangers += cuda_findings(view, made, draft.request.target)
+    dangers = (*told(view, made, target.aim, plan.parted), *_parted(view, plan), *cuda_findings(view, made, target))
     if not plan.empty:
         dangers += (*kept_caches(view, made), *recurrent_states(view, made))
     view.forget()  # the checks need the memory, and little of what the rules shared
-    beyond = (*target_findings(view, draft.request.target, tried=draft.request.opset == AUTO_OPSET), *dangers)
+    beyond = (*target_findings(view, target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     measured = () if guarded is None else guarded.findings
     findings = (*without_kernel(view, coloring), *beyond, *coloring.findings, *measured, *findings)
     if plan.empty:
         result = draft.base
         check_source(result)
     else:
-        oldest = oldest_for(view, draft.request.target, draft.request.to)
-        needs = () if oldest is None else (needs_release(view, oldest, draft.request.to),)
+        oldest = oldest_for(view, target, to)
+        needs = () if oldest is None else (needs_release(view, oldest, to),)
         words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
         result = _signed(apply(view, plan), draft.request, words)
         unchecked = check(view.model, view, plan, result)
@@ -187,10 +189,6 @@ def finish(
         evidence=guarded.evidence if guarded else None,
         shifts=draft.shifts,
     )
-
-
-def _made(view: View, plan: Plan) -> Callable[[ValueId], DType | None]:
-    return lambda value: plan.retype.get(value) or view.dtype(value)
 
 
 def _parted(view: View, plan: Plan) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
-"""`convert`: the public function for one conversion."""
+"""`convert` and `explain`: the public functions for one conversion, and a conversion with data as plain words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
+from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.choices import HEADROOM
@@ -19,6 +21,9 @@ from amp_rewrite.settings.request import KEYWORDS, Request
 if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.evidence.ranges import Ranges
+    from amp_rewrite.pipeline.repair import Repaired
+    from amp_rewrite.reports.explain import Explanation
+    from amp_rewrite.reports.sources import ReportSource
 
 
 @takes(KEYWORDS)
@@ -101,3 +106,87 @@ def _converted(
     if grouped and guarded.pins and not draft.opens(guarded.pins):
         return _converted(source, request, data, ranges, headroom, grouped=False)
     return draft, finish(draft, draft.paint(guarded.pins), guarded)
+
+
+@takes(KEYWORDS)
+def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
+    """Return the reasons for the types of ops in a conversion, each chain back to the deciding op.
+
+    Args:
+        model: the result of `convert` or `repair`, a report or its file; or a model, which is then converted.
+        *names: ops by name, path, type or pattern; inputs, for their readers; other values, for their ops; or lists.
+        **options: those of `convert`, see docs/reference/options.md.
+
+    Returns:
+        The chains, which print as text.
+
+    Raises:
+        PatternError: a name is unknown, or several ops have it; with names to use instead.
+        PolicyError: options are given for a conversion that is done.
+        AmpRewriteError: as `convert` raises it.
+
+    Example:
+        >>> import amp_rewrite
+        >>> amp_rewrite.explain("model.onnx", "op=Softmax").chains[0].rows[0].dtype
+        'float32'
+    """
+    from amp_rewrite.reports.explain import explained  # late: few conversions are explained
+    from amp_rewrite.reports.report import Report
+    from amp_rewrite.reports.sources import is_report, report_and_view
+
+    model = getattr(model, "converted", model)
+    if not isinstance(model, (Converted, Report)) and not is_report(model):
+        model = convert(model, **options)
+    elif options:
+        raise PolicyError(f"{', '.join(options)}: the conversion is done; leave the options out, or explain the model")
+    report, view = report_and_view(model)
+    return explained(report, [name for each in names for name in as_names(each)], view)
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """Data for a conversion, as plain words.
+
+    `check`: without data or ranges, the keywords of `Feed.randomly` for a check; None: no check. `criterion`: without
+    one the ranges of the data guard.
+    """
+
+    data: str = ""
+    check: Mapping[str, Any] | None = None
+    ranges: str = ""
+    headroom: float | None = None
+    criterion: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+    allow_nonfinite: bool = False
+    feedback: tuple[str, ...] = ()
+    steps: int | None = None
+
+    def feed(self, source: Model) -> Feed | None:
+        """Return the batches for a model; None without data."""
+        from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
+
+        if not self.data:
+            return None
+        nonfinite, feedback, steps = self.allow_nonfinite, self.feedback, self.steps
+        return Feed.of(self.data, source, allow_nonfinite=nonfinite, feedback=feedback, steps=steps)
+
+    def convert(
+        self,
+        source: ModelSource,
+        options: Mapping[str, Any],
+        feed: Feed | None,
+        progress: Progress | None = None,
+    ) -> tuple[Converted, Repaired | None]:
+        """Convert a model, guarded by the ranges or a feed; repair it by a feed and a criterion."""
+        headroom = HEADROOM if self.headroom is None else self.headroom
+        if feed is None or not self.criterion:
+            check = False if self.check is None else self.check
+            measured: dict[str, Any] = {"data": feed, "ranges": self.ranges or None, "headroom": headroom}
+            return convert(source, **measured, **options, check=check, progress=progress), None
+        from amp_rewrite.pipeline.repair import BUDGET, repair
+
+        budget = BUDGET if self.budget is None else self.budget
+        repaired = repair(
+            source, feed, headroom=headroom, budget=budget, progress=progress, **options, **self.criterion
+        )
+        return repaired.converted, repaired

@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
-from amp_rewrite.ir.patterns.clusters import Cluster, clusters
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import refuse_unknown
@@ -134,11 +134,6 @@ class Draft:
         return not self.view.of_kinds(LOW_ONLY) or self.paint(pins).opens(self.view)
 
     @cached_property
-    def clusters(self) -> tuple[Cluster, ...]:
-        """Groups of ops of one computation, with or without safety rules."""
-        return clusters(self.view)
-
-    @cached_property
     def _unpinned(self) -> Coloring:
         return self._painted(())
 
@@ -156,7 +151,7 @@ class Draft:
             keep=self.keep,
             lower=self.lower,
             pins=pins,
-            clusters=self.clusters,
+            clusters=clusters(self.view),
             low_inputs=self.io,
             place=request.places,
             rescale=self.rescale,
@@ -178,7 +173,7 @@ def _worse(moved: Draft, kept: Draft) -> str | None:
 
     What lowers nothing is not better: such a model stays as it is.
     """
-    after, before = _Costs.of(moved), _Costs.of(kept)
+    after, before = Costs.of(moved, moved.paint()), Costs.of(kept, kept.paint())
     if not after.low:
         return ""
     if after.unserved > before.unserved:
@@ -192,8 +187,8 @@ def _worse(moved: Draft, kept: Draft) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Costs:
-    """What an opset makes of a model: ops, low ones, Casts, ops without a kernel, low compute ops."""
+class Costs:
+    """Numbers of a painted draft: ops, low ones, Casts, ops without a kernel, low compute ops."""
 
     ops: int
     low: int
@@ -202,8 +197,8 @@ class _Costs:
     compute: int
 
     @classmethod
-    def of(cls, draft: Draft) -> _Costs:
-        view, coloring, gate = draft.view, draft.paint(), Gate(draft.request.target, draft.request.to)
+    def of(cls, draft: Draft, coloring: Coloring) -> Costs:
+        view, gate = draft.view, Gate(draft.request.target, draft.request.to)
         lowered: dict[OpId, list[str]] = {}
         for op, variable in coloring.low:
             lowered.setdefault(op, []).append(variable)

@@ -20,7 +20,7 @@ from amp_rewrite.ir.ops import row_of
 from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
 from amp_rewrite.runtime.faults import Made
-from amp_rewrite.runtime.kernels import Kernels, release_number
+from amp_rewrite.runtime.kernels import release_number
 from amp_rewrite.runtime.providers import CudaOptions, cuda_options_of, misfit, oldest_release, own_operators
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target
 from amp_rewrite.settings.list_entry import Color
@@ -149,12 +149,34 @@ def recurrent_states(view: View, made: Made) -> Iterator[Finding]:
                 yield Finding("recurrent_state", op.name, f"rounds the state {min(fed)!r} at each step")
 
 
-def target_findings(view: View, target: Target, *, tried: bool = False) -> tuple[Finding, ...]:
-    """Return findings about operators and versions beyond the target's runtime.
+def target_findings(view: View, target: Target, *, tried: bool = False) -> Iterator[Finding]:
+    """Yield findings about operators and versions beyond the target's runtime.
 
     `tried`: there is no opset that serves the model better.
     """
-    return (*_unknown_elsewhere(view, target), *_plugins(view), *_unopened(view, target, tried))
+    kernels, opset, ir = target.kernels, view.opset, view.model.proto.ir_version
+    if target.family not in (Target.ORT_CUDA, Target.WEBGPU):
+        note = f"not in ai.onnx opset {opset}: an operator of onnxruntime alone, which its optimizers write"
+        kinds = sorted({op.op_type for op in view.ops if not op.domain})
+        yield from (Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
+    for op in _unknown(view):
+        yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: taken for a plugin of TensorRT")
+    if target.opset is not None and opset > target.opset:
+        note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
+        remedy = " · the target refuses the model · name a newer release of the target" if tried else ""
+        yield Finding("target_limits", "opset", note + remedy)
+    if kernels is None:
+        return
+    if kernels.ir is not None and ir > kernels.ir:
+        yield Finding("target_limits", "IR", f"{kernels.runtime} opens models up to IR version {kernels.ir}, not {ir}")
+    own, newest = kernels.runtime.rpartition(" ")[2], kernels.opset
+    if target.release not in ("", own):
+        newer = release_number(target.release) > release_number(own)
+        since = {op.kind: op.signature.since for op in view.ops if not op.domain and op.signature is not None}
+        late = sorted(kind for kind, first in since.items() if newest is not None and newer and first > newest)
+        more = f"; kept in float32, because their opset is newer: {', '.join(late)}" if late else ""
+        note = f"no kernel table for {target.release}: the one for {own} decides{more}"
+        yield Finding("kernel_table", target.value, note)
 
 
 def refuse_unknown(view: View, target: Target) -> None:
@@ -168,19 +190,10 @@ def refuse_unknown(view: View, target: Target) -> None:
         )
 
 
-def _plugins(view: View) -> Iterator[Finding]:
-    opset = view.opset
-    for op in _unknown(view):
-        yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: taken for a plugin of TensorRT")
-
-
 def _unknown(view: View) -> Iterator[Op]:
+    local = {(normal_domain(function.domain), function.name) for function in view.model.proto.functions}
     firsts = (ops[0] for ops in view.by_kind.values())
-    return (op for op in firsts if not op.domain and op.signature is None and not _local(view, op))
-
-
-def _local(view: View, op: Op) -> bool:
-    return any((normal_domain(f.domain), f.name) == (op.domain, op.op_type) for f in view.model.proto.functions)
+    return (op for op in firsts if not op.domain and op.signature is None and ("", op.op_type) not in local)
 
 
 def oldest_for(view: View, target: Target, to: DType) -> str | None:
@@ -194,42 +207,6 @@ def needs_release(view: View, oldest: str, to: DType) -> Finding:
     where = "CUDA and on the CPU" if to is DType.FLOAT16 else "CUDA"  # no CPU kernels in bfloat16
     note = f"{', '.join(own_operators(view))}: the file runs with onnxruntime {oldest} or later, on {where}"
     return Finding("needs_release", f"onnxruntime {oldest}", note)
-
-
-def _unknown_elsewhere(view: View, target: Target) -> tuple[Finding, ...]:
-    if target.family in (Target.ORT_CUDA, Target.WEBGPU):
-        return ()
-    opset = view.opset
-    kinds = sorted({op.op_type for op in view.ops if not op.domain})
-    note = f"not in ai.onnx opset {opset}: an operator of onnxruntime alone, which its optimizers write"
-    return tuple(Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
-
-
-def _unopened(view: View, target: Target, tried: bool) -> Iterator[Finding]:
-    kernels, proto = target.kernels, view.model.proto
-    opset, ir = view.opset, proto.ir_version
-    if target.opset is not None and opset > target.opset:
-        note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
-        remedy = " · the target refuses the model · name a newer release of the target" if tried else ""
-        yield Finding("target_limits", "opset", note + remedy)
-    if kernels is None:
-        return
-    if kernels.ir is not None and ir > kernels.ir:
-        yield Finding("target_limits", "IR", f"{kernels.runtime} opens models up to IR version {kernels.ir}, not {ir}")
-    own = kernels.runtime.rpartition(" ")[2]
-    if target.release not in ("", own):
-        newer = release_number(target.release) > release_number(own)
-        late = sorted({op.kind for op in view.ops if not op.domain and _beyond(op, kernels)}) if newer else []
-        more = f"; kept in float32, because their opset is newer: {', '.join(late)}" if late else ""
-        yield Finding(
-            "kernel_table",
-            target.value,
-            f"no kernel table for {target.release}: the one for {own} decides{more}",
-        )
-
-
-def _beyond(op: Op, kernels: Kernels) -> bool:
-    return op.signature is not None and kernels.opset is not None and op.signature.since > kernels.opset
 
 
 def unfit_here(model: Model, release: str, provider: str) -> str | None:

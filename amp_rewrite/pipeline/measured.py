@@ -1,22 +1,34 @@
-"""Ranges of a draft's values, measured on data or read, and their pins."""
+"""Measured ranges of a draft's values, and what follows from them: pins of ops, and shifts of overflowing regions.
+
+A shifted region is computed times 2⁻ᵏ before the guard looks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import PolicyError, spelled
+from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.guard import guard
-from amp_rewrite.evidence.ranges import Ranges, key
+from amp_rewrite.evidence.guard import guard, is_low, overflowing, seen_ranges
+from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.fingerprint import fingerprint
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.ir.view import ValueId, View
+from amp_rewrite.pipeline.draft import Costs, Draft
 from amp_rewrite.reports.evidence import Guarded
-from amp_rewrite.settings.choices import NO_SHIFT
+from amp_rewrite.reports.render import count
+from amp_rewrite.reports.rows import ShiftRow
+from amp_rewrite.rewrite.shift.emit import Shift, refusal, shifted_by
+from amp_rewrite.rewrite.shift.equations import Equations
+from amp_rewrite.rewrite.shift.plan import ShiftRequest, plan_shift
+from amp_rewrite.settings.choices import AUTO_SHIFT, NO_SHIFT, Target, check_headroom
 from amp_rewrite.settings.option import Data
 
 
@@ -53,13 +65,167 @@ def model_name(draft: Draft) -> str:
 
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, shifted unless that is off, and the pins and findings of ranges."""
+    """Return the draft, shifted by the requested exponent unless that is off, and the pins and findings of ranges.
+
+    `auto` shifts it only if that lowers more products, or as many, and no other fused norms, with fewer ops and Casts.
+    """
+    check_headroom(headroom)
 
     def guarded(draft: Draft, ranges: Ranges) -> Guarded:
         return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.needs.saturate)
 
-    if draft.request.shift == NO_SHIFT or draft.request.to is not DType.FLOAT16:
+    request = draft.request
+    if request.shift == NO_SHIFT or request.to is not DType.FLOAT16:
         return draft, guarded(draft, ranges)
-    from amp_rewrite.pipeline.shift import chosen  # late: few shift
+    moved, plain, moved_ranges = shift_draft(draft, ranges, headroom)
+    pinned = guarded(moved, moved_ranges)
+    if moved is plain or request.shift != AUTO_SHIFT or draft.view.low_types:
+        return moved, pinned
+    unmoved = guarded(plain, ranges)
+    colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
+    after, before = (Costs.of(*painted) for painted in zip((moved, plain), colorings, strict=True))
+    gained = after.compute - before.compute
+    norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
+    if gained > 0 or (gained == norms == 0 and after.ops + after.casts < before.ops + before.casts):
+        return moved, pinned
+    why = "a shift would neither lower more products nor save ops and Casts"
+    rows = [_unshifted(row.value, row.absmax, row.values, why) for row in moved.shifts if row.exponent]
+    return _noted(plain, rows), unmoved
 
-    return chosen(draft, ranges, headroom, guarded)
+
+def _fused_norms(view: View, coloring: Coloring) -> int:
+    """Return the number of low norms with a sum first: a mean magnifies the rounding of large values."""
+    return sum(view.ops[op].op_type.startswith("Skip") for op in {op for op, _ in coloring.low})
+
+
+# -- shifts ------------------------------------------------------------------------------------------------
+
+SHIFTED, UNSHIFTED = "shifted", "not_shifted"
+"""Kinds of findings: a region that is shifted, and a value beyond the type that is not."""
+_SHOWN = 3
+
+
+class ShiftOutcome(NamedTuple):
+    """A shifted draft, with the ranges of its values, or the unshifted one twice.
+
+    `plain`: the draft without the shift. Notes of both say what is left alone.
+    """
+
+    draft: Draft
+    plain: Draft
+    ranges: Ranges
+
+
+def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
+    """Return the draft with overflowing regions shifted, and ranges of its values. Raise what `guard` raises."""
+    request = draft.request
+    asked = request.shift if isinstance(request.shift, int) else None
+    want = ShiftRequest(request.to, headroom, asked, flush=request.target == Target.ONNX)
+    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):  # the guard objects to other ranges
+        return ShiftOutcome(draft, draft, ranges)
+    why = refusal(draft.view)
+    if why is not None:
+        finding = Finding(UNSHIFTED, "model", f"{why}, so what overflows stays float32")
+        plain = replace(draft, notes=(*draft.notes, finding))
+        return ShiftOutcome(plain, plain, ranges)
+    wide = Draft.of(draft.source, request, widen=True) if draft.view.low_types else draft
+    seen, coloring, equations = seen_ranges(wide.view, ranges), wide.paint(), Equations.of(wide.view)
+    low = {value: known for value, known in seen.items() if is_low(wide.view, coloring, value)}
+    shift = shifted_by(equations, plan_shift(equations, _beyond(wide, ranges, want), low, want), low, want)
+    refused = [_unshifted(wide.view.value_name(r.value), r.absmax, 1, r.why) for r in shift.plan.refused]
+    plain = _noted(draft, refused)
+    if shift.view is wide.view:
+        return ShiftOutcome(plain, plain, ranges)
+    regions = tuple(region_rows(wide.view, shift))
+    wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
+    findings = [Finding(SHIFTED, row.value, _words(row)) for row in regions]
+    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, _ranges(wide.view, shift, ranges, seen))
+
+
+def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:
+    return overflowing(draft.view, draft.paint(), ranges, want.headroom, draft.needs.saturate)
+
+
+def _unshifted(value: str, absmax: float, values: int, why: str) -> ShiftRow:
+    room = DType.FLOAT16.max / absmax
+    return ShiftRow(value, 0, values, absmax, room, room, why=why)
+
+
+def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
+    notes = (
+        Finding(UNSHIFTED, row.value, f"goes up to {row.absmax:g}; {row.why}: float32 as without a shift")
+        for row in rows
+    )
+    return replace(draft, notes=(*draft.notes, *notes), shifts=(*draft.shifts, *rows))
+
+
+# -- ranges of shifted values -----------------------------------------------------------------------------
+
+
+def _ranges(before: View, shift: Shift, ranges: Ranges, seen: Mapping[ValueId, Range]) -> Ranges:
+    values, untapped = dict(ranges.values), dict(ranges.untapped)
+    for value in shift.view.values:
+        origin = shift.origins.get(value.name)
+        if origin is None:
+            continue
+        name, known = key(shift.view, value.id), seen.get(origin.value)
+        if known is not None:
+            values[name] = _scaled(known, origin.exponent)
+        else:
+            untapped[name] = ranges.untapped.get(key(before, origin.value), "it was not measured")
+    return replace(ranges, values=values, untapped=untapped)
+
+
+def _scaled(known: Range, exponent: int) -> Range:
+    """Return the range of a value times 2⁻ᵉ. Subnormal numbers are estimated: sizes are spread evenly near zero."""
+    absmax, absmin = (math.ldexp(size, -exponent) for size in (known.absmax, known.absmin))
+    to = DType.FLOAT16
+    return replace(
+        known,
+        absmax=absmax,
+        absmin=absmin,
+        overflow=known.overflow if absmax > to.max else 0,
+        flushed=min(known.count, int(math.ldexp(known.flushed, exponent))),
+        subnormal=min(known.count, int(math.ldexp(known.subnormal, exponent))),
+    )
+
+
+def region_rows(view: View, shift: Shift) -> Iterator[ShiftRow]:
+    """Yield the row of each region. `view`: as it was before the shift."""
+    for region in shift.plan.regions:
+        own = set(region.values)
+        kept = tuple(view.value_name(v) for v in region.values if v not in shift.plan.exponents)
+        ends = (
+            view.ops[op].name
+            for op, muls in shift.muls.items()
+            if any(mul.value in own and not mul.exponent for mul in muls)
+        )
+        before = DType.FLOAT16.max / region.absmax
+        yield ShiftRow(
+            view.value_name(region.largest),
+            region.exponent,
+            len(own) - len(kept),
+            region.absmax,
+            before,
+            math.ldexp(before, region.exponent),
+            kept,
+            tuple(ends),
+        )
+
+
+def _words(row: ShiftRow) -> str:
+    after = math.ldexp(row.absmax, -row.exponent)
+    rooms = f"headroom {row.headroom:.2g}, then {row.headroom_after:.2g}"
+    words = [
+        f"{count(row.values, 'value')} times 2^-{row.exponent}, by data",
+        f"the largest goes from {row.absmax:g} to {after:g} ({rooms})",
+    ]
+    if row.kept:
+        words.append(f"{count(len(row.kept), 'value')} too small for it, {_some(row.kept)}")
+    words.append(f"ends at {_some(row.ends)}" if row.ends else "no op needs it undone")
+    return "; ".join(words)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

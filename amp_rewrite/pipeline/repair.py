@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+from onnx import ModelProto
+
+from amp_rewrite.decide import reasons
+from amp_rewrite.decide.coloring.paint import Coloring
+from amp_rewrite.decide.reasons import REASONS, Paint, Pin
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import local_errors
+from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.opening import Device, unrolled
+from amp_rewrite.evidence.opening import Device, in_tf32, unrolled
 from amp_rewrite.evidence.ranges import Ranges
-from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, verdict_of
-from amp_rewrite.files.model import Model, ModelSource
+from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, Verdict, plain_json, verdict_of
+from amp_rewrite.files.model import METADATA_KEY, Model, ModelSource
+from amp_rewrite.files.protos import clone
+from amp_rewrite.ir.dataflow import exact
+from amp_rewrite.ir.op_classes import CASTS
+from amp_rewrite.ir.patterns.clusters import clusters
+from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.conversion import Converted, finish
 from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.findings import cuda_findings
 from amp_rewrite.pipeline.measured import calibrated, model_name, shifted_and_guarded
-from amp_rewrite.pipeline.repaired import Region, Repaired, painted, regions_of, search_summary, suspicion, with_tf32
 from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, Guarded, TrialRow
+from amp_rewrite.reports.render import count
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.faults import float32_products
 from amp_rewrite.runtime.installation import require
+from amp_rewrite.runtime.providers import TF32
 from amp_rewrite.settings.choices import HEADROOM, check_headroom
+from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.option import Data, OptionsAndCriterion, Progress, checked, takes
 from amp_rewrite.settings.request import CRITERION, KEYWORDS, Request
 
+if TYPE_CHECKING:
+    from amp_rewrite.reports.page.page import Figure
+
 BUDGET = 100
 """Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
+_SHOWN = 3
+"""Pins of a search that a summary lists."""
 
 
 @takes(KEYWORDS, CRITERION)
@@ -97,27 +119,214 @@ def repair(
     return found(Draft.of(draft.source, request, grouped=False))
 
 
+@dataclass(frozen=True, repr=False)
+class Repaired(Result):
+    """Result of `repair`. Pins of ranges alone are in `converted.report` with the guard's rules.
+
+    Attributes:
+        converted: the conversion with the pins; if the search failed, with all candidates pinned.
+        verdict: how near the result is as it really runs.
+        ranges: the ranges of the data.
+        regions: the pinned regions, those with the largest errors first.
+        minimal: True if a trial shows for each region that the outputs miss the tolerance without it.
+        candidates: number of regions to choose of.
+        budget: the largest number of trials.
+        trail: all trials.
+        solved: True if the search ended and the result is near enough.
+    """
+
+    converted: Converted
+    verdict: Verdict
+    ranges: Ranges
+    regions: tuple[Region, ...]
+    minimal: bool
+    candidates: int
+    budget: int
+    trail: tuple[TrialRow, ...]
+    solved: bool
+
+    @property
+    def result(self) -> Model:
+        """Model of the conversion, its weights still in their files."""
+        return self.converted.result
+
+    @property
+    def model(self) -> ModelProto:
+        """Model of the conversion, whole in memory; see `Converted.model`."""
+        return self.converted.model
+
+    @property
+    def report(self) -> Report:
+        """Report of the conversion."""
+        return self.converted.report
+
+    def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | str | None = None) -> None:
+        """Write the model; see `Converted.save`."""
+        self.converted.save(path, overwrite=overwrite, external_data=external_data)
+
+    @property
+    def brief(self) -> str:
+        """Gist of the report, and the outcome of the search."""
+        pinned = count(len(self.regions), "region") if self.regions else "no region"
+        return f"{self.report.brief}; {pinned} pinned, {'' if self.solved else 'not '}within tolerance"
+
+    def to_json(self) -> str:
+        """Return outcome, pinned regions, trials, ranges, verdict and report as JSON. Ends with a newline.
+
+        Scores that are not finite are "inf", "-inf" and "nan".
+        """
+        parts = {
+            "schema": 1,
+            **{name: getattr(self, name) for name in ("solved", "minimal", "candidates", "budget")},
+            "regions": [region.because for region in self.regions],
+            "trail": [plain_json(asdict(step)) for step in self.trail],
+            "ranges": self.ranges.to_dict(),
+            "verdict": self.verdict.to_dict(),
+            "report": self.report.to_dict(),
+        }
+        return json.dumps(parts, indent=1) + "\n"
+
+    def figures(self, command: str | None = None) -> Sequence[Figure]:
+        """Return the summary, the scores of the outputs, the ranges, and the graph; `command` is the next step."""
+        figures = self.converted.figures(command)
+        return (*figures[:1], *self.verdict.figures(), *self.ranges.figures(), *figures[1:])
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the outcome of the search as text. Ends with a newline.
+
+        Args:
+            verbose: every pin with its reason, and the whole verdict; else the first pins, and a verdict that fails.
+        """
+        notes = [f"note: {note}" for note in self.verdict.notes]
+        if self.solved and not self.regions and not verbose:  # the evidence says all of it
+            return "".join(f"{note}\n" for note in notes)
+        shown = self.regions if verbose else self.regions[:_SHOWN]
+        lines = [f"  {region.because}" for region in shown]
+        if rest := len(self.regions) - len(shown):
+            lines.append(f"  … and {rest} more (-v shows all)")
+        if not self.solved:
+            lines = [f"  {_SPENT}" if len(self.trail) >= self.budget else f"  {self.ranges.to} {_UNREACHED}"]
+        heading = f"repair: {search_summary(len(self.regions), self.candidates, len(self.trail), self.minimal)}"
+        if verbose:
+            return "\n".join([heading, *lines, "", self.verdict.text()])
+        failure = [] if self.verdict.ok else [self.verdict.brief, *filter(None, [self.verdict.reached])]
+        return "\n".join([heading, *lines, *failure, *notes]) + "\n"
+
+
+_SPENT = "the budget of trials ended before a set met the tolerance; allow more"
+_UNREACHED = (
+    "cannot hold this: with all ops in float32 the error is still larger, from low inputs and outputs or from float32"
+    " itself"
+)
+
+
+def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
+    """Return the outcome of a search in words: regions pinned of those to choose of, and trials."""
+    if not pinned:
+        return f"no region pinned to float32; {count(trials, 'trial')}"
+    needed = "each is needed" if minimal else "perhaps not all are needed"
+    return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"
+
+
+# -- regions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Ops to pin together: one op, or a cluster. `error` is the largest local error among them.
+
+    `name` is the name of the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow
+    list, so that pinning it costs most.
+    """
+
+    name: str
+    kind: str
+    ops: tuple[OpId, ...]
+    error: float
+    root: bool
+
+    @property
+    def because(self) -> str:
+        """Reason for the suspicion, in one line."""
+        local = f"adds a relative error of {self.error:.2g}"
+        what = "makes infinity of finite numbers" if math.isinf(self.error) else local
+        kind = "" if self.name == self.kind else f" ({self.kind})"
+        return f"{self.name}{kind} alone {what}"
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """Pins of the region to float32."""
+        return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
+
+
+def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
+    """Return the regions in the order of the model: rounding low ops, each with its cluster. `errors`: by op name.
+
+    Ops that only move values get their color from their neighbours, and ops that the user lowered stay low.
+    O(nodes + uses).
+    """
+    cluster_of = {op: cluster for cluster in clusters(draft.view) for op in cluster.ops}
+    regions: dict[tuple[OpId, ...], Region] = {}
+    for op in draft.view.ops:
+        if op.id in draft.lower or not _rounds(draft.view, coloring, op):
+            continue
+        cluster = cluster_of.get(op.id)
+        kind, ops = (cluster.kind, cluster.ops) if cluster is not None else (op.kind, (op.id,))
+        root = coloring.entries[op.id].color is Color.ALLOW
+        region = Region(op.name, kind, ops, errors.get(op.name, 0.0), root)
+        if ops not in regions or regions[ops].error < region.error:
+            regions[ops] = region
+    return list(regions.values())
+
+
+def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
+    """Key to sort by: larger errors by powers of two, then ops of less gain, then larger errors."""
+    power = math.frexp(region.error)[1] if math.isfinite(region.error) and region.error else -math.inf
+    power = math.inf if math.isinf(region.error) else power
+    return -power, region.root, -region.error, region.ops
+
+
+def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
+    if op.signature is None or op.bodies or op.kind in CASTS or op.kind == "Constant":
+        return False
+    reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]
+    makes = any(made_low(view, coloring, v) for v in op.outputs if v is not None)
+    if not reads and not makes:
+        return False
+    return not exact(op) or any(view.constant(op.inputs[slot]) is not None for slot in reads)
+
+
+def with_tf32(converted: Converted, errs: Callable[[Model], float | None], most: float = math.inf) -> Converted:
+    """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
+
+    `errs`: the error of a model, None beyond the criterion; `most`: the largest to permit it. A product that a safety
+    rule holds in float32 needs its digits, even if no batch shows it.
+    """
+    view, paints = converted.view, list[Paint | None]()
+    if any(finding.kind == TF32 for finding in converted.findings):
+        paints = [converted.coloring.of(op.id) for op in float32_products(view, view.dtype)]
+    if not paints or any(paint and not paint.dtype.low and REASONS[paint.rule].has_page for paint in paints):
+        return converted
+    result = replace(converted.result, proto=clone(converted.result.proto))
+    next(p for p in result.proto.metadata_props if p.key == METADATA_KEY).value += f" {TF32}=1"
+    shortened, made = in_tf32(result), View.of(result)
+    error = None if shortened is None else errs(shortened)
+    if error is None or error > most:
+        return converted
+    number = count(sum(1 for _ in float32_products(made, made.dtype)), "float32 product")
+    permitted = Finding(TF32, "CUDA", f"TF32 in {number} errs by {error:.2g} on the data, which permits it")
+    others = (finding for finding in converted.findings if finding.kind != TF32)
+    findings = (*others, *cuda_findings(made, made.dtype, converted.request.target), permitted)
+    return replace(converted, result=result, findings=findings)
+
+
+# -- the search --------------------------------------------------------------------------------------------
+
+
 def reference_of(draft: Draft) -> Model:
     """Return the model in float32 throughout: of a half model the widened twin."""
     half = draft.view.low_types or draft.widened
     return emulate(draft.source, rounding=False, io="float32") if half else draft.source
-
-
-def _evidence_of(verdict: Verdict, level: str, why: str, pinned: int) -> Evidence:
-    by, score, error = verdict.criterion, verdict.score, verdict.largest
-    return Evidence(
-        level=level,
-        data=verdict.fed.origin,
-        batches=verdict.fed.batches,
-        random=verdict.fed.random,
-        criterion=str(by),
-        error="" if error is None else f"{error:.2g}",
-        emulated=EMULATED in verdict.candidate.as_,
-        pinned=pinned,
-        objection=why,
-        largest_error=error if error is not None and math.isfinite(error) else None,
-        score="" if score is None or by.name == "scaled" else f"{by.measured} {score:.4g}",
-    )
 
 
 @dataclass
@@ -150,19 +359,16 @@ class Search:
         spent = len(self.trail) >= self.budget
         if not self.regions or spent or not self._enough(frozenset(range(len(self.regions)))):
             return self._result(None)
-        self.regions = self._by_error(plain)
+        whole = self.reference.model if self.draft.view.low_types else self.draft.view.model
+        feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
+        progress = _stage(self.progress, "own errors")
+        errors = local_errors(whole, plain.result, unrolled(feed, whole), progress=progress)
+        self.regions = sorted(regions_of(self.draft, plain.coloring, errors), key=suspicion)
         return self._result(minimal_set(len(self.regions), self._enough))
 
     @cached_property
     def reference(self) -> Side:
         return Side.of(reference_of(self.draft), model_name(self.draft), self.device, keeps=True, valid=True)
-
-    def _by_error(self, plain: Converted) -> list[Region]:
-        whole = self.reference.model if self.draft.view.low_types else self.draft.view.model
-        feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
-        progress = _stage(self.progress, "own errors")
-        errors = local_errors(whole, plain.result, unrolled(feed, whole), progress=progress)
-        return sorted(regions_of(self.draft, plain.coloring, errors), key=suspicion)
 
     def _enough(self, held: frozenset[int]) -> bool:
         if held not in self.verdicts:
@@ -192,10 +398,13 @@ class Search:
         return verdict.largest if verdict.ok else None
 
     def _converted(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
+        draft, by = self.draft, self.by
         pinned = [self.regions[i] for i in sorted(held)]
-        coloring = painted(self.draft, self.guarded.pins, pinned)
-        words = (f"repaired={_compact(self.by)}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
-        return finish(self.draft, coloring, self.guarded, findings, words)
+        own = tuple(pin for region in pinned for pin in region.pins)
+        moved = carried(draft.view, own) if draft.view.low_types else ()  # ops that only move their results follow
+        bound = f"rtol:{by.rtol:g},atol:{by.atol:g}" if by.name == ALLCLOSE else f"{by.name}:{by.limit:g}"
+        words = (f"repaired={bound}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
+        return finish(draft, draft.paint((*self.guarded.pins, *own, *moved)), self.guarded, findings, words)
 
     def _result(self, chosen: Sequence[int] | None, plain: Converted | None = None) -> Repaired:
         """Return the conversion with the chosen regions pinned (None: all of them), and its verdict on all the data."""
@@ -208,9 +417,22 @@ class Search:
         converted = plain or self._converted(held, findings)
         verdict = self.verdicts[held] if plain else self._verdict(converted.result, "verify")
         solved = verdict.ok and chosen is not None
-        level = (REPAIRED if pinned else VERIFIED) if solved else FAILED
         why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
-        converted = replace(converted, evidence=_evidence_of(verdict, level, why, len(pinned)))
+        error, score = verdict.largest, verdict.score
+        evidence = Evidence(
+            level=(REPAIRED if pinned else VERIFIED) if solved else FAILED,
+            data=verdict.fed.origin,
+            batches=verdict.fed.batches,
+            random=verdict.fed.random,
+            criterion=str(self.by),
+            error="" if error is None else f"{error:.2g}",
+            emulated=EMULATED in verdict.candidate.as_,
+            pinned=len(pinned),
+            objection=why,
+            largest_error=error if error is not None and math.isfinite(error) else None,
+            score="" if score is None or self.by.name == "scaled" else f"{self.by.measured} {score:.4g}",
+        )
+        converted = replace(converted, evidence=evidence)
         converted = with_tf32(converted, self._error) if solved else converted
         minimal, candidates, trail = minimal and verdict.ok, len(self.regions), tuple(self.trail)
         return Repaired(converted, verdict, self.ranges, pinned, minimal, candidates, self.budget, trail, solved)
@@ -220,13 +442,7 @@ def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] 
     return (lambda done, total: progress(stage, done, total)) if progress else None
 
 
-def _compact(by: Criterion) -> str:
-    return f"rtol:{by.rtol:g},atol:{by.atol:g}" if by.name == ALLCLOSE else f"{by.name}:{by.limit:g}"
-
-
 # -- the smallest set of suspects ----------------------------------------------------------------------------
-
-Ask = Callable[[tuple[int, ...]], bool]
 
 
 class BudgetSpent(Exception):
@@ -249,37 +465,27 @@ def minimal_set(suspects: int, enough: Callable[[frozenset[int]], bool]) -> tupl
             answers[key] = enough(key)
         return answers[key]
 
+    def search(everyone: tuple[int, ...]) -> None:
+        if ask(()) or not ask(everyone):
+            return
+        fails, passes = 0, 1
+        while passes < len(everyone) and not ask(everyone[:passes]):
+            fails, passes = passes, passes * 2
+        passes = min(passes, len(everyone))
+        while passes - fails > 1:
+            middle = (fails + passes) // 2
+            fails, passes = (fails, middle) if ask(everyone[:middle]) else (middle, passes)
+        held, size, before = everyone[:passes], passes, tuple[int, ...]()
+        while size > 1 or held != before:
+            size, before = max(size // 2, 1), held
+            end = len(before) - (size > 1)  # without the last one a prefix did not pass
+            for at in reversed(range(0, end, size)):
+                part = before[at : min(at + size, end)]
+                rest = tuple(one for one in held if one not in part)
+                if rest != held and ask(rest):
+                    held = rest
+
     with suppress(BudgetSpent):
-        everyone = tuple(range(suspects))
-        if not ask(()) and ask(everyone):
-            _thin_out(ask, everyone[: _shortest(ask, everyone)])
+        search(tuple(range(suspects)))
     found = min((held for held, passes in answers.items() if passes), key=len, default=None)
     return None if found is None else tuple(sorted(found))
-
-
-def _shortest(ask: Ask, everyone: tuple[int, ...]) -> int:
-    """Return the length of the shortest prefix that passes."""
-    fails, passes = 0, 1
-    while passes < len(everyone) and not ask(everyone[:passes]):
-        fails, passes = passes, passes * 2
-    passes = min(passes, len(everyone))
-    while passes - fails > 1:
-        middle = (fails + passes) // 2
-        if ask(everyone[:middle]):
-            passes = middle
-        else:
-            fails = middle
-    return passes
-
-
-def _thin_out(ask: Ask, held: tuple[int, ...]) -> None:
-    """Ask for ever smaller parts of the shortest prefix that passes, until each of its suspects is needed."""
-    size, before = len(held), tuple[int, ...]()
-    while size > 1 or held != before:
-        size, before = max(size // 2, 1), held
-        end = len(before) - (size > 1)  # without the last one a prefix did not pass
-        for at in reversed(range(0, end, size)):
-            part = before[at : min(at + size, end)]
-            rest = tuple(one for one in held if one not in part)
-            if rest != held and ask(rest):
-                held = rest

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import amp_rewrite
-from amp_rewrite.evidence.verdict import Verdict
+from amp_rewrite.evidence.verify import Verdict
 from benchmarks.shared import measure
 from support.hard_models import HARD, Hard, halved
 from support.planted_models import OUTLIER, PLANTED, planted

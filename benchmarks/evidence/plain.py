@@ -113,7 +113,7 @@ def exported(name: str, cache: str) -> tuple[str, str]:
 def judged(group: str, name: str, source: str, made: str, data: str) -> Row:
     """Judge a conversion, on data or, without any, on a random batch of another seed than the check's."""
     import amp_rewrite
-    from amp_rewrite.evidence.data.random_batches import Drawing
+    from amp_rewrite.evidence.data.sources import Drawing
     from amp_rewrite.files.protos import all_nodes
     from amp_rewrite.runtime.ports import input_ports
 

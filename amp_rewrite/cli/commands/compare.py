@@ -17,7 +17,7 @@ from amp_rewrite.settings.request import CRITERION, STARTS
 
 if TYPE_CHECKING:
     from amp_rewrite.deploy.benchmark import Benchmark
-    from amp_rewrite.evidence.verdict import Verdict
+    from amp_rewrite.evidence.verify import Verdict
 
 # -- diff ----------------------------------------------------------------------------------------------------
 

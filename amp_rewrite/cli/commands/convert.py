@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from amp_rewrite.pipeline.batch.batch import Batch
-    from amp_rewrite.pipeline.batch.outcome import Outcome
+    from amp_rewrite.pipeline.batch.job import Outcome
     from amp_rewrite.pipeline.conversion import Converted
-    from amp_rewrite.pipeline.guidance import Guidance
-    from amp_rewrite.pipeline.repaired import Repaired
+    from amp_rewrite.pipeline.convert import Guidance
+    from amp_rewrite.pipeline.repair import Repaired
     from amp_rewrite.settings.request import Request
 
 _OUTCOME = (
@@ -225,7 +225,8 @@ def convert_batch(
         raise click.UsageError(f"{what} to a folder; add -o FOLDER")
     if output.lower().endswith(".onnx") and any(map(url_of, (*map(str, words), output))):
         raise click.UsageError(f"{output} is the name of a file; what comes or goes by URL needs a folder")
-    from amp_rewrite.pipeline.batch.batch import Batch, BatchSettings
+    from amp_rewrite.pipeline.batch.batch import Batch
+    from amp_rewrite.pipeline.batch.job import BatchSettings
 
     batch = Batch.of(
         words,

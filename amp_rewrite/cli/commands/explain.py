@@ -72,7 +72,7 @@ def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict
 
         explanation = explained(report_in(model), names)
     else:
-        from amp_rewrite.pipeline.explain import explain
+        from amp_rewrite.pipeline.convert import explain
 
         with terminal.stages(model.name, model, quiet=False) as tell:
             guided = guidance(settings, shapes, explicit)

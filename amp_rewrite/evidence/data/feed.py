@@ -17,8 +17,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, nearest, spelled
 from amp_rewrite.evidence.data.feedback import Feedback
-from amp_rewrite.evidence.data.random_batches import Drawing, drawn
-from amp_rewrite.evidence.data.sources import Raw, Source, as_array, named, short, source_of
+from amp_rewrite.evidence.data.sources import Drawing, Raw, Source, as_array, drawn, named, short, source_of
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import TENSOR

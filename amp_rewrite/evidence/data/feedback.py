@@ -78,9 +78,10 @@ class Feedback:
         """Return the number of a run's batch, and of its step on it if each batch has several."""
         return (run, None) if self.steps is None else divmod(run, self.steps)
 
-    def begins(self, run: int) -> bool:
-        """True if a sequence begins with this run."""
-        return run == 0 if self.steps is None else run % self.steps == 0
+    def fed(self, run: int, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the batch of a run, with states from the outputs of the run before unless it begins a sequence."""
+        begins = run == 0 if self.steps is None else run % self.steps == 0
+        return batch if begins else {**batch, **{into: outputs[out] for out, into in self.pairs}}
 
     def runs(self, number: int, batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the batch for each run on it, with zeros for missing states at the start of a sequence.

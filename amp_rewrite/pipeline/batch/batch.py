@@ -6,18 +6,16 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from amp_rewrite.errors import ModelError, PatternError, PolicyError, ReportError, count, spelled, spelled_options
 from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.foreign import foreign
-from amp_rewrite.pipeline.batch.job import Job, key_of, run
-from amp_rewrite.pipeline.batch.outcome import FAILED, Outcome, Summary
+from amp_rewrite.pipeline.batch.job import FAILED, BatchSettings, Job, Outcome, Summary, key_of, run
 from amp_rewrite.pipeline.batch.places import SUFFIX, copy, data_of, files_of, listed, real
 from amp_rewrite.pipeline.batch.processes import Processes, cores, through
-from amp_rewrite.pipeline.guidance import Guidance
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.option import Options, checked, takes
 from amp_rewrite.settings.request import KEYWORDS, Request
@@ -91,19 +89,6 @@ def convert_many(
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """Settings of a batch beside those of a conversion. `guidance`: data for all models. `write`: not a dry run."""
-
-    out: Path
-    overwrite: bool = False
-    external_data: bool | None = None
-    resume: bool = False
-    write: bool = True
-    guidance: Guidance = field(default_factory=Guidance)
-    summary: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
     """Jobs and copies of a batch. `patterns`: those that must match in some model."""
 
@@ -134,24 +119,15 @@ class Batch:
         copies = [(path, asked.out / files[path]) for path in files if path not in models and real(path) not in stay]
         copies = [(path, to) for path, to in copies if real(path) != real(to)]
         known = _known(asked)
+        key, named = key_of(request, options, asked.guidance), spelled_options()
         data_file, ranges = (real(path) if path else "" for path in (asked.guidance.data, asked.guidance.ranges))
-        base = Job(
-            source=Path(),
-            target=Path(),
-            options=dict(options),
-            key=key_of(request, options, asked.guidance),
-            overwrite=asked.overwrite,
-            external_data=asked.external_data,
-            guidance=replace(asked.guidance, data=data_file, ranges=ranges),
-            write=asked.write,
-            named=spelled_options(),
-        )
-        jobs = {
-            target: replace(base, source=path, target=target, files=data[path], known=known.get(name_of(path)))
+        asked = replace(asked, guidance=replace(asked.guidance, data=data_file, ranges=ranges))
+        jobs = [
+            Job(path, target, asked, dict(options), key, named, data[path], known.get(name_of(path)))
             for path, target in _targets(models, asked.out)
-        }
-        _check_targets([(job.source, target) for target, job in jobs.items()], copies, read, asked)
-        return cls(asked, list(jobs.values()), copies, (*patterns, *strict))
+        ]
+        _check_targets([(job.source, job.target) for job in jobs], copies, read, asked)
+        return cls(asked, jobs, copies, (*patterns, *strict))
 
     def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
         """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.

@@ -1,7 +1,7 @@
-"""A job: one model, read, converted and written by one worker.
+"""A job: one model, read, converted and written by one worker, its outcome, and the summary of all outcomes.
 
 Jobs and outcomes are plain data, so that any executor can carry them to another process or machine: a job names files,
-and the weights go from file to file where it runs.
+and the weights go from file to file where it runs. The summary is a file with a line of JSON for each outcome.
 """
 
 from __future__ import annotations
@@ -11,45 +11,156 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.errors import AmpRewriteError, ModelError, one_line, options_spelled, spelled
-from amp_rewrite.files.disk import make_folder, name_of, url_of
+from amp_rewrite.errors import AmpRewriteError, Finding, ModelError, ReportError, one_line, options_spelled, spelled
+from amp_rewrite.files.disk import check_place, make_folder, name_of, open_regular, url_of, write_whole
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import LARGEST_INLINE
-from amp_rewrite.pipeline.batch.outcome import FAILED, MISSED, OK, Outcome
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
-from amp_rewrite.pipeline.guidance import Guidance
+from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
+from amp_rewrite.reports.json_records import Malformed, decode, record
+from amp_rewrite.reports.render import count, size
+from amp_rewrite.reports.result import Result
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
+
+OK, MISSED, FAILED = 0, 1, 2
+"""Values of `Outcome.rc`, as exit codes: written; not written, since the tolerance is not met; failed."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Outcome(Result):
+    """One model of many: its source, its target, and the result.
+
+    Attributes:
+        source: the file that was read, as it was named.
+        target: the file that was written, or would be.
+        rc: 0 done, 1 a tolerance that is not met, 2 an error; the exit code of the command is the worst of all.
+        key: hash of version, options, and size and time of the files that were read.
+        made: size and time of the written files; with `key` they tell whether a written model is still the right one.
+        evidence: the fields of `Report.evidence` that say something.
+        totals: those of the report.
+        findings: those of the report.
+        seconds: wall time.
+        error: the reason of a failure, in one line.
+        finished: True if the written model was there already, from an earlier run.
+        unmatched: each pattern without a match in this model, with the error that a conversion of it alone would raise.
+        trace: the lines of Python where an error is a bug in this package.
+
+    Example:
+        >>> import amp_rewrite
+        >>> outcomes = list(amp_rewrite.convert_many(["model.onnx"], out="converted"))
+        >>> [outcome.rc for outcome in outcomes]
+        [0]
+    """
+
+    source: str
+    target: str
+    rc: int = OK
+    key: str = ""
+    made: str = ""
+    evidence: Mapping[str, object] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+    finished: bool = False
+    unmatched: Mapping[str, str] = field(default_factory=dict)
+    trace: str = ""
+
+    @property
+    def brief(self) -> str:
+        """Source and outcome."""
+        return f"{self.source}: {self.fate}"
+
+    @property
+    def fate(self) -> str:
+        """The outcome in a few words."""
+        if self.error:
+            return self.error
+        totals = self.totals
+        casts = totals.get("casts_to_low", 0) + totals.get("casts_to_float32", 0)
+        lowered = f"{totals.get('compute_lowered', 0)} of {count(totals.get('compute_ops', 0), 'compute op')} lowered"
+        sizes = f"{size(totals.get('weights_before', 0))} → {size(totals.get('weights_after', 0))} of weights"
+        words = [lowered, count(casts, "Cast"), sizes, f"{self.seconds:.1f} s"]
+        if self.findings:
+            words.insert(2, count(len(self.findings), "finding"))
+        if self.finished:
+            words = ["finished before"]
+        return ", ".join(words)
+
+    def text(self) -> str:
+        """Return source, target and fate of the model."""
+        return f"{self.source} → {self.target}\n  {self.fate}\n"
+
+    def to_json(self) -> str:
+        """Return one line of JSON, without empty fields."""
+        encoded = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("findings", "trace")}
+        encoded["findings"] = [asdict(finding) for finding in self.findings]
+        encoded["seconds"] = round(self.seconds, 3)
+        silent = ("error", "finished", "unmatched", "trace")
+        return json.dumps({name: value for name, value in encoded.items() if value or name not in silent})
+
+    @classmethod
+    def from_json(cls, line: str) -> Outcome:
+        """Return the outcome in a line of `to_json`.
+
+        Raises:
+            ValueError: the line is not such JSON.
+        """
+        try:
+            outcome: Outcome = _READER(decode(line))
+        except Malformed as error:
+            raise ValueError(f"{error.where} {error}") from error
+        return outcome
+
+
+_READER = record(Outcome, needed=("source", "target", "rc"))
+
+
+# -- the job ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Settings of a batch beside those of a conversion. `guidance`: data for all models. `write`: not a dry run.
+
+    `overwrite`: replace also files that no run wrote.
+    """
+
+    out: Path
+    overwrite: bool = False
+    external_data: bool | None = None
+    resume: bool = False
+    write: bool = True
+    guidance: Guidance = field(default_factory=Guidance)
+    summary: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A model to convert, and the settings for it.
 
-    `options`: keywords of `convert`, which `key` stands for. `files`: the external data of the source. `known`: the
-    outcome of an earlier run. `overwrite`: replace also files that no run wrote. `write`: False for a dry run. `named`:
-    the options of the command line that errors name. `folder`: the start of relative paths.
+    `options`: keywords of `convert`, which `key` stands for. `named`: the options of the command line that errors name.
+    `files`: the external data of the source. `known`: the outcome of an earlier run. `folder`: the start of relative
+    paths.
     """
 
     source: Path
     target: Path
+    asked: BatchSettings
     options: Mapping[str, Any]
     key: str
-    overwrite: bool = False
-    external_data: bool | None = None
-    guidance: Guidance = field(default_factory=Guidance)
+    named: Collection[str] | None
     files: tuple[str, ...] = ()
     known: Outcome | None = None
-    write: bool = True
-    named: Collection[str] | None = None
     folder: str = ""
 
     def place(self, path: str | Path) -> Path:
@@ -68,7 +179,7 @@ def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> 
 def _key(job: Job) -> str:
     """Return the key of a job with the states of all files that it reads."""
     files = [job.place(job.source), *map(job.place, job.files)]
-    for place in map(Path, filter(None, (job.guidance.data, job.guidance.ranges))):
+    for place in map(Path, filter(None, (job.asked.guidance.data, job.asked.guidance.ranges))):
         files += sorted(place.rglob("*")) if place.is_dir() else [place]
     content = [job.key, *(f"{file.name}:{state_of(file)}" for file in files)]
     return hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -124,7 +235,7 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
     with staged(job.place(job.source), target, job.files) as (source, path):
         model = Model.load(source)
         with one_of_many() as unmatched:
-            converted, _ = job.guidance.convert(model, job.options, job.guidance.feed(model))
+            converted, _ = job.asked.guidance.convert(model, job.options, job.asked.guidance.feed(model))
         report = converted.report
         outcome = replace(
             outcome,
@@ -137,13 +248,87 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
         if report.evidence.level == WRONG:
             missed = "the tolerance is not met" if report.evidence.criterion else report.evidence.objection
             return replace(outcome, rc=MISSED, error=f"not written: {missed}")
-        if not job.write:
+        if not job.asked.write:
             return outcome
         make_folder(path)
-        if not job.overwrite:
+        if not job.asked.overwrite:
             _check_own(path, known)
         result = converted.result
-        external = result.nbytes > LARGEST_INLINE if job.external_data is None else job.external_data
+        external = result.nbytes > LARGEST_INLINE if job.asked.external_data is None else job.asked.external_data
         weights = f"{job.target.name}_data"  # as optimum and transformers.js name them
         result.save(path, overwrite=True, external_data=external and weights)
     return replace(outcome, made=_made(target))
+
+
+# -- the summary -------------------------------------------------------------------------------------------
+
+_LARGEST = 1 << 30  # bytes
+_JSONL = (".jsonl", ".ndjson", ".json")
+
+
+class Summary:
+    """A file of outcomes. Each is added when it is known; `complete` has one of each in the order of the sources.
+
+    A line that is cut off, by a crash or a full disk, counts as absent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(self, *, overwrite: bool, resume: bool) -> None:
+        """Raise ReportError, with the reason, if the summary cannot be written there."""
+        if url := url_of(self.path):
+            raise ReportError(f"cannot write a summary to {url}: lines are added to it; name a file of this machine")
+        if self.path.suffix.lower() not in _JSONL:
+            fact = f"cannot write a summary to {self.path}: it has a line of JSON for each model"
+            raise ReportError(f"{fact}; name a .jsonl file")
+        check_place(self.path, ReportError)
+        if os.path.lexists(self.path) and not (overwrite or resume):
+            way = f"go on from it with {spelled('resume', True)}, or replace it with {spelled('overwrite', True)}"
+            raise ReportError(f"{self.path} exists; {way}")
+
+    def read(self) -> Mapping[str, Outcome]:
+        """Return the outcomes of earlier runs by source, the last of each; none without a file.
+
+        ReportError for a file that is not a summary.
+        """
+        try:
+            with open_regular(self.path) as file:
+                content = file.read(_LARGEST + 1)
+        except FileNotFoundError:
+            return {}
+        except OSError as cause:
+            raise ReportError(f"cannot read {self.path}: {cause.strerror or cause}; name another summary") from cause
+        lines = content.split(b"\n")
+        known: dict[str, Outcome] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                outcome = Outcome.from_json(line.decode())
+            except ValueError as error:
+                if number == len(lines):  # without its end
+                    break
+                fact = "is not a line that convert writes"
+                raise ReportError(f"{self.path}:{number} {fact} ({error}); name a summary, or another file") from error
+            known[outcome.source] = outcome
+        return known
+
+    def add(self, outcome: Outcome) -> None:
+        """Add a line, in one write."""
+        with self._writing(), self.path.open("ab") as file:
+            file.write(f"{outcome.to_json()}\n".encode())
+
+    def complete(self, outcomes: Iterable[Outcome]) -> None:
+        """Replace the file by one with these outcomes, whole or not at all."""
+        with self._writing():
+            lines = "".join(f"{outcome.to_json()}\n" for outcome in outcomes)
+            write_whole(Path(os.path.realpath(self.path)), lines.encode())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as cause:
+            reason = cause.strerror or cause
+            raise ReportError(f"cannot write {self.path}: {reason}; models written so far stay") from cause

@@ -99,13 +99,6 @@ def _fetched(source: Path, here: Path) -> Path:
     return here
 
 
-def _put(here: Path, target: Path) -> None:
-    store, path = _store_of(target)
-    with _named_error(target, "write"):
-        store.makedirs(store._parent(path), exist_ok=True)
-        store.put_file(str(here), path)
-
-
 @contextmanager
 def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[Path, Path]]:
     """Yield local paths to read a model and to write it; files of stores go by a temporary folder.
@@ -127,7 +120,11 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
             raise type(error)(text) from error
         made = [path for path in written.rglob("*") if path.is_file()]
         for path in sorted(made, key=lambda path: (path.suffix == SUFFIX, path)):
-            _put(path, path.relative_to(written))
+            place = path.relative_to(written)
+            store, name = _store_of(place)
+            with _named_error(place, "write"):
+                store.makedirs(store._parent(name), exist_ok=True)
+                store.put_file(str(path), name)
 
 
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:

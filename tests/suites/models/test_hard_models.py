@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import amp_rewrite
-from amp_rewrite.evidence.verdict import Verdict
-from amp_rewrite.pipeline.repaired import Repaired
+from amp_rewrite.evidence.verify import Verdict
+from amp_rewrite.pipeline.repair import Repaired
 from support.hard_models import HARD, Hard, halved
 from support.paths import ROOT, imported
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.group import COMMANDS
-from amp_rewrite.pipeline.repaired import Repaired
+from amp_rewrite.pipeline.repair import Repaired
 from support.hard_models import HARD
 from support.paths import ROOT
 

@@ -207,7 +207,7 @@ def test_options_reach_the_conversion(folder: Path, command: str, monkeypatch: p
         seen.update(given)
         raise ModelError("seen")
 
-    monkeypatch.setattr(import_module("amp_rewrite.pipeline.guidance"), "convert", spy)
+    monkeypatch.setattr(import_module("amp_rewrite.pipeline.convert"), "convert", spy)
     usual = {name: getattr(Request(), name) for name in KEYWORDS}
     usual |= {"data": None, "ranges": None, "headroom": 2.0, "check": False, "progress": None}
 

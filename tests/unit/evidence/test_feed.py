@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 
 from amp_rewrite import Feed, FeedError, Model
-from amp_rewrite.evidence.data.random_batches import parse_shapes
+from amp_rewrite.evidence.data.sources import parse_shapes
 
 X = np.float32([[1, 2, 3], [4, 5, 6]])
 I = np.int64([1, 0])  # noqa: E741

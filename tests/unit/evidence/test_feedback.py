@@ -10,7 +10,7 @@ from amp_rewrite import calibrate, convert, verify
 from amp_rewrite.errors import FeedError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.data.feedback import state_pairs
-from amp_rewrite.evidence.verify import Stepped
+from amp_rewrite.evidence.opening import unrolled
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import Runner
 
@@ -44,8 +44,7 @@ DRIP = {"x": np.full((1, 8), 1.3e-3, np.float32), "h": np.full((1, 8), 0.5, np.f
 
 def outputs(feed: Feed, of: Model = SUM) -> list[list[float]]:
     runner = Runner.open(of)
-    step = Stepped(feed, lambda _, batch: runner.run(batch))
-    return [step(number, batch)["hn"].ravel().tolist() for number, batch in enumerate(feed)]
+    return [np.ravel(runner.run(batch)["hn"]).tolist() for batch in unrolled(feed, of)]
 
 
 # -- which runs follow each other -----------------------------------------------------------------------------

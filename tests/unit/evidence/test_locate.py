@@ -12,7 +12,7 @@ import amp_rewrite
 from amp_rewrite.errors import ModelError
 from amp_rewrite.evidence import errors
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.errors import ErrorStats, SideBySide
+from amp_rewrite.evidence.errors import ErrorStats, Pairing
 from amp_rewrite.evidence.locate import Located, locate
 from amp_rewrite.files.model import Model
 from amp_rewrite.reports.evidence import OpErrors
@@ -102,8 +102,8 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
     # a Transpose of the result stands between two Reshapes; two values of other shapes match by structure
     assert located.matchable - located.matched == {"lstm_ts13": 3, "bert_dynamo20": 1}.get(name, 0)
     a, b = (Runner.open(m).run(fed) for m in (Model.load(path), emulate(converted, io="float32")))
-    both = SideBySide.of(Model.load(path), converted, Feed.of(fed, Model.load(path)))
-    drift, pairing = both.accumulated(), both.pairing
+    pairing = Pairing.of(Model.load(path), converted, Feed.of(fed, Model.load(path)))
+    drift = pairing.accumulated()
     theirs = {pairing.reference.value_name(w): drift[v] for v, w in pairing.measured.items()}
     compared = [out for out in a if out in theirs]
     assert compared
@@ -114,9 +114,7 @@ def test_the_accumulated_error_of_an_output_is_that_of_the_emulated_model(name: 
 
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model.load(MODELS / "cnn_ts13.onnx")
-    both = SideBySide.of(
-        model, amp_rewrite.convert(MODELS / "cnn_ts13.onnx").result, Feed.of(fixture("cnn_ts13"), model)
-    )
+    both = Pairing.of(model, amp_rewrite.convert(MODELS / "cnn_ts13.onnx").result, Feed.of(fixture("cnn_ts13"), model))
     runs: list[tuple[int, int]] = []
     whole = [measure(lambda *done: runs.append(done)) for measure in (both.local, both.accumulated)]
     assert runs == [(1, 1), (1, 1)]

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from amp_rewrite import DType, Feed, Model, ModelError, View, emulate
+from amp_rewrite.evidence.calibrate import WIDTH, Taps, merged, neutral, ranges, tapped
 from amp_rewrite.evidence.ranges import Range, key
-from amp_rewrite.evidence.taps import WIDTH, Taps, merged, neutral, ranges, tapped
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from support.cases import feeds

@@ -14,8 +14,7 @@ import amp_rewrite
 from amp_rewrite.errors import FeedError, ModelError, PolicyError
 from amp_rewrite.evidence import opening
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.verdict import FedData, ModelRun
-from amp_rewrite.evidence.verify import verify
+from amp_rewrite.evidence.verify import FedData, ModelRun, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, cuda_opens
 

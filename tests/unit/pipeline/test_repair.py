@@ -16,12 +16,10 @@ from onnx import ModelProto
 import amp_rewrite
 import amp_rewrite.pipeline.repair
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.verdict import FedData, ModelRun, Verdict
-from amp_rewrite.evidence.verify import verify
+from amp_rewrite.evidence.verify import FedData, ModelRun, Verdict, verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.pipeline.draft import Draft
-from amp_rewrite.pipeline.repair import BudgetSpent, minimal_set, repair
-from amp_rewrite.pipeline.repaired import Region, Repaired, regions_of, suspicion
+from amp_rewrite.pipeline.repair import BudgetSpent, Region, Repaired, minimal_set, regions_of, repair, suspicion
 from amp_rewrite.settings.request import Request
 from support.cases import build
 from support.hard_models import HARD

@@ -72,7 +72,7 @@ def test_a_conversion_that_is_done_is_explained_as_it_is(
     def convert(*_: object, **__: object) -> None:
         raise AssertionError("it is converted already")
 
-    monkeypatch.setattr(import_module("amp_rewrite.pipeline.explain"), "convert", convert)
+    monkeypatch.setattr(import_module("amp_rewrite.pipeline.convert"), "convert", convert)
     (tmp_path / "report.json").write_text(converted.report.to_json(), "utf-8")
     source: Any = {"result": converted, "report": converted.report, "file": tmp_path / "report.json"}[form]
     assert [chain.rows[0].op for chain in amp_rewrite.explain(source, ["soft", "product"]).chains] == [

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 
 from amp_rewrite import Outcome, convert, convert_many
 from amp_rewrite.errors import AmpRewriteError, ModelError, PolicyError, ReportError
-from amp_rewrite.pipeline import guidance
 from support.repositories import net, repository, tree
 from support.weights import plain
 
@@ -158,13 +158,14 @@ def test_a_pattern_has_to_match_in_some_model(src: Path, out: Path) -> None:
 
 
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    real, names = guidance.convert, list[str]()
+    home = sys.modules["amp_rewrite.pipeline.convert"]  # the name in the package is the function
+    real, names = home.convert, list[str]()
 
     def counting(model: Any, **more: Any) -> Any:
         names.append(model.path.name)
         return real(model, **more)
 
-    monkeypatch.setattr(guidance, "convert", counting)
+    monkeypatch.setattr(home, "convert", counting)
     return names
 
 
