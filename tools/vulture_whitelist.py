@@ -29,6 +29,7 @@ _.fuse_rotations
 _.part_biases
 _.move_into_tables
 _.fuse_contrib
+_.fuse_diffusion
 _.widen_biases
 _.align_products
 _.bound_fills

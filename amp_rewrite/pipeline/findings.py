@@ -21,7 +21,14 @@ from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import release_number
-from amp_rewrite.runtime.providers import CudaOptions, cuda_options_of, misfit, oldest_release, own_operators
+from amp_rewrite.runtime.providers import (
+    CUDA_ALONE,
+    CudaOptions,
+    cuda_options_of,
+    misfit,
+    oldest_release,
+    own_operators,
+)
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
@@ -204,8 +211,10 @@ def oldest_for(view: View, target: Target, to: DType) -> str | None:
 
 def needs_release(view: View, oldest: str, to: DType) -> Finding:
     """Return the finding about onnxruntime's own operators, from a release on."""
-    where = "CUDA and on the CPU" if to is DType.FLOAT16 else "CUDA"  # no CPU kernels in bfloat16
-    note = f"{', '.join(own_operators(view))}: the file runs with onnxruntime {oldest} or later, on {where}"
+    names = own_operators(view)
+    both = to is DType.FLOAT16 and CUDA_ALONE.isdisjoint(names)  # the CPU has no kernels in bfloat16
+    where = "CUDA and on the CPU" if both else "CUDA"
+    note = f"{', '.join(names)}: the file runs with onnxruntime {oldest} or later, on {where}"
     return Finding("needs_release", f"onnxruntime {oldest}", note)
 
 

@@ -26,7 +26,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.builder import new_cast, new_node
-from amp_rewrite.rewrite.device_arithmetic.cuda import CUDA
+from amp_rewrite.rewrite.device_arithmetic.cuda import CUDA, CUDA_ALONE
 from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, written_out
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -127,7 +127,7 @@ class _Twin:
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
-        self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else {}
+        self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else CUDA_ALONE
         main = view.scopes[MAIN]
         self.fed = frozenset(filter(self._low_tensor, main.inputs))
         results = frozenset(filter(self._low_tensor, main.outputs))
@@ -222,8 +222,10 @@ class _Twin:
             yield from self._retargeted(op, node)
         else:
             self._widen(op, node.attribute)
-            recipe = self.recipes.get(op.kind)
-            steps = None if recipe is None else written_out(self.view, recipe, op, node, self.taken)
+            recipe, steps = self.recipes.get(op.kind), None
+            low = self._low_tensor(next(iter(op.results), None)) if self.rounding else None
+            if recipe is not None and (low is DType.FLOAT16 or op.kind in CUDA_ALONE):
+                steps = written_out(self.view, recipe, op, node, self.taken, low)
             if steps is not None:
                 yield from self._named(op, *steps)
                 return

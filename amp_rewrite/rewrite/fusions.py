@@ -36,9 +36,7 @@ class FusionRule(Record):
         """Return the text under each heading."""
         first = FIRST_FUSED.get(self.operator)
         where = f"from opset {first} on" if first and self.fuse == "basic" else "at every opset that has the ops"
-        standard = self.fuse == "basic"
-        mode = "with any `--fuse` but `none`" if standard else "with `--fuse contrib`, the default for `ort-cuda`"
-        off = "none" if standard else "basic"
+        off, mode = _MODES[self.fuse]
         return {
             "What it replaces": f"{self.spelling}, by {self.operator} {where}, {mode}.",
             "What keeps it apart": f"{self.refusals} {self.shared}".rstrip(),
@@ -47,12 +45,19 @@ class FusionRule(Record):
         }
 
 
+_MODES = {
+    "basic": ("none", "with any `--fuse` but `none`"),
+    "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
+    "diffusion": ("contrib", "with `--fuse diffusion`"),
+}
+"""The option that leaves fusions out, and the one that makes them."""
 _LAST_AXIS = "Another axis than the last, or one of unknown size; an epsilon that is not one constant below the root;"
 _NORM = f"{_LAST_AXIS} scale or bias that are not one number per element."
 _MASKS = "two masks; a mask that does not state every query and key"
 _ATTENTION = f"Scores capped by Tanh; a computed scale; {_MASKS}; unknown heads."
 _SKIP = "Shapes of x and skip that are not known to be equal; another axis than the last."
 _BIAS = "A bias that is not one axis of the size of the last."
+_IMAGES = "Other than four axes; groups of an odd number of channels, or of more than 512."
 _GELU = "Constants that differ from those of GELU in float32's digits."
 
 _contrib = partial(FusionRule, fuse="contrib")
@@ -120,6 +125,27 @@ FUSIONS: tuple[FusionRule, ...] = (
     _contrib("skip_rms_normalization", "SkipSimplifiedLayerNormalization", "RMSNormalization of x + skip", _SKIP),
     _contrib("bias_gelu", "BiasGelu", "Gelu of x + bias", _BIAS),
     _contrib("bias_gelu_tanh", "FastGelu", "Gelu with tanh of x + bias", _BIAS),
+    FusionRule(
+        "bias_split_gelu",
+        "BiasSplitGelu",
+        "The first half of x + bias times GELU of the second",
+        "Other than three axes; other than 2560, 5120 or 10240 features; GELU with tanh.",
+        "diffusion",
+    ),
+    FusionRule(
+        "group_norm",
+        "GroupNorm",
+        "A normalization of groups of channels, with or without x · sigmoid(x) behind it",
+        f"{_IMAGES} Scale or shift that are not constants of one number per channel.",
+        "diffusion",
+    ),
+    FusionRule(
+        "skip_group_norm",
+        "SkipGroupNorm",
+        "The same of x + skip",
+        f"{_IMAGES} Unknown sizes; a skip that is neither of the size of x nor one number per image and channel.",
+        "diffusion",
+    ),
     _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
 )
-"""All fusions. With `contrib` GELU is fused below its opset, too."""
+"""All fusions. With `contrib` and `diffusion` GELU is fused below its opset, too."""

@@ -115,7 +115,7 @@ class _KernelCheck:
 def _wholes(view: View, to: DType, target: Target, fuse: Fuse) -> Iterator[tuple[OpId, str]]:
     if target.family != Target.TENSORRT:
         context = Context(to)
-        own = multi_head_attentions(view, context) if fuse == "contrib" else ()
+        own = multi_head_attentions(view, context) if fuse in ("contrib", "diffusion") else ()
         taken = {op for outcome in own if isinstance(outcome, Replacement) for op in outcome.ops}
         for _, site in sites(view, context):
             if not isinstance(site, str) and taken.isdisjoint(site.form.ops):

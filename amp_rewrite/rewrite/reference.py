@@ -219,6 +219,24 @@ def _quick_gelu(attributes: _Attributes, x: Array) -> _Results:
     return (x / (1 + np.exp(-attributes["alpha"] * x)),)
 
 
+def _split_gelu(attributes: _Attributes, x: Array, bias: Array) -> _Results:
+    """The first half of x + bias, times the GELU of the second."""
+    first, second = np.split(x + bias, 2, axis=-1)
+    return (first * _gelu({}, second)[0],)
+
+
+def _group_norm(
+    attributes: _Attributes, x: Array, gamma: Array, beta: Array, skip: Array | None = None, bias: Array | None = None
+) -> _Results:
+    """(x + skip + bias) with channels last, normalized by groups of them, times gamma, plus beta; and that sum."""
+    x = _plus(_plus(x, bias), skip if skip is None or skip.ndim == x.ndim else skip[:, None, None, :])
+    apart = x.reshape(*x.shape[:-1], attributes["groups"], -1)
+    centered = apart - apart.mean((1, 2, 4), keepdims=True)
+    normal = centered / np.sqrt(np.mean(centered**2, (1, 2, 4), keepdims=True) + attributes["epsilon"])
+    y = normal.reshape(x.shape) * gamma + beta
+    return (y / (1 + np.exp(-y)) if attributes["activation"] else y), x
+
+
 def _product(attributes: _Attributes, a: Array, b: Array) -> _Results:
     a = a.swapaxes(-1, -2) if attributes.get("transA") else a
     b = b.swapaxes(-1, -2) if attributes.get("transB") else b
@@ -282,13 +300,16 @@ _SPLIT = 4  # axes: batch, heads, tokens, width
 
 FORMULAS: Mapping[str, Callable[..., _Results]] = {
     "BiasGelu": _gelu,
+    "BiasSplitGelu": _split_gelu,
     "FastGelu": _fast_gelu,
     "FusedMatMul": _product,
     "Gelu": _gelu,
+    "GroupNorm": _group_norm,
     "GroupQueryAttention": _grouped,
     "MultiHeadAttention": _attention,
     "QuickGelu": _quick_gelu,
     "RotaryEmbedding": _rotary,
+    "SkipGroupNorm": _group_norm,
     "SkipLayerNormalization": _layer_norm,
     "SkipSimplifiedLayerNormalization": _rms_norm,
 }

@@ -225,7 +225,7 @@ def check_providers(providers: Sequence[str]) -> None:
 # -- its errors ----------------------------------------------------------------------------------------
 
 
-NO_KERNEL = "Could not find an implementation"
+NO_KERNEL = "emulate(model) runs what no kernel of the CPU does"
 """onnxruntime's words for a sound op in a type that it has no kernel for."""
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
@@ -250,7 +250,7 @@ _KNOWN = {
     "is not a registered function/op": "give the model a local function of that name, or use ops that it knows",
     "No Op registered for": "check the spelling, or import the opset that has it",
     "No opset import for domain": "add it to opset_import",
-    NO_KERNEL: "emulate(model) runs what no kernel of the CPU does",
+    "Could not find an implementation|Kernel not found": NO_KERNEL,
     "official support for domain|is under development": _NEWER,
     "provider option": "check it against onnxruntime's page of that provider, or leave it out",
     "graph (capture )?feature as requested by the user as ": "leave the CUDA graph out (cuda_graph, enable_cuda_graph)",

@@ -32,6 +32,8 @@ from amp_rewrite.runtime.faults import (
 from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels, release_number, releases
 
 OWN_DOMAIN = "com.microsoft"
+CUDA_ALONE = frozenset({"BiasSplitGelu", "GroupNorm", "SkipGroupNorm"})
+"""Operators of that domain that fusions write, and that no kernel of the CPU computes."""
 
 
 def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DType]) -> str | None:
@@ -108,15 +110,18 @@ def misfit(needed: str, operators: Collection[str], release: str, provider: str)
         )
     lacking = [name for name in operators if not _serves(provider, name)]
     if lacking:
+        way = "with --fuse contrib" if provider == CPU else "for that provider with --target"
         return (
             f"{provider} has no known kernel for {', '.join(lacking)} of {OWN_DOMAIN}; use {CUDA}, or convert the"
-            " source for that provider with --target"
+            f" source {way}"
         )
     return None
 
 
 def _serves(provider: str, operator: str) -> bool:
-    return provider in (CUDA, CPU) or (provider == WEBGPU and load_webgpu_kernels().has(OWN_DOMAIN, operator, 1))
+    if provider == CPU:
+        return operator not in CUDA_ALONE
+    return provider == CUDA or (provider == WEBGPU and load_webgpu_kernels().has(OWN_DOMAIN, operator, 1))
 
 
 def _release(kernels: Kernels) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Level = Literal["default", "tensor-cores-only", "treat-gray-as-deny", "unsafe-force-all", "lower-all"]
 Safety = Literal["default", "none"]
 Quantized = Literal["keep", "rescale"]
-Fuse = Literal["auto", "none", "basic", "contrib"]
+Fuse = Literal["auto", "none", "basic", "contrib", "diffusion"]
 Assumption = Literal["rows-see-a-key"]
 ROWS_SEE: Assumption = "rows-see-a-key"
 Placement = Literal["mincut", "propagate"]

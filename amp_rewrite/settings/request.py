@@ -152,9 +152,10 @@ class Request:
     fuse: Fuse = option(
         "auto",
         '"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
-        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "auto" is'
-        ' "contrib" for that target, and "basic" for all others',
-        help="Fusions: auto, none, basic or contrib.",
+        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "diffusion"'
+        " those of [diffusion models](../concepts/fusion.md#diffusion), too, which run in float16 on CUDA alone;"
+        ' "auto" is "contrib" for ort-cuda, and "basic" for all other targets',
+        help="Fusions: auto, none, basic, contrib, diffusion.",
         stated=UNUSUAL,
     )
     assume: Assumption | None = option(
@@ -318,11 +319,13 @@ class Request:
     def _served(self) -> Request:
         """Return the request for the installed runtime, with its fusions. PolicyError for options beyond it."""
         target = installed(self.target, self.to)
-        if self.fuse == "contrib" and target.family != Target.ORT_CUDA:
+        if self.fuse in ("contrib", "diffusion") and target.family != Target.ORT_CUDA:
             raise PolicyError(
-                "fuse 'contrib' makes operators that only onnxruntime has, and the target is"
+                f"fuse {self.fuse!r} makes operators that only onnxruntime has, and the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
             )
+        if self.fuse == "diffusion" and self.to is not DType.FLOAT16:
+            raise PolicyError("fuse 'diffusion' makes operators without kernels in bfloat16; use fuse 'contrib'")
         own: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
         return replace(self, target=target, fuse=own if self.fuse == "auto" else self.fuse)
 

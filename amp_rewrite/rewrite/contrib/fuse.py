@@ -42,7 +42,7 @@ from amp_rewrite.rewrite.replacement import (
     run_round,
 )
 
-_LATEST = 23
+LATEST = 23
 """The opset from which the standard has all the operators that these are made of."""
 
 
@@ -51,17 +51,21 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
-    site = _Site(view, context)
-    operators = [Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds((*_SKIP_NORMS, "Gelu"))]
-    for fusion in fuse_clusters(view, context, _LATEST):
-        if isinstance(fusion, Replacement):
-            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
-            inputs = tuple(read[name] for name in fusion.node.input)
-            operators.append(Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs))
-    for kinds, fused in ((_SKIP_NORMS, _skip_norm), (("Gelu",), _gelu)):
-        found = (fused(site, operator) for operator in operators if operator.node.op_type in kinds)
+    site = Site(view, context)
+    for kinds, fused in ((tuple(_SKIP_NORMS), _skip_norm), (("Gelu",), _gelu)):
+        found = (fused(site, operator) for operator in operators(view, context, kinds))
         yield from (outcome for outcome in found if outcome is not None)
     yield from _quick_gelus(site)
+
+
+def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Operator]:
+    """Yield operators of the standard of these kinds, also those that are written out."""
+    yield from (Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds(kinds))
+    for fusion in fuse_clusters(view, context, LATEST):
+        if isinstance(fusion, Replacement) and fusion.node.op_type in kinds:
+            read = {view.value_name(v): v for o in fusion.ops for v in view.ops[o].operands}
+            inputs = tuple(read[name] for name in fusion.node.input)
+            yield Operator(fusion.ops, view.ops[fusion.last], fusion.node, inputs)
 
 
 def fuse_attentions(view: View, context: Context) -> Iterator[Outcome]:
@@ -122,7 +126,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
+class Site:
     """A model to search."""
 
     view: View
@@ -172,7 +176,7 @@ _RANKS = (2, 3)  # tokens, or batch and tokens, by features: its kernels take no
 _EPSILON = 1e-5  # the default of both norms
 
 
-def _skip_norm(site: _Site, norm: Operator) -> Outcome | None:
+def _skip_norm(site: Site, norm: Operator) -> Outcome | None:
     """Return a normalized sum of two tensors of one shape. Other readers of the sum get it from the same node."""
     view = site.view
 
@@ -187,7 +191,7 @@ def _skip_norm(site: _Site, norm: Operator) -> Outcome | None:
     return judged(kind, norm.last.id, _added_norm(site, norm, add, copies))
 
 
-def _added_norm(site: _Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
+def _added_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:
     view, (total, gamma, beta) = site.view, (*norm.inputs, None)[:3]
     ops = (add.id, *(op.id for op in copies), *norm.ops)
     shape = site.shape(total)
@@ -219,7 +223,7 @@ def _added_norm(site: _Site, norm: Operator, add: Op, copies: Sequence[Op]) -> O
     return site.proved(Replacement(kind, tuple(sorted(ops)), norm.last.id, node, place=place), tried)
 
 
-def _odd_norm(site: _Site, norm: Operator, shape: Dims) -> str | None:
+def _odd_norm(site: Site, norm: Operator, shape: Dims) -> str | None:
     if any(v is not None for v in norm.last.outputs[1:]):
         return "its mean or deviation is read"
     if int_attribute(norm.node, "axis", -1) not in (-1, len(shape) - 1):
@@ -231,7 +235,7 @@ def _odd_norm(site: _Site, norm: Operator, shape: Dims) -> str | None:
     return None
 
 
-def _summands(site: _Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
+def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | None:
     for a, b in orders(add) if None not in shape else ():
         other = site.shape(b)
         batchless = len(shape) == max(_RANKS) and other in (shape[1:], (1, *shape[1:]))
@@ -241,7 +245,7 @@ def _summands(site: _Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | No
 
 
 def _with_bias(
-    site: _Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
+    site: Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
     """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
     for slot, value in enumerate(summands):
@@ -257,7 +261,7 @@ def _with_bias(
 # -- activations -----------------------------------------------------------------------------------
 
 
-def _gelu(site: _Site, gelu: Operator) -> Outcome | None:
+def _gelu(site: Site, gelu: Operator) -> Outcome | None:
     """Return a Gelu after a bias, or one that is written out at an opset without Gelu."""
     x, tanh = gelu.inputs[0], text_attribute(gelu.node, "approximate") == "tanh"
     if x is None or not only_float32(site.view, gelu.ops):
@@ -277,13 +281,13 @@ _WIDTH = 61
 """Numbers in the last axis with which an activation is tried."""
 
 
-def _activation(site: _Site, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Outcome:
+def _activation(site: Site, kind: str, op_type: str, ops: Sequence[OpId], tried: Tried, **stated: float) -> Outcome:
     last = site.view.ops[max(ops)]
     node = fused_node(op_type, last, site.names(*tried), list(last.node.output), stated, DOMAIN)
     return site.proved(Replacement(kind, tuple(ops), last.id, node), tried)
 
 
-def _biased(site: _Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
+def _biased(site: Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, ValueId] | None:
     add = site.view.producer(x, "Add")
     if add is None or add.scope != gelu.last.scope or not confined(site.view, x, gelu.ops):
         return None
@@ -294,7 +298,7 @@ def _biased(site: _Site, gelu: Operator, x: ValueId) -> tuple[OpId, ValueId, Val
     return None
 
 
-def _quick_gelus(site: _Site) -> Iterator[Outcome]:
+def _quick_gelus(site: Site) -> Iterator[Outcome]:
     """Yield each product of x and the logistic function of x, or of x times a number."""
     view = site.view
     for sigmoid in view.of_kinds(("Sigmoid",)):
@@ -307,7 +311,7 @@ def _quick_gelus(site: _Site) -> Iterator[Outcome]:
             yield _activation(site, "quick_gelu", "QuickGelu", sorted(match.ops), {x: site.like(x)}, alpha=alpha)
 
 
-def _factor(site: _Site, op: Op | None, x: ValueId) -> float | None:
+def _factor(site: Site, op: Op | None, x: ValueId) -> float | None:
     """Return the one number by which a Mul or Div scales a value; None for other ops, and for 0."""
     rank = len(site.shape(x) or (None,))
     for slot in (1, 0) if op is not None and op.kind == "Mul" else (1,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -189,10 +190,51 @@ def elu(b: LowBuilder, site: LowOp) -> list[str]:
     return [b.op("Where", b.op("Less", x, b.number(0.0)), below, x)]
 
 
+# -- operators without a kernel on the CPU -----------------------------------------------------------
+
+
+def split_gelu(b: LowBuilder, site: LowOp) -> list[str] | None:
+    """BiasSplitGelu: the sum is rounded, and the product of its halves."""
+    width = (site.static(1) or (0,))[0]
+    if not width:
+        return None
+    total = b.low("Add", *site.inputs)
+    left, right = b.split(total, [width // 2, width // 2], -1, results=2)
+    erf = b.op("Erf", b.op("Div", right, b.scalar(math.sqrt(2), DType.FLOAT)))
+    half = b.op("Mul", right, b.scalar(0.5, DType.FLOAT))
+    return [b.low("Mul", left, b.op("Mul", half, b.op("Add", erf, b.scalar(1, DType.FLOAT))))]
+
+
+def group_norm(b: LowBuilder, site: LowOp) -> list[str]:
+    """GroupNorm and SkipGroupNorm: sums are rounded, statistics are float32, the variance a difference of means."""
+    stated = site.attributes()
+    total, gamma, beta, skip, bias = (site.input(slot) for slot in range(5))
+    if bias:
+        total = b.low("Add", total, bias)
+    if skip:
+        flat = len(site.shape(3) or ()) == 2
+        total = b.low("Add", total, b.shaped(skip, [0, 1, 1, -1]) if flat else skip)
+    apart = b.shaped(total, [0, 0, 0, stated["groups"], -1])
+    mean = b.reduce("ReduceMean", apart, [1, 2, 4], keepdims=True)
+    squares = b.reduce("ReduceMean", b.op("Mul", apart, apart), [1, 2, 4], keepdims=True)
+    variance = b.op("Sub", squares, b.op("Mul", mean, mean))
+    deviation = b.op("Sqrt", b.op("Add", variance, b.scalar(stated.get("epsilon", 1e-5), DType.FLOAT)))
+    normal = b.op("Reshape", b.op("Div", b.op("Sub", apart, mean), deviation), b.op("Shape", total))
+    y = b.op("Add", b.op("Mul", normal, gamma), beta)
+    return [b.rounded(b.op("Mul", y, b.op("Sigmoid", y)) if stated["activation"] else y), total]
+
+
 # -- the recipes -----------------------------------------------------------------------------------
 
 
+CUDA_ALONE: Mapping[str, Recipe] = {
+    "com.microsoft::BiasSplitGelu": split_gelu,
+    "com.microsoft::GroupNorm": group_norm,
+    "com.microsoft::SkipGroupNorm": group_norm,
+}
+"""Recipes of operators that no float32 kernel of the CPU stands for."""
 CUDA: Mapping[str, Recipe] = {
+    **CUDA_ALONE,
     **dict.fromkeys(RECURRENT, layer),
     **dict.fromkeys(("ReduceMean", "ReduceSum"), matrix_sum),
     "Conv": conv,

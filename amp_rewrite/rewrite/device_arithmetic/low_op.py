@@ -11,7 +11,6 @@ import onnx.helper
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.shapes import Shape, shape_of
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.builder import declared
@@ -19,12 +18,14 @@ from amp_rewrite.rewrite.node_builder import NodeBuilder
 
 
 class LowBuilder(NodeBuilder):
-    """A builder of float32 nodes with each result rounded to a low type."""
+    """A builder of float32 nodes with each result rounded to a low type; without one, to none."""
 
-    low_type = DType.FLOAT16
+    low_type: DType | None = DType.FLOAT16
 
     def rounded(self, x: str) -> str:
         """Append Casts to the low type and back."""
+        if self.low_type is None:
+            return x
         return self.op("Cast", self.op("Cast", x, to=self.low_type.code), to=DType.FLOAT.code)
 
     def low(self, op_type: str, *inputs: str, **attributes: Any) -> str:
@@ -120,16 +121,13 @@ Recipe = Callable[[LowBuilder, LowOp], "list[str] | None"]
 
 
 def written_out(
-    view: View, recipe: Recipe, op: Op, node: NodeProto, taken: set[str]
+    view: View, recipe: Recipe, op: Op, node: NodeProto, taken: set[str], low_type: DType | None
 ) -> tuple[list[NodeProto], list[str]] | None:
-    """Return the nodes of a float16 op and the names of its results; None if it is computed in float32 inside.
+    """Return the nodes of an op and the names of its results; None if it is computed in float32 inside.
 
     `node`: the op with the inputs of the twin. `taken`: names in use, to which those of the nodes are added.
     """
-    result = next(iter(op.results), None)
-    kind = None if result is None else view.types[result]
-    if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT16:
-        return None
     builder = LowBuilder(taken, opset=view.opset, region=op.name)
+    builder.low_type = low_type
     results = recipe(builder, LowOp(view, op, node))
     return None if results is None else (builder.nodes, results)

@@ -186,19 +186,19 @@ def fuse_operators(
 ) -> tuple[View, tuple[Finding, ...]]:
     """Fold constants and BatchNormalization and fuse decomposed operators; return the new view and what was done.
 
-    `fuse`: BASIC, or CONTRIB for operators of onnxruntime as well. Ops that are `named` stay as they are. A model
-    that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
+    `fuse`: "contrib" and "diffusion" also write operators of onnxruntime. Ops that are `named` stay as they are. A
+    model that carries its training, or that lists its weights as inputs (IR version 3), is left alone.
     """
     proto = view.model.proto
     if fuse == "none" or proto.training_info or proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return view, ()
     steps: list[tuple[View, list[Outcome]]] = []
     objection = partial(_objection, context.to, target, {_key(view, op) for op in named})
-    if fuse == "contrib" and view.of_kinds(("Attention",)):
+    if fuse != "basic" and view.of_kinds(("Attention",)):
         from amp_rewrite.rewrite.contrib.fuse import spelled_attentions  # late: few models have that operator
 
         view = spelled_attentions(view, context, objection)
-    for passes in _CONTRIB_ROUNDS if fuse == "contrib" else _ROUNDS:
+    for passes in _ROUNDS_BY_FUSE[fuse]:
         after, outcomes = run_round(view, passes, context, objection)
         steps.append((view, outcomes))
         view = after
@@ -263,6 +263,12 @@ _CONTRIB_ROUNDS = (
     ),
 )
 """onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""
+_DIFFUSION = LazyPass("contrib.diffusion:fuse_diffusion", (("InstanceNormalization", "Gelu", "Erf"),))
+_ROUNDS_BY_FUSE = {
+    "basic": _ROUNDS,
+    "contrib": _CONTRIB_ROUNDS,
+    "diffusion": (*_CONTRIB_ROUNDS[:-2], (_DIFFUSION, *_CONTRIB_ROUNDS[-2]), _CONTRIB_ROUNDS[-1]),
+}
 _BOUND_FILLS = LazyPass("passes.attention_masks:bound_fills", when=lambda view, context: far_fills(view, context.to))
 
 

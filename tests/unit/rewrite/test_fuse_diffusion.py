@@ -1,0 +1,253 @@
+"""Operators of diffusion models: what becomes one, what does not and why, and what a CPU says and computes of them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto, numpy_helper
+
+import amp_rewrite
+from amp_rewrite.errors import ModelError, PolicyError
+from amp_rewrite.rewrite.equivalence import UNIT
+from amp_rewrite.rewrite.reference import FORMULAS, computed
+from support import stub
+from support.fusing import outputs_of, standard
+
+NORM = """apart = Reshape (h, groups) normal = InstanceNormalization <epsilon = 0.001> (apart, ones, zeros)
+    together = Reshape (normal, whole) scaled = Mul (together, scale) """
+SHIFTED, PLAIN = "a = Add (bias, scaled) ", "y = Add (scaled, bias)"
+SILU = "s = Sigmoid (a) y = Mul (s, a)"
+GATED = "t = Add (x, flat) "
+HALVES = "l, r = Split <axis = 2> (t, sizes) "
+ERF = "q = Div (r, root2) e = Erf (q) o = Add (e, one) g = Mul (r, o) v = Mul (g, half) "
+TANH = 'v = Gelu <approximate = "tanh"> (r) '
+IMAGE = "float[2,8,4,6] x"
+OUT = "float[2,8,4,6] y"
+
+
+def norm_of(body: str, inputs: str = IMAGE, outputs: str = OUT, groups: int = 2, opset: int = 18) -> ModelProto:
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+    held = {
+        "groups": np.array([0, groups, -1]),
+        "ones": np.ones(groups, np.float32),
+        "zeros": np.zeros(groups, np.float32),
+        "whole": np.array([2, 8, 4, 6]),
+        "scale": rng.standard_normal((8, 1, 1)).astype(np.float32),
+        "bias": rng.standard_normal((1, 8, 1, 1)).astype(np.float32),
+        "row": np.ones((8, 1, 6), np.float32),
+        "twos": np.full(groups, 2, np.float32),
+        "turned": np.array([2, 8, 6, 4]),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in held.items())
+    return model
+
+
+def gate_of(body: str, width: int = 2560, rank: int = 3, opset: int = 20) -> ModelProto:
+    axes = "2,3," if rank == 3 else "2,"
+    ports = f"float[{axes}{width}] x) => (float[{axes}{width // 2}] y"
+    text = f'<ir_version: 10, opset_import: ["": {opset}]> g ({ports}) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    held = {
+        "flat": np.random.default_rng(0).standard_normal(width).astype(np.float32),
+        "sizes": np.array([width // 2] * 2),
+        "first": np.array([0]),
+        "middle": np.array([width // 2]),
+        "end": np.array([2**31 - 1]),
+        "axis": np.array([2]),
+        **{name: np.array(value, np.float32) for name, value in (("root2", 2**0.5), ("one", 1), ("half", 0.5))},
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in held.items())
+    return model
+
+
+def fused(model: ModelProto, **options: object) -> tuple[ModelProto, list[tuple[str, str, str]]]:
+    return standard(model, **{"fuse": "diffusion", **options})
+
+
+def own(model: ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node if node.op_type in FORMULAS and node.domain]
+
+
+def as_told(model: ModelProto, feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """The outputs of a model whose own operators are written out."""
+    return outputs_of(amp_rewrite.emulate(model, rounding=False, io="float32").to_proto(), feeds)
+
+
+def fed(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(3)
+    shapes = {v.name: [d.dim_value or 2 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+SKIP = "float[2,8,4,6] x, float[2,8,4,6] z"
+RELU, SUM = "h = Relu (x) ", "h = Add (x, z) "
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (norm_of(RELU + NORM + PLAIN), ["GroupNorm"]),
+        (norm_of(RELU + NORM + SHIFTED + SILU), ["GroupNorm"]),
+        (norm_of(RELU + NORM + SHIFTED + SILU, groups=1), ["GroupNorm"]),
+        (norm_of(RELU + "all = Shape (h) " + NORM.replace("whole", "all") + PLAIN), ["GroupNorm"]),
+        (norm_of(RELU + NORM + SHIFTED + "s = Sigmoid (a) y = Mul (s, x)"), ["GroupNorm"]),  # no SiLU
+        (norm_of(RELU + NORM + SHIFTED + SILU, outputs=f"{OUT}, float[2,8,4,6] a"), ["GroupNorm", "QuickGelu"]),
+        (norm_of(SUM + NORM + PLAIN, SKIP), ["SkipGroupNorm"]),
+        (norm_of(SUM + NORM + SHIFTED + SILU + " y2 = Neg (h)", SKIP, f"{OUT}, float[2,8,4,6] y2"), ["SkipGroupNorm"]),
+        (norm_of("h = Add (z, x) " + NORM + PLAIN, "float[2,8,4,6] x, float[2,8,1,1] z"), ["SkipGroupNorm"]),
+        (norm_of(SUM + NORM + PLAIN, "float[2,8,4,6] x, float[1,8,1,1] z"), ["GroupNorm"]),
+        (norm_of("h = Add (x, row) " + NORM + PLAIN), ["GroupNorm"]),
+        (gate_of(GATED + HALVES + "v = Gelu (r) y = Mul (l, v)"), ["BiasSplitGelu"]),
+        (gate_of(GATED + HALVES + ERF + "y = Mul (v, l)", 5120, opset=18), ["BiasSplitGelu"]),
+        (
+            gate_of(
+                GATED + "l = Slice (t, first, middle, axis) r = Slice (t, middle, end, axis) " + ERF + "y = Mul (l, v)"
+            ),
+            ["BiasSplitGelu"],
+        ),
+    ],
+)
+def test_ops_become_one_operator_that_computes_the_same(model: ModelProto, expected: list[str]) -> None:
+    found, _ = fused(model)
+    assert own(found) == expected
+    feeds = fed(model)
+    for a, b in zip(outputs_of(model, feeds), as_told(found, feeds), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=64 * UNIT * float(np.abs(a).max()))
+
+
+GELU = "v = Gelu (r) "
+GATE = "y = Mul (l, v)"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (norm_of(RELU + NORM + PLAIN, groups=8), "an even number of channels in a group, up to 512, not 1"),
+        (norm_of(RELU + NORM.replace("ones", "twos") + PLAIN), "on random inputs the results differ"),
+        (
+            norm_of(RELU + NORM.replace("whole", "turned") + PLAIN, outputs="float[2,8,6,4] y"),
+            "its input is not known to be",
+        ),
+        (norm_of(RELU + NORM.replace("scale)", "row)") + PLAIN), ""),
+        (gate_of(GATED + HALVES + GELU + GATE, 2048), "its kernel takes 2560, 5120, 10240 features, not 2048"),
+        (gate_of(GATED + "r, l = Split <axis = 2> (t, sizes) " + GELU + GATE), "on random inputs the results differ"),
+        (gate_of(GATED + HALVES + TANH + GATE), ""),
+        (gate_of(GATED + HALVES + GELU + "w = Mul (l, v) y = Add (w, r)"), ""),
+        (gate_of("t = Relu (x) " + HALVES + GELU + GATE), ""),
+        (gate_of(GATED + HALVES.replace("2>", "1>") + GELU + GATE, rank=2), ""),
+    ],
+)
+def test_other_forms_stay_and_the_report_says_why(model: ModelProto, why: str) -> None:
+    found, said = fused(model)
+    assert not {"GroupNorm", "SkipGroupNorm", "BiasSplitGelu"}.intersection(own(found))
+    assert not why or any(why in message for _, _, message in said)
+
+
+def test_they_are_asked_for_in_float16_for_onnxruntime_alone() -> None:
+    model = norm_of(RELU + NORM + PLAIN)
+    assert own(amp_rewrite.convert(model).model) == []
+    with pytest.raises(
+        PolicyError, match=re.escape("fuse 'diffusion' makes operators without kernels in bfloat16; use")
+    ):
+        amp_rewrite.convert(model, fuse="diffusion", to="bfloat16")
+    with pytest.raises(PolicyError, match="fuse 'diffusion' makes operators that only onnxruntime has"):
+        amp_rewrite.convert(model, fuse="diffusion", target="onnx")
+
+
+def between_convolutions(tail: str = "y = Conv (v, w)") -> ModelProto:
+    """A residual block: two group norms, of which one adds first, between convolutions."""
+    first = NORM + "a = Add (bias, scaled) s = Sigmoid (a) b = Mul (s, a) c = Conv (b, w) k = Add (h, c) "
+    second = re.sub(
+        r"\b(apart|normal|together|scaled|a|s)\b", r"\g<1>2", NORM + SHIFTED + "s = Sigmoid (a) v = Mul (s, a) "
+    )
+    second = second.replace("(h,", "(k,")
+    model = norm_of(f"h = Conv (x, w) {first}{second}{tail} z = Relu (k)", IMAGE, f"{OUT}, float[2,8,4,6] z")
+    weight = np.random.default_rng(1).standard_normal((8, 8, 1, 1)).astype(np.float32) / 3
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return model
+
+
+def test_a_cpu_checks_and_verifies_by_emulation_and_a_session_there_says_what_to_do(tmp_path: Path) -> None:
+    model = between_convolutions()
+    made = amp_rewrite.convert(model, fuse="diffusion", check=True)
+    assert own(made.model) == ["GroupNorm", "SkipGroupNorm"]
+    assert made.report.evidence.level == "smoke"
+    assert "on CUDA" in next(f.message for f in made.report.findings if f.kind == "needs_release")
+    assert {t.data_type for t in made.model.graph.initializer if t.name.endswith(("_gamma", "_bias"))} == {1}
+    verdict = amp_rewrite.verify(model, made.result, fed(model), tolerance=1e-2)
+    assert verdict.ok
+    assert "emulated" in str(verdict)
+    made.save(tmp_path / "low.onnx")
+    said = "has no known kernel for GroupNorm, SkipGroupNorm of com.microsoft; use CUDAExecutionProvider, or convert"
+    with pytest.raises(ModelError, match=f"{re.escape(said)} the source with --fuse contrib"):
+        amp_rewrite.Session(tmp_path / "low.onnx", policy="float32", providers=["CPUExecutionProvider"])
+    (row,) = (row for row in made.report.rows if row.op == "com.microsoft::GroupNorm")
+    kept = amp_rewrite.convert(model, fuse="diffusion", keep=[f"name={row.name}"])
+    assert own(kept.model) == ["GroupNorm", "SkipGroupNorm"]
+    assert amp_rewrite.verify(model, kept.result, fed(model), tolerance=1e-2)
+
+
+def half(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("operator", ["GroupNorm", "SkipGroupNorm", "BiasSplitGelu"])
+def test_the_emulation_rounds_sums_and_results_as_the_kernels_do(operator: str) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"x": (2, 3, 5, 8), "gamma": (8,), "beta": (8,), "skip": (2, 8), "b": (8,)}
+    names = {"GroupNorm": "x, gamma, beta", "SkipGroupNorm": "x, gamma, beta, skip, b", "BiasSplitGelu": "x, b"}[
+        operator
+    ]
+    if operator == "BiasSplitGelu":
+        sizes["x"] = (2, 3, 8)
+    read = names.split(", ")
+    wide = {"gamma", "beta"}
+    formals = ", ".join(f"{'float' if n in wide else 'float16'}[{', '.join(map(str, sizes[n]))}] {n}" for n in read)
+    stated = "" if operator == "BiasSplitGelu" else "<groups = 2, activation = 1, epsilon = 0.001>"
+    outputs = "y, total" if operator == "SkipGroupNorm" else "y"
+    formal = ", ".join(f"float16 {name}" for name in outputs.split(", "))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> g ({formals}) => ({formal})'
+        f" {{ {outputs} = com.microsoft.{operator} {stated} ({names}) }}"
+    )
+    feeds = {name: rng.standard_normal(sizes[name]).astype(np.float32) for name in read}
+    feeds = {name: array if name in wide else half(array) for name, array in feeds.items()}
+    found = outputs_of(amp_rewrite.emulate(model, io="float32").to_proto(), feeds)
+    summed = dict(feeds)
+    if "b" in feeds:
+        summed["x"] = half(feeds["x"] + feeds["b"])
+        summed["b"] = np.zeros_like(feeds["b"])
+    if "skip" in feeds:
+        summed["x"] = half(summed["x"] + feeds["skip"][:, None, None, :])
+        summed["skip"] = np.zeros_like(feeds["skip"])
+    expected = computed(model.graph.node[0], {name: array.astype(np.float64) for name, array in summed.items()})
+    for name, array in zip(outputs.split(", "), found, strict=True):
+        np.testing.assert_allclose(array, expected[name], rtol=2**-11 + 2**-18, atol=2**-24)
+        np.testing.assert_array_equal(array, half(array))
+
+
+@pytest.mark.stub
+def test_convolutions_with_channels_last_leave_no_transpose_around_group_norms(cuda_stub: Path, tmp_path: Path) -> None:
+    made = tmp_path / "low.onnx"
+    amp_rewrite.convert(between_convolutions(), fuse="diffusion").save(made)
+    program = """
+import onnx, onnxruntime, sys
+for nhwc in "01":
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.optimized_model_filepath = 4, sys.argv[1] + nhwc
+    providers = [("CUDAExecutionProvider", {"prefer_nhwc": nhwc}), "CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(sys.argv[1], options, providers=providers, enable_fallback=0)
+    print(*sorted(node.op_type for node in onnx.load(sys.argv[1] + nhwc).graph.node))
+"""
+    done = stub.on_cuda(cuda_stub, program, str(made))
+    first, last = (line.split() for line in done.stdout.splitlines())
+    for found in (first, last):
+        assert {"GroupNorm", "SkipGroupNorm"} <= set(found)
+        assert not {"InstanceNormalization", "Sigmoid", "Mul", "Add"}.intersection(found)
+    assert last.count("Transpose") < first.count("Transpose")
