@@ -194,7 +194,11 @@ class Delta(Result):
         for cast in self.casts:
             words = f"{cast.before} → {cast.after} {cast.why}".rstrip()
             marks["error" if "casts" in failing else "warning"].append((f"cast {cast.sign} {cast.value}", words))
-        lines = [line for level, texts in marks.items() for line in _annotations(level, texts)]
+        lines = []
+        for level, texts in marks.items():
+            lines += [annotation(level, message, {"title": title}) for title, message in texts[:_ANNOTATIONS]]
+            left = len(texts) - _ANNOTATIONS
+            lines += [annotation(level, f"and {left} more", {})] if left > 0 else []
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
@@ -224,10 +228,3 @@ def _fitting(lines: Sequence[str]) -> list[str]:
 def _fails_on(change: Change, kinds: Collection[str]) -> bool:
     float32 = change.kind == "raised" or (change.kind == "added" and change.after == FLOAT32)
     return change.kind in kinds or (FLOAT32 in kinds and float32)
-
-
-def _annotations(level: str, texts: Sequence[tuple[str, str]]) -> Iterator[str]:
-    for title, message in texts[:_ANNOTATIONS]:
-        yield annotation(level, message, {"title": title})
-    if len(texts) > _ANNOTATIONS:
-        yield annotation(level, f"and {len(texts) - _ANNOTATIONS} more", {})

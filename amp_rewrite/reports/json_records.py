@@ -25,17 +25,14 @@ def line_by_line(members: Mapping[str, str], lists: Mapping[str, Iterable[str]])
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-class Malformed(Exception):
+class Malformed(ValueError):
     """Error in a field; `path` leads to it."""
 
     def __init__(self, fact: str, path: str = "") -> None:
-        super().__init__(fact)
-        self.path = path
+        self.fact, self.path = fact, path
 
-    @property
-    def where(self) -> str:
-        """The path in words."""
-        return self.path.lstrip(".") or "the whole"
+    def __str__(self) -> str:
+        return f"{self.path.lstrip('.') or 'the whole'} {self.fact}"
 
 
 def decode(text: str | bytes) -> Any:
@@ -58,7 +55,7 @@ def load(
     except RecursionError as cause:
         raise error(f"{source}: nested too deeply, so not {kind}") from cause
     except Malformed as cause:
-        raise error(f"{source}: {cause.where} {cause}; {advice}") from cause
+        raise error(f"{source}: {cause}; {advice}") from cause
     except UnicodeDecodeError as cause:
         raise error(f"{source}: not UTF-8 text, so not {kind}; {advice}") from cause
     except ValueError as cause:
@@ -82,7 +79,8 @@ def reader_of(hint: Any) -> Reader:
         (inner,) = (reader_of(part) for part in parts if part is not NoneType)
         return lambda value: None if value is None else inner(value)
     if origin is tuple:
-        return _list_of(reader_of(parts[0]))
+        item = reader_of(parts[0])
+        return lambda value: tuple([_within(f"[{i}]", item, part) for i, part in enumerate(_plain(value, list))])
     if origin is not None and issubclass(origin, Mapping):
         return map_of(reader_of(parts[1]))
     return record(hint) if is_dataclass(hint) or hasattr(hint, "_fields") else lambda value: value
@@ -107,10 +105,6 @@ def _within(part: str, read: Reader, value: Any) -> Any:
     except Malformed as error:
         error.path = part + error.path
         raise
-
-
-def _list_of(read: Reader) -> Reader:
-    return lambda value: tuple([_within(f"[{i}]", read, item) for i, item in enumerate(_plain(value, list))])
 
 
 def map_of(read: Reader) -> Reader:

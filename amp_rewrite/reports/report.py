@@ -151,12 +151,7 @@ def _read(loaded: object) -> Report:
         newer = ", upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else ""
         raise Malformed(f"is {schema!r}, this version reads {SCHEMA}{newer}", ".schema")
     report: Report = _REPORT(loaded)
-    _check_positions(report)
-    return report
-
-
-def _check_positions(report: Report) -> None:
-    """Raise Malformed unless each row reads only rows before it, and all other positions are those of rows."""
+    # each row may read only rows before it, and all other positions must be those of rows
     number, first = len(report.rows), FIRST_INPUT - len(report.inputs) + 1
     ends: list[tuple[str, Sequence[int], int, int]] = []
     for i, row in enumerate(report.rows):
@@ -167,6 +162,7 @@ def _check_positions(report: Report) -> None:
     for where, positions, least, end in ends:
         if any(not least <= position < end for position in positions):
             raise Malformed("does not name an input, or a row that may stand there", where)
+    return report
 
 
 def _header(**fields: Any) -> Header:

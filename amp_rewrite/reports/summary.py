@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from keyword import iskeyword
 from pathlib import PurePath
-from typing import TypeVar
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
-from amp_rewrite.reports.evidence import ARGUMENTS, UNCHECKED, Evidence
+from amp_rewrite.reports.evidence import ARGUMENTS, UNCHECKED
 from amp_rewrite.reports.render import WIDTH, count, cut, display_width, plain, share, shortened, size, table, wrap
 from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
 from amp_rewrite.settings.request import USUAL_TOLERANCES
@@ -35,7 +34,6 @@ _OBJECTION = 240
 _UNASKED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
 """Op types whose float32 needs no reason."""
 _ALLOW = "allow"
-_Key = TypeVar("_Key", bound=Hashable)
 _Part = list[str]
 
 
@@ -48,7 +46,9 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     extra = more.rstrip("\n").split("\n") if more else []
     ending = _evidence(report, next_command(report) if command is None else command, verbose=verbose)
     if verbose:
-        parts = [_head(report), _settings(report), *_tables(report), _every_cast(report), _every_finding(report)]
+        found = [(f.kind, f.subject, f.message) for group in by_kind(report.findings).values() for f in group]
+        findings = ["findings", *table(found)] if found else []
+        parts = [_head(report), _settings(report), *_tables(report), _every_cast(report), findings]
         return _joined([*parts, _rows(report), extra, ending])
     token = WIDTH.set(min(WIDTH.get() or _COLUMNS, _COLUMNS))
     try:
@@ -89,14 +89,19 @@ def _head(report: ReportData) -> _Part:
     facts = [("work", _work(report))]
     if totals.integer_ops:
         facts.append(("integers", f"{count(totals.integer_ops, 'op')} between quantizers: their types stay"))
-    facts += [("weights", _weights(report))] if totals.weights_before else []
+    if totals.weights_before:
+        after = f" → {size(totals.weights_after)}" if totals.baked else ""
+        facts.append(("weights", f"{size(totals.weights_before)}{after}"))
     if report.inventory:
         facts.append(("Casts", str(totals.casts_existing)))
     if report.shifts:
         facts.append(("shifts", shift_counts(report.shifts)))
     needs = [f"{plain(f.subject)} or later" for f in report.findings if f.kind == "needs_release"]
     facts += [("target", ", ".join((plain(model.target), *needs)))] if model.target else []
-    facts += [("findings", _finding_counts(report))] if report.findings else []
+    if report.findings:
+        asked, whole = sum(map(needs_action, report.findings)), len(report.findings)
+        need = f"{asked} need{'s' if asked == 1 else ''} action" if asked else f"{count(whole, 'note')}, nothing to do"
+        facts.append(("findings", f"{f'{whole}, {need}' if 0 < asked < whole else need} (-v shows all)"))
     settings = {name: value for name, value in model.settings.items() if name != "target"}
     unusual = [f"{name} {plain(value)}" for name, value in settings.items() if value != "default"]
     facts += [("settings", ", ".join(unusual))] if unusual else []
@@ -119,13 +124,6 @@ def low_types(report: ReportData) -> list[str]:
     """Return the low types of ops in a report."""
     known = {row.dtype for row in report.rows}
     return [dtype for dtype in LOW if dtype in known]
-
-
-def _weights(report: ReportData) -> str:
-    totals = report.totals
-    if not totals.baked:
-        return size(totals.weights_before)
-    return f"{size(totals.weights_before)} → {size(totals.weights_after)}"
 
 
 def shift_counts(shifts: Sequence[ShiftRow]) -> str:
@@ -185,7 +183,10 @@ def _raised(report: ReportData) -> _Part:
 
 
 def _counted(groups: Iterable[tuple[int, str, Sequence[Row]]]) -> list[str]:
-    rows = [(str(number), words, _kinds(rows)) for number, words, rows in groups]
+    rows = []
+    for number, words, ops in groups:
+        kinds = sorted(Counter(_short(row.op) for row in ops).items(), key=lambda item: (-item[1], item[0]))
+        rows.append((str(number), words, shortened([f"{n} {kind}" for kind, n in kinds], 4)))
     if WIDTH.get() is None:
         return table(rows, right=">")
     wide = max((len(number) for number, _, _ in rows), default=0)
@@ -201,11 +202,6 @@ def _within(words: str, examples: str) -> str:
         names.pop()
         line = plain(f"{words} ({', '.join((*names, '…'))})" if names else words)
     return cut(line, width)
-
-
-def _kinds(rows: Sequence[Row]) -> str:
-    kinds = Counter(_short(row.op) for row in rows)
-    return shortened([f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))], 4)
 
 
 def _short(op: str) -> str:
@@ -232,8 +228,8 @@ def _rows(report: ReportData) -> _Part:
     return ["ops", *table(whole, head=(*head, "color", "rule", "note"))]
 
 
-def _grouped(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list[Row]]:
-    groups: dict[_Key, list[Row]] = defaultdict(list)
+def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
     return groups
@@ -250,7 +246,11 @@ def _casts(report: ReportData) -> _Part:
     inserted = [cast for cast in report.casts if cast.origin == "inserted"]
     if report.inventory or not (inserted or totals.casts_folded):
         return []
-    readers, groups = _readers(report), dict[tuple[str, str], list[str]]()
+    readers: dict[tuple[int, str], Row] = {}
+    for row in report.rows:
+        for read, dtype in zip(row.reads, row.inputs, strict=False):
+            readers.setdefault((read, dtype), row)
+    groups: dict[tuple[str, str], list[str]] = {}
     for cast in inserted:
         cause, op = _cause(report, cast, readers)
         groups.setdefault((cast.to, cause), []).append(op)
@@ -260,14 +260,6 @@ def _casts(report: ReportData) -> _Part:
         words = f"  {len(ops)}  to {to}: {cause}"
         lines.append(_within(words, ", ".join(f"{n} {op}" for op, n in kinds)))
     return [", ".join(parts), *lines]
-
-
-def _readers(report: ReportData) -> Mapping[tuple[int, str], Row]:
-    readers: dict[tuple[int, str], Row] = {}
-    for row in report.rows:
-        for read, dtype in zip(row.reads, row.inputs, strict=False):
-            readers.setdefault((read, dtype), row)
-    return readers
 
 
 def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], Row]) -> tuple[str, str]:
@@ -301,12 +293,6 @@ _STATED = (reasons.KERNEL_GATE, reasons.SCHEMA_GATE)
 """Kinds whose ops stand among those that stay float32; mostly_float32 says what to do if they matter."""
 
 
-def _finding_counts(report: ReportData) -> str:
-    asked, whole = sum(map(needs_action, report.findings)), len(report.findings)
-    need = f"{asked} need{'s' if asked == 1 else ''} action" if asked else f"{count(whole, 'note')}, nothing to do"
-    return f"{f'{whole}, {need}' if 0 < asked < whole else need} (-v shows all)"
-
-
 def _findings(report: ReportData) -> _Part:
     lines: list[str] = []
     for kind, group in by_kind(report.findings).items():
@@ -327,11 +313,6 @@ def _wrapped(line: str) -> list[str]:
     return wrap(plain(line), WIDTH.get() or _COLUMNS, hanging=2)
 
 
-def _every_finding(report: ReportData) -> _Part:
-    rows = [(f.kind, f.subject, f.message) for group in by_kind(report.findings).values() for f in group]
-    return ["findings", *table(rows)] if rows else []
-
-
 # -- evidence ----------------------------------------------------------------------------------------
 
 
@@ -343,13 +324,9 @@ def _evidence(report: ReportData, command: str, *, verbose: bool) -> _Part:
         evidence = replace(evidence, objection=cut(evidence.objection, _OBJECTION))
     hints = [f"{_HINTS[f.kind]}{plain(f.message)}" for f in report.findings if f.kind in _HINTS]
     asked = [f"{_NEXT}{plain(command)}"] if command else []
-    if _BATCHES in command and not _has_data(evidence):  # a file to be made
+    if _BATCHES in command and (evidence.random or not evidence.data):  # a file to be made
         asked.insert(0, cut(plain(f'your inputs: np.savez("{_BATCHES}", {_arrays(report)})'), _COLUMNS))
     return [plain(str(evidence)), *hints, *asked]
-
-
-def _has_data(evidence: Evidence) -> bool:
-    return bool(evidence.data) and not evidence.random
 
 
 def _arrays(report: ReportData) -> str:
@@ -365,16 +342,11 @@ def unchecked(report: ReportData) -> bool:
     return not (report.inventory or report.evidence.enough or report.evidence.impossible) and _affected(report)
 
 
-def usual_tolerance(report: ReportData) -> str:
-    """Return the tolerance to start with, for the low type of a conversion."""
-    return USUAL_TOLERANCES[report.model.to or LOW[0]]
-
-
 def next_command(report: ReportData) -> str:
     """Return the command to check a conversion on data; a call of Python for a model without a file, "" for none."""
     if not unchecked(report):
         return ""
-    model, tolerance = report.model, usual_tolerance(report)
+    model, tolerance = report.model, USUAL_TOLERANCES[report.model.to or LOW[0]]
     if report.evidence.data == ARGUMENTS:
         return f"the same call with tolerance={tolerance}, overwrite=True"
     if not PurePath(model.name).suffix:

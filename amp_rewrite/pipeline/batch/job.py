@@ -24,7 +24,7 @@ from amp_rewrite.files.store import LARGEST_INLINE
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
 from amp_rewrite.pipeline.convert import Guidance
 from amp_rewrite.reports.evidence import FAILED as WRONG
-from amp_rewrite.reports.json_records import Malformed, decode, record
+from amp_rewrite.reports.json_records import decode, record
 from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
 from amp_rewrite.settings.request import KEYWORDS, Request
@@ -115,10 +115,7 @@ class Outcome(Result):
         Raises:
             ValueError: the line is not such JSON.
         """
-        try:
-            outcome: Outcome = _READER(decode(line))
-        except Malformed as error:
-            raise ValueError(f"{error.where} {error}") from error
+        outcome: Outcome = _READER(decode(line))
         return outcome
 
 

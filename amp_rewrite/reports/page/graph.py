@@ -118,20 +118,22 @@ class _Graph:
             paths += [(name,) if len(ports) > _FEW_PORTS else ()] * len(ports)
         return paths
 
-    def edges(self) -> Iterator[tuple[int, int]]:
-        """Yield the edges: a vertex and a reader."""
-        return ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
-
     def data(self) -> dict[str, object]:
         """Return the data of the graph."""
         tree = tree_of(self.paths, self.order, self.labels)
-        places = layers_of(tree, self.edges(), self.order)
+        edges = ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
+        places = layers_of(tree, edges, self.order)
+        cells = [*self._row_cells(), *self._port_cells()]  # texts by their number; a name is a prefix and the rest
+        rules: dict[str, object] = {}
+        for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
+            known = reasons.reason_of(rule)
+            rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
         ends = 2 * self.number
         data: dict[str, object] = {
             "rows": len(self.report.rows),
             "inputs": len(self.report.inputs),
             "outputs": len(self.report.outputs),
-            "ops": self._columns()
+            "ops": {name: [vertex[at] for vertex in cells] for at, name in enumerate(_COLUMNS)}
             | {
                 "side": [*map(_side_of, self.report.rows), *(_side_of_type(port.dtype) for port in self._all_ports)],
                 "scope": tree.home,
@@ -140,7 +142,7 @@ class _Graph:
             },
             "scopes": {"name": [plain(name) for name in tree.names], "parent": tree.parents, "place": places[ends:]},
             "casts": list(self._casts()),
-            "rules": self._rules(),
+            "rules": rules,
         }
         if self.view is not None:
             data["flops"] = [round(sizes.flops(self.view, op)) for op in self.view.ops]
@@ -158,23 +160,11 @@ class _Graph:
             columns[column] = [self._number(getattr(change, name)) for _, change in changes]
         return columns
 
-    def _rules(self) -> dict[str, object]:
-        rules: dict[str, object] = {}
-        for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
-            known = reasons.reason_of(rule)
-            rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
-        return rules
-
     def labels(self, vertex: int) -> str:
         """Return the name of a vertex, without its scopes."""
         if vertex < self.first_input:
             return plain(self.report.rows[vertex].path).rpartition("/")[2] or self.report.rows[vertex].op
         return plain(self._all_ports[vertex - self.first_input].name)
-
-    def _columns(self) -> dict[str, list[int | str]]:
-        """Return the columns of the vertices, texts by their number; a name is a prefix and the rest."""
-        cells = [*self._row_cells(), *self._port_cells()]
-        return {name: [vertex[at] for vertex in cells] for at, name in enumerate(_COLUMNS)}
 
     def _row_cells(self) -> Iterator[tuple[int | str, ...]]:
         for row in self.report.rows:

@@ -188,7 +188,9 @@ _NAME, _HINT = 160, 400
 
 def element(tag: str, *children: Element | str, **attributes: str | float) -> Element:
     """Return an element with children and attributes."""
-    built = Element(tag, {name.rstrip("_").replace("_", "-"): _attribute(value) for name, value in attributes.items()})
+    built = Element(tag)
+    for name, value in attributes.items():
+        built.set(name.rstrip("_").replace("_", "-"), plain(value) if isinstance(value, str) else f"{value:.6g}")
     last: Element | None = None
     for child in children:
         if isinstance(child, Element):
@@ -214,10 +216,6 @@ def hint(words: str) -> Element | str:
 def written(tree: Element) -> str:
     """Return the HTML of a tree."""
     return tostring(tree, encoding="unicode", method="html")
-
-
-def _attribute(value: str | float) -> str:
-    return plain(value) if isinstance(value, str) else f"{value:.6g}"
 
 
 # -- page -------------------------------------------------------------------------------------------------------

@@ -53,7 +53,13 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
         parts += [element("h3", "To do"), element("div", *cards, class_="cards findings")]
     parts.append(element("div", *_counts(report, shapes), class_="cards"))
     if report.shifts:
-        parts += [element("h3", "Range shifts", class_="part"), _regions(report)]
+        cells = []
+        for row in report.shifts:
+            why = row.why or f"undone at {count(len(row.ends), 'op')}"
+            times = f"2^-{row.exponent}" if row.exponent else "1"
+            cells.append((row.value, why, times, str(row.values), f"{row.absmax:.4g}" if row.absmax else ""))
+        regions = table(("largest value", "remarks", "times", "values", "magnitude"), cells, right=3)
+        parts += [element("h3", "Range shifts", class_="part"), regions]
     if quiet:
         name = count(sum(len(groups[kind]) for kind in quiet), "finding needs", "findings need") + " no action"
         cards = (_finding(kind, groups[kind], "note") for kind in quiet)
@@ -96,15 +102,6 @@ def _counts(report: ReportData, shapes: str) -> list[Element]:
     types = ", ".join(f"{dtype} {size(number)}" for dtype, number in sorted(report.weights.items()))
     after = f" → {size(totals.weights_after)}" if totals.baked else ""
     return [*cards, _card("weights", f"{size(totals.weights_before)}{after}", types, class_="card weights")]
-
-
-def _regions(report: ReportData) -> Element:
-    cells = []
-    for row in report.shifts:
-        why = row.why or f"undone at {count(len(row.ends), 'op')}"
-        times = f"2^-{row.exponent}" if row.exponent else "1"
-        cells.append((row.value, why, times, str(row.values), f"{row.absmax:.4g}" if row.absmax else ""))
-    return table(("largest value", "remarks", "times", "values", "magnitude"), cells, right=3)
 
 
 # -- findings ----------------------------------------------------------------------------------------

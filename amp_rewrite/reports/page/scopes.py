@@ -76,20 +76,15 @@ def paths_of(report: ReportData, modules: Sequence[str] = ()) -> list[Path]:
             own = paths[known][len(body) :] if known is not None else ()
         path = body + own
         paths.append(path if len(path) <= _DEEPEST else (*path[: _DEEPEST - 1], "/".join(path[_DEEPEST - 1 :])))
-    readers = _first_readers(report)
+    readers: dict[int, int] = {}
+    for at, row in enumerate(report.rows):
+        for read in row.reads:
+            readers.setdefault(read, at)
     for at in reversed(silent):
         row, reader = report.rows[at], readers.get(at)
         if all(read < 0 for read in row.reads) and reader is not None and report.rows[reader].scope == row.scope:
             paths[at] = paths[reader]
     return paths
-
-
-def _first_readers(report: ReportData) -> Mapping[int, int]:
-    readers: dict[int, int] = {}
-    for at, row in enumerate(report.rows):
-        for read in row.reads:
-            readers.setdefault(read, at)
-    return readers
 
 
 def _named(row: Row) -> Path:
@@ -116,7 +111,9 @@ def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> 
         while level:
             at, parts = level.pop()
             if len(parts) > MOST:
-                level += [(tree.add(_between(chunk, label), at), chunk) for chunk in _chunks(parts)]
+                for chunk in _chunks(parts):
+                    ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
+                    level.append((tree.add(" to ".join(cut(end, _LABEL) for end in ends), at), chunk))
                 continue
             for _, members in parts:
                 if len(members) == 1:
@@ -138,11 +135,6 @@ def _chunks(parts: _Parts) -> list[_Parts]:
     groups = min(MOST // 2, -(-len(parts) // (MOST // 2)))
     ends = [len(parts) * i // groups for i in range(groups + 1)]
     return [parts[start:end] for start, end in pairwise(ends)]
-
-
-def _between(chunk: _Parts, label: Label) -> str:
-    ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
-    return " to ".join(cut(end, _LABEL) for end in ends)
 
 
 Part = int
