@@ -1,18 +1,24 @@
-"""Graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand."""
+"""Graph of a report as a figure: ops in folded scopes, Casts on edges, reasons on demand.
+
+Scopes form the tree of modules; each part has a place in its scope.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import pairwise, takewhile
+
+import networkx as nx
+from onnx import NodeProto
 
 from amp_rewrite.decide import reasons, sizes
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
+from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.reports.page.page import Figure, element
-from amp_rewrite.reports.page.scopes import Path, layers_of, module_of, paths_of, tree_of
-from amp_rewrite.reports.render import plain
+from amp_rewrite.reports.render import cut, plain
 from amp_rewrite.reports.rows import (
     DTYPES,
     FIRST_INPUT,
@@ -21,13 +27,10 @@ from amp_rewrite.reports.rows import (
     NO_ROW,
     CastRow,
     Change,
-    PortRow,
     ReportData,
     Row,
 )
-
-if TYPE_CHECKING:
-    from amp_rewrite.ir.view import View
+from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
 LOW_SIDE, HIGH_SIDE, OTHER_SIDE = 0, 1, 2
@@ -68,7 +71,7 @@ def _side_of_type(dtype: str) -> int:
 _WITHOUT_SCRIPT = "The graph needs JavaScript, which is off here; the other parts of the page do not."
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Graph:
     """The vertices of a graph: rows, then inputs and outputs of the model."""
 
@@ -79,20 +82,11 @@ class _Graph:
     words: dict[str, int] = field(default_factory=lambda: {"": 0})
     """Texts, each held once and named by its number."""
 
-    @cached_property
-    def first_input(self) -> int:
-        """Number of the first input among the vertices."""
-        return len(self.report.rows)
-
-    @cached_property
-    def first_output(self) -> int:
-        """Number of the first output among the vertices."""
-        return self.first_input + len(self.report.inputs)
-
-    @cached_property
-    def number(self) -> int:
-        """Number of vertices."""
-        return self.first_output + len(self.report.outputs)
+    def __post_init__(self) -> None:
+        self.ports = (*self.report.inputs, *self.report.outputs)
+        self.first_input = len(self.report.rows)  # among the vertices
+        self.first_output = self.first_input + len(self.report.inputs)
+        self.number = self.first_output + len(self.report.outputs)
 
     @cached_property
     def reads(self) -> list[list[int]]:
@@ -104,25 +98,16 @@ class _Graph:
     def _vertex(self, source: int) -> int:
         return self.first_input + FIRST_INPUT - source if source <= FIRST_INPUT else source
 
-    @cached_property
-    def order(self) -> list[int]:
-        """Drawn vertices, each after its inputs: inputs, rows, outputs."""
+    def data(self) -> dict[str, object]:
+        """Return the data of the graph."""
         drawn = [at for at, row in enumerate(self.report.rows) if row.op != "Constant" and not _passes(row)]
-        return [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
-
-    @cached_property
-    def paths(self) -> list[Path]:
-        """Scopes of each vertex."""
+        order = [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
         paths = paths_of(self.report, [module_of(op.node) for op in self.view.ops] if self.view is not None else ())
         for ports, name in ((self.report.inputs, "inputs"), (self.report.outputs, "outputs")):
             paths += [(name,) if len(ports) > _FEW_PORTS else ()] * len(ports)
-        return paths
-
-    def data(self) -> dict[str, object]:
-        """Return the data of the graph."""
-        tree = tree_of(self.paths, self.order, self.labels)
+        tree = tree_of(paths, order, self.labels)
         edges = ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
-        places = layers_of(tree, edges, self.order)
+        places = layers_of(tree, edges, order)
         cells = [*self._row_cells(), *self._port_cells()]  # texts by their number; a name is a prefix and the rest
         rules: dict[str, object] = {}
         for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
@@ -135,7 +120,7 @@ class _Graph:
             "outputs": len(self.report.outputs),
             "ops": {name: [vertex[at] for vertex in cells] for at, name in enumerate(_COLUMNS)}
             | {
-                "side": [*map(_side_of, self.report.rows), *(_side_of_type(port.dtype) for port in self._all_ports)],
+                "side": [*map(_side_of, self.report.rows), *(_side_of_type(port.dtype) for port in self.ports)],
                 "scope": tree.home,
                 "place": places[:ends],
                 "reads": self.reads,
@@ -164,7 +149,7 @@ class _Graph:
         """Return the name of a vertex, without its scopes."""
         if vertex < self.first_input:
             return plain(self.report.rows[vertex].path).rpartition("/")[2] or self.report.rows[vertex].op
-        return plain(self._all_ports[vertex - self.first_input].name)
+        return plain(self.ports[vertex - self.first_input].name)
 
     def _row_cells(self) -> Iterator[tuple[int | str, ...]]:
         for row in self.report.rows:
@@ -187,10 +172,6 @@ class _Graph:
                 dtype = self._number(port.dtype)
                 ends = (dtype, 0) if kind == "Output" else (0, dtype)
                 yield 0, plain(port.name), self._number(kind), dtype, 0, 0, NO_ROW, 0, *ends, 0
-
-    @property
-    def _all_ports(self) -> tuple[PortRow, ...]:
-        return (*self.report.inputs, *self.report.outputs)
 
     # -- casts -------------------------------------------------------------------------------------
 
@@ -243,3 +224,240 @@ def _moved(cast: CastRow) -> int | None:
 def _passes(row: Row) -> bool:
     """True for copies and casts, which `Row.reads` looks through."""
     return row.op == "Identity" or (row.op in CASTS and {*row.inputs[:1], *row.outputs[:1]} <= FLOATING)
+
+
+# -- scopes ----------------------------------------------------------------------------------------------------
+
+
+ROOT = 0
+_DEEPEST = 16
+"""Levels of names; deeper ones are one level."""
+MOST = 96
+"""Parts of a scope; those of a larger one are put in groups."""
+
+_LABEL = 24
+"""Characters of a name in the label of a group."""
+
+Path = tuple[str, ...]
+Label = Callable[[int], str]
+"""Name of a vertex, without its scopes."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """Scopes by number, parents before their parts; `home` is the scope of each vertex of the graph."""
+
+    names: list[str] = field(default_factory=lambda: [""])
+    parents: list[int] = field(default_factory=lambda: [-1])
+    home: list[int] = field(default_factory=list)
+
+    def add(self, name: str, parent: int) -> int:
+        """Add a scope and return its number."""
+        self.names.append(name)
+        self.parents.append(parent)
+        return len(self.names) - 1
+
+    def parts(self, order: Sequence[int]) -> dict[int, list[int]]:
+        """Return the parts of each scope, in the order of their first vertex: vertices, then scopes by number."""
+        parts: dict[int, list[int]] = defaultdict(list)
+        seen = {ROOT}
+        for vertex in order:
+            at = self.home[vertex]
+            while at not in seen:
+                seen.add(at)
+                parts[self.parents[at]].append(len(self.home) + at)
+                at = self.parents[at]
+            parts[self.home[vertex]].append(vertex)
+        return parts
+
+
+def paths_of(report: ReportData, modules: Sequence[str] = ()) -> list[Path]:
+    """Return the path of scopes of each row.
+
+    A row without a scope lies where its first input is computed; one that reads only weights, where it is read.
+    """
+    stated = any(modules)
+    slashed = any("/" in row.name for row in report.rows if row.named)
+    paths: list[Path] = []
+    silent: list[int] = []
+    for at, row in enumerate(report.rows):
+        body = tuple(part for part in row.scope.split("/") if part)
+        own = tuple(part for part in modules[at].split("/") if part) if stated else _named(row)
+        if not own and (stated or not row.named or (slashed and "/" not in row.name)):
+            silent.append(at)
+            known = next((read for read in row.reads if 0 <= read < at and report.rows[read].scope == row.scope), None)
+            own = paths[known][len(body) :] if known is not None else ()
+        path = body + own
+        paths.append(path if len(path) <= _DEEPEST else (*path[: _DEEPEST - 1], "/".join(path[_DEEPEST - 1 :])))
+    readers: dict[int, int] = {}
+    for at, row in enumerate(report.rows):
+        for read in row.reads:
+            readers.setdefault(read, at)
+    for at in reversed(silent):
+        row, reader = report.rows[at], readers.get(at)
+        if all(read < 0 for read in row.reads) and reader is not None and report.rows[reader].scope == row.scope:
+            paths[at] = paths[reader]
+    return paths
+
+
+def _named(row: Row) -> Path:
+    if not row.named or "/" not in row.name:
+        return ()
+    name = row.name.removeprefix(row.scope)
+    return tuple(part for part in name.split("/")[:-1] if part)
+
+
+def tree_of(paths: Sequence[Path], order: Sequence[int], label: Label = str) -> Tree:
+    """Return the tree of scopes.
+
+    A scope of one part gives way to its part. One of more than `MOST` parts has groups instead, of parts that follow
+    each other.
+    """
+    tree = Tree(home=[ROOT] * len(paths))
+    waiting: list[tuple[int, int, Sequence[int]]] = [(ROOT, 0, order)]
+    while waiting:
+        scope, depth, inside = waiting.pop()
+        named: dict[str | int, list[int]] = {}
+        for vertex in inside:
+            named.setdefault(paths[vertex][depth] if len(paths[vertex]) > depth else vertex, []).append(vertex)
+        level = [(scope, list(named.items()))]
+        while level:
+            at, parts = level.pop()
+            if len(parts) > MOST:
+                for chunk in _chunks(parts):
+                    ends = (name if isinstance(name, str) else label(name) for name, _ in (chunk[0], chunk[-1]))
+                    level.append((tree.add(" to ".join(cut(end, _LABEL) for end in ends), at), chunk))
+                continue
+            for _, members in parts:
+                if len(members) == 1:
+                    tree.home[members[0]] = at
+                else:
+                    own = [paths[vertex] for vertex in members]
+                    shared = sum(
+                        1 for _ in takewhile(lambda ends: ends[0] == ends[1], zip(min(own), max(own), strict=False))
+                    )
+                    waiting.append((tree.add("/".join(own[0][depth:shared]), at), shared, members))
+    return tree
+
+
+_Parts = list[tuple[str | int, list[int]]]
+"""Parts of a scope, each with its vertices: scopes by name, and vertices by number."""
+
+
+def _chunks(parts: _Parts) -> list[_Parts]:
+    groups = min(MOST // 2, -(-len(parts) // (MOST // 2)))
+    ends = [len(parts) * i // groups for i in range(groups + 1)]
+    return [parts[start:end] for start, end in pairwise(ends)]
+
+
+Part = int
+"""A vertex by its number, or a scope by its number after the number of vertices."""
+Edges = Iterable[tuple[int, int]]
+
+
+def layers_of(tree: Tree, edges: Edges, order: Sequence[int]) -> list[int]:
+    """Return layer and order of each part: vertices first, then scopes; two numbers each, -1 for parts not drawn."""
+    number = len(tree.home)
+    placed = [-1] * (2 * (number + len(tree.names)))
+    inner = _inner_edges(tree, edges, frozenset(order))
+    for scope, parts in tree.parts(order).items():
+        for layer, members in enumerate(_layered(parts, inner.get(scope, {}))):
+            for at, part in enumerate(members):
+                placed[2 * part : 2 * part + 2] = layer, at
+    return placed
+
+
+def _inner_edges(tree: Tree, edges: Edges, drawn: Collection[int]) -> dict[int, dict[Part, dict[Part, None]]]:
+    depth = [0] * len(tree.names)
+    for scope in range(1, len(tree.names)):
+        depth[scope] = depth[tree.parents[scope]] + 1
+    met: dict[tuple[int, int], tuple[int, int, int]] = {}
+    inner: dict[int, dict[Part, dict[Part, None]]] = defaultdict(lambda: defaultdict(dict))
+    number = len(tree.home)
+    for producer, reader in edges:
+        if producer not in drawn or reader not in drawn:
+            continue
+        ends = tree.home[producer], tree.home[reader]
+        if ends not in met:
+            met[ends] = _meeting(tree, depth, *ends)
+        scope, first, second = met[ends]
+        source, target = number + first if first >= 0 else producer, number + second if second >= 0 else reader
+        inner[scope][source][target] = None
+    return inner
+
+
+def _meeting(tree: Tree, depth: Sequence[int], first: int, second: int) -> tuple[int, int, int]:
+    """Return the innermost scope around two scopes, and its part around each; -1 for the scope itself."""
+    below_first = below_second = -1
+    while first != second:
+        if depth[first] >= depth[second]:
+            below_first, first = first, tree.parents[first]
+        else:
+            below_second, second = second, tree.parents[second]
+    return first, below_first, below_second
+
+
+def _layered(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[list[Part]]:
+    """Return the parts by layer: each below its sources, and a source without inputs above its readers."""
+    ranked = _ranked(parts, readers)
+    rank = {part: i for i, part in enumerate(ranked)}
+    layer = dict.fromkeys(ranked, 0)
+    reads: dict[Part, list[Part]] = defaultdict(list)
+    for part in ranked:
+        for reader in readers.get(part, ()):
+            if rank[reader] > rank[part]:
+                layer[reader] = max(layer[reader], layer[part] + 1)
+                reads[reader].append(part)
+    for part in reversed(ranked):
+        below = [layer[reader] for reader in readers.get(part, ()) if rank[reader] > rank[part]]
+        if not reads[part] and below:
+            layer[part] = min(below) - 1
+    rows: list[list[Part]] = [[] for _ in range(max(layer.values(), default=0) + 1)]
+    for part in ranked:
+        rows[layer[part]].append(part)
+    place: dict[Part, float] = {}
+    for row in rows:
+        centers = {part: sum(place[read] for read in reads[part]) / max(len(reads[part]), 1) for part in row}
+        row.sort(key=lambda part: centers[part])
+        place |= {part: i - (len(row) - 1) / 2 for i, part in enumerate(row)}
+    return [row for row in rows if row]
+
+
+def _ranked(parts: Sequence[Part], readers: Mapping[Part, Iterable[Part]]) -> list[Part]:
+    """Return the parts, each after its sources. Scopes on a circle stand in the given order."""
+    place = {part: i for i, part in enumerate(parts)}
+    graph: nx.DiGraph[Part] = nx.DiGraph((part, reader) for part in parts for reader in readers.get(part, ()))
+    graph.add_nodes_from(parts)
+    circles = nx.condensation(graph)
+    members = {circle: sorted(inside, key=place.__getitem__) for circle, inside in circles.nodes(data="members")}
+    ordered = nx.lexicographical_topological_sort(circles, key=lambda circle: place[members[circle][0]])
+    return [part for circle in ordered for part in members[circle]]
+
+
+# -- facts ------------------------------------------------------------------------------------------------------
+
+
+_LONGEST = 4096
+"""Characters of metadata that are read; more are not the modules of an op."""
+_INPUTS = 4
+"""Inputs whose shapes are stated."""
+
+
+def input_shapes(view: View) -> str:
+    """Return the shapes of the inputs behind FLOPs: "with x 128×3×224×224"; free dimensions are 128."""
+    inputs = [v for v in view.scopes[MAIN].inputs if view.values[v].tensor is None]
+    stated = [f"{view.value_name(v)} {'×'.join(map(str, sizes.shape(view, v))) or 'scalar'}" for v in inputs[:_INPUTS]]
+    more = [f"{len(inputs) - _INPUTS} more"] if len(inputs) > _INPUTS else []
+    return "with " + ", ".join(stated + more) if stated else ""
+
+
+def module_of(node: NodeProto) -> str:
+    """Return the module of a node, as PyTorch's exporter notes it: "encoder/layers.0"; "" without a note."""
+    stated = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _LONGEST}
+    names = torch_scopes(stated.get(TORCH_SCOPES, ""))
+    parts: list[str] = []
+    before = ""
+    for name in filter(None, names[:-1]):  # the last one is the op's own name
+        parts.append(name.removeprefix(f"{before}."))
+        before = name
+    return "/".join(parts)

@@ -9,9 +9,8 @@ from xml.etree.ElementTree import Element
 from amp_rewrite.decide import reasons
 from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.gc_paused import gc_paused
-from amp_rewrite.reports.page.graph import graph
+from amp_rewrite.reports.page.graph import graph, input_shapes
 from amp_rewrite.reports.page.page import Figure, element, folded, short, table
-from amp_rewrite.reports.page.scopes import input_shapes
 from amp_rewrite.reports.render import count, share, size
 from amp_rewrite.reports.rows import Change, ReportData
 from amp_rewrite.reports.summary import low_types, needs_action, next_command

@@ -15,8 +15,8 @@ from amp_rewrite.evidence.metric import MEASURES
 from amp_rewrite.files.casting import Fit
 from amp_rewrite.reports.delta import Delta
 from amp_rewrite.reports.evidence import Criterion, Difference, OutputRow
-from amp_rewrite.reports.page.measured_figures import outputs_figure, ranges_figure
-from amp_rewrite.reports.page.page import Axis, Band, Bar, Figure, bars, number_text, numbers_table, page_of, written
+from amp_rewrite.reports.page.measured_figures import Axis, Band, Bar, bars, number_text, outputs_figure, ranges_figure
+from amp_rewrite.reports.page.page import Figure, numbers_table, page_of, written
 from amp_rewrite.reports.rows import Change
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)

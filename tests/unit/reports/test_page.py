@@ -11,9 +11,8 @@ from onnx import ModelProto, helper
 
 from amp_rewrite import Report, convert, diff
 from amp_rewrite.ir.op_classes import ELEMENTLESS
-from amp_rewrite.reports.page.graph import graph
+from amp_rewrite.reports.page.graph import MOST, graph, layers_of, module_of, paths_of, tree_of
 from amp_rewrite.reports.page.report_figures import report_figures
-from amp_rewrite.reports.page.scopes import MOST, layers_of, module_of, paths_of, tree_of
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, LOW, NO_ROW, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_and_view
