@@ -150,18 +150,13 @@ class Fit:
 
 
 def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
-    count = sizes.size
-    if not count:
-        return Fit()
-    absmax = sizes.max()
+    count, absmax = sizes.size, sizes.max(initial=0)
     if not np.isfinite(absmax):
         sizes = sizes[np.isfinite(sizes)]
-        if not sizes.size:
-            return Fit(count=count, nonfinite=count)
-        absmax = sizes.max()
+        absmax = sizes.max(initial=0)
     nonfinite = count - sizes.size
     limit, half, normal = thresholds(to, sizes.dtype)
-    absmin = sizes.min()
+    absmin = sizes.min(initial=np.inf)
     if not absmin:
         sizes = sizes[sizes != 0]
         absmin = sizes.min(initial=np.inf)

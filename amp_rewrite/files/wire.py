@@ -106,43 +106,27 @@ def _children(message: Message, name: str) -> Sequence[Any]:
 
 
 def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] | None]) -> list[Piece] | None:
-    """Return the wire format of a message with its tensors replaced; None if no tensor is.
+    """Return the wire format of a message, in field order, with its tensors replaced; None if no tensor is.
 
     `replace` returns the body of a tensor, or None to keep it. The message is neither changed nor copied, except for
     fields without tensors.
     """
     if isinstance(message, onnx.TensorProto):
         return replace(message)
-    replaced: dict[str, list[tuple[Message, list[Piece] | None]]] = {}
+    replaced: dict[str, dict[int, list[Piece]]] = {}
     for name in DENSE.get(type(message), ()):
-        children = _children(message, name)
-        bodies = {  # most nodes have no tensors; a list of all would take more memory than the graph
-            at: body
-            for at, child in enumerate(children)
-            if not (name == "node" and _plain(child)) and (body := pieces(child, replace)) is not None
-        }
-        if bodies:
-            replaced[name] = [(child, bodies.get(at)) for at, child in enumerate(children)]
-    return _spliced(message, replaced) if replaced else None
-
-
-def _plain(node: onnx.NodeProto) -> bool:
-    # runs for every node: a slice halves the time of the loop, a generator doubles it
-    for a in node.attribute[:]:  # noqa: SIM110
-        if a.type not in _PLAIN_ATTRIBUTES:
-            return False
-    return True
-
-
-def _spliced(message: Message, replaced: dict[str, list[tuple[Message, list[Piece] | None]]]) -> list[Piece]:
-    """Return the wire format of a message, in field order, with new bodies for some fields."""
+        for at, child in enumerate(_children(message, name)):  # most nodes have no tensors
+            if not (name == "node" and _plain(child)) and (body := pieces(child, replace)) is not None:
+                replaced.setdefault(name, {})[at] = body
+    if not replaced:
+        return None
     out: list[Piece] = []
     for field, value in message.ListFields():
         if field.name not in replaced:
             out.append(type(message)(**{field.name: value}).SerializeToString(deterministic=True))
             continue
-        for child, body in replaced[field.name]:
-            parts = [child.SerializeToString(deterministic=True)] if body is None else body
+        for at, child in enumerate(_children(message, field.name)):
+            parts = replaced[field.name].get(at) or [child.SerializeToString(deterministic=True)]
             out += [head(field.number, total(parts)), *parts]
     for unknown in UnknownFieldSet(message):  # of a later version of ONNX
         out.append(varint(unknown.field_number << 3 | unknown.wire_type))
@@ -153,6 +137,14 @@ def _spliced(message: Message, replaced: dict[str, list[tuple[Message, list[Piec
         else:
             out += [varint(len(unknown.data)), bytes(unknown.data)]
     return out
+
+
+def _plain(node: onnx.NodeProto) -> bool:
+    # runs for every node: a slice halves the time of the loop, a generator doubles it
+    for a in node.attribute[:]:  # noqa: SIM110
+        if a.type not in _PLAIN_ATTRIBUTES:
+            return False
+    return True
 
 
 def lightened(

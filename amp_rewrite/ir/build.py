@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 
-import networkx as nx
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+import onnx.checker
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
 from amp_rewrite.files.mends import OPSETS
-from amp_rewrite.files.protos import all_graphs, all_nodes, bodies, clone, refill
+from amp_rewrite.files.protos import all_nodes, bodies
 from amp_rewrite.files.tensors import dtype, elements, in_memory, is_stub
-from amp_rewrite.ir.node_check import unreadable, violation
 from amp_rewrite.ir.nodes import (
     Op,
     OpId,
@@ -37,6 +36,15 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZ
 
 _SCALED = ("Resize", "Upsample")
 _LARGEST_SCALE = 2.0**31
+_FIELDS = {AttributeProto.GRAPH: "g", AttributeProto.TENSOR: "t"}
+"""The fields of attributes that hold a message. A reader of a missing message would see an empty one."""
+_STAND_INS = {
+    AttributeProto.GRAPH: AttributeProto(type=AttributeProto.GRAPH, g=GraphProto(name="g")),
+    AttributeProto.TENSOR: AttributeProto(
+        type=AttributeProto.TENSOR, t=TensorProto(data_type=TensorProto.FLOAT, dims=[0])
+    ),
+}
+_LARGEST_AXIS = 1 << 31
 
 
 @dataclass
@@ -70,37 +78,6 @@ def build(proto: ModelProto) -> Index:
     return index
 
 
-def in_order(proto: ModelProto) -> ModelProto | None:
-    """Return a copy of a model with its nodes in topological order; None if there is none.
-
-    Nodes keep their order as far as possible. O(nodes · log nodes).
-    """
-    ordered = clone(proto)
-    bodies_of_functions = (body for f in ordered.functions for node in f.node for _, body in bodies(node))
-    for holder in chain(ordered.functions, *map(all_graphs, (ordered.graph, *bodies_of_functions))):
-        makers = {name: at for at, node in enumerate(holder.node) for name in node.output if name}
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_nodes_from(range(len(holder.node)))
-        for at, node in enumerate(holder.node):
-            graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
-        try:
-            nodes = [holder.node[at] for at in nx.lexicographical_topological_sort(graph)]
-        except nx.NetworkXUnfeasible:
-            return None
-        refill(holder, "node", nodes)
-    return ordered
-
-
-def _names_needed(node: NodeProto) -> set[str]:
-    read = set(filter(None, node.input))
-    for _, body in bodies(node):
-        inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
-        own = {held.name for held in (*body.input, *body.initializer)}
-        own.update(sparse.values.name for sparse in body.sparse_initializer)
-        read |= inside - own.union(*(step.output for step in body.node))
-    return read
-
-
 def check_imports(proto: ModelProto) -> None:
     """Raise ModelError for opset imports and names of local functions refused by onnx."""
     for function in proto.functions:
@@ -115,14 +92,6 @@ def check_imports(proto: ModelProto) -> None:
                 raise ModelError(f"{what} imports {domain} opset {imported.version}, which does not exist; correct it")
             if versions.setdefault(domain, imported.version) != imported.version:
                 raise ModelError(f"{what} imports {domain} opsets {versions[domain]} and {imported.version}; keep one")
-
-
-def _refuse_untyped(formal: ValueInfoProto) -> None:
-    """Raise ModelError for a model input without a known type: onnx's checker accepts it, its inference does not."""
-    kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
-    if kind is None or (kind == "tensor_type" and DType.of(code) is None):
-        known = f"states the unknown element type {code}" if code else "states no element type"
-        raise ModelError(f"input {formal.name!r} {known}; declare a known one, or export the model again")
 
 
 def _refuse_bytes(texts: Iterable[str], what: str) -> None:
@@ -169,7 +138,7 @@ class _Build:
         inputs: Sequence[ValueId | None],
         stated: Sequence[AttributeProto],
     ) -> None:
-        fault = unreadable(stated) or (violation(schema, node, stated) if schema is not None else None)
+        fault = _violation(schema, node, stated)
         if fault is None and schema is not None and schema.kind in _SCALED:
             at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # a region stands before the scales
             tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
@@ -219,8 +188,10 @@ class _Graph:
             if tensor is not None:
                 value = self._initializer(tensor, public=may_override, overridable=may_override)
             else:
-                if self.main:
-                    _refuse_untyped(formal)
+                kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
+                if self.main and (kind is None or (kind == "tensor_type" and DType.of(code) is None)):
+                    known = f"states the unknown element type {code}" if code else "states no element type"
+                    raise ModelError(f"input {formal.name!r} {known}; declare a known one, or export the model again")
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
                 value = self._define(formal.name, vtype, Role.INPUT, public=self.main)
             if tensor is None or may_override:
@@ -352,4 +323,66 @@ def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:
             held = getattr(a, field_name)
             listed = a.name.endswith("s")
             return onnx.helper.make_tensor("", dtype.code, (len(held),) if listed else (), held if listed else [held])
+    return None
+
+
+# -- nodes against their schemas -------------------------------------------------------------------------
+
+
+def _violation(schema: Signature | None, node: NodeProto, stated: Sequence[AttributeProto]) -> str | None:
+    """Return how a node of a graph (not of a function's body) breaks its schema, and the remedy; None if it is valid.
+
+    By onnx's checker and some checks of our own, so that other modules may read `op.inputs[1]` or an attribute's `i`
+    without one. `stated`: the attributes of the node.
+    """
+    for a in stated:
+        if a.ref_attr_name:
+            return f"has the attribute {a.name!r} refer to one of a function, but stands in none; state its value"
+        if a.type in _FIELDS and not a.HasField(_FIELDS[a.type]):
+            return f"has the attribute {a.name!r} hold nothing; export it again"
+    if schema is None:
+        return None
+    read = node.input[:]
+    missing = [slot for slot in schema.needed if slot >= len(read) or not read[slot]]
+    if missing:
+        return f"lacks input {missing[0]}; add it"
+    fault = _crash(schema.op_type, len(read), stated)
+    return fault or (_refusal(schema, node, read, stated) if schema.checked else None)
+
+
+def _crash(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
+    """Return a fault that onnx's checker lets through, and of which its shape inference may die."""
+    numbers = {a.name: a for a in stated}
+    if op_type == "Constant" and not stated:
+        return "holds no value; export it again"
+    if "axis" in numbers and abs(numbers["axis"].i) >= _LARGEST_AXIS:
+        return f"has the attribute 'axis' be {numbers['axis'].i}, which no tensor has; export it again"
+    if op_type == "Transpose" and "perm" in numbers:
+        perm = list(numbers["perm"].ints)
+        valid = sorted(perm) == list(range(len(perm)))
+        return None if valid else f"turns the axes by {perm[:10]}, which is not a permutation; correct perm"
+    if op_type == "Scan" and "num_scan_inputs" in numbers:
+        scanned = numbers["num_scan_inputs"].i
+        return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"
+    return None
+
+
+def _refusal(schema: Signature, node: NodeProto, read: Sequence[str], stated: Sequence[AttributeProto]) -> str | None:
+    """Return the words of onnx's checker about a node, without a look into graphs and tensors."""
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = onnx.IR_VERSION
+    context.opset_imports = {schema.domain: schema.since}
+    light = node
+    try:
+        if node.domain != schema.domain or any(a.type in _STAND_INS for a in stated):
+            light = NodeProto(
+                name=node.name, op_type=node.op_type, domain=schema.domain, input=read, output=node.output
+            )
+            light.attribute.extend(_STAND_INS.get(a.type, a) for a in stated)
+            for a, named in zip(light.attribute, stated, strict=True):
+                a.name = named.name
+        onnx.checker.check_node(light, context)
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as words:  # the latter: of a name that is not UTF-8
+        if "Unrecognized attribute" not in str(words):  # one of a later opset, perhaps
+            return f"breaks its schema: {str(words).rstrip('.')}; correct it, or export the model again"
     return None

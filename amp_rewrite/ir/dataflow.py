@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import networkx as nx
@@ -224,16 +223,11 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
 # -- walks -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class Flow:
     """Walks over a view along one table of operators, into and out of bodies. O(values touched + their uses)."""
 
-    view: View
-    slots: Slots
-    _seams: nx.DiGraph[ValueId] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._seams = _seams(self.view)
+    def __init__(self, view: View, slots: Slots) -> None:
+        self.view, self.slots, self._seams = view, slots, _seams(view)
 
     def through(self, op: Op) -> Sequence[int]:
         """Return the inputs behind the op's result; none for an op at the end of the walk."""

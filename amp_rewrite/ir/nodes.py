@@ -162,7 +162,7 @@ def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
 
 def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
     """Yield inputs of unknown type, such as results of unknown ops, with the only type readable by an op."""
-    for slot, value in enumerate(op.inputs if op.signature is not None else ()):
+    for slot, value in enumerate(op.inputs):
         if value is not None and types[value] is None and op.signature is not None:
             formal = op.signature.input(slot)
             known = (formal.fixed or _bound(op, types).get(formal.variable)) if formal is not None else None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import onnx
 import onnx.helper
-from onnx import AttributeProto, NodeProto, TensorProto
+from onnx import NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
@@ -178,27 +178,20 @@ def signature(domain: str, op_type: str, opset: int) -> Signature | None:
         expandable = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
         since, checked = schema.since_version, not schema.deprecated
     elif (row := contrib_schemas().get(_contrib_name(domain, op_type))) is not None:
-        sides, legal, since, expandable, checked = (
-            [row["inputs"], row["outputs"]],
-            row["types"],
-            row["since"],
-            False,
-            False,
-        )
+        sides, legal, since = [row["inputs"], row["outputs"]], row["types"], row["since"]
+        expandable = checked = False
     else:
         return None
     types = {name: frozenset(map(parse_type, spellings)) for name, spellings in legal.items()}
     linked = _LINKED.get((domain, op_type), {})
-    inputs, outputs = (tuple([_param(types, linked, *formal) for formal in side]) for side in sides)
+
+    def param(_: str, spelling: str, option: str, homogeneous: bool = True) -> Param:
+        fixed = None if spelling in types else parse_type(spelling)
+        return Param(spelling, linked.get(spelling, spelling), fixed, option == "Variadic", homogeneous)
+
+    inputs, outputs = (tuple([param(*formal) for formal in side]) for side in sides)
     needed = tuple([slot for slot, (_, _, option, *_) in enumerate(sides[0]) if option == "Single"])
     return Signature(domain, op_type, since, inputs, outputs, types, expandable, checked, needed)
-
-
-def _param(
-    types: Mapping[str, Any], linked: Mapping[str, str], _: str, spelling: str, option: str, homogeneous: bool = True
-) -> Param:
-    fixed = None if spelling in types else parse_type(spelling)
-    return Param(spelling, linked.get(spelling, spelling), fixed, option == "Variadic", homogeneous)
 
 
 def _contrib_name(domain: str, op_type: str) -> str:
@@ -299,8 +292,12 @@ def stated_dtype(node: NodeProto, inputs: Inputs) -> DType | None:
         rule = _STATED.get(key)
         return rule(node, inputs) if rule else None
     stated = attribute(node, name)
-    if stated is not None and (stated.i or stated.s):
-        return _named_type(node, stated)
+    if stated is not None and (stated.i or stated.s):  # before opset 6, Cast stated a word
+        code = _CODES.get(stated.s.decode("utf-8", "replace"), 0) if stated.s else stated.i
+        if code in _CODES.values() and code:
+            return DType.of(code)
+        what = f"{stated.s[:80] or stated.i!r}, which is not an element type"
+        raise ModelError(f"node {node.name or node.output[0]!r} ({op}) states {name}={what}; export it again")
     slot = IMPLIED_BY_INPUT.get(op)
     if slot is None:
         return DType.INT32 if op == "Multinomial" else DType.FLOAT
@@ -311,17 +308,6 @@ def stated_dtype(node: NodeProto, inputs: Inputs) -> DType | None:
 
 
 _CODES = dict(TensorProto.DataType.items())
-
-
-def _named_type(node: NodeProto, stated: AttributeProto) -> DType | None:
-    """Return the type in an attribute: by its number, or in text as Cast did before opset 6."""
-    code = _CODES.get(stated.s.decode("utf-8", "replace"), 0) if stated.s else stated.i
-    if not code or code not in _CODES.values():
-        what = f"{stated.s[:80] or stated.i!r}, which is not an element type"
-        raise ModelError(
-            f"node {node.name or node.output[0]!r} ({node.op_type}) states {stated.name}={what}; export it again"
-        )
-    return DType.of(code)
 
 
 def _stated_value(node: NodeProto, inputs: Inputs) -> DType | None:

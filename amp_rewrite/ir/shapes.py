@@ -72,13 +72,12 @@ def shape_of(view: View, value: ValueId | None) -> Shape | None:
 
     By onnx's inference on the model without its heavy weights, once for each view.
     """
-    dims = _shapes(view).get(value)
-    return fixed(dims) if dims is not None else None
+    return _shapes(view).get(value)
 
 
 @once
-def _shapes(view: View) -> AllDims:
-    return _stated_dims(view, _inferred(view, False))
+def _shapes(view: View) -> Mapping[ValueId | None, Shape]:
+    return {value: fixed(dims) for value, dims in _stated_dims(view, _inferred(view, False)).items()}
 
 
 def fixed(dims: Dims) -> Shape:
@@ -165,17 +164,11 @@ class _ShapeWalk:
         for op in self.view.ops:
             if op.kind in RULES or op.kind in CONTENTS:
                 self.follow(op)
-            elif op.kind == "Split":
-                self.cut(op)
-        return {value: self.renamed(dims) for value, dims in self.known.items()}
-
-    def cut(self, op: Op) -> None:
-        """Note the dims of parts that onnx does not know, as where one of them is empty."""
-        whole = self.at(op.inputs[0])
-        for part in op.outputs:
-            if part is not None and whole and part not in self.known:
+            elif op.kind == "Split" and (whole := self.at(op.inputs[0])):
                 axis = int_attribute(op.node, "axis", 0) % len(whole)
-                self.known[part] = (*whole[:axis], None, *whole[axis + 1 :])
+                for part in op.results:  # onnx does not know them where one of them is empty
+                    self.known.setdefault(part, (*whole[:axis], None, *whole[axis + 1 :]))
+        return {value: self.renamed(dims) for value, dims in self.known.items()}
 
     def at(self, value: ValueId | None) -> Dims | None:
         dims = self.known.get(value)
@@ -184,15 +177,12 @@ class _ShapeWalk:
     def renamed(self, dims: Dims) -> Dims:
         return tuple(renamed(d, self.same) for d in dims) if self.same else dims
 
-    def holds(self, value: ValueId | None) -> Contents | None:
-        return self.contents[value] if value in self.contents else held(self.view, value)
-
     def follow(self, op: Op) -> None:
         result = op.outputs[0]
         inferred, counts = self.at(result), self.view.dtype(result) in INTEGERS
         if result is None or (not counts and inferred is not None and all(isinstance(d, int) for d in inferred)):
             return  # onnx knows the shape, and floats state no other
-        contents = [self.holds(v) for v in op.inputs]
+        contents = [self.contents[v] if v in self.contents else held(self.view, v) for v in op.inputs]
         reading = Reading(op, [self.at(v) for v in op.inputs], contents, self.invented)
         dims = _ruled(RULES, reading)
         if dims is not None and (inferred is None or len(inferred) == len(dims)):

@@ -125,10 +125,6 @@ class InventedNames:
         return isinstance(small, str) and large in self.bounds.get(small, ())
 
 
-class Unknown(ValueError):
-    """An input of a rule is not known."""
-
-
 @dataclass(slots=True)
 class Reading:
     """The inputs of an op: dimensions, and contents of shapes."""
@@ -139,22 +135,22 @@ class Reading:
     invented: InventedNames
 
     def shape(self, slot: int) -> Dims:
-        """Return the dimensions of an input; raise Unknown without them."""
+        """Return the dimensions of an input; raise ValueError without them."""
         return _known(self.dims, slot)
 
     def elements(self, slot: int) -> Contents:
-        """Return the contents of an input; raise Unknown without them."""
+        """Return the contents of an input; raise ValueError without them."""
         return _known(self.contents, slot)
 
     def stated(self, name: str, default: int) -> int:
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:
-        """Return the contents of an input of numbers; raise Unknown for others."""
+        """Return the contents of an input of numbers; raise ValueError for others."""
         contents = self.elements(slot)
         numbers = tuple(d for d in contents if isinstance(d, int))
         if len(numbers) < len(contents):
-            raise Unknown
+            raise ValueError("a number is not known")
         return numbers
 
     def widest(self, a: Dim, b: Dim) -> Dim:
@@ -182,7 +178,7 @@ class Reading:
 def _known(inputs: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]:
     held = inputs[slot] if slot < len(inputs) else None
     if held is None:
-        raise Unknown
+        raise ValueError("an input is not known")
     return held
 
 

@@ -15,13 +15,14 @@ from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import networkx as nx
-from onnx import TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.casting import Array, Fit
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.build import Index, UnsortedError, build, in_order
+from amp_rewrite.files.protos import all_graphs, bodies, clone, refill
+from amp_rewrite.ir.build import Index, UnsortedError, build
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.nodes import MAIN, Op, OpId, Role, Scope, ScopeId, TypeVariable, Use, Value, ValueId
 from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, unknown
@@ -84,7 +85,8 @@ class View(Index):
             ordered = in_order(model.proto)
             if ordered is None:
                 raise
-            model = replace(model, proto=ordered, mends=(*model.mends, _UNSORTED))
+            words = "its nodes were not in the order in which they run; the result has them in order"
+            model = replace(model, proto=ordered, mends=(*model.mends, Finding("mended", "model", words)))
             index = build(ordered)
         return cls(**vars(index), model=model)
 
@@ -210,13 +212,12 @@ class View(Index):
     @cached_property
     def variables(self) -> tuple[tuple[TypeVariable, ...], ...]:
         """The type variables of each op, in order of first port. Ops with bodies and unknown ops have none."""
-        return tuple([self._variables_of(op) for op in self.ops])
-
-    def _variables_of(self, op: Op) -> tuple[TypeVariable, ...]:
-        if op.signature is None or op.bodies:
-            return ()
-        ports = _ports(op.signature, tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs]))
-        return tuple([TypeVariable(op.id, name, ins, outs, self._type_at(op, ins, outs)) for name, ins, outs in ports])
+        known: list[tuple[TypeVariable, ...]] = []
+        for op in self.ops:
+            omitted = [tuple([v is None for v in side]) for side in (op.inputs, op.outputs)]
+            ports = _ports(op.signature, *omitted) if op.signature is not None and not op.bodies else ()
+            known.append(tuple([TypeVariable(op.id, *port, self._type_at(op, *port[1:])) for port in ports]))
+        return tuple(known)
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
         """Return the type at these ports, preferably of a tensor: linked variables name tensors and sequences alike.
@@ -291,6 +292,32 @@ def _ports(
     return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in variables.items())
 
 
-_UNSORTED = Finding(
-    "mended", "model", "its nodes were not in the order in which they run; the result has them in order"
-)
+def in_order(proto: ModelProto) -> ModelProto | None:
+    """Return a copy of a model with its nodes in topological order; None if there is none.
+
+    Nodes keep their order as far as possible. O(nodes · log nodes).
+    """
+    ordered = clone(proto)
+    bodies_of_functions = (body for f in ordered.functions for node in f.node for _, body in bodies(node))
+    for holder in chain(ordered.functions, *map(all_graphs, (ordered.graph, *bodies_of_functions))):
+        makers = {name: at for at, node in enumerate(holder.node) for name in node.output if name}
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from(range(len(holder.node)))
+        for at, node in enumerate(holder.node):
+            graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
+        try:
+            nodes = [holder.node[at] for at in nx.lexicographical_topological_sort(graph)]
+        except nx.NetworkXUnfeasible:
+            return None
+        refill(holder, "node", nodes)
+    return ordered
+
+
+def _names_needed(node: NodeProto) -> set[str]:
+    read = set(filter(None, node.input))
+    for _, body in bodies(node):
+        inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
+        own = {held.name for held in (*body.input, *body.initializer)}
+        own.update(sparse.values.name for sparse in body.sparse_initializer)
+        read |= inside - own.union(*(step.output for step in body.node))
+    return read

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import computes
@@ -126,25 +125,16 @@ def is_snake(view: View, sine: Op) -> bool:
 # -- the search -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ClusterKind:
-    """A kind of cluster, its rarest ops, its pattern, and the optional ops after it, each a reader of the last."""
-
-    kind: str
-    anchors: tuple[str, ...]
-    pattern: Pattern
-    tail: tuple[Pattern, ...] = ()
-
-
-_TABLE = (
-    _ClusterKind("layer_normalization", ("Sqrt", "Pow"), LAYER, (SCALE, BIAS)),
-    _ClusterKind("rms_normalization", ("Sqrt", "Pow"), RMS, (SCALE,)),
-    _ClusterKind("l2_normalization", ("Sqrt", "Pow", "ReduceL2"), L2),
-    _ClusterKind("softmax", ("ReduceMax",), SOFTMAX),
-    _ClusterKind("gelu_erf", ("Erf",), GELU_ERF),
-    _ClusterKind("gelu_tanh", ("Tanh",), GELU_TANH),
+_KINDS: Sequence[tuple[str, tuple[str, ...], Pattern, tuple[Pattern, ...]]] = (
+    ("layer_normalization", ("Sqrt", "Pow"), LAYER, (SCALE, BIAS)),
+    ("rms_normalization", ("Sqrt", "Pow"), RMS, (SCALE,)),
+    ("l2_normalization", ("Sqrt", "Pow", "ReduceL2"), L2, ()),
+    ("softmax", ("ReduceMax",), SOFTMAX, ()),
+    ("gelu_erf", ("Erf",), GELU_ERF, ()),
+    ("gelu_tanh", ("Tanh",), GELU_TANH, ()),
 )
-"""The kinds of clusters in the order in which they take ops."""
+"""The kinds of clusters, each with its rarest ops, its pattern, and the optional ops after it, each a reader of the one
+before; in the order in which they take ops."""
 
 
 Found = tuple[str, tuple[OpId, ...], ValueId, tuple[OpId, ...], Mapping[str, ValueId]]
@@ -157,28 +147,24 @@ def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Found]:
     O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
     """
     taken: set[OpId] = set()
-    for row in _TABLE:
-        for anchor in view.of_kinds(row.anchors):
+    for kind, anchors, pattern, tail in _KINDS:
+        for anchor in view.of_kinds(anchors):
             if anchor.id in taken or not computes(view, anchor, dtypes):
                 continue
-            found = next(_found_at(view, row, anchor), None)
-            if found is not None and taken.isdisjoint(found[1]):
-                taken.update(found[1])
-                yield found
+            for core, end in matches(view, anchor, pattern):
+                whole, last = _with_tail(view, tail, core, end)
+                match = with_entry_casts(view, whole)
+                if is_closed(view, match, last):
+                    if taken.isdisjoint(match.ops):
+                        taken |= match.ops
+                        behind = tuple(sorted(whole.ops - core.ops))
+                        yield kind, tuple(sorted(match.ops)), match.values[ENTRY], behind, match.values
+                    break
 
 
-def _found_at(view: View, row: _ClusterKind, anchor: Op) -> Iterator[Found]:
-    for core, end in matches(view, anchor, row.pattern):
-        whole, last = _with_tail(view, row, core, end)
-        match = with_entry_casts(view, whole)
-        if is_closed(view, match, last):
-            tail = tuple(sorted(whole.ops - core.ops))
-            yield row.kind, tuple(sorted(match.ops)), match.values[ENTRY], tail, match.values
-
-
-def _with_tail(view: View, row: _ClusterKind, match: Match, last: Op) -> tuple[Match, Op]:
+def _with_tail(view: View, tail: Iterable[Pattern], match: Match, last: Op) -> tuple[Match, Op]:
     """Return the match with the tail, as far as each op is the only reader of the one before; and the last op."""
-    for step in row.tail:
+    for step in tail:
         result = last.outputs[0]
         following = readers(view, result)
         if result is None or len(following) != 1 or result in view.yielded:

@@ -183,6 +183,10 @@ REFUSED: Sequence[tuple[str, ModelProto]] = (
         "not UTF-8",
         model(lambda m: by_bytes(m, b"\x02QQ", b"\x02\xffQ"), PLAIN.replace("r = Relu", "QQ = Neg (h) r = Relu")),
     ),
+    (
+        "'utf-8' codec can't decode byte 0xff",
+        model(lambda m: by_bytes(m, b"\x02QQ", b"\x02\xffQ"), PLAIN + " [QQ] z = Constant <value = float {1.0}> ()"),
+    ),
 )
 
 

@@ -13,8 +13,8 @@ import amp_rewrite
 from amp_rewrite import ModelError, View, convert
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_graphs, refill
-from amp_rewrite.ir.build import in_order
 from amp_rewrite.ir.schema import signature
+from amp_rewrite.ir.view import in_order
 from suites.hostile.test_hostile import INVALID, LIES
 from support.corpus import exported, text_model
 
