@@ -152,16 +152,21 @@ def _written(
         raise ModelError(f"cannot write {path}: {size} bytes are more than protobuf can read{way}")
     done, total, names = 0, size + wire.total(places.data), dict[Path, Path]()
 
-    def advance(count: int) -> None:
+    def advance(chunk: bytes | memoryview) -> None:
         nonlocal done
-        done += count
+        done += len(chunk)
         if progress is not None:
             progress(done, total)
 
     if places.data:
         temporary, file = scratch(path, undo)
         digest = hashlib.sha256()
-        _write(file, places.data, advance, digest.update)
+
+        def hashed(chunk: bytes | memoryview) -> None:
+            digest.update(chunk)
+            advance(chunk)
+
+        _write(file, places.data, hashed)
         own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
         body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
         names[temporary] = path.parent / location.replace(secret, named.decode())
@@ -204,19 +209,13 @@ def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool
     path.unlink(missing_ok=True)
 
 
-def _write(
-    file: BinaryIO,
-    pieces: list[wire.Piece],
-    advance: Callable[[int], None],
-    update: Callable[[bytes | memoryview], None] = lambda _: None,
-) -> None:
-    """Write pieces to a file and close it. `update`: that of a hash of them."""
+def _write(file: BinaryIO, pieces: list[wire.Piece], written: Callable[[bytes | memoryview], None]) -> None:
+    """Write pieces to a file and close it. `written`: called with each chunk."""
     for piece in pieces:
         count = 0
         for chunk in (piece,) if isinstance(piece, bytes) else piece.chunks():
             file.write(chunk)
-            update(chunk)
-            advance(len(chunk))
+            written(chunk)
             count += len(chunk)
         if not isinstance(piece, bytes) and count != piece.nbytes:
             raise ModelError(

@@ -130,25 +130,6 @@ class _Build:
             self.kinds[key] = domain, op_type, kind, signature(domain, op_type, opset or 1) if known else None
         return self.kinds[key]
 
-    def check(
-        self,
-        node: NodeProto,
-        name: str,
-        schema: Signature | None,
-        inputs: Sequence[ValueId | None],
-        stated: Sequence[AttributeProto],
-    ) -> None:
-        fault = _violation(schema, node, stated)
-        if fault is None and schema is not None and schema.kind in _SCALED:
-            at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # a region stands before the scales
-            tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
-            scales = [float(x) for t in tensors if t is not None and not is_stub(t) for x in in_memory(t).ravel()]
-            # onnx infers a size below 0 from a wrong one, and may crash
-            wrong = next((scale for scale in scales if not 0 < scale <= _LARGEST_SCALE), None)
-            fault = f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
-        if fault:
-            raise ModelError(f"node {name!r} ({node.op_type}) {fault}")
-
 
 class _Graph:
     """A graph under construction: the main one, or a body. `outer`: the types of its formal inputs by its owner."""
@@ -186,14 +167,14 @@ class _Graph:
         for i, formal in enumerate(graph.input):
             tensor = constants.pop(formal.name, None)
             if tensor is not None:
-                value = self._initializer(tensor, public=may_override, overridable=may_override)
+                value = self._initializer(tensor, overridable=may_override)
             else:
                 kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
                 if self.main and (kind is None or (kind == "tensor_type" and DType.of(code) is None)):
                     known = f"states the unknown element type {code}" if code else "states no element type"
                     raise ModelError(f"input {formal.name!r} {known}; declare a known one, or export the model again")
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
-                value = self._define(formal.name, vtype, Role.INPUT, public=self.main)
+                value = self._define(formal.name, vtype, Role.INPUT)
             if tensor is None or may_override:
                 inputs.append(value)
         for tensor in constants.values():
@@ -202,7 +183,7 @@ class _Graph:
             self._define(sparse.values.name, ValueType(TENSOR, DType.of(sparse.values.data_type)), Role.INITIALIZER)
         return tuple(inputs)
 
-    def _initializer(self, tensor: TensorProto, *, public: bool | None = None, overridable: bool = False) -> ValueId:
+    def _initializer(self, tensor: TensorProto, *, overridable: bool = False) -> ValueId:
         if not tensor.data_type:
             raise ModelError(f"initializer {tensor.name!r} states no element type; export the model again")
         if not self.main and tensor.name in self.visible:
@@ -212,7 +193,7 @@ class _Graph:
             )
         elements(tensor)  # raises for dims that no tensor has
         vtype = ValueType(TENSOR, dtype(tensor))
-        return self._define(tensor.name, vtype, Role.INITIALIZER, tensor, public=public, overridable=overridable)
+        return self._define(tensor.name, vtype, Role.INITIALIZER, tensor, overridable=overridable)
 
     def _define(
         self,
@@ -222,15 +203,13 @@ class _Graph:
         tensor: TensorProto | None = None,
         producer: OpId | None = None,
         *,
-        public: bool | None = None,
         overridable: bool = False,
     ) -> ValueId:
-        """Add a value; it is public by default if it is an output of the model."""
         if name in self.own:
             raise ModelError(f"{self.where}: value {name!r} is defined twice; rename one of the two")
         index, value = self.index, ValueId(len(self.index.values))
         self.own[name] = value
-        public = name in self.outputs if public is None else public
+        public = name in self.outputs or overridable or (self.main and role is Role.INPUT)
         index.values.append(Value(value, self.scope.id, name, role, producer, public, overridable, tensor))
         index.types.append(vtype)
         index.uses.append([])
@@ -253,10 +232,13 @@ class _Graph:
         plain = not (stated or "" in read or "" in written or op_type in _SCALED)
         alike = (schema, len(read), len(written)) if plain else None
         if alike is None or alike not in self.build.sound:  # most nodes are like many others, and are checked once
-            self.build.check(node, name, schema, inputs, stated)
+            fault = _violation(schema, node, stated)
+            if fault is None and schema is not None and schema.kind in _SCALED:
+                fault = self._wrong_scale(schema, inputs)
+            if fault:
+                raise ModelError(f"node {name!r} ({op_type}) {fault}")
             self.build.sound.add(alike)
-        graphs = list(bodies(node)) if stated else ()
-        inside = self._bodies(node, domain, name, inputs, graphs) if graphs else ()
+        inside = self._bodies(node, domain, name, inputs) if stated else ()
         ids = count(len(index.values))  # the ids of the values that are defined below
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
         op_id = OpId(len(index.ops))
@@ -278,6 +260,14 @@ class _Graph:
             index.scopes[body].owner = op_id
         return op_id
 
+    def _wrong_scale(self, schema: Signature, inputs: Sequence[ValueId | None]) -> str | None:
+        """Return the words for a scale from which onnx infers a size below 0, and may crash."""
+        at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # a region stands before the scales
+        tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
+        scales = [float(x) for t in tensors if t is not None and not is_stub(t) for x in in_memory(t).ravel()]
+        wrong = next((scale for scale in scales if not 0 < scale <= _LARGEST_SCALE), None)
+        return f"has the scale {wrong:g}; state a positive number" if wrong is not None else None
+
     def _read(self, node: str, op_type: str, name: str) -> ValueId | None:
         if name and name not in self.visible:
             raise UnsortedError(
@@ -286,15 +276,10 @@ class _Graph:
             )
         return self.visible[name] if name else None
 
-    def _bodies(
-        self,
-        node: NodeProto,
-        domain: str,
-        name: str,
-        inputs: Sequence[ValueId | None],
-        graphs: Iterable[tuple[str, GraphProto]],
-    ) -> tuple[ScopeId, ...]:
-        scopes: list[ScopeId] = []
+    def _bodies(self, node: NodeProto, domain: str, name: str, inputs: Sequence[ValueId | None]) -> tuple[ScopeId, ...]:
+        graphs, scopes = list(bodies(node)), list[ScopeId]()
+        if not graphs:
+            return ()
         types = [self.index.types[v] if v is not None else None for v in inputs]
         outer = body_input_types(node, domain, types, self.index.opsets.get("", 1))
         for attribute, graph in graphs:

@@ -8,7 +8,6 @@ it with a number as far needs the number itself.
 from __future__ import annotations
 
 import bisect
-import math
 from collections import deque
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,23 +65,21 @@ def fills(view: View, to: DType) -> Mapping[ValueId, Fill]:
 def fills_among(view: View, to: DType, values: Container[int], least: float | None = None) -> Mapping[ValueId, Fill]:
     """Return the fills among some values; only constants among these are read. `least`: their least size."""
     least = to.max if least is None else least
+    held = {value: tensor for value, tensor in view.constants.items() if view.uses[value]}
+    for op in view.of_kinds(("ConstantOfShape",)):
+        result, stated = op.outputs[0], attribute(op.node, "value")
+        if result is not None and stated is not None:
+            held[result] = stated.t
     extreme: dict[ValueId, Fill] = {}
-    constants = (v for v in view.constants if view.uses[v] and view.dtype(v) is DType.FLOAT)
-    for value in filter(values.__contains__, constants):
-        fit = view.fit(value, to)
-        numbers = view.array(value) if fit.absmax >= least else None
-        if numbers is not None:
+    for value, tensor in held.items():
+        if value not in values or view.dtype(value) is not DType.FLOAT:
+            continue
+        fit = view.fit(value, to) if value in view.constants else view.model.fit(tensor, to)
+        if fit.absmax >= least:
+            numbers = view.model.array(tensor)
             beyond = numbers[(abs(numbers) >= least) & (abs(numbers) < float("inf"))]
             level = float(beyond[0]) if beyond.size and (beyond == beyond[0]).all() else None
             extreme[value] = Fill(level, fit.overflow > 0, fit.absmax)
-    for op in view.of_kinds(("ConstantOfShape",)):
-        result, stated = op.outputs[0], attribute(op.node, "value")
-        if result is None or stated is None or view.dtype(result) is not DType.FLOAT or result not in values:
-            continue
-        fit = view.model.fit(stated.t, to)
-        if fit.absmax >= least:
-            level = float(view.model.array(stated.t).item()) if math.prod(stated.t.dims) == 1 else None
-            extreme[result] = Fill(level, fit.overflow > 0, fit.absmax)
     return extreme
 
 
