@@ -26,11 +26,6 @@ class Counting(io.BytesIO):
         self.count += len(content)
         return content
 
-    def readinto(self, buffer: object) -> int:
-        count = super().readinto(buffer)  # type: ignore[arg-type]
-        self.count += count
-        return count
-
 
 def model(*locations: str, inline: int = 4) -> ModelProto:
     proto = ModelProto()
