@@ -26,8 +26,7 @@ from amp_rewrite.reports.evidence import Guarded
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.shift.emit import Shift, refusal, shifted_by
-from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import ShiftRequest, plan_shift
+from amp_rewrite.rewrite.shift.plan import Equations, ShiftRequest, plan_shift
 from amp_rewrite.settings.choices import AUTO_SHIFT, NO_SHIFT, Target, check_headroom
 from amp_rewrite.settings.option import Data
 
@@ -131,8 +130,9 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
     wide = Draft.of(draft.source, request, widen=True) if draft.view.low_types else draft
     seen, coloring, equations = seen_ranges(wide.view, ranges), wide.paint(), Equations.of(wide.view)
     low = {value: known for value, known in seen.items() if is_low(wide.view, coloring, value)}
-    shift = shifted_by(equations, plan_shift(equations, _beyond(wide, ranges, want), low, want), low, want)
-    refused = [_unshifted(wide.view.value_name(r.value), r.absmax, 1, r.why) for r in shift.plan.refused]
+    beyond = _beyond(wide, ranges, want)
+    shift = shifted_by(equations, plan_shift(equations, beyond, low, want), low, want)
+    refused = [_unshifted(wide.view.value_name(v), beyond[v].absmax, 1, why) for v, why in shift.plan.refused.items()]
     plain = _noted(draft, refused)
     if shift.view is wide.view:
         return ShiftOutcome(plain, plain, ranges)

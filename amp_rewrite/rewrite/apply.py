@@ -15,10 +15,10 @@ from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.attributes import attribute, ints_attribute
 from amp_rewrite.ir.names import unused
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, TENSOR, normal_domain, set_element_type
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, normal_domain, set_element_type
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
-from amp_rewrite.rewrite.builder import new_cast, new_constant, new_node, restate
+from amp_rewrite.rewrite.builder import declared, new_cast, new_constant, new_node, restate
 
 
 def apply(view: View, plan: Plan) -> Model:
@@ -59,6 +59,7 @@ class _Writer:
         for use, name in plan.rewire.items():
             self.rewired.setdefault(use.op, []).append((use.slot, name))
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
+        self.retyped = {**plan.retype, **{bake.value: bake.to for bake in plan.bakes if not bake.keeps_original}}
         unknown = (op for op in view.ops if op.signature is None and not op.bodies)
         self.of_unknown = {result for op in unknown for result in op.outputs}
 
@@ -146,7 +147,9 @@ class _Writer:
         elif op.id in self.plan.attributes:
             self._state_dtype(op, node, self.plan.attributes[op.id])
         if op.id in self.plan.raised:
-            _widen_inside(node)
+            for a in node.attribute:
+                if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
+                    a.i = DType.FLOAT.code
         bake = self.bakes.get(op.outputs[0]) if op.kind == "Constant" and op.outputs[0] is not None else None
         if bake is not None and not bake.keeps_original:
             self._hold_baked(node, bake)
@@ -163,10 +166,8 @@ class _Writer:
             return
         name = DTYPE_ATTRIBUTES[op.domain, op.op_type]
         old = attribute(node, name)
-        code: int | str = dtype.code
-        if old is not None and old.type == AttributeProto.STRING:  # Cast-1
-            code = TensorProto.DataType.Name(dtype.code)
-        restate(node, name, code)
+        in_words = old is not None and old.type == AttributeProto.STRING  # Cast-1
+        restate(node, name, TensorProto.DataType.Name(dtype.code) if in_words else dtype.code)
 
     def _second_constant(self, op: Op, bake: Bake) -> NodeProto:
         node = clone(op.node)
@@ -201,7 +202,7 @@ class _Writer:
             if bake is not None:
                 kept.append(baked(tensor, bake.to, name=bake.name, model=self.view.model))
                 if tensor.name in listed and bake.keeps_original:  # IR 3 lists every initializer as an input
-                    graph.input.append(onnx.helper.make_tensor_value_info(bake.name, bake.to.code, tensor.dims))
+                    graph.input.append(declared(bake.name, bake.to, tensor.dims))
         refill(graph, "initializer", kept)
         for formal in graph.input:
             bake = low.get(formal.name)
@@ -233,32 +234,22 @@ class _Writer:
                 continue
             if value.name in types:
                 listed.extend(self._new_infos(value, types))
-            elif value.id in self.of_unknown:
-                listed.extend(self._declared_by_readers(value))
+            elif value.id in self.of_unknown and (dtype := self.view.tensor_dtype(value.id)) is not None:
+                listed.append(declared(value.name, dtype, None))  # readers alone told it, and may read a Cast now
         refill(graph, "value_info", listed)
 
     def _visible(self, scope: ScopeId) -> dict[str, Value]:
         own, outer = {v.name: v for v in self.view.values_of[scope]}, self.view.scopes[scope].parent
         return {**self._visible(outer), **own} if outer is not None else own
 
-    def _declared_by_readers(self, value: Value) -> Iterator[ValueInfoProto]:
-        """Declare the result of an unknown op if only its readers told its type: they may read a Cast of it now."""
-        vtype = self.view.types[value.id]
-        if vtype is not None and vtype.dtype is not None and vtype.container == TENSOR:
-            yield onnx.helper.make_tensor_value_info(value.name, vtype.dtype.code, None)
-
     def _declared(self, value: Value) -> DType | None:
-        bake = self.bakes.get(value.id)
-        if bake is not None and not bake.keeps_original:
-            return bake.to
-        return self.plan.retype.get(value.id) or self.view.dtype(value.id)
+        return self.retyped.get(value.id) or self.view.dtype(value.id)
 
     def _new_infos(self, value: Value, types: dict[str, TypeProto]) -> Iterable[ValueInfoProto]:
         source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            dtype = self.plan.retype.get(value.id) or self.view.dtype(value.id)
-            fresh.append((self.plan.rename[value.id], dtype or DType.FLOAT))
+            fresh.append((self.plan.rename[value.id], self._declared(value) or DType.FLOAT))
         bake = self.bakes.get(value.id)
         if bake is not None and bake.keeps_original:
             fresh.append((bake.name, bake.to))
@@ -268,9 +259,3 @@ class _Writer:
                 info.type.CopyFrom(source)
                 set_element_type(info.type, dtype)
                 yield info
-
-
-def _widen_inside(node: NodeProto) -> None:
-    for a in node.attribute:
-        if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
-            a.i = DType.FLOAT.code

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 import onnx
 import onnx.checker
 import onnx.defs
 import onnx.shape_inference
-from onnx import ModelProto, TypeProto, helper
+from onnx import ModelProto, helper
 
 from amp_rewrite.decide.plan import Bake, Cast, Plan
 from amp_rewrite.dtypes import DType
@@ -37,22 +37,21 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
     planned = _planned(view, plan)
     types = _inferred_types(view, inferred) if inferred is not None else {}
-    known = all(own.keys() <= types.get(scope, {}).keys() for scope, own in planned.items())
     try:
-        _compare(planned, types if known else _view_types(View.of(result)))
+        if not all(own.keys() <= types.get(scope, {}).keys() for scope, own in planned.items()):
+            again = View.of(result)
+            types = {scope.id: {v.name: again.dtype(v.id) for v in again.values_of[scope.id]} for scope in again.scopes}
+        _compare(planned, types)
     except ConversionError as unplanned:
         wrong = misdeclared(view) if fault is None else _invalid(fault)
         if wrong is None:
             raise
         raise ModelError(wrong) from unplanned  # onnx refuses the source, or trusts a wrong declaration in it
-    return (*doubts, *_left_out(view))
-
-
-def _left_out(view: View) -> Iterator[Finding]:
-    for kind, ops in view.by_kind.items():
-        domain, op_type = ops[0].domain, ops[0].op_type
-        if refused_by_onnx(domain, op_type, view.opset) and not of_runtime_alone(domain, op_type, view.opset):
-            yield Finding("unchecked", kind, f"not checked: onnx does not accept it at opset {view.opset}")
+    for kind, (op, *_) in view.by_kind.items():
+        operator = op.domain, op.op_type, view.opset
+        if refused_by_onnx(*operator) and not of_runtime_alone(*operator):
+            doubts += (Finding("unchecked", kind, f"not checked: onnx does not accept it at opset {view.opset}"),)
+    return doubts
 
 
 def misdeclared(view: View) -> str | None:
@@ -172,26 +171,16 @@ def _inferred_types(view: View, inferred: ModelProto) -> _Types:
     for number, graph in enumerate(all_graphs(inferred.graph) if len(view.scopes) > 1 else (inferred.graph,)):
         tensors = chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer))
         held = ((tensor.name, DType.of(tensor.data_type)) for tensor in tensors)
-        stated = ((v.name, _dtype(v.type)) for v in chain(graph.input, graph.value_info, graph.output))
+        infos = ((v.name, type_of_proto(v.type)) for v in chain(graph.input, graph.value_info, graph.output))
+        stated = ((name, known.dtype if known is not None else None) for name, known in infos)
         last = dict(chain(held, stated))  # the last word counts, even that the type is not known
         types[ScopeId(number)] = {name: dtype for name, dtype in last.items() if dtype is not None}
     return types
 
 
-def _dtype(stated: TypeProto) -> DType | None:
-    code = stated.tensor_type.elem_type  # 0 where it is another type
-    other = type_of_proto(stated) if not code else None
-    return DType.of(code) if code else other.dtype if other else None
-
-
 def _inferred(schema: Signature | None) -> bool:
     known = onnx_schema("", schema.op_type, schema.since) if schema is not None and not schema.domain else None
     return known is not None and bool(known.has_type_and_shape_inference_function)
-
-
-def _view_types(result: View) -> _Types:
-    known = [{v.name: result.dtype(v.id) for v in own} for own in result.values_of]
-    return {scope.id: types for scope, types in zip(result.scopes, known, strict=True)}
 
 
 def _compare(planned: _Planned, types: _Types) -> None:

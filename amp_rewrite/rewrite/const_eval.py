@@ -50,55 +50,43 @@ def permutation(op: Op) -> tuple[int, ...]:
     return ints_attribute(op.node, "perm") if op.kind == "Transpose" else ()
 
 
-def _ops_behind(view: View, value: ValueId) -> tuple[OpId, ...] | None:
-    """Return the ops between constants and a value, in order; None if they read anything else.
-
-    None also if there are more than 64, one is not cheap to evaluate, or a constant is a large weight.
-    """
-    ops: set[OpId] = set()
-    pending = [value]
-    while pending:
-        read = pending.pop()
-        if (tensor := view.constant(read)) is not None:
-            if math.prod(tensor.dims) > _most(view, read):
-                return None
-            continue
-        op = view.producer(read)
-        if op is None or op.kind not in _EVALUATED or len(ops) >= _MOST_OPS:
-            return None
-        if op.id not in ops:
-            ops.add(op.id)
-            pending.extend(op.operands)
-    return tuple(sorted(ops))
-
-
 def numbers(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a constant, or of a value computed from constants; None if they are not known."""
     if view.constant(value) is None:
         return _made(view, value)
     held = view.array(value, _most(view, value))
-    return _one_batch(held) if held is not None and held.size > _MOST_ELEMENTS else held
+    if held is None or held.size <= _MOST_ELEMENTS or held.ndim != 4:
+        return held
+    return held[:1] if all(np.array_equal(batch, held[0]) for batch in held[1:]) else held
 
 
 @once
 def _made(view: View, value: ValueId) -> Array | None:
-    ops = _ops_behind(view, value)
-    leaves = {v for op in ops or () for v in view.ops[op].operands if view.constant(v) is not None}
+    """Return the numbers of a value that ops make of constants.
+
+    None if there are more than 64 ops, one is not cheap to evaluate, or a constant is a large weight.
+    """
+    ops, leaves, pending = set[OpId](), set[ValueId](), [value]
+    while pending:
+        read = pending.pop()
+        if (tensor := view.constant(read)) is not None and math.prod(tensor.dims) <= _most(view, read):
+            leaves.add(read)
+            continue
+        op = view.producer(read) if tensor is None else None
+        if op is None or op.kind not in _EVALUATED or len(ops) >= _MOST_OPS:
+            return None
+        if op.id not in ops:
+            ops.add(op.id)
+            pending.extend(op.operands)
     held = {view.value_name(v): array for v in leaves if (array := numbers(view, v)) is not None}
-    if not ops or len(held) < len(leaves):
+    if len(held) < len(leaves):
         return None
-    results = run([view.ops[op].node for op in ops], view.value_name(value), [held], view.opsets)
+    results = run([view.ops[op].node for op in sorted(ops)], view.value_name(value), [held], view.opsets)
     return None if isinstance(results, str) else results[0]
 
 
 def _most(view: View, value: ValueId) -> int:
     return _MOST_FLAGS if view.dtype(value) is DType.BOOL else _MOST_ELEMENTS
-
-
-def _one_batch(held: Array) -> Array:
-    """Return the first of several batches of heads if the others equal it, else all of them."""
-    alike = held.ndim == 4 and all(np.array_equal(batch, held[0]) for batch in held[1:])
-    return held[:1] if alike else held
 
 
 # -- folding ---------------------------------------------------------------------------------------
@@ -151,7 +139,8 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
             continue
         result = op.outputs[0]
-        if result is None or view.values[result].public or view.dtype(result) not in _TYPES:
+        dtype = view.dtype(result)
+        if result is None or view.values[result].public or dtype is None or dtype not in _TYPES:
             continue
         if op.kind == "Shape":  # for the shape of a constant its values need not be read
             if (tensor := view.constant(op.inputs[0])) is not None:
@@ -161,28 +150,17 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         values = op.operands
         if any(value not in known and value not in view.constants for value in values):
             continue
-        if view.dtype(result) is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
+        if dtype is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
             continue  # a Cast to integers, say, which machines saturate each in its way
-        small = (known[v] if v in known else _small(view, v) for v in values)
+        small = (known[v] if v in known else view.array(v, LARGEST) for v in values if view.dtype(v) in _TYPES)
         operands = [array for array in small if array is not None]
-        array = _run(view, op, operands) if len(operands) == len(values) else None
-        if array is None or array.size > LARGEST:
+        if len(operands) < len(values):
+            continue
+        feed = dict(zip(filter(None, op.node.input), operands, strict=True))
+        results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
+        if isinstance(results, str) or results[0].dtype != dtype.numpy or results[0].size > LARGEST:
             continue
         # A NaN has several forms, and a division by zero is left to the runtime.
-        if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
-            known[result] = array
+        if dtype is not DType.FLOAT or bool(np.isfinite(results[0]).all()):
+            known[result] = results[0]
     return known
-
-
-def _small(view: View, value: ValueId) -> Array | None:
-    return view.array(value, LARGEST) if view.dtype(value) in _TYPES else None
-
-
-def _run(view: View, op: Op, operands: list[Array]) -> Array | None:
-    """Run an op; None if onnx's reference does not run it, or gives another type than the schema says."""
-    feed = dict(zip(filter(None, op.node.input), operands, strict=True))
-    results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
-    dtype = view.dtype(op.outputs[0])
-    if isinstance(results, str) or dtype is None or results[0].dtype != dtype.numpy:
-        return None
-    return results[0]

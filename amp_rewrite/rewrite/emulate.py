@@ -26,8 +26,7 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.builder import new_cast, new_node
-from amp_rewrite.rewrite.device_arithmetic.cuda import CUDA, CUDA_ALONE
-from amp_rewrite.rewrite.device_arithmetic.low_op import LowBuilder, written_out
+from amp_rewrite.rewrite.device_arithmetic import CUDA, CUDA_ALONE, LowBuilder, written_out
 from amp_rewrite.rewrite.passes.inline import inlined
 
 _KEPT_EDGES = {
@@ -171,28 +170,23 @@ class _Twin:
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
         """Turn a copied graph into its twin, in place; `scope` is its original's index."""
-        nodes = list(self._entries()) if scope.id == MAIN else []
+        nodes: list[NodeProto] = []
+        for value in sorted(self.fed) if scope.id == MAIN else ():
+            name = self.view.value_name(value)
+            if value in self.kept:
+                nodes.append(self._cast(name, self._name(value), DType.FLOAT))
+            elif self.rounding:
+                nodes.extend(self._rounded(name, value))
         for op_id, node in zip(scope.ops, graph.node, strict=True):
             nodes.extend(self._node(self.view.ops[op_id], node))
-        nodes.extend(self._exits() if scope.id == MAIN else ())
+        for value in sorted(self.kept - self.fed) if scope.id == MAIN else ():
+            nodes.append(self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT))
         self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
         same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
             if formal.name not in same:
                 self._widen_type(formal.type)
         refill(graph, "node", nodes)
-
-    def _entries(self) -> Iterator[NodeProto]:
-        for value in sorted(self.fed):
-            name = self.view.value_name(value)
-            if value in self.kept:
-                yield self._cast(name, self._name(value), DType.FLOAT)
-            elif self.rounding:
-                yield from self._rounded(name, value)
-
-    def _exits(self) -> Iterator[NodeProto]:
-        for value in sorted(self.kept - self.fed):
-            yield self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT)
 
     def _initializers(self, graph: GraphProto, values: dict[str, Value]) -> None:
         widened = list[TensorProto]()
@@ -227,7 +221,11 @@ class _Twin:
             if recipe is not None and (low is DType.FLOAT16 or op.kind in CUDA_ALONE):
                 steps = written_out(self.view, recipe, op, node, self.taken, low)
             if steps is not None:
-                yield from self._named(op, *steps)
+                yield from steps[0]
+                for value, result in zip(op.outputs, steps[1], strict=False):
+                    if value is not None:
+                        name = self._name(value)
+                        yield new_node("Identity", [result], name, self._fresh(f"{name}_written"))
                 return
             if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
                 yield from self._summed(op, node)
@@ -247,12 +245,6 @@ class _Twin:
         node.input[0] = node.input[1] = b.op("Mul", total, b.scalar(0.5, DType.FLOAT))
         yield from b.nodes
 
-    def _named(self, op: Op, nodes: list[NodeProto], results: list[str]) -> Iterator[NodeProto]:
-        yield from nodes
-        for value, result in zip(op.outputs, results, strict=False):
-            if value is not None:
-                yield new_node("Identity", [result], self._name(value), self._fresh(f"{self._name(value)}_written"))
-
     def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.outputs):
@@ -269,22 +261,19 @@ class _Twin:
         """Yield a Cast of the model: one to a low type rounds, one from a low type reads what is rounded already."""
         before, after = op.inputs[0], op.outputs[0]
         assert before is not None and after is not None
-        if self._same_in_twin(before, after):
+        was, becomes, lows = self.view.dtype(before), self.view.dtype(after), (self._low(before), self._low(after))
+        if self.rounding:
+            same = becomes is was or (becomes is DType.FLOAT and lows[0] is not None)
+        else:
+            same = {was, becomes} <= {DType.FLOAT, *self.types}
+        if same and any(lows):
             yield new_node("Identity", node.input[:1], self._name(after), node.name)
-        elif not self._low(after):
+        elif not lows[1]:
             yield node
         elif self.rounding:
             yield from self._rounded(node.input[0], after)
         else:
             yield self._cast(node.input[0], self._name(after), DType.FLOAT)
-
-    def _same_in_twin(self, before: ValueId, after: ValueId) -> bool:
-        was, becomes = self.view.dtype(before), self.view.dtype(after)
-        if not (self._low(before) or self._low(after)):
-            return False
-        if self.rounding:
-            return becomes is was or (becomes is DType.FLOAT and self._low(before) is not None)
-        return {was, becomes} <= {DType.FLOAT, *self.types}
 
     def _stays_low(self, op: Op) -> bool:
         if op.bodies or not any(map(self._low, op.ports)):

@@ -27,7 +27,8 @@ class NodeBuilder:
 
     Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes are one node:
     asking for it again returns the same name, so that formulas can be written down as they are.
-    `opset` is that of ai.onnx; ops whose form depends on it have methods of their own.
+    `opset` is that of ai.onnx; ops whose form depends on it have methods of their own. A node that is appended to
+    `nodes` as it is takes its names from `fresh`.
     """
 
     error: type[AmpRewriteError] = ModelError
@@ -85,14 +86,10 @@ class NodeBuilder:
         # A single output has its node's name: names of nodes and values do not collide in ONNX.
         outputs = [node.name] if results == 1 else [self.fresh(f"{node.name}_{i}") for i in range(results)]
         node.output.extend(outputs)
-        self.append(node)
+        self.nodes.append(node)
         if node.op_type not in UNREPEATABLE:
             self._known[key] = tuple(outputs)
         return tuple(outputs)
-
-    def append(self, node: NodeProto) -> None:
-        """Append a node as it is, with output names from `fresh`."""
-        self.nodes.append(node)
 
     def inner(self, region: str) -> NodeBuilder:
         return NodeBuilder(self._taken, opset=self.opset, region=region)
@@ -107,12 +104,12 @@ class NodeBuilder:
             result = build(inner)  # a body reads the values around it
             branches[name] = onnx.helper.make_graph(inner.nodes, result, [], [ValueInfoProto(name=result)])
         result = self._numbered("If")
-        self.append(new_node("If", [condition], result, result, **branches))
+        self.nodes.append(new_node("If", [condition], result, result, **branches))
         return result
 
     def name(self, source: str, result: str) -> None:
         """Append an Identity with this result: a free name, or the name of a value without a node."""
-        self.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
+        self.nodes.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
 
     def constant(self, values: Array) -> str:
         """Return a constant of the type and shape of the array."""

@@ -14,7 +14,6 @@ import onnx
 import onnx.defs
 import onnx.helper
 from onnx import NodeProto
-from onnx.defs import OpSchema
 
 from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
@@ -63,13 +62,14 @@ def at_opset(
             f"the model cannot be moved to opset {opset}: target {target.value} opens models up to opset {most}; use"
             f" {spelled('opset', most)} or a newer target"
         )
-    judge = _KernelCheck.of(view, to, target, fuse if opset is not None else "none")
+    wholes = {} if opset is None or fuse == "none" else dict(_wholes(view, to, target, fuse))
+    judge = _KernelCheck(to, target, wholes)
     if not isinstance(opset, int):
         best, obstacles = _best(view, judge)
         if best is not view:
             return best, (_compared(view, best.opset, judge),)
         note = f"opset {current} stays: no other one serves more of the model without serving some of it less"
-        told = Finding("opset", "ai.onnx", "; ".join((note, *obstacles[:_SHOWN])))
+        told = Finding("opset", "ai.onnx", "; ".join((note, *obstacles[:3])))
         return view, (told,) if opset is not None or obstacles else ()
     moved = moved_to(view, opset)
     if isinstance(moved, str):
@@ -92,10 +92,6 @@ class _KernelCheck:
     to: DType
     target: Target
     whole: Mapping[OpId, str]
-
-    @classmethod
-    def of(cls, view: View, to: DType, target: Target, fuse: Fuse) -> _KernelCheck:
-        return cls(to, target, dict(_wholes(view, to, target, fuse)) if fuse != "none" else {})
 
     def covers(self, view: View) -> _Coverage:
         """Return the kind of each op, and how often it is served: in its own types, and in the low type."""
@@ -132,38 +128,30 @@ def _gained(before: _Coverage, after: _Coverage) -> list[str]:
     return sorted({kind for (kind, a), (_, b) in zip(before, after, strict=True) if a < b})
 
 
-def _served(coverage: _Coverage) -> int:
-    return sum(times for _, times in coverage)
-
-
 _ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) >= OLDEST_MOVED}
 """The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
-
-
-_SHOWN = 3
-"""Obstacles in a finding."""
 
 
 def _best(view: View, judge: _KernelCheck) -> tuple[View, list[str]]:
     """Return the view at the opset with most served ops, among equals its own, then the nearest; and obstacles."""
     current = view.opsets[""]
     own = judge.covers(view)
-    best, most = view, _served(own)
+    best, most = view, sum(times for _, times in own)
     barred: dict[str, str] = {}
     unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
     newest = min(NEWEST_MOVED, judge.target.opset or unknown)
     for opset in sorted(range(OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n)):
         then = judge.covers(relabelled(view, opset))
-        gained, lost = _gained(own, then), _gained(then, own)
+        gained, lost, served_then = _gained(own, then), _gained(then, own), sum(times for _, times in then)
         if gained and lost:
             served = f"serves {', '.join(gained)} better, but not {', '.join(lost)}"
             barred.setdefault(served, f"opset {opset} {served}")
-        elif _served(then) > most:  # nothing is lost, or the sum would be less
+        elif served_then > most:  # nothing is lost, or the sum would be less
             move = moved_to(view, opset)
             if isinstance(move, str):
                 barred.setdefault(move, f"opset {opset}: {move}")
             else:
-                best, most = move, _served(then)
+                best, most = move, served_then
     return best, list(barred.values())
 
 
@@ -235,15 +223,14 @@ def _changes(view: View, opset: int) -> list[Replacement] | str:
 
     A node that is valid there as it stands, and means the same, stays.
     """
-    changes, forms = list[Replacement](), None
+    changes, restatement = list[Replacement](), Restatement(view, opset)
     for op in view.ops:
         if op.domain:
             continue
         node = clone(op.node)
         fault = _fault(node, view.opset, opset)
         if fault:
-            forms = forms or Restatement(view, opset)
-            form = forms.of(op)
+            form = restatement.of(op)
             if isinstance(form, str):
                 return ": ".join(filter(None, (f"{op.op_type} {op.name!r} {fault}", form)))
             changes.append(form)
@@ -264,21 +251,12 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
         return f"means something else at opset {opset}"
     if node.op_type == "Split" and low < FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
         return "has to say there into how many parts"
-    return _drop_defaults(node, old, new) or _misfit(node, new)
-
-
-def _drop_defaults(node: NodeProto, old: OpSchema, new: OpSchema) -> str | None:
-    """Remove attributes that the new schema lacks, if they state its own behaviour; return one that states another."""
     value_of = onnx.helper.get_attribute_value
     for a in [a for a in node.attribute if a.name not in new.attributes]:
         default = old.attributes[a.name].default_value if a.name in old.attributes else None
         if default is None or not default.name or value_of(default) != value_of(a):
             return f"states {a.name}, which is not one of its attributes there"
         restate(node, a.name)
-    return None
-
-
-def _misfit(node: NodeProto, new: OpSchema) -> str | None:
     if len(node.input) > new.max_input or len([o for o in node.output if o]) > new.max_output:
         return "has more inputs or outputs than it has there"
     missing = [n for n, a in new.attributes.items() if a.required and n not in {s.name for s in node.attribute}]

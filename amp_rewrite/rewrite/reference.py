@@ -80,8 +80,7 @@ def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, i
 
     ValueError if results would exceed `most` elements together, or the size of one is not known before it is computed.
     """
-    known: dict[str, Any] = {"": None, **feed}
-    left = most
+    known, left = {"": None, **feed}, most
     for node in evaluator.rt_nodes_:
         operands = [known[name] for name in node.input]
         if _misread(node, operands, opsets):
@@ -129,25 +128,21 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
         raise ValueError(f"the size of the result of {kind} is not known in advance")
     named = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
     read = {node.input[slot] for slot in row_of(kind).shapes if slot < len(operands)}
+    codes = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in named.items()}
     inferred = onnx.shape_inference.infer_node_outputs(
         schema,
         node,
-        {name: _type(x) for name, x in named.items()},
+        {name: onnx.helper.make_tensor_type_proto(codes[name], x.shape) for name, x in named.items()},
         {name: from_array(x, name) for name, x in named.items() if name in read},
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
-    return sum(_size(node, type_) for name, type_ in inferred.items() if name) + _kernel(op, *shapes[1:2])
-
-
-def _type(array: Array) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-
-
-def _size(node: NodeProto, type_: onnx.TypeProto) -> int:
-    dims = [d.dim_value if d.HasField("dim_value") else -1 for d in type_.tensor_type.shape.dim]
-    if not type_.tensor_type.HasField("shape") or min(dims, default=0) < 0:
-        raise ValueError(f"the size of the result of {node.op_type} is not known in advance")
-    return math.prod(dims)
+    total = _kernel(op, *shapes[1:2])
+    for stated in (type_.tensor_type for name, type_ in inferred.items() if name):
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in stated.shape.dim]
+        if not stated.HasField("shape") or min(dims, default=0) < 0:
+            raise ValueError(f"the size of the result of {kind} is not known in advance")
+        total += math.prod(dims)
+    return total
 
 
 def _convolved(op: Any, x: Shape, weight: Shape) -> int:
@@ -191,15 +186,18 @@ def _layer_norm(
     """(x + skip + bias) normalized over the last axis, times gamma, plus beta; and that sum."""
     total = _plus(x + skip, bias)
     centered = total - total.mean(-1, keepdims=True)
-    normal = centered / np.sqrt(np.mean(centered**2, -1, keepdims=True) + attributes["epsilon"])
-    return _plus(normal * gamma, beta), None, None, total
+    return _plus(_unit(centered, attributes) * gamma, beta), None, None, total
 
 
 def _rms_norm(attributes: _Attributes, x: Array, skip: Array, gamma: Array, bias: Array | None = None) -> _Results:
     """(x + skip + bias) divided by its root mean square over the last axis, times gamma; and that sum."""
     total = _plus(x + skip, bias)
-    normal = total / np.sqrt(np.mean(total**2, -1, keepdims=True) + attributes["epsilon"])
-    return normal * gamma, None, None, total
+    return _unit(total, attributes) * gamma, None, None, total
+
+
+def _unit(x: Array, attributes: _Attributes, axes: int | tuple[int, ...] = -1) -> Array:
+    unit: Array = x / np.sqrt(np.mean(x**2, axes, keepdims=True) + attributes["epsilon"])
+    return unit
 
 
 def _gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> _Results:
@@ -215,10 +213,6 @@ def _fast_gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> 
     return (x * (1 + np.tanh(root * x + 0.044715 * root * x**3)) / 2,)
 
 
-def _quick_gelu(attributes: _Attributes, x: Array) -> _Results:
-    return (x / (1 + np.exp(-attributes["alpha"] * x)),)
-
-
 def _split_gelu(attributes: _Attributes, x: Array, bias: Array) -> _Results:
     """The first half of x + bias, times the GELU of the second."""
     first, second = np.split(x + bias, 2, axis=-1)
@@ -231,8 +225,7 @@ def _group_norm(
     """(x + skip + bias) with channels last, normalized by groups of them, times gamma, plus beta; and that sum."""
     x = _plus(_plus(x, bias), skip if skip is None or skip.ndim == x.ndim else skip[:, None, None, :])
     apart = x.reshape(*x.shape[:-1], attributes["groups"], -1)
-    centered = apart - apart.mean((1, 2, 4), keepdims=True)
-    normal = centered / np.sqrt(np.mean(centered**2, (1, 2, 4), keepdims=True) + attributes["epsilon"])
+    normal = _unit(apart - apart.mean((1, 2, 4), keepdims=True), attributes, (1, 2, 4))
     y = normal.reshape(x.shape) * gamma + beta
     return (y / (1 + np.exp(-y)) if attributes["activation"] else y), x
 
@@ -282,9 +275,8 @@ def _rotary(attributes: _Attributes, x: Array, first: Array, cos: Array, sin: Ar
 
 def rotated(heads: Array, cos: Array, sin: Array) -> Array:
     """Return x · cos + (−second half, first half) · sin, for tables of positions by half of the features."""
-    tokens = heads.shape[2]
     a, b = np.split(heads, 2, axis=-1)
-    cos, sin = cos[:tokens], sin[:tokens]
+    cos, sin = cos[: heads.shape[2]], sin[: heads.shape[2]]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
@@ -307,7 +299,7 @@ FORMULAS: Mapping[str, Callable[..., _Results]] = {
     "GroupNorm": _group_norm,
     "GroupQueryAttention": _grouped,
     "MultiHeadAttention": _attention,
-    "QuickGelu": _quick_gelu,
+    "QuickGelu": lambda attributes, x: (x / (1 + np.exp(-attributes["alpha"] * x)),),
     "RotaryEmbedding": _rotary,
     "SkipGroupNorm": _group_norm,
     "SkipLayerNormalization": _layer_norm,

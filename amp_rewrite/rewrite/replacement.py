@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import onnx.helper
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -221,48 +221,36 @@ def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
     proto = clone(view.model.proto)
     _ReplacementWriter(view, replacements).graph(proto.graph, view.scopes[MAIN])
     proto.graph.initializer.extend({w.name: w for each in replacements for w in each.weights}.values())
-    _import(proto, replacements)
-    return replace(view.model, proto=proto)
-
-
-def _import(proto: ModelProto, replacements: Sequence[Replacement]) -> None:
     imported = {normal_domain(i.domain) for i in proto.opset_import}
     for domain in sorted({normal_domain(each.node.domain) for each in replacements} - imported):
         proto.opset_import.add(domain=domain, version=1)
+    return replace(view.model, proto=proto)
 
 
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
     """Return the replaced ops with the ops without effect that only they read, and the initializers. O(ops visited)."""
     gone = {op for each in replacements for op in each.ops}
     kept = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
-    kept |= _named_elsewhere(view.model.proto)
+    annotations = view.model.proto.graph.quantization_annotation
+    kept.update(a.tensor_name for a in annotations)
+    kept.update(entry.value for a in annotations for entry in a.quant_parameter_tensor_names)
+    kept.update(formal.name for formal in view.model.proto.graph.input)
     values: set[ValueId] = set()
     pending = [v for op in gone for v in view.ops[op].operands]
     while pending:
         value = pending.pop()
         if value in values or not _removable(view, value, gone, kept):
             continue
-        made_by = view.producer(value)
-        if made_by is None:
+        op = view.producer(value)
+        if op is None:
             values.add(value)
-        elif (
-            made_by.id not in gone and _pure(made_by) and all(_removable(view, v, gone, kept) for v in made_by.results)
-        ):
-            gone.add(made_by.id)
-            pending.extend(made_by.operands)
+            continue
+        known = op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE
+        effectless = op.kind == "Constant" or known  # but for its results, the same each time
+        if effectless and op.id not in gone and all(_removable(view, v, gone, kept) for v in op.results):
+            gone.add(op.id)
+            pending.extend(op.operands)
     return gone, values
-
-
-def _pure(op: Op) -> bool:
-    """True if an op is known to have no effect but its results, the same each time, so that it may be dropped."""
-    return op.kind == "Constant" or (op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE)
-
-
-def _named_elsewhere(proto: ModelProto) -> set[str]:
-    names = {a.tensor_name for a in proto.graph.quantization_annotation}
-    for annotation in proto.graph.quantization_annotation:
-        names.update(entry.value for entry in annotation.quant_parameter_tensor_names)
-    return names | {formal.name for formal in proto.graph.input}
 
 
 def _removable(view: View, value: ValueId, gone: Collection[OpId], kept: Collection[str]) -> bool:
@@ -300,14 +288,11 @@ class _ReplacementWriter:
                     self.graph(inner, self.view.scopes[body])
                 nodes.append(node)
         refill(graph, "node", nodes)
-        self._declare(graph, scope)
-        for name in ("value_info", "initializer"):
-            refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.lost])
-
-    def _declare(self, graph: GraphProto, scope: Scope) -> None:
         new = {v.name: v for op in scope.ops if op in self.places for v in self.places[op].declared}
         for output in graph.output:
             if output.name in new and not output.HasField("type"):  # a branch may leave it out
                 output.type.CopyFrom(new[output.name].type)
         stated = {v.name for v in (*graph.value_info, *graph.output)}
         graph.value_info.extend(v for v in new.values() if v.name not in stated)
+        for name in ("value_info", "initializer"):
+            refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.lost])

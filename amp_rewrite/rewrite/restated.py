@@ -21,7 +21,7 @@ from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone, rename_node, renamed
 from amp_rewrite.ir.attributes import int_attribute, text_attribute
-from amp_rewrite.ir.shapes import AllDims, Shape, fixed, known_dims
+from amp_rewrite.ir.shapes import Shape, fixed, known_dims
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.builder import Surroundings, restate
@@ -79,9 +79,7 @@ class _Case:
     typed: bool
 
     @classmethod
-    def of(cls, view: View, op: Op, dims: AllDims) -> _Case | str:
-        if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWS}:
-            return ""
+    def of(cls, view: View, op: Op) -> _Case:
         node = clone(op.node)
         for field in ("name", "doc_string", "metadata_props"):
             node.ClearField(field)
@@ -96,15 +94,11 @@ class _Case:
         held = {name: array for name, array in arrays.items() if array is not None}
         shapes: dict[str, Shape | None] = {}
         for name, value in values.items():
-            tensor, known = view.constant(value), dims.get(value)
+            tensor, known = view.constant(value), known_dims(view).get(value)
             shapes[name] = tuple(tensor.dims) if tensor is not None else None if known is None else fixed(known)
         if op.op_type in _ROWS:
             shapes["x0"] = shapes["x0"] or shapes["y0"]
         return cls(view.opset, node, codes, shapes, held, None not in dtypes.values())
-
-    @property
-    def op_type(self) -> str:
-        return str(self.node.op_type)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -127,28 +121,21 @@ class Restatement:
 
     def __init__(self, view: View, opset: int) -> None:
         self.view, self.opset = view, opset
-        self.dims = known_dims(view)
         self.forms: dict[tuple[object, ...], _Form | str] = {}
 
     def of(self, op: Op) -> Replacement | str:
         """Return a replacement of an op at the other opset; or why there is none."""
-        case = _Case.of(self.view, op, self.dims)
-        if isinstance(case, str):
-            return case
-        if case.key not in self.forms:
-            self.forms[case.key] = _form(case, self.opset)
-        form = self.forms[case.key]
+        if op.bodies or op.op_type in MEANING_CHANGES.keys() - {"Resize", *_ROWS}:
+            return ""
+        case = _Case.of(self.view, op)
+        form = self.forms.get(case.key)
+        if form is None:
+            by_rows = case.node.op_type in _ROWS and case.opset < FIRST_ROW_SOFTMAX <= self.opset
+            form = self.forms[case.key] = _over_rows(case) if by_rows else _converted(case, self.opset)
         return form if isinstance(form, str) else form.placed(self.view, op)
 
 
 # -- the forms -------------------------------------------------------------------------------------
-
-
-def _form(case: _Case, opset: int) -> _Form | str:
-    if case.op_type in _ROWS and case.opset < FIRST_ROW_SOFTMAX <= opset:
-        return _over_rows(case)
-    form = _converted(case, opset)
-    return form if isinstance(form, str) else _completed(case, form)
 
 
 def _converted(case: _Case, opset: int) -> _Form | str:
@@ -172,7 +159,7 @@ def _converted(case: _Case, opset: int) -> _Form | str:
             held[-1].name = names[name] = formals[slot].name
     names.update((name, name.removeprefix(_PREFIX)) for name in own[0].output)
     own[0].ClearField("name")
-    return _Form(renamed(own[0], names), tuple(held))
+    return _completed(case, _Form(renamed(own[0], names), tuple(held)))
 
 
 _PREFIX = "own/"  # of the names of a case: other names are the converter's
@@ -185,29 +172,23 @@ def _completed(case: _Case, form: _Form) -> _Form | str:
     """
     if not case.typed and any(tensor.data_type == TensorProto.FLOAT for tensor in form.constants):
         return "the type of what it reads is not known"
-    if case.op_type == "Clip":
-        return _bounded(form)
-    if case.op_type not in _RESIZES or case.opset >= FIRST_RESIZE_WITH_REGION:
-        return form
     node = clone(form.node)
+    if case.node.op_type == "Clip":  # bounds beyond float32 are left out: in a smaller type they would be infinite
+        kept = {t.name for t in form.constants if np.abs(to_array(t)) < np.finfo(np.float32).max}
+        dropped = {tensor.name for tensor in form.constants} - kept
+        node.input[:] = ["" if name in dropped else name for name in node.input]
+        return _Form(node, tuple(tensor for tensor in form.constants if tensor.name in kept))
+    if case.node.op_type not in _RESIZES or case.opset >= FIRST_RESIZE_WITH_REGION:
+        return form
     nearest = text_attribute(node, "mode", "nearest") == "nearest"
     scales = case.constants.get(_SCALES)
-    if nearest and case.op_type == "Resize" and (scales is None or (scales < 1).any()):
+    if nearest and case.node.op_type == "Resize" and (scales is None or (scales < 1).any()):
         return "a nearest pixel of a smaller image was chosen by each runtime in its way"
     restate(node, "coordinate_transformation_mode", "asymmetric")
     if nearest:
         restate(node, "nearest_mode", "floor")
     node.input[1] = ""  # the region, which only another mode reads
     return _Form(node, tuple(tensor for tensor in form.constants if tensor.name in node.input))
-
-
-def _bounded(form: _Form) -> _Form:
-    """Leave out bounds beyond float32's range: in a smaller type they would be infinite."""
-    node = clone(form.node)
-    kept = [t for t in form.constants if np.abs(to_array(t)) < np.finfo(np.float32).max]
-    dropped = {tensor.name for tensor in form.constants} - {tensor.name for tensor in kept}
-    node.input[:] = ["" if name in dropped else name for name in node.input]
-    return _Form(node, tuple(kept))
 
 
 _RESIZES, _SCALES = ("Resize", "Upsample"), "x1"

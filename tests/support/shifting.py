@@ -14,8 +14,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.shift.emit import Shift, shifted_by
-from amp_rewrite.rewrite.shift.equations import Equations
-from amp_rewrite.rewrite.shift.plan import ShiftPlan, ShiftRequest, solve_classes
+from amp_rewrite.rewrite.shift.plan import Equations, ShiftPlan, ShiftRequest, solve_classes
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 Arrays = Mapping[str, NDArray[Any]]

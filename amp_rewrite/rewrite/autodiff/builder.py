@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -15,10 +16,47 @@ from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, refill
-from amp_rewrite.ir.nodes import MAIN, ScopeId, Value
-from amp_rewrite.rewrite.autodiff.facts import ModelFacts, Shape, known_dims
+from amp_rewrite.ir import shapes
+from amp_rewrite.ir.nodes import MAIN, ScopeId, Value, ValueId
+from amp_rewrite.ir.sizes import Size
+from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
+
+Shape = shapes.StatedDims
+"""Dims: known, named or unknown. Two dims of one name are equal."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's view, its values by name, and their shapes."""
+
+    view: View
+    ids: tuple[Mapping[str, ValueId], ...]
+    """For each scope the values visible in it, by name."""
+    shapes: Mapping[ValueId, Shape]
+
+    @classmethod
+    def of(cls, model: Model) -> ModelFacts:
+        """Collect the facts of a model; ModelError if it is invalid. O(nodes + uses)."""
+        view = View.of(model)
+        ids: list[ChainMap[str, ValueId]] = []
+        for scope, values in zip(view.scopes, view.values_of, strict=True):  # a parent stands before its bodies
+            outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
+            ids.append(outer.new_child({value.name: value.id for value in values}))
+        known = {
+            value: tuple(str(d) if isinstance(d, Size) else d for d in dims)
+            for value, dims in shapes.known_dims(view).items()
+            if value is not None
+        }
+        return cls(view, tuple(ids), known)
+
+
+def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
+    """Return the shape if all its dims are numbers, else None."""
+    known = tuple(d for d in shape or () if isinstance(d, int))
+    return known if shape is not None and len(known) == len(shape) else None
+
 
 _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant_of` still reads
 
@@ -91,6 +129,13 @@ class Builder(NodeBuilder):
         """The element type of a value of the model, or of an input or constant that was appended."""
         value = self.known(name)
         return super().dtype(name) if value is None else self.facts.view.dtype(value.id)
+
+    def element_type(self, name: str) -> DType:
+        """The element type of a value; GradientError if it is not known."""
+        dtype = self.dtype(name)
+        if dtype is None:
+            raise GradientError(f"the element type of {name!r} is unknown; declare it")
+        return dtype
 
     def shape(self, name: str) -> Shape | None:
         """The shape of a value of the model; None where its rank is unknown, and for what was appended."""

@@ -13,8 +13,7 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients, has_body, in_training, with_bodies
-from amp_rewrite.rewrite.autodiff.vjp.paths import Paths, floating, nested, paths
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Joint, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Stop, floating, nested, paths
 from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -58,9 +57,9 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     if shape is None or any(dim != 1 for dim in shape):
         dims = "unknown" if shape is None else f"[{', '.join(str(d or '?') for d in shape)}]"
         raise GradientError(f"the loss {loss!r} is not one number, its shape is {dims}; reduce it to its mean or sum")
-    by_name = backward(b, {loss: b.scalar(1.0, element_type(b, loss))}, wrt)
+    by_name = backward(b, {loss: b.scalar(1.0, b.element_type(loss))}, wrt)
     for name in dict.fromkeys(wrt):
-        b.output(f"{name}_grad", element_type(b, name), b.shape(name), source=by_name[name])
+        b.output(f"{name}_grad", b.element_type(name), b.shape(name), source=by_name[name])
     return b.model()
 
 
@@ -135,11 +134,11 @@ def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> 
             for value, gradient in _partials(Call(b, op, positions[op.id], grads, _accumulated), route):
                 arriving.setdefault(value, []).append(gradient)
     totals = {name: _total(b, arriving.get(ids[name])) for name in wrt}
-    return {name: total or b.zeros_like(name, element_type(b, name)) for name, total in totals.items()}
+    return {name: total or b.zeros_like(name, b.element_type(name)) for name, total in totals.items()}
 
 
 def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
-    """Append the gradients of one op's inputs, where needed; return value and gradient name."""
+    """Append the gradients of one op's inputs and of the values captured by its bodies, where needed."""
     row = VJPS.get((v.op.domain, v.op.op_type))
     if row is None:
         raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")
@@ -149,25 +148,19 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
                 f"no gradient through output {slot}, {v.op.node.output[slot]!r}, which lies on the path"
                 f" {route.through(v.op)}; compute it with other ops"
             )
-    partials = []
+    partials, joint, captured = list[tuple[ValueId, str]](), list[tuple[int, ValueId]](), route.captured[v.op.id]
     for slot in route.slots[v.op.id]:
         entry, value = row.entry(slot), v.op.inputs[slot]
         assert value is not None and not isinstance(entry, Stop)
-        if not isinstance(entry, Joint):
+        if isinstance(entry, Joint):
+            joint.append((slot, value))
+        else:
             partials.append((value, entry(v, slot)))
-    return [*partials, *_together(v, row, route)]
-
-
-def _together(v: Call, row: GradientRule, route: Paths) -> list[tuple[ValueId, str]]:
-    """Append the gradients that one rule computes together: of joint inputs and of values captured by bodies."""
-    slots = [s for s in route.slots[v.op.id] if isinstance(row.entry(s), Joint)]
-    captured = route.captured[v.op.id]
-    if not slots and not captured:
-        return []
-    assert row.together is not None
-    names = [v.b.facts.view.value_name(c) for c in captured]
-    values = [*[v.op.inputs[s] for s in slots], *captured]
-    return [(value, g) for value, g in zip(values, row.together(v, slots, names), strict=True) if value is not None]
+    if joint or captured:
+        assert row.together is not None
+        together = row.together(v, [slot for slot, _ in joint], [v.b.facts.view.value_name(c) for c in captured])
+        partials += zip([*[value for _, value in joint], *captured], together, strict=True)
+    return partials
 
 
 def _total(b: Builder, gradients: Sequence[str] | None) -> str | None:

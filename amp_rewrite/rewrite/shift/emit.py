@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,16 +20,17 @@ from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
 from amp_rewrite.rewrite.builder import Surroundings, new_node, restate
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, run_round
-from amp_rewrite.rewrite.shift.equations import Equations, value_at
+from amp_rewrite.rewrite.replacement import Context, Replacement, run_round
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
 from amp_rewrite.rewrite.shift.plan import (
+    Equations,
     PortProblem,
     ShiftPlan,
     ShiftRequest,
     constant_keeps,
     is_exact,
     solve_ports,
+    value_at,
     value_keeps,
 )
 
@@ -76,11 +77,7 @@ def shifted_by(equations: Equations, plan: ShiftPlan, fits: Mapping[ValueId, Fit
     `fits`: how known values round to the low type.
     """
     emitter = _ShiftEmitter(equations, plan, fits, want)
-
-    def carried(_: View, __: Context) -> Iterable[Outcome]:
-        return emitter.replacements()
-
-    after, _ = run_round(equations.view, (carried,), emitter.context)
+    after, _ = run_round(equations.view, (lambda view, context: emitter.replacements(),), emitter.context)
     return Shift(after, plan, emitter.origins, emitter.results, emitter.muls)
 
 
@@ -132,18 +129,18 @@ class _ShiftEmitter:
     # -- exponents ---------------------------------------------------------------------------------------
 
     def _asked(self, op: Op, ports: list[OpPort]) -> PortProblem:
-        given, wanted, knobs = dict[OpPort, int](), dict[OpPort, int](), list[OpPort]()
+        given, wanted, knobs, fits = dict[OpPort, int](), dict[OpPort, int](), list[OpPort](), dict[OpPort, Fit]()
         for port in dict.fromkeys(ports):
             value = value_at(op, port)
             if value is None or self.view.constant(value) is not None:
                 knobs.append(port)
             elif port.side == "x":
-                given[port] = self._found(value)
+                given[port], fits[port] = self._found(value), self.fits.get(value, Fit())
             else:
                 wanted[port] = self.plan.exponents.get(value, 0)
-        more = max(wanted.values(), default=0)
-        poor = {port for port in given if not self._keeps(op.inputs[port.slot], given[port] + more)}
-        order = sorted(given, key=lambda port: (self._size(op.inputs[port.slot]), port.slot))
+        more, want = max(wanted.values(), default=0), self.want
+        poor = {port for port, e in given.items() if not value_keeps(fits[port], e + more, want.to, flush=want.flush)}
+        order = sorted(given, key=lambda port: (fits[port].count or 1 << 62, port.slot))
         return PortProblem(given, wanted, knobs, order, lambda port, e: self._allowed(op, port, e), poor)
 
     def _found(self, value: ValueId) -> int:
@@ -151,14 +148,6 @@ class _ShiftEmitter:
         natural, fit = self.natural.get(value, 0), self.fits.get(value, Fit())
         beyond = math.ldexp(fit.absmax, -natural) * self.want.headroom > self.want.to.max
         return self.plan.exponents.get(value, natural) if beyond else natural
-
-    def _keeps(self, value: ValueId | None, exponent: int) -> bool:
-        fit = self.fits.get(value, Fit()) if value is not None else Fit()
-        return value_keeps(fit, exponent, self.want.to, flush=self.want.flush)
-
-    def _size(self, value: ValueId | None) -> int:
-        fit = self.fits.get(value) if value is not None else None
-        return fit.count if fit is not None and fit.count else 1 << 62
 
     def _allowed(self, op: Op, port: OpPort, exponent: int) -> bool:
         """True if a constant or an attribute may be stored times 2⁻ᵉ."""
@@ -171,19 +160,17 @@ class _ShiftEmitter:
         if value is None or tensor is None or self.view.dtype(value) is not DType.FLOAT:
             return False
         fit, model = self.view.fit(value, self.want.to), self.view.model
-        if fit.count > SMALL and len(self.view.uses[value]) > 1:  # it would be stored twice
+        stored_twice = fit.count > SMALL and len(self.view.uses[value]) > 1
+        if stored_twice or not is_exact(fit, model.chunks(tensor), exponent):
             return False
-        if not is_exact(fit, model.chunks(tensor), exponent):
-            return False
-        if port.slot in _SUMMANDS.get(op.kind, ()):
-            return True
-        return constant_keeps(model.chunks(tensor), fit, exponent, self.want.to, flush=self.want.flush)
+        keeps = port.slot in _SUMMANDS.get(op.kind, ())
+        return keeps or constant_keeps(model.chunks(tensor), fit, exponent, self.want.to, flush=self.want.flush)
 
     def _scaled_attribute(self, op: Op, name: str, exponent: int) -> float | None:
         """Return the number in an attribute times 2⁻ᵉ; None if it is not known, or no normal float32 number then."""
         if op.kind == "Attention" and exponent % 2:
             return None  # runtimes multiply queries and keys by its root
-        number = attribute_value(op, name, lambda slot: self.context.shape(self.view, op.inputs[slot]))
+        number = attribute_value(op, name, self.context.shape(self.view, op.inputs[0]))
         if number is None:
             return None
         before = np.float32(number)
@@ -206,13 +193,24 @@ class _ShiftEmitter:
             elif value is None:
                 continue
             elif port.side == "y":
-                self._make(op, node, port.slot, value, around)
-            elif self.view.constant(value) is None:
-                self._read(op, node, port.slot, value, exponent, around)
-            elif exponent:
-                tensor = self._constant(value, exponent)
-                around.weights.append(tensor)
-                node.input[port.slot] = tensor.name
+                if self.natural.get(value):
+                    node.output[port.slot] = self._name(value)
+                    if self._is_kept(value):
+                        around.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), around))
+            elif self.view.constant(value) is not None:
+                if exponent:
+                    tensor = self._constant(value, exponent)
+                    around.weights.append(tensor)
+                    node.input[port.slot] = tensor.name
+            elif exponent == self.natural.get(value, 0):
+                node.input[port.slot] = self._name(value)
+            elif not exponent and self._is_kept(value):
+                node.input[port.slot] = self.view.value_name(value)
+            else:  # the value does not exist at this exponent
+                name = self._new_name(value, exponent, op.scope)
+                if name not in node.input:
+                    around.ahead.append(self._mul(op, Origin(value, exponent), name, around))
+                node.input[port.slot] = name
         for slot, value in enumerate(op.inputs):  # ports of any exponent
             if value is not None and OpPort("x", slot) not in ports and self.natural.get(value):
                 node.input[slot] = self._name(value)
@@ -221,10 +219,8 @@ class _ShiftEmitter:
             yield Replacement(KIND, (op.id,), op.id, node, findings=(), **around.parts())
 
     def _name(self, value: ValueId) -> str:
-        natural = self.natural.get(value, 0)
-        if not natural:
-            return self.view.value_name(value)
-        return self._new_name(value, natural, self.view.values[value].scope)
+        natural, scope = self.natural.get(value, 0), self.view.values[value].scope
+        return self._new_name(value, natural, scope) if natural else self.view.value_name(value)
 
     def _new_name(self, value: ValueId, exponent: int, scope: ScopeId) -> str:
         key = value, exponent, scope
@@ -252,24 +248,6 @@ class _ShiftEmitter:
         factor = around.constant(f"shift_by_{by}".replace("-", "m"), np.array(math.ldexp(1.0, by), np.float32))
         return new_node("Mul", [self._name(made.value), factor], result, f"{result}_Mul")
 
-    def _read(self, op: Op, node: NodeProto, slot: int, value: ValueId, exponent: int, around: Surroundings) -> None:
-        """Let an op read a computed value at an exponent, behind a Mul if it does not exist so."""
-        if exponent == self.natural.get(value, 0):
-            node.input[slot] = self._name(value)
-        elif not exponent and self._is_kept(value):
-            node.input[slot] = self.view.value_name(value)
-        else:
-            name = self._new_name(value, exponent, op.scope)
-            if name not in node.input:
-                around.ahead.append(self._mul(op, Origin(value, exponent), name, around))
-            node.input[slot] = name
-
-    def _make(self, op: Op, node: NodeProto, slot: int, value: ValueId, around: Surroundings) -> None:
-        """Rename a shifted result, with a Mul that restores it if its name must stay."""
-        if self.natural.get(value):
-            node.output[slot] = self._name(value)
-            if self._is_kept(value):
-                around.behind.append(self._mul(op, Origin(value, 0), self.view.value_name(value), around))
-
     def _is_kept(self, value: ValueId) -> bool:
+        """True if the name of a value must stay, so that a Mul restores a shifted one."""
         return exposed(self.view, value) or any(self.view.ops[use.op].bodies for use in self.view.uses[value])

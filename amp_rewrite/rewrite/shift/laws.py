@@ -8,7 +8,7 @@ port that no law names has exponent 0: a shift ends there. Laws about a port tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,27 +40,17 @@ Law = tuple[tuple[int, OpPort], ...]
 
 def laws_of(view: View, op: Op) -> Sequence[Law]:
     """Return the laws of an op about its float32 ports, fixed ones included."""
-    ports = list(_ports(view, op))
-    if op.bodies or op.signature is None:
-        return _fixed(ports)
-    known = {*ports, OpPort("scale"), *(OpPort(a.name) for a in op.node.attribute)}
-    known.update(map(OpPort, default_attributes(op.signature)))
-    laws = [law for law in _stated(view, op, ports) if known.issuperset(port for _, port in law)]
-    named = {port for law in laws for _, port in law}
-    if op.kind in _ANY:
-        named.add(OpPort("x", 0))
-    return [*laws, *_fixed(port for port in ports if port not in named)]
-
-
-def _ports(view: View, op: Op) -> Iterator[OpPort]:
-    for side, values in (("y", op.outputs), ("x", op.inputs)):
-        for slot, value in enumerate(values):
-            if value is not None and view.tensor_dtype(value) is DType.FLOAT:
-                yield OpPort(side, slot)
-
-
-def _fixed(ports: Iterable[OpPort]) -> list[Law]:
-    return [((1, port),) for port in ports]
+    values = ((OpPort(side, i), v) for side, own in (("y", op.outputs), ("x", op.inputs)) for i, v in enumerate(own))
+    ports = [port for port, value in values if value is not None and view.tensor_dtype(value) is DType.FLOAT]
+    laws, named = list[Law](), set[OpPort]()
+    if not op.bodies and op.signature is not None:
+        known = {*ports, OpPort("scale"), *(OpPort(a.name) for a in op.node.attribute)}
+        known.update(map(OpPort, default_attributes(op.signature)))
+        laws = [law for law in _stated(view, op, ports) if known.issuperset(port for _, port in law)]
+        named = {port for law in laws for _, port in law}
+        if op.kind in _ANY:
+            named.add(OpPort("x", 0))
+    return [*laws, *(((1, port),) for port in ports if port not in named)]
 
 
 def _stated(view: View, op: Op, ports: Sequence[OpPort]) -> Iterator[Law]:
@@ -100,10 +90,6 @@ def _equal(first: str, *others: str) -> list[Law]:
 
 def _rows(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
     return dict.fromkeys(kinds.split(), laws)
-
-
-def _contrib(kinds: str, *laws: Law) -> dict[str, Sequence[Law]]:
-    return {f"com.microsoft::{kind}": laws for kind in kinds.split()}
 
 
 _ALIKE = _rows("Add Clip Concat Max Mean Min Mod Sub Sum")
@@ -146,19 +132,19 @@ _TABLE: Mapping[str, Sequence[Law]] = {
     **_rows(_QUANTIZED, *_equal("x0", "x1")),
     **_rows(_DEQUANTIZED, *_equal("y0", "x1")),
     **_rows("DynamicQuantizeLinear", *_equal("y1", "x0")),
-    **_contrib("FusedMatMul", _law(y0=1, x1=-1, x0=-1, alpha=-1)),
-    **_contrib("MatMulNBits", _law(y0=1, x0=-1, x2=-1), *_equal("y0", "x5")),
-    **_contrib("MoE", _law(x2=1, x0=1), _law(x6=1, x0=1), *_equal("y0", "x4", "x5")),
-    **_contrib("QMoE", _law(x3=1, x0=1), _law(x9=1, x0=1), *_equal("y0", "x6", "x7")),
-    **_contrib(
-        "SkipLayerNormalization",
+    **_rows("com.microsoft::FusedMatMul", _law(y0=1, x1=-1, x0=-1, alpha=-1)),
+    **_rows("com.microsoft::MatMulNBits", _law(y0=1, x0=-1, x2=-1), *_equal("y0", "x5")),
+    **_rows("com.microsoft::MoE", _law(x2=1, x0=1), _law(x6=1, x0=1), *_equal("y0", "x4", "x5")),
+    **_rows("com.microsoft::QMoE", _law(x3=1, x0=1), _law(x9=1, x0=1), *_equal("y0", "x6", "x7")),
+    **_rows(
+        "com.microsoft::SkipLayerNormalization",
         *_equal("x0", "x1", "x4", "y3", "y1"),
         _law(y2=1, x0=1),
         _law(epsilon=1, x0=-2),
         *_equal("y0", "x2", "x3"),
     ),
-    **_contrib(
-        "SkipSimplifiedLayerNormalization",
+    **_rows(
+        "com.microsoft::SkipSimplifiedLayerNormalization",
         *_equal("x0", "x1", "x3", "y3"),
         _law(y2=1, x0=1),
         _law(epsilon=1, x0=-2),
@@ -226,23 +212,23 @@ _SPECIAL: Mapping[str, Callable[[View, Op], list[Law]]] = {
 # -- attributes --------------------------------------------------------------------------------------
 
 
-def attribute_value(op: Op, name: str, shape: Callable[[int], Shape | None]) -> float | None:
+def attribute_value(op: Op, name: str, first: Shape | None) -> float | None:
     """Return the number in a float attribute, stated or not; None if it is not known.
 
-    `shape` gives that of an input. onnxruntime's operators take a `scale` of 0 for one that is not stated.
+    `first`: the shape of the first input. onnxruntime's operators take a `scale` of 0 for one that is not stated.
     """
     stated = attribute(op.node, name)
     if name == "scale" and (stated is None or (op.domain and not stated.f)):
-        width = _head_width(op, shape)
+        width = _head_width(op, first)
         return float(np.float32(1) / np.sqrt(np.float32(width))) if width else None
     if stated is None and op.signature is not None:
         stated = default_attributes(op.signature).get(name)
     return stated.f if stated is not None else 0.0
 
 
-def _head_width(op: Op, shape: Callable[[int], Shape | None]) -> int | None:
+def _head_width(op: Op, dims: Shape | None) -> int | None:
     """Return the width of an attention's heads as its own attributes and shapes state it; None if they do not."""
-    dims, heads = shape(0), int_attribute(op.node, "num_heads", int_attribute(op.node, "q_num_heads", 0))
+    heads = int_attribute(op.node, "num_heads", int_attribute(op.node, "q_num_heads", 0))
     if dims is None or dims[-1] is None:
         return None
     if len(dims) > 3:

@@ -1,4 +1,9 @@
-"""The exponent of each value: the smallest that gives the values of a class room in the low type."""
+"""The exponent of each value: the smallest that gives the values of a class room in the low type.
+
+A class is made of values that share one exponent. A constant operand takes any power of two, so a law with one does not
+constrain the others. Of the laws about computed values, one of two terms with the same factor makes one class of both;
+others are relations between classes.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,108 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from networkx.utils import UnionFind
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array, Fit
-from amp_rewrite.ir.view import ValueId
-from amp_rewrite.rewrite.shift.equations import ClassId, Equations
-from amp_rewrite.rewrite.shift.laws import Law, OpPort
+from amp_rewrite.ir.op_classes import HEAVY
+from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.rewrite.shift.laws import Law, OpPort, laws_of
 from amp_rewrite.settings.choices import LARGEST_SHIFT
 
 _ROUNDS = 8
 """Times that all relations are gone through; laws that still do not hold get Muls."""
+
+ClassId = int
+"""A class of values that share one exponent: one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A law between classes: `factor` times the exponent of `result` is the sum of factor times exponent of `terms`."""
+
+    factor: int
+    result: ClassId
+    terms: tuple[tuple[int, ClassId], ...]
+
+
+@dataclass(frozen=True)
+class Equations:
+    """The laws of each op, and the classes of its computed values.
+
+    `joints` counts, for each class, the Muls that a shift of it needs: values made without one, and values that ops
+    read at exponent 0. `heavy` counts the products that read or make its values.
+    """
+
+    view: View
+    laws: Mapping[OpId, Sequence[Law]]
+    classes: Mapping[ValueId, ClassId]
+    relations: tuple[Relation, ...]
+    joints: Counter[ClassId]
+    heavy: Counter[ClassId]
+
+    @classmethod
+    def of(cls, view: View) -> Equations:
+        """Return the equations of a view. O(nodes + uses)."""
+        laws = {op.id: laws_of(view, op) for op in view.ops if op.kind != "Constant"}
+        shiftable = [v for v in view.values if view.tensor_dtype(v.id) is DType.FLOAT and view.constant(v.id) is None]
+        union = UnionFind(v.id for v in shiftable)
+        pending: list[list[tuple[int, ValueId]]] = []
+        ended = {v for scope in view.scopes for v in scope.outputs}
+        started = {v.id for v in shiftable if v.producer is None}
+        for op, law in ((view.ops[op_id], law) for op_id, known in laws.items() for law in known):
+            terms = _computed(view, op, law)
+            if len(law) == 1:
+                (ended if law[0][1].side == "x" else started).update(value for _, value in terms)
+            elif len(terms) == 2 and terms[0][0] == -terms[1][0]:
+                union.union(*(value for _, value in terms if value in union.parents))
+            elif len(terms) > 1:
+                pending.append(terms)
+        classes = {v.id: union[v.id] for v in shiftable}
+        relations = dict.fromkeys(relation for terms in pending if (relation := _relation(classes, terms)) is not None)
+        joints = Counter(classes[value] for end in (ended, started) for value in end if value in classes)
+        heavy = Counter[ClassId]()
+        for op in (view.ops[op_id] for op_id in laws):
+            if op.kind in HEAVY:
+                heavy.update({classes[v] for v in op.ports if v in classes})
+        return cls(view, laws, classes, tuple(relations), joints, heavy)
+
+    def members(self) -> Mapping[ClassId, Sequence[ValueId]]:
+        """Return the values of each class."""
+        members: dict[ClassId, list[ValueId]] = {}
+        for value, root in self.classes.items():
+            members.setdefault(root, []).append(value)
+        return members
+
+
+def value_at(op: Op, port: OpPort) -> ValueId | None:
+    """Return the value at a port; None for an attribute."""
+    if port.is_attribute:
+        return None
+    return (op.inputs if port.side == "x" else op.outputs)[port.slot]
+
+
+def _computed(view: View, op: Op, law: Law) -> list[tuple[int, ValueId]]:
+    """Return the terms of a law about computed values; none with a constant or an attribute."""
+    values = ((factor, value_at(op, port)) for factor, port in law)
+    terms = [(factor, value) for factor, value in values if value is not None and view.constant(value) is None]
+    return terms if len(terms) == len(law) else []
+
+
+def _relation(classes: Mapping[ValueId, ClassId], terms: Sequence[tuple[int, ValueId]]) -> Relation | None:
+    """Return the relation of a law of three terms or of unequal factors; None if it does not constrain its result."""
+    if any(value not in classes for _, value in terms):
+        return None
+    total: Counter[ClassId] = Counter()
+    for factor, value in terms:
+        total[classes[value]] -= factor
+    result = classes[terms[0][1]]
+    head = -total.pop(result)
+    kept = tuple((factor, root) for root, factor in total.items() if factor)
+    return Relation(head, result, kept) if kept and head > 0 else None
+
+
+# -- classes -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +137,16 @@ class ShiftRegion:
     values: tuple[ValueId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A value beyond the type, left as it is; `why` is one clause."""
-
-    value: ValueId
-    absmax: float
-    why: str
-
-
 @dataclass(frozen=True)
 class ShiftPlan:
-    """Exponents of values, without those of 0, with their regions and the values left alone."""
+    """Exponents of values, without those of 0, with their regions.
+
+    `refused`: values beyond the type that are left as they are, each with the reason, one clause.
+    """
 
     exponents: Mapping[ValueId, int] = field(default_factory=dict)
     regions: tuple[ShiftRegion, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: Mapping[ValueId, str] = field(default_factory=dict)
 
 
 def needed_exponent(absmax: float, want: ShiftRequest) -> int:
@@ -75,46 +166,32 @@ def plan_shift(
     """
     members = equations.members()
     demands: dict[ClassId, tuple[int, ValueId]] = {}
-    refused: list[Refused] = []
+    refused: dict[ValueId, str] = {}
     for value, fit in overflowing.items():
         root = equations.classes.get(value)
         if root is None:
             continue
         exponent = needed_exponent(fit.absmax, want)
         if exponent > LARGEST_SHIFT or math.ldexp(fit.absmax, -exponent) < want.to.tiny * want.headroom:
-            refused.append(Refused(value, fit.absmax, f"too much range for any shift: 2^-{exponent} would be needed"))
+            refused[value] = f"too much range for any shift: 2^-{exponent} would be needed"
         elif exponent > demands.get(root, (0, value))[0]:
             demands[root] = exponent, value
-    for root in [root for root in demands if not _pays(equations, members[root], root)]:
-        value = demands.pop(root)[1]
-        refused.append(
-            Refused(value, overflowing[value].absmax, "no product computes with it, and the shift needs Muls")
-        )
+    for root in list(demands):
+        if not equations.heavy[root] and equations.joints[root] >= len(members[root]):
+            refused[demands.pop(root)[1]] = "no product computes with it, and the shift needs Muls"
     wanted = {root: want.exponent or exponent for root, (exponent, _) in demands.items()}
     solved = solve_classes(equations, wanted)
-    exponents = {
-        value: exponent
-        for root, exponent in solved.items()
-        for value in members[root]
-        if exponent
-        and value_fits(fits.get(value, Fit()), exponent, want)
-        and value_keeps(fits.get(value, Fit()), exponent, want.to, flush=want.flush)
-    }
+    exponents: dict[ValueId, int] = {}
+    for value, exponent in ((value, exponent) for root, exponent in solved.items() for value in members[root]):
+        fit = fits.get(value, Fit())
+        fits_still = exponent >= 0 or math.ldexp(fit.absmax, -exponent) * want.headroom <= want.to.max
+        if fits_still and value_keeps(fit, exponent, want.to, flush=want.flush):
+            exponents[value] = exponent
     regions = tuple(
         ShiftRegion(solved[root], value, overflowing[value].absmax, tuple(members[root]))
         for root, (_, value) in sorted(demands.items(), key=lambda item: item[1][1])
     )
-    return ShiftPlan(exponents, regions, tuple(refused))
-
-
-def _pays(equations: Equations, values: Sequence[ValueId], root: ClassId) -> bool:
-    """True if a shift of the class gains more than it costs: products become low, or no Mul is needed."""
-    return equations.heavy[root] > 0 or equations.joints[root] < len(values)
-
-
-def value_fits(fit: Fit, exponent: int, want: ShiftRequest) -> bool:
-    """True unless a negative exponent takes a value beyond the type."""
-    return exponent >= 0 or math.ldexp(fit.absmax, -exponent) * want.headroom <= want.to.max
+    return ShiftPlan(exponents, regions, refused)
 
 
 # -- relations ---------------------------------------------------------------------------------------
@@ -155,10 +232,6 @@ def _raise(equations: Equations, solved: Counter[ClassId], root: ClassId, expone
 # -- the ports of one op ---------------------------------------------------------------------------
 
 
-Allowed = Callable[[OpPort, int], bool]
-"""True if a constant or an attribute may be stored times 2⁻ᵉ."""
-
-
 @dataclass(frozen=True, slots=True)
 class PortProblem:
     """The exponents at the ports of one op before laws are solved.
@@ -172,7 +245,7 @@ class PortProblem:
     wanted: Mapping[OpPort, int]
     knobs: Sequence[OpPort]
     order: Sequence[OpPort]
-    allowed: Allowed
+    allowed: Callable[[OpPort, int], bool]
     poor: Container[OpPort] = ()
 
 
@@ -186,17 +259,13 @@ def solve_ports(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]
     changed: set[OpPort] = set()
     for law in laws:
         if not _settled(law, found, asked) and not _changed(law, found, changed, asked):
-            return _neutral(laws, asked)
-    for knob in asked.knobs:
-        found.setdefault(knob, 0)
-    if any(sum(factor * found[port] for factor, port in law) for law in laws):
-        return _neutral(laws, asked)
-    return found
-
-
-def _neutral(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]:
-    ports = {port: 0 for law in laws for _, port in law}
-    return {**ports, **dict.fromkeys((*asked.given, *asked.wanted, *asked.knobs), 0)}
+            break
+    else:
+        for knob in asked.knobs:
+            found.setdefault(knob, 0)
+        if not any(sum(factor * found[port] for factor, port in law) for law in laws):
+            return found
+    return dict.fromkeys((*(port for law in laws for _, port in law), *asked.given, *asked.wanted, *asked.knobs), 0)
 
 
 def _settled(law: Law, found: dict[OpPort, int], asked: PortProblem) -> bool:
@@ -244,13 +313,9 @@ def is_exact(fit: Fit, chunks: Iterable[Array], exponent: int) -> bool:
         return False
     if not fit.absmin or min(fit.absmin, math.ldexp(fit.absmin, -exponent)) >= DType.FLOAT.tiny:
         return True
-    return all(_is_exact(chunk, exponent) for chunk in chunks)
-
-
-def _is_exact(values: Array, exponent: int) -> bool:
     with np.errstate(all="ignore"):
-        shifted = np.ldexp(values.astype(np.float32), -exponent)
-        return np.array_equal(np.ldexp(shifted, exponent), values, equal_nan=True)
+        shifted = ((chunk, np.ldexp(chunk.astype(np.float32), -exponent)) for chunk in chunks)
+        return all(np.array_equal(np.ldexp(values, exponent), chunk, equal_nan=True) for chunk, values in shifted)
 
 
 def constant_keeps(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:

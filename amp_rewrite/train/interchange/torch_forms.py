@@ -17,7 +17,7 @@ from amp_rewrite.errors import TrainingError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import refill
 from amp_rewrite.rewrite.autodiff.vjp.movement import PADDING
-from amp_rewrite.rewrite.autodiff.vjp.paths import STOP
+from amp_rewrite.rewrite.autodiff.vjp.rule import STOP
 from amp_rewrite.train.objective.parameters import Note
 
 _CROSS_ENTROPY = (

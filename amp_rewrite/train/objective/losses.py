@@ -16,8 +16,7 @@ from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Prediction, TargetInput
@@ -211,7 +210,7 @@ def objective(model: Model, loss: str) -> Objective:
     made = {"loss": value} if accuracy is None else {"loss": value, "accuracy": accuracy}
     names = {name: b.fresh(name) for name in made}
     for name, source in made.items():
-        b.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
+        b.nodes.append(onnx.helper.make_node("Identity", [source], [names[name]], name=b.fresh(f"{REGION}/{name}")))
     metrics = tuple(names.values())[1:]
     return Objective(b.model(), names["loss"], (), metrics, prediction.target, tuple(prediction.notes))
 

@@ -280,5 +280,5 @@ class _Update:
 
     def public(self, name: str, dtype: DType, shape: tuple[int, ...], op_type: str, *inputs: str) -> str:
         output = self.b.fresh(name)
-        self.b.append(onnx.helper.make_node(op_type, inputs, [output], name=self.b.fresh(f"{REGION}/{name}")))
+        self.b.nodes.append(onnx.helper.make_node(op_type, inputs, [output], name=self.b.fresh(f"{REGION}/{name}")))
         return self.b.output(output, dtype, shape)

@@ -14,7 +14,7 @@ from amp_rewrite.files.wire import head
 from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite.autodiff.facts import ModelFacts
+from amp_rewrite.rewrite.autodiff.builder import ModelFacts
 from suites.fuzz import mutate, targets
 from suites.fuzz.cage import Cage
 from suites.hostile.given import converting, sound

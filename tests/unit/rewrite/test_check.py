@@ -7,10 +7,12 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ConversionError
+from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite import check as module
 from amp_rewrite.rewrite.check import check
+
+index = View.of
 
 PLAIN = "t = Tanh (a)  s = Softmax (t)"
 CONTRIB = "t = com.microsoft.QuickGelu (a)  s = Softmax (t)"
@@ -44,12 +46,9 @@ def converted(body: str) -> Converted:
 def test_what_is_as_planned_passes_by_the_teller_that_is_meant(teller: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = converted(TEXTS[teller])
     asked = []
-    monkeypatch.setattr(module, "_view_types", lambda view: asked.append(view) or _view_types(view))
+    monkeypatch.setattr(View, "of", lambda model: asked.append(model) or index(model))
     assert check(found.view.model, found.view, found.plan, found.result) == ()
     assert bool(asked) is teller.startswith("our schemas")
-
-
-_view_types = module._view_types
 
 
 @pytest.mark.parametrize("teller", TEXTS)

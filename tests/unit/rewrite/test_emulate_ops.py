@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 import numpy as np
-import onnx
 import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.settings.list_entry import Color, Entry
 from amp_rewrite.settings.op_lists import load_lists
-from support.objections import refusals
+from support.objections import refusals, session
 from support.one_op import Case, apart, cases, fed, holds_low_values, lowered, widened
 from support.rounded_once import rounded_once
 
@@ -40,16 +39,6 @@ NO_LIST += ("HammingWindow", "HannWindow", "LRN", "MelWeightMatrix", "Mod", "Opt
 NO_LIST += ("OptionalHasElement", "QuantizeLinear", "Sin", "Unique", "Upsample")
 
 
-def session(model: onnx.ModelProto, level: str = "ORT_ENABLE_ALL") -> object:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 def listed() -> list[str]:
     """The ai.onnx ops on the lists for either type, and some that are on none."""
     keys = {key for low in LOW for key, entries in load_lists(low).entries.items() if _coloured(entries)}
@@ -71,7 +60,7 @@ def objections(case: Case, low: DType) -> Iterator[str]:
         return
     model, names = made
     twin = rounded_once(model, io="float32").proto
-    fast, plain = session(twin), session(twin, "ORT_DISABLE_ALL")
+    fast, plain = session(twin), session(twin, "DISABLE_ALL")
     for kind, factor in FACTORS[low].items():
         wide = {name: widened(value) for name, value in fed(case, names, low, factor).items()}
         try:

@@ -2,10 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
-import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 from onnx.numpy_helper import from_array, to_array
@@ -20,6 +20,7 @@ from amp_rewrite.rewrite.opset import at_opset, moved_to
 from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
 from amp_rewrite.settings.choices import Opset, Target
 from support.fusing import parsed
+from support.objections import session as opened
 
 POOL = "a = Conv (x, w)  y = MaxPool <kernel_shape = [2, 2]> (a)"
 IMAGE = {"inputs": "float[1,3,6,6] x, float[4,3,3,3] w", "outputs": "float[1,4,3,3] y"}
@@ -50,29 +51,29 @@ def opset(model: ModelProto) -> int:
     return model.opset_import[0].version
 
 
-def test_max_pool_gets_its_kernel_back_one_opset_earlier() -> None:
-    made, told = moved(model_of(POOL, 22, **IMAGE))
-    assert (opset(made), told) == (21, "opset 22 became 21; the target serves MaxPool better")
+CONV = {"inputs": IMAGE["inputs"], "outputs": "float[1,4,4,4] y"}
+STAYS = "stays: no other one serves more of the model without serving some of it less"
 
 
-def test_bfloat16_conv_gets_its_kernel_where_nothing_is_lost() -> None:
-    made, told = moved(model_of("y = Conv (x, w)", 17, IMAGE["inputs"], "float[1,4,4,4] y"), to=DType.BFLOAT16)
-    assert (opset(made), told) == (22, "opset 17 became 22; the target serves Conv better")
-
-
-def test_no_kernel_is_lost_for_another() -> None:
-    model = model_of(POOL, 21, **IMAGE)
-    made, told = moved(model, to=DType.BFLOAT16)
-    stays = "opset 21 stays: no other one serves more of the model without serving some of it less"
-    assert (opset(made), told) == (21, f"{stays}; opset 22 serves Conv better, but not MaxPool")
-    assert made.SerializeToString() == model.SerializeToString()
-
-
-def test_an_operator_of_its_own_counts_only_if_something_will_be_fused_into_it() -> None:
-    made, told = moved(model_of(GELU, 17))
-    assert (opset(made), told) == (20, "opset 17 became 20; the target serves gelu erf as one op better")
-    stays = "opset 17 stays: no other one serves more of the model without serving some of it less"
-    assert moved(model_of(GELU, 17), fuse="none")[1] == stays
+@pytest.mark.parametrize(
+    ("body", "shapes", "start", "options", "end", "said"),
+    [
+        (POOL, IMAGE, 22, {}, 21, "became 21; the target serves MaxPool better"),
+        ("y = Conv (x, w)", CONV, 17, {"to": DType.BFLOAT16}, 22, "became 22; the target serves Conv better"),
+        (POOL, IMAGE, 21, {"to": DType.BFLOAT16}, 21, f"{STAYS}; opset 22 serves Conv better, but not MaxPool"),
+        (GELU, {}, 17, {}, 20, "became 20; the target serves gelu erf as one op better"),
+        (GELU, {}, 17, {"fuse": "none"}, 17, STAYS),
+        (POOL, IMAGE, 21, {"wanted": 22}, 22, "became 22; it no longer serves MaxPool as well"),
+    ],
+)
+def test_the_opset_is_chosen_that_serves_most_and_nothing_less(
+    body: str, shapes: dict[str, str], start: int, options: dict[str, Any], end: int, said: str
+) -> None:
+    model = model_of(body, start, **shapes)
+    made, told = moved(model, **options)
+    assert (opset(made), told) == (end, f"opset {start} {said}")
+    assert made.ir_version >= helper.find_min_ir_version_for([helper.make_opsetid("", end)])
+    assert (made.SerializeToString() == model.SerializeToString()) is (start == end)
 
 
 def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
@@ -84,13 +85,10 @@ def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
     assert made.ir_version == 8
 
 
-def test_axes_become_an_attribute_on_the_way_back() -> None:
+def test_on_the_way_back_axes_become_an_attribute_and_one_that_says_what_holds_anyway_goes() -> None:
     made, _ = moved(model_of("y = ReduceMax (x, last)", 18, outputs="float[2,1] y"), 17)
     (reduce,) = made.graph.node
     assert (list(reduce.input), helper.get_attribute_value(reduce.attribute[0])) == (["x"], [-1])
-
-
-def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None:
     made, _ = moved(model_of("y = Reshape <allowzero = 0> (x, shape)", 14, "float[2,4] x, int64[2] shape"), 13)
     assert (opset(made), list(made.graph.node[0].attribute)) == (13, [])
 
@@ -122,12 +120,6 @@ def test_what_can_not_be_moved_says_why(body: str, start: int, wanted: int, why:
         at_opset(View.of(Model.load(model_of(body, start, inputs, outputs))), wanted, DType.FLOAT16, Target.ORT_CUDA)
 
 
-def test_a_number_is_obeyed_and_what_it_costs_is_said() -> None:
-    made, told = moved(model_of(POOL, 21, **IMAGE), 22)
-    assert (opset(made), told) == (22, "opset 21 became 22; it no longer serves MaxPool as well")
-    assert made.ir_version == 10  # that of the opset
-
-
 def raised(model: ModelProto, opset: int = 13) -> ModelProto:
     """The model at another opset; its argument untouched."""
     before = model.SerializeToString()
@@ -147,10 +139,7 @@ def refusal(model: ModelProto, opset: int = 13) -> str:
 
 def run(model: ModelProto) -> list[np.ndarray]:
     """Outputs of onnxruntime, nothing optimized, on numbers of all signs or, for indices, on zeros and ones."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session: Any = opened(model, "DISABLE_ALL")
     rng, feed = np.random.default_rng(0), {}
     for port in session.get_inputs():
         shape = [size if isinstance(size, int) else 2 for size in port.shape]

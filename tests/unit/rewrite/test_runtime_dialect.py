@@ -11,6 +11,7 @@ from onnx import ModelProto
 import amp_rewrite
 from amp_rewrite.errors import ModelError
 from amp_rewrite.pipeline.convert import convert
+from support.objections import run
 from support.paths import TESTS
 
 TARGETS = ("ort-cuda", "onnx", "tensorrt")
@@ -32,16 +33,13 @@ def _parsed(body: str, opset: int = 13, functions: str = "") -> ModelProto:
 
 
 def outputs(proto: ModelProto) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": np.linspace(-1, 2, 24, dtype=np.float32).reshape(3, 8)})[0]
+    return np.asarray(run(proto, {"x": np.linspace(-1, 2, 24, dtype=np.float32).reshape(3, 8)})[0])
 
 
-OPS = ["SimplifiedLayerNormalization (a, s)", "LayerNormalization (a, s, b)", "LayerNormalization <axis = -1> (a, s)"]
-
-
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    "op",
+    ["SimplifiedLayerNormalization (a, s)", "LayerNormalization (a, s, b)", "LayerNormalization <axis = -1> (a, s)"],
+)
 @pytest.mark.parametrize("target", TARGETS)
 def test_norms_of_the_runtime_are_lowered_and_open(op: str, target: str) -> None:
     proto = model(op)

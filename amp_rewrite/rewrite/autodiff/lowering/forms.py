@@ -20,8 +20,7 @@ from amp_rewrite.ir.nodes import Op, OpId
 from amp_rewrite.ir.schema import TENSOR, default_attributes
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.facts import ModelFacts
+from amp_rewrite.rewrite.autodiff.builder import Builder, ModelFacts
 from amp_rewrite.rewrite.autodiff.lowering.recurrent import CELLS, layer
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.opset import moved_to

@@ -23,8 +23,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import View
-from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.passes.inline import inlined
 
@@ -110,19 +109,14 @@ class _Draw:
 
     def polynomial(self, places: str, part: int) -> str:
         """Return the values of one of the three polynomials of this run, by Horner's rule."""
-        b = self.b
-        first = part * _COEFFICIENTS
-        coefficients = [b.op("Gather", self.mixed(), self.integer(first + i)) for i in range(_COEFFICIENTS)]
+        b, state, first = self.b, self.state, part * _COEFFICIENTS
+        turned = b.op("Gather", state, b.ints([*range(1, len(MULTIPLIERS)), 0]))
+        mixed = self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), turned))  # c[i]² + c[i + 1]
+        coefficients = [b.op("Gather", mixed, self.integer(first + i)) for i in range(_COEFFICIENTS)]
         value = coefficients[0]
         for coefficient in coefficients[1:]:
             value = self.modulo(b.op("Add", b.op("Mul", value, places), coefficient))
         return value
-
-    def mixed(self) -> str:
-        """Return the state c mixed with itself: c[i]² + c[i + 1]."""
-        b, state = self.b, self.state
-        turned = b.op("Gather", state, b.ints([*range(1, len(MULTIPLIERS)), 0]))
-        return self.modulo(b.op("Add", self.modulo(b.op("Mul", state, state)), turned))
 
     # -- ops -------------------------------------------------------------------------------------------
 

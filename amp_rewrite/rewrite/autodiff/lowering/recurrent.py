@@ -30,10 +30,6 @@ class _Direction:
     inner_bias: str | None
     activations: Sequence[str]
 
-    def cut(self, b: NodeBuilder, x: str, count: int) -> Sequence[str]:
-        """Split a value into `count` gates."""
-        return b.split(x, [self.layer.hidden] * count, -1, results=count)
-
 
 Formula = Callable[[NodeBuilder, _Direction, Sequence[str], str], Sequence[str]]
 """Append one step to a body, from states and input product to the next states; the output comes first.
@@ -45,7 +41,7 @@ The body reads weights of the graph around it.
 def _lstm(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order i, o, f, c."""
     h, c = states
-    i, o, f, g = way.cut(b, b.op("Add", b.op("MatMul", h, way.recurrence), x), 4)
+    i, o, f, g = way.layer.parted(b, b.op("Add", b.op("MatMul", h, way.recurrence), x), [1] * 4)
     i, o, f = (b.op(way.activations[0], gate) for gate in (i, o, f))
     c = b.op("Add", b.op("Mul", f, c), b.op("Mul", i, b.op(way.activations[1], g)))
     return b.op("Mul", o, b.op(way.activations[2], c)), c
@@ -54,21 +50,22 @@ def _lstm(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Seq
 def _gru(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
     """Gates in the order z, r, h; the reset applies before or after the product."""
     (h,) = states
-    z, r, g = way.cut(b, x, 3)
+    z, r, g = way.layer.parted(b, x, [1] * 3)
     if way.layer.resets_after:
         product = b.op("MatMul", h, way.recurrence)
         seen = product if way.inner_bias is None else b.op("Add", product, way.inner_bias)
-        of_z, of_r, of_g = way.cut(b, seen, 3)
+        of_z, of_r, of_g = way.layer.parted(b, seen, [1] * 3)
         r = b.op(way.activations[0], b.op("Add", r, of_r))
         reset = b.op("Mul", r, of_g)
     else:
-        for_gates, for_state = way.layer.parted(way.recurrence, (2, 1))
-        of_z, of_r = way.cut(b, b.op("MatMul", h, for_gates), 2)
+        for_gates, for_state = way.layer.parted(way.layer.b, way.recurrence, [2, 1])
+        of_z, of_r = way.layer.parted(b, b.op("MatMul", h, for_gates), [1] * 2)
         r = b.op(way.activations[0], b.op("Add", r, of_r))
         reset = b.op("MatMul", b.op("Mul", r, h), for_state)
     z = b.op(way.activations[0], b.op("Add", z, of_z))
     g = b.op(way.activations[1], b.op("Add", g, reset))
-    return (b.op("Add", b.op("Mul", b.op("Sub", way.layer.one, z), g), b.op("Mul", z, h)),)
+    one = way.layer.b.scalar(1.0, way.layer.dtype())
+    return (b.op("Add", b.op("Mul", b.op("Sub", one, z), g), b.op("Mul", z, h)),)
 
 
 def _rnn(b: NodeBuilder, way: _Direction, states: Sequence[str], x: str) -> Sequence[str]:
@@ -100,19 +97,17 @@ def layer(v: Forward) -> list[str]:
     Covers directions, lengths, and activations without parameters. GradientError for peepholes, other attributes and
     activations, an unknown hidden size and an unknown element type.
     """
-    return _Layer(v.b, v.op).results()
+    own = _Layer(v.b, v.op)
+    sequences, ends = [], []
+    for i, way in enumerate(own.ways()):
+        sequence, *last = own.scan(way, i)
+        sequences.append(v.b.unsqueeze(sequence, [1]))
+        ends.append([v.b.unsqueeze(state, [0]) for state in last])
+    return [v.joined(sequences, 1), *(v.joined(states, 0) for states in zip(*ends, strict=True))]
 
 
 @dataclass(frozen=True)
 class _Layer(Forward):
-    def results(self) -> list[str]:
-        sequences, ends = [], []
-        for i, way in enumerate(self._directions()):
-            sequence, *last = self._scan(way, i)
-            sequences.append(self.b.unsqueeze(sequence, [1]))
-            ends.append([self.b.unsqueeze(state, [0]) for state in last])
-        return [self.joined(sequences, 1), *(self.joined(states, 0) for states in zip(*ends, strict=True))]
-
     @property
     def cell(self) -> _Cell:
         return CELLS[self.op.op_type]
@@ -133,17 +128,6 @@ class _Layer(Forward):
             raise self.error("its gradient needs the hidden size; set the attribute hidden_size")
         return size
 
-    @property
-    def one(self) -> str:
-        return self.b.scalar(1.0, self.dtype())
-
-    def _activations(self) -> list[str]:
-        words = [w.decode() for w in self.attr("activations", [])]
-        for word in words:
-            if word.lower() not in _KNOWN:
-                raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
-        return [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
-
     def _each(self, slot: int) -> list[str | None]:
         """An input split by direction, without the direction axis; None if absent."""
         if not self.has(slot):
@@ -151,12 +135,16 @@ class _Layer(Forward):
         parts = self.b.split(self.x(slot), [1] * 2, 0, results=2) if self.directions == 2 else (self.x(slot),)
         return [self.b.squeeze(part, [0]) for part in parts]
 
-    def _directions(self) -> list[_Direction]:
+    def ways(self) -> list[_Direction]:
         refused = [name for name in _REFUSED if self.attr(name)]
         refused += ["peepholes"] if self.has(_PEEPHOLES) else []
         if refused:
             raise self.error(f"no gradient with {refused[0]}; use a layer without it")
-        biases, active = self._each(_B), self._activations()
+        biases, words = self._each(_B), [w.decode() for w in self.attr("activations", [])]
+        for word in words:
+            if word.lower() not in _KNOWN:
+                raise self.error(f"no gradient with activation {word!r}; use {', '.join(_KNOWN.values())}")
+        active = [_KNOWN[w.lower()] for w in words] or [*self.cell.activations] * self.directions
         count = len(active) // self.directions
         directions = []
         for i, weight in enumerate(self._each(_R)):
@@ -171,12 +159,11 @@ class _Layer(Forward):
         return self.op.op_type == "GRU" and bool(self.attr("linear_before_reset", 0))
 
     def _biases(self, bias: str | None) -> Sequence[str | None]:
-        return (None, None) if bias is None else self.parted(bias, (self.cell.gates, self.cell.gates))
+        return (None, None) if bias is None else self.parted(self.b, bias, [self.cell.gates] * 2)
 
-    def parted(self, x: str | None, shares: Sequence[int]) -> tuple[str, ...]:
+    def parted(self, b: NodeBuilder, x: str, shares: Sequence[int]) -> tuple[str, ...]:
         """Split along the last axis into parts of `shares` hidden sizes each."""
-        assert x is not None
-        return self.b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
+        return b.split(x, [self.hidden * share for share in shares], -1, results=len(shares))
 
     def _product(self, direction: int) -> str:
         """Product of the input and its weights: [steps, batch, gates · hidden]."""
@@ -188,10 +175,7 @@ class _Layer(Forward):
             return product
         return self.b.op("Add", product, outer if self.resets_after else self.b.op("Add", outer, inner))
 
-    def _begin(self, slot: int, direction: int) -> str:
-        initial = self._each(slot)[direction]
-        if initial is not None:
-            return initial
+    def _zeros(self) -> str:
         batch = self.b.op("Gather", self.b.shape_of(self.x(0)), self.b.ints([1]))
         return self.b.full(self.b.op("Concat", batch, self.b.ints([self.hidden]), axis=0), 0.0, self.dtype())
 
@@ -205,19 +189,15 @@ class _Layer(Forward):
         lengths = self.b.unsqueeze(self.x(_LENGTHS), [1])
         return [self.b.op("Less", self.b.unsqueeze(numbers, [1, 2]), lengths)]
 
-    def _scan(self, way: _Direction, direction: int) -> list[str]:
-        begin = [self._begin(_STATES + i, direction) for i in range(self.cell.states)]
+    def scan(self, way: _Direction, direction: int) -> list[str]:
+        """Append the Scan of one direction; return its outputs of all steps, and its last states."""
+        begin = [self._each(_STATES + i)[direction] or self._zeros() for i in range(self.cell.states)]
         running = self._running()
         turned = [int(self.direction == "reverse" or direction == 1)]
-        *last, sequence = append_scan(
-            self.b,
-            self.b.fresh(self.op.name),
-            self._step(way, bool(running)),
-            begin,
-            [self._product(direction), *running],
-            scan_input_directions=turned * (1 + len(running)),
-            scan_output_directions=turned,
-        )
+        directions = {"scan_input_directions": turned * (1 + len(running)), "scan_output_directions": turned}
+        name, body = self.b.fresh(self.op.name), self._step(way, bool(running))
+        scanned = [self._product(direction), *running]
+        *last, sequence = append_scan(self.b, name, body, begin, scanned, **directions)
         return [sequence, *last]
 
     def _step(self, way: _Direction, bounded: bool) -> GraphProto:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
+from amp_rewrite.rewrite.autodiff.builder import Shape, known_dims
 from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scattered
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row
 
@@ -48,11 +48,6 @@ class Window:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
-    def pointwise(self) -> bool:
-        """True if each position of the narrow tensor reads only the same position of the wide one."""
-        return {*self.kernel, *self.strides} == {1} and not any(self.pads)
-
-    @property
     def _room(self) -> list[int] | None:
         """Elements from the start of the last window to the end of the padded tensor; None if dims are unknown."""
         if self.wide is None or self.narrow is None:
@@ -68,8 +63,13 @@ class Window:
         """
         layout: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": self.group}
         layout["kernel_shape"] = self.kernel
-        if self._room is None:
-            return self._fitted(v, v.do("ConvTranspose", narrow, weight, **layout), like)
+        if self._room is None:  # crop the padding in front, and crop or pad the end to the dims of `like`
+            reached = v.do("ConvTranspose", narrow, weight, **layout)
+            dims = [v.part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, reached)]
+            front = v.b.ints(self.front)
+            end = v.b.op("Add", v.b.op("Sub", *dims), front)
+            none = v.b.ints([0, 0])
+            return v.do("Pad", reached, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
         # the window's own padding leaves a rest at the end; CUDA kernels do not support uneven padding
         rest = [r - span for r, span in zip(self._room, self.spans, strict=True)]
         # a negative rest: windows beyond the padding, as in a pool with ceil_mode
@@ -77,14 +77,6 @@ class Window:
         rest = [max(r, 0) for r in rest]
         layout.update(pads=[*self.front, *back], output_padding=rest if any(rest) else None)
         return v.do("ConvTranspose", narrow, weight, **layout)
-
-    def _fitted(self, v: Call, reached: str, like: str) -> str:
-        """Crop the padding in front, and crop or pad the end to the dims of `like`."""
-        dims = [v.part(v.b.op("Shape", x), 2, 2 + self.rank) for x in (like, reached)]
-        front = v.b.ints(self.front)
-        end = v.b.op("Add", v.b.op("Sub", *dims), front)
-        none = v.b.ints([0, 0])
-        return v.do("Pad", reached, v.b.op("Concat", none, v.b.op("Neg", front), none, end, axis=0))
 
     def weight(self, v: Call, wide: str, narrow: str, channels: Sequence[int]) -> str:
         """Gradient of a convolution by its weight: per tap, the sum of narrow elements times the values they read.
@@ -197,7 +189,7 @@ def _of_conv(v: Call) -> Window:
 def _conv_x(v: Call, slot: int) -> str:
     """Pointwise: a Conv by the transposed weight, which has more kernels than a ConvTranspose."""
     conv = _of_conv(v)
-    if conv.group == 1 and conv.pointwise:
+    if conv.group == 1 and {*conv.kernel, *conv.strides} == {1} and not any(conv.pads):
         transposed = v.do("Transpose", v.x(1), perm=[1, 0, *range(2, 2 + conv.rank)])
         return v.do("Conv", v.g, transposed, kernel_shape=conv.kernel)
     return conv.widened(v, v.g, v.x(1), v.x(0))
@@ -209,21 +201,21 @@ def _conv_bias(v: Call, slot: int) -> str:
 
 
 def _of_transpose(v: Call) -> Window:
-    """Window of a ConvTranspose, whose output is the wide tensor: it is the gradient of a Conv by its input."""
+    """Window of a ConvTranspose, whose output is the wide tensor: it is the gradient of a Conv by its input.
+
+    With `auto_pad` or `output_shape`, the op removes the padding that its output does not have room for.
+    """
     kernel = v.dims(1, _PURPOSE)[2:]
-    pads = explicit_pads(v, len(kernel)) if v.attr("output_shape") is None else None
-    front, back = pads or _transposed_pads(v, kernel)
-    return replace(window(v, kernel, wide=v.out_shape, narrow=v.shape(0)), front=front, back=back)
-
-
-def _transposed_pads(v: Call, kernel: Sequence[int]) -> Pads:
-    """Padding that the op removes so that its output has the dims of `auto_pad` or `output_shape`."""
-    narrow = v.dims(0, "its gradient with auto_pad or output_shape")
-    plain, rank = unpadded(v, kernel, wide=None, narrow=narrow), len(kernel)
-    extra = v.attr("output_padding") or [0] * rank
-    wide = v.attr("output_shape") or [n * s for n, s in zip(narrow[2:], plain.strides, strict=True)]
-    sizes = zip(narrow[2:], plain.strides, plain.spans, extra, wide[-rank:], strict=True)
-    return halves(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
+    rank = len(kernel)
+    pads = explicit_pads(v, rank) if v.attr("output_shape") is None else None
+    if pads is None:
+        narrow = v.dims(0, "its gradient with auto_pad or output_shape")
+        plain = unpadded(v, kernel, wide=None, narrow=narrow)
+        extra = v.attr("output_padding") or [0] * rank
+        wide = v.attr("output_shape") or [n * s for n, s in zip(narrow[2:], plain.strides, strict=True)]
+        sizes = zip(narrow[2:], plain.strides, plain.spans, extra, wide[-rank:], strict=True)
+        pads = halves(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
+    return replace(window(v, kernel, wide=v.out_shape, narrow=v.shape(0)), front=pads[0], back=pads[1])
 
 
 def _transpose_x(v: Call, slot: int) -> str:
@@ -249,13 +241,9 @@ def _max_pool(v: Call, slot: int) -> str:
 
 
 def _average_pool(v: Call, slot: int) -> str:
-    """Divide the gradient by each window's count and spread it over the window."""
+    """Divide the gradient by each window's count and spread it over the window, each channel separately."""
     pool = window(v, v.attr("kernel_shape"), wide=v.shape(0), narrow=v.out_shape)
-    return _spread_alone(v, pool, v.do("Div", v.g, _counted(v, pool)))
-
-
-def _spread_alone(v: Call, pool: Window, share: str) -> str:
-    """Spread a value per window over all its positions, each channel separately."""
+    share = v.do("Div", v.g, _counted(v, pool))
     shape = v.part(v.b.shape_of(share) if v.b.known(share) else v.b.op("Shape", share), 2, 2 + pool.rank)
     alone = v.b.reshape(share, v.b.op("Concat", v.b.ints([-1, 1]), shape, axis=0))
     ones = v.b.full(v.b.ints([1, 1, *pool.kernel]), 1.0, v.dtype(0))

@@ -16,7 +16,8 @@ def _same(v: Call, slot: int) -> str:
 
 
 def _times_other(v: Call, slot: int) -> str:
-    g = v.narrow if v.spans_output(1 - slot) else v.g
+    other = v.shape(1 - slot)
+    g = v.narrow if other is not None and None not in other and other == v.out_shape else v.g
     return v.sum_to(v.do("Mul", g, v.x(1 - slot)), slot)
 
 
@@ -130,20 +131,15 @@ def _gauss(v: Call, x: str, factor: float) -> str:
     return v.do("Mul", v.do("Exp", v.do("Neg", _square(v, x))), factor)
 
 
-def _gelu(v: Call) -> str:
-    """Φ(x) + x·φ(x), or that of the approximation."""
-    if v.attr("approximate", "none") == "tanh":
-        return _gelu_tanh(v)
-    scaled = v.do("Mul", v.x(0), math.sqrt(0.5))
-    cumulative = v.do("Mul", v.do("Add", v.do("Erf", scaled), 1.0), 0.5)
-    return v.do("Add", cumulative, v.do("Mul", v.x(0), _gauss(v, scaled, 1 / math.sqrt(2 * math.pi))))
-
-
 _CUBIC = 0.044715  # Hendrycks & Gimpel, Gaussian Error Linear Units, 2016
 
 
-def _gelu_tanh(v: Call) -> str:
-    """y = x·s(w), w = √(8/π)·(x + c·x³): s + x·s·(1 − s)·w'."""
+def _gelu(v: Call) -> str:
+    """Φ(x) + x·φ(x); of the approximation y = x·s(w), w = √(8/π)·(x + c·x³): s + x·s·(1 − s)·w'."""
+    if v.attr("approximate", "none") != "tanh":
+        scaled = v.do("Mul", v.x(0), math.sqrt(0.5))
+        cumulative = v.do("Mul", v.do("Add", v.do("Erf", scaled), 1.0), 0.5)
+        return v.do("Add", cumulative, v.do("Mul", v.x(0), _gauss(v, scaled, 1 / math.sqrt(2 * math.pi))))
     square, root = _square(v, v.x(0)), math.sqrt(8 / math.pi)
     s = v.do("Sigmoid", v.do("Mul", v.x(0), v.do("Add", v.do("Mul", square, root * _CUBIC), root)))
     slope = v.do("Add", v.do("Mul", square, 3 * root * _CUBIC), root)

@@ -10,7 +10,7 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import equation
-from amp_rewrite.rewrite.autodiff.facts import Shape
+from amp_rewrite.rewrite.autodiff.builder import Shape
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row, sum_to
 from amp_rewrite.rewrite.builder import restate
 

@@ -8,8 +8,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
@@ -20,8 +19,7 @@ from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.paths import nested, paths
-from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, GradientRule, Joint, Stop, element_type
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, GradientRule, Joint, Stop, nested, paths
 from amp_rewrite.rewrite.builder import declared
 
 
@@ -52,7 +50,7 @@ def arrivals(v: Call, pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]
 
 def declared_like(b: Builder, name: str, like: str, dtype: DType | None = None) -> ValueInfoProto:
     """Declare a name with the type and shape of a known value, or with another type."""
-    return declared(name, dtype or element_type(b, like), b.shape(like))
+    return declared(name, dtype or b.element_type(like), b.shape(like))
 
 
 def copied(source: str, name: str) -> NodeProto:
@@ -74,7 +72,7 @@ def append_scan(
     """Append a Scan from initial states and scanned inputs; return its outputs. `layout`: axes and directions."""
     outputs = [b.fresh(f"{name}_{i}") for i in range(len(body.output))]
     inputs = [*begin, *scanned]
-    b.append(
+    b.nodes.append(
         onnx.helper.make_node("Scan", inputs, outputs, name=name, body=body, num_scan_inputs=len(scanned), **layout)
     )
     return outputs
@@ -89,27 +87,22 @@ def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     outputs = [v.b.fresh(f"{node.name}_{i}") for i in range(len(names))]
     node.output.extend(outputs)
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
-        node.attribute.append(onnx.helper.make_attribute(attribute, _branch(v, scope, names)))
-    v.b.append(node)
+        refuse_random(v, scope, "branch")
+        b = v.b.body(scope)
+        results = [o.name for o in b.graph.output]
+        gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
+        ends = [declared_like(b, b.fresh(f"{b.graph.name}_grad"), name) for name in names]
+        for name, end in zip(names, ends, strict=True):
+            b.nodes.append(copied(gradients[name], end.name))
+        node.attribute.append(onnx.helper.make_attribute(attribute, body_graph(b, ends)))
+    v.b.nodes.append(node)
     return outputs
-
-
-def _branch(v: Call, scope: ScopeId, names: Sequence[str]) -> GraphProto:
-    refuse_random(v, scope, "branch")
-    b = v.b.body(scope)
-    results = [o.name for o in b.graph.output]
-    gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
-    outputs = [declared_like(b, b.fresh(f"{b.graph.name}_grad"), name) for name in names]
-    for name, output in zip(names, outputs, strict=True):
-        b.append(copied(gradients[name], output.name))
-    return body_graph(b, outputs)
 
 
 # -- Scan and Loop ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
+class _Carried(NamedTuple):
     """A value passed from step to step: its names in the body before and after, and the op's input and output."""
 
     before: str
@@ -118,8 +111,7 @@ class _Carried:
     output: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sliced:
+class _Sliced(NamedTuple):
     """A tensor read or written by slices, one per step, from the front (direction 0) or from the back (1).
 
     `inner`: name of the slice in the body. `slot`: index among the op's inputs or outputs.
@@ -131,8 +123,7 @@ class _Sliced:
     direction: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
+class _Steps(NamedTuple):
     """Common form of Scan and Loop: a body that runs once per step."""
 
     carried: tuple[_Carried, ...]
@@ -162,13 +153,6 @@ def _steps(v: Call) -> _Steps:
     return _Steps(carried, sliced(before[count:], "input"), sliced(after[count:], "output"), control)
 
 
-def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    steps = _steps(v)
-    refuse_random(v, v.op.bodies[0], "body")
-    moved = _moved(v, steps, slots, names)
-    return _Backwards(v, steps, moved, tuple(s for s in steps.read if s.slot in slots), tuple(names)).append(slots)
-
-
 def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
     """Carried tensors that depend on a differentiated value, also after several steps."""
     view, scope = v.b.facts.view, v.op.bodies[0]
@@ -190,76 +174,58 @@ def _tensor(v: Call, value: ValueId) -> bool:
     return kind is None or kind.container == TENSOR
 
 
-@dataclass(frozen=True, slots=True)
-class _Backwards:
-    """The backward Scan: it computes the gradients of `carried`, of `read`, and of the captured `names`."""
-
-    v: Call
-    steps: _Steps
-    carried: tuple[_Carried, ...]
-    read: tuple[_Sliced, ...]
-    names: tuple[str, ...]
-
-    def append(self, slots: Sequence[int]) -> list[str]:
-        """Append the Scan; return the gradients of these inputs, then those of the names."""
-        v, b = self.v, self.v.b.body(self.v.op.bodies[0])
-        arrived = [s for s in self.steps.written if v.gradients[s.slot] is not None]
-        handed = [_formal(b, c.before) for c in self.carried]
-        sums = [_formal(b, name, summed(b, name)) for name in self.names]
-        slices = [_formal(b, s.inner) for s in arrived]
-        ends = [*[c.after for c in self.carried], *[s.inner for s in arrived]]
-        gradients = [formal.name for formal in (*handed, *slices)]
-        results = self._body(b, handed, sums, arrivals(v, zip(ends, gradients, strict=True)))
-        graph = body_graph(b, results)
-        needed = {o.name for o in graph.output}.union(names_read(graph.node))
-        if not arrived:  # one value that has a slice per step
-            needed.add(next(iter((*[s.inner for s in self.steps.read], *self.steps.control))))
-        kept = _saved(v, self.steps, needed)
-        again = [s for s in self.steps.read if s.inner in needed]
-        formals = [declared_like(b, name, name) for name in (*kept, *[s.inner for s in again])]
-        refill(graph, "input", [*handed, *sums, *formals, *slices])
-        _lift(b, graph, v.b)
-        begin = [v.gradients[c.output] or v.zeros(c.slot) for c in self.carried]
-        begin += [v.b.zeros_like(name, summed(v.b, name)) for name in self.names]
-        scanned = [*kept.values(), *[v.x(s.slot) for s in again], *[v.gradients[s.slot] or "" for s in arrived]]
-        graph.name = v.b.fresh(f"{v.op.name}_grad")
-        read = [_Sliced("", 0)] * len(kept) + again + arrived
-        last = append_scan(
-            v.b,
-            graph.name,
-            graph,
-            begin,
-            scanned,
-            scan_input_axes=[s.axis for s in read],
-            scan_input_directions=[1 - s.direction for s in read],
-            scan_output_axes=[s.axis for s in self.read] or None,
-            scan_output_directions=[1 - s.direction for s in self.read] or None,
-        )
-        return self._gradients(last, slots)
-
-    def _body(
-        self, b: Builder, handed: Sequence[ValueInfoProto], sums: Sequence[ValueInfoProto], arrived: dict[str, str]
-    ) -> list[ValueInfoProto]:
-        """Append a backward step; return gradients of carried values, sums, and gradients of slices."""
-        wrt = [*[c.before for c in self.carried], *self.names, *[s.inner for s in self.read]]
-        gradients = self.v.backward(b, arrived, wrt)
-        results = [(gradients[c.before], formal) for c, formal in zip(self.carried, handed, strict=True)]
-        for name, formal in zip(self.names, sums, strict=True):
-            term = b.cast(gradients[name], summed(b, name), of=b.dtype(name))
-            results.append((b.op("Add", formal.name, term), formal))
-        slices = [(gradients[s.inner], declared_like(b, s.inner, s.inner)) for s in self.read]
-        return _outputs(b, [*results, *slices])
-
-    def _gradients(self, ends: Sequence[str], slots: Sequence[int]) -> list[str]:
-        b, first = self.v.b, len(self.carried)
-        inputs = [*[c.slot for c in self.carried], *[s.slot for s in self.read]]
-        last = first + len(self.names)
-        by_slot = dict(zip(inputs, [*ends[:first], *ends[last:]], strict=True))
-        narrowed = [
-            b.cast(total, element_type(b, name), of=summed(b, name))
-            for name, total in zip(self.names, ends[first:last], strict=True)
-        ]
-        return [*[by_slot[slot] for slot in slots], *narrowed]
+def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
+    """Append the backward Scan; return the gradients of the inputs in `slots`, then those of the captured `names`."""
+    steps, b = _steps(v), v.b.body(v.op.bodies[0])
+    refuse_random(v, v.op.bodies[0], "body")
+    carried, read = _moved(v, steps, slots, names), [s for s in steps.read if s.slot in slots]
+    arrived = [s for s in steps.written if v.gradients[s.slot] is not None]
+    handed = [_formal(b, c.before) for c in carried]
+    sums = [_formal(b, name, summed(b, name)) for name in names]
+    slices = [_formal(b, s.inner) for s in arrived]
+    ends = [*[c.after for c in carried], *[s.inner for s in arrived]]
+    found = v.backward(
+        b,
+        arrivals(v, zip(ends, [formal.name for formal in (*handed, *slices)], strict=True)),
+        [*[c.before for c in carried], *names, *[s.inner for s in read]],
+    )
+    results = [(found[c.before], formal) for c, formal in zip(carried, handed, strict=True)]
+    for name, formal in zip(names, sums, strict=True):
+        term = b.cast(found[name], summed(b, name), of=b.dtype(name))
+        results.append((b.op("Add", formal.name, term), formal))
+    results += [(found[s.inner], declared_like(b, s.inner, s.inner)) for s in read]
+    graph = body_graph(b, _outputs(b, results))
+    needed = {o.name for o in graph.output}.union(names_read(graph.node))
+    if not arrived:  # one value that has a slice per step
+        needed.add(next(iter((*[s.inner for s in steps.read], *steps.control))))
+    kept = _saved(v, steps, needed)
+    again = [s for s in steps.read if s.inner in needed]
+    formals = [declared_like(b, name, name) for name in (*kept, *[s.inner for s in again])]
+    refill(graph, "input", [*handed, *sums, *formals, *slices])
+    _lift(b, graph, v.b)
+    begin = [v.gradients[c.output] or v.zeros(c.slot) for c in carried]
+    begin += [v.b.zeros_like(name, summed(v.b, name)) for name in names]
+    scanned = [*kept.values(), *[v.x(s.slot) for s in again], *[v.gradients[s.slot] or "" for s in arrived]]
+    graph.name = v.b.fresh(f"{v.op.name}_grad")
+    sliced = [_Sliced("", 0)] * len(kept) + again + arrived
+    last = append_scan(
+        v.b,
+        graph.name,
+        graph,
+        begin,
+        scanned,
+        scan_input_axes=[s.axis for s in sliced],
+        scan_input_directions=[1 - s.direction for s in sliced],
+        scan_output_axes=[s.axis for s in read] or None,
+        scan_output_directions=[1 - s.direction for s in read] or None,
+    )
+    first, end = len(carried), len(carried) + len(names)
+    by_slot = dict(
+        zip([*[c.slot for c in carried], *[s.slot for s in read]], [*last[:first], *last[end:]], strict=True)
+    )
+    totals = zip(names, last[first:end], strict=True)
+    narrowed = [v.b.cast(total, v.b.element_type(name), of=summed(v.b, name)) for name, total in totals]
+    return [*[by_slot[slot] for slot in slots], *narrowed]
 
 
 def _formal(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto:
@@ -268,7 +234,7 @@ def _formal(b: Builder, name: str, dtype: DType | None = None) -> ValueInfoProto
 
 def summed(b: Builder, name: str) -> DType:
     """Type of the sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
-    own = element_type(b, name)
+    own = b.element_type(name)
     return DType.FLOAT if own.low else own
 
 
@@ -281,7 +247,7 @@ def _outputs(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[
         out.name = source
         if source not in appended or source in outputs:
             out.name = b.fresh(f"{like.name}_out")
-            b.append(copied(source, out.name))
+            b.nodes.append(copied(source, out.name))
         outputs[out.name] = out
     return list(outputs.values())
 
@@ -298,7 +264,7 @@ def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
     for node in graph.node:
         free = inside.isdisjoint(node.input) and not any(b.known(name) for name in node.output)
         if free and outputs.isdisjoint(node.output) and node.op_type != "Constant" and not list(bodies(node)):
-            outside.append(node)
+            outside.nodes.append(node)
         else:
             inside.update(node.output)
             kept.append(node)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.protos import clone
-from amp_rewrite.rewrite.autodiff.facts import known_dims
+from amp_rewrite.rewrite.autodiff.builder import known_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Family, Stop, positive, row
 
 PADDING = "amp_rewrite.padding_idx"
@@ -24,12 +23,11 @@ def padding_index(node: NodeProto) -> int | None:
     return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Positions:
+class Positions(NamedTuple):
     """Positions in a tensor, as the indices of ScatterND or ScatterElements."""
 
     op_type: str
-    index: str
+    indices: str
     axis: int | None = None
 
 
@@ -42,7 +40,7 @@ def scattered(v: Call, to: Positions, shape: str, g: str, *, repeats: bool) -> s
     own = v.dtype(0)
     dtype = DType.FLOAT if own.low and repeats else own
     wide, reduction = v.b.cast(g, dtype, of=own), "add" if repeats else None
-    added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.index, wide, axis=to.axis, reduction=reduction)
+    added = v.do(to.op_type, v.b.full(shape, 0.0, dtype), to.indices, wide, axis=to.axis, reduction=reduction)
     return v.b.cast(added, own, of=dtype)
 
 
@@ -55,11 +53,10 @@ def by_position(v: Call, *, repeats: bool) -> str:
     x = v.x(0)
     count = v.b.op("Size", x)
     positions = v.b.reshape(v.counted(count), v.b.shape_of(x))
-    node = clone(v.op.node)
-    inputs = [positions, *node.input[1:]]
+    inputs = [positions, *v.op.node.input[1:]]
     if v.op.op_type == "Pad":
         inputs[2:3] = [""] if len(inputs) > 2 else []  # the fill value has another type and is not used
-    origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(node, inputs)[0], v.g))
+    origin, g = (v.b.reshape(i, [-1]) for i in (v.b.like(v.op.node, inputs)[0], v.g))
     total = v.b.reshape(count, [1])
     return v.b.reshape_like(scattered(v, Positions("ScatterElements", origin, 0), total, g, repeats=repeats), x)
 
@@ -85,8 +82,7 @@ def _gather(v: Call, slot: int) -> str:
 
 def _gather_elements(v: Call, slot: int) -> str:
     axis, picked = v.axis(0), v.shape(1)
-    to = Positions("ScatterElements", v.x(1), axis)
-    repeats = picked is None or picked[axis] != 1
+    to, repeats = Positions("ScatterElements", v.x(1), axis), picked is None or picked[axis] != 1
     return scattered(v, to, v.b.shape_of(v.x(0)), v.g, repeats=repeats)
 
 
@@ -127,8 +123,8 @@ def _picked(v: Call, x: str) -> str:
 
 def _of_extremes(v: Call) -> tuple[str, str]:
     """Gradients of data and updates, divided equally among the extreme values (as torch.scatter_reduce)."""
-    data, updates = v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y()))
-    data, updates = v.typed(data), v.typed(updates)
+    equal = [v.do("Equal", v.x(0), v.y()), v.do("Equal", v.x(2), _picked(v, v.y()))]
+    data, updates = map(v.typed, equal)
     to = Positions(v.op.op_type, v.x(1), _scatter_axis(v))
     ties = v.do("Add", data, scattered(v, to, v.b.shape_of(v.x(0)), updates, repeats=True))
     share = v.do("Div", v.g, ties)
@@ -145,11 +141,11 @@ def _slice(v: Call, slot: int) -> str:
     for axis, start in zip(axes, starts, strict=True):
         begins[positive(int(axis), v.rank(0))] = int(start)
     own, cut = known_dims(v.shape(0)), known_dims(v.out_shape)
-    if own is None or cut is None:
-        return v.do("Pad", v.g, _pads_at_run_time(v, begins))
-    front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, own, strict=True)]
-    back = [n - b - c for n, b, c in zip(own, front, cut, strict=True)]
-    return v.do("Pad", v.g, v.b.ints([*front, *back])) if any((*front, *back)) else v.g
+    if own is not None and cut is not None:
+        front = [min(max(b + n if b < 0 else b, 0), n) for b, n in zip(begins, own, strict=True)]
+        back = [n - b - c for n, b, c in zip(own, front, cut, strict=True)]
+        return v.do("Pad", v.g, v.b.ints([*front, *back])) if any((*front, *back)) else v.g
+    return v.do("Pad", v.g, _pads_at_run_time(v, begins))
 
 
 def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
@@ -164,10 +160,8 @@ def _pads_at_run_time(v: Call, begins: Sequence[int]) -> str:
 
 def _pad(v: Call, slot: int) -> str:
     """Crop to the original part; with a mode that repeats elements, add each position to its origin."""
-    return _cropped(v) if v.attr("mode", "constant") == "constant" else by_position(v, repeats=True)
-
-
-def _cropped(v: Call) -> str:
+    if v.attr("mode", "constant") != "constant":
+        return by_position(v, repeats=True)
     axes = (v.x(3),) if v.has(3) else ()
     constant = v.constant(1)
     if constant is None:
@@ -187,7 +181,7 @@ def _filling(v: Call, slot: int) -> str:
     """Gradient of the fill value: the sum over the padding."""
     if v.attr("mode", "constant") != "constant":
         return v.zeros(slot)
-    totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _cropped(v))]
+    totals = [v.b.reduce("ReduceSum", part, None, keepdims=False) for part in (v.g, _pad(v, 0))]
     return v.b.reshape_like(v.do("Sub", *totals), v.x(slot))
 
 
@@ -209,11 +203,11 @@ def _concat(v: Call, slot: int) -> str:
     if count == 1:
         return v.g
     axis = v.axis(0)
-    dims = known_dims(tuple(None if (s := v.shape(i)) is None else s[axis] for i in range(count)))
-    if dims is not None:
-        return v.b.split(v.g, dims, axis, results=count)[slot]
-    index = v.b.ints([axis])
-    sizes = v.b.op("Concat", *[v.b.op("Gather", v.b.shape_of(v.x(i)), index) for i in range(count)], axis=0)
+    sizes: Sequence[int] | str | None
+    sizes = known_dims(tuple(None if (s := v.shape(i)) is None else s[axis] for i in range(count)))
+    if sizes is None:
+        index = v.b.ints([axis])
+        sizes = v.b.op("Concat", *[v.b.op("Gather", v.b.shape_of(v.x(i)), index) for i in range(count)], axis=0)
     return v.b.split(v.g, sizes, axis, results=count)[slot]
 
 

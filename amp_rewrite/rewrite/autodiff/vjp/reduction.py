@@ -1,4 +1,7 @@
-"""VJPs of reductions, running sums and global pools."""
+"""VJPs of reductions, running sums, global pools, softmax, norms over the last axes, and Dropout.
+
+`lowering` has bodies of the other norms.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.rewrite.autodiff.facts import known_dims
+from amp_rewrite.rewrite.autodiff.builder import known_dims
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row
 
 
@@ -95,6 +98,70 @@ def _l2(v: Call, slot: int) -> str:
     return v.do("Mul", _kept(v, v.g), unit)
 
 
+def _softmax(v: Call, slot: int) -> str:
+    """y·(g − Σ g·y)."""
+    weighted = v.do("Mul", v.g, v.y())
+    total = v.b.reduce("ReduceSum", weighted, [v.axis(-1)], keepdims=True)
+    return v.do("Sub", weighted, v.do("Mul", v.y(), total))
+
+
+def _log_softmax(v: Call, slot: int) -> str:
+    """g − exp(y)·Σ g."""
+    total = v.b.reduce("ReduceSum", v.g, [v.axis(-1)], keepdims=True)
+    return v.do("Sub", v.g, v.do("Mul", v.do("Exp", v.y()), total))
+
+
+# -- norms: x̂ = (x − m)·r with r = 1/√(var + ε) over some axes, and s the gradient of x̂ ---------------
+# dx = r·(s − mean(s) − x̂·mean(s·x̂)), with means over the same axes (Ba et al., Layer Normalization, 2016; derived for
+# a batch by Ioffe & Szegedy, Batch Normalization, 2015). Without centring, the term mean(s) is absent.
+
+
+def _normal(v: Call, axes: Sequence[int]) -> tuple[str, str, DType]:
+    """Return x̂, r and their type.
+
+    Outputs 1 and 2 of a LayerNormalization give them; for float64 recompute, since they are float32 at most.
+    """
+    centred, double = v.op.op_type == "LayerNormalization", v.dtype(0) is DType.DOUBLE
+    dtype = DType.DOUBLE if double else DType(v.attr("stash_type", DType.FLOAT.code))
+    x = v.b.cast(v.x(0), dtype)
+    if centred and not double:
+        return v.do("Mul", v.do("Sub", x, v.y(1)), v.y(2)), v.y(2), dtype
+    if centred:
+        x = v.do("Sub", x, v.b.reduce("ReduceMean", x, axes, keepdims=True))
+    variance = v.b.reduce("ReduceMean", v.do("Mul", x, x), axes, keepdims=True)
+    epsilon = v.b.scalar(v.attr("epsilon", 1e-5), dtype)
+    r = v.do("Reciprocal", v.do("Sqrt", v.do("Add", variance, epsilon)))
+    return v.do("Mul", x, r), r, dtype
+
+
+def _norm_x(v: Call, slot: int) -> str:
+    axes = range(v.axis(-1), v.rank(0))
+    xh, r, dtype = _normal(v, axes)
+    s = v.do("Mul", *[v.b.cast(x, dtype, of=v.dtype()) for x in (v.g, v.x(1))])
+    along = v.b.reduce("ReduceMean", v.do("Mul", s, xh), axes, keepdims=True)
+    rest = v.do("Sub", s, v.do("Mul", xh, along))
+    if v.op.op_type == "LayerNormalization":
+        rest = v.do("Sub", rest, v.b.reduce("ReduceMean", s, axes, keepdims=True))
+    return v.b.cast(v.do("Mul", r, rest), v.dtype(), of=dtype)
+
+
+def _norm_scale(v: Call, slot: int) -> str:
+    xh, _, dtype = _normal(v, range(v.axis(-1), v.rank(0)))
+    product = v.do("Mul", v.b.cast(v.g, dtype, of=v.dtype()), xh)
+    return v.b.cast(v.sum_to(product, slot), v.dtype(), of=dtype)
+
+
+def _dropout(v: Call, slot: int) -> str:
+    """g/(1 − ratio) where the mask is set; g outside training mode."""
+    training = v.constant(2) if v.has(2) else False
+    if training is not None and not training:
+        return v.g
+    ratio = v.b.cast(v.x(1), v.dtype(0)) if v.has(1) else v.number(0.5)
+    grown = v.do("Where", v.y(1), v.do("Div", v.g, v.do("Sub", 1.0, ratio)), 0.0)
+    return grown if training is not None else v.b.op("Where", v.x(2), grown, v.g)
+
+
+_SETTINGS = Stop("ratio and mode are settings")
 _AXES = Stop("axes are integers")
 
 ROWS: Family = {
@@ -116,4 +183,10 @@ ROWS: Family = {
         lambda v, slot: v.do("CumSum", v.g, v.x(1), exclusive=v.attr("exclusive", 0), reverse=1 - v.attr("reverse", 0)),
         _AXES,
     ),
+    "Softmax": row(_softmax),
+    "LogSoftmax": row(_log_softmax),
+    "Hardmax": row(Stop("piecewise constant")),
+    "LayerNormalization": row(_norm_x, _norm_scale, lambda v, slot: v.sum_to(v.g, slot)),
+    "RMSNormalization": row(_norm_x, _norm_scale),
+    "Dropout": row(_dropout, _SETTINGS, _SETTINGS),
 }

@@ -1,9 +1,9 @@
-"""Rows of the table of VJPs, and the `Call` that their functions receive."""
+"""Rows of the table of VJPs, the `Call` that their functions receive, and the ops on paths to a loss."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.nodes import Op
-from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.facts import Shape, known_dims
+from amp_rewrite.ir.nodes import Op, OpId, ScopeId, ValueId
+from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.builder import Builder, Shape, known_dims
 
 _OF_TORCH = "pkg.torch.onnx.fx_node"
 """Metadata in which PyTorch's exporter records what a node computes."""
@@ -126,7 +126,7 @@ class Forward:
 
     def dtype(self, slot: int = 0) -> DType:
         """Element type of an input; GradientError if unknown."""
-        return element_type(self.b, self.x(slot))
+        return self.b.element_type(self.x(slot))
 
     def constant(self, slot: int) -> Array | None:
         """Values of a constant input; None if it is absent or not constant."""
@@ -173,11 +173,6 @@ class Call(Forward):
     def out_shape(self) -> Shape | None:
         """Shape of the first output; None if its rank is unknown."""
         return self.b.shape(self.op.node.output[0])
-
-    def spans_output(self, slot: int) -> bool:
-        """True if an input is known to have the shape of the first output."""
-        shape = self.shape(slot)
-        return shape is not None and None not in shape and shape == self.out_shape
 
     def do(self, op_type: str, *inputs: str | float, **attributes: Any) -> str:
         """Append an op; numbers become constants of the type of this op's first input."""
@@ -227,14 +222,6 @@ class Call(Forward):
         return self.b.zeros_like(self.x(slot), self.dtype(slot))
 
 
-def element_type(b: Builder, name: str) -> DType:
-    """Element type of a value; GradientError if unknown."""
-    dtype = b.dtype(name)
-    if dtype is None:
-        raise GradientError(f"the element type of {name!r} is unknown; declare it")
-    return dtype
-
-
 def positive(axis: int, rank: int) -> int:
     """Count an axis from the front."""
     return axis + rank if axis < 0 else axis
@@ -242,14 +229,19 @@ def positive(axis: int, rank: int) -> int:
 
 def sum_to(b: Builder, gradient: str, shape: Shape | None, x: str) -> str:
     """Sum a gradient of this shape over the axes along which `x` was broadcast to it."""
-    own = b.shape(x)
-    axes = _broadcast_axes(own, shape)
-    if axes is None or own is None or shape is None:
-        return _sum_at_run_time(b, gradient, x)
-    if not axes:
-        return gradient
-    summed = b.reduce("ReduceSum", gradient, axes, keepdims=True)
-    return b.squeeze(summed, range(len(shape) - len(own)))
+    known = b.shape(x)
+    axes = _broadcast_axes(known, shape)
+    if axes is not None and known is not None and shape is not None:
+        summed = b.reduce("ReduceSum", gradient, axes, keepdims=True)
+        return b.squeeze(summed, range(len(shape) - len(known)))
+    # ranks may be unknown, so shapes are compared at run time
+    own, full = b.op("Shape", x), b.op("Shape", gradient)
+    missing = b.op("Sub", b.op("Shape", full), b.op("Shape", own))
+    ones = b.op("ConstantOfShape", missing, value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [1], [1]))
+    aligned = b.op("Concat", ones, own, axis=0)
+    differs = b.op("Not", b.op("Equal", aligned, full))
+    found = b.reshape(b.op("NonZero", differs), [-1])
+    return b.reshape(b.reduce("ReduceSum", gradient, found, keepdims=True), own)
 
 
 def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
@@ -266,17 +258,6 @@ def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
     return axes
 
 
-def _sum_at_run_time(b: Builder, gradient: str, x: str) -> str:
-    """Sum over broadcast axes found by comparing shapes at run time; ranks may be unknown."""
-    own, full = b.op("Shape", x), b.op("Shape", gradient)
-    missing = b.op("Sub", b.op("Shape", full), b.op("Shape", own))
-    ones = b.op("ConstantOfShape", missing, value=onnx.helper.make_tensor("value", onnx.TensorProto.INT64, [1], [1]))
-    aligned = b.op("Concat", ones, own, axis=0)
-    differs = b.op("Not", b.op("Equal", aligned, full))
-    axes = b.reshape(b.op("NonZero", differs), [-1])
-    return b.reshape(b.reduce("ReduceSum", gradient, axes, keepdims=True), own)
-
-
 Rows = Mapping[tuple[str, str], GradientRule]
 """Rows by domain and op type; ai.onnx is ""."""
 
@@ -288,3 +269,112 @@ END = (1 << 63) - 1
 
 ALL_OUTPUTS = 1 << 30
 """`outputs` of a row in which every output may have a gradient."""
+
+
+# -- paths from parameters to a loss ---------------------------------------------------------------
+
+STOP = "amp_rewrite.stop_gradient"
+"""Metadata of a node that passes no gradient, as `detach` of PyTorch."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Ops of one scope that gradients pass, and the values that receive them.
+
+    `slots`: input slots of each op that need a gradient. `captured`: values that its bodies read from outside.
+    """
+
+    view: View
+    slots: Mapping[OpId, tuple[int, ...]]
+    captured: Mapping[OpId, tuple[ValueId, ...]]
+    reached: Mapping[ValueId, OpId | None]
+    """Values that depend on a parameter, each with its producer on the path; None for the parameters."""
+    readers: Mapping[ValueId, OpId | None]
+    """Values that the loss depends on, each with its next op on the path; None for the loss."""
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Ops on the paths, in topological order."""
+        return tuple(self.view.ops[op] for op in sorted(self.slots))
+
+    def through(self, op: Op) -> str:
+        """Text of a path from a parameter to the loss through the op."""
+        start = self._end(op, self.received, self.reached)
+        end = self._end(op, lambda op: op.outputs, self.readers)
+        return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
+
+    def received(self, op: Op) -> list[ValueId | None]:
+        """Values that receive a gradient from the op."""
+        return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
+
+    def _end(
+        self, op: Op, ways: Callable[[Op], Iterable[ValueId | None]], next_op: Mapping[ValueId, OpId | None]
+    ) -> str:
+        """Name of a parameter or of the loss at the end of a walk."""
+        while True:
+            value = next(v for v in ways(op) if v is not None and v in next_op)
+            op_id = next_op[value]
+            if op_id is None:
+                return str(self.view.value_name(value))
+            op = self.view.ops[op_id]
+
+
+def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[ValueId], rows: Rows) -> Paths:
+    """Return the paths of gradients from `losses` to `wrt` inside one scope. O(nodes + uses).
+
+    A path never crosses a `Stop` entry, a node marked by `STOP`, or a value that is not floating. An op without a row
+    passes everything.
+    """
+    reached: dict[ValueId, OpId | None] = dict.fromkeys(wrt)
+    slots: dict[OpId, tuple[int, ...]] = {}
+    captured: dict[OpId, tuple[ValueId, ...]] = {}
+    for op_id in view.scopes[scope].ops:
+        op = view.ops[op_id]
+        row = rows.get((op.domain, op.op_type))
+        open_ = tuple(
+            i for i, v in enumerate(op.inputs) if v in reached and not (row and isinstance(row.entry(i), Stop))
+        )
+        inside = tuple(v for v in captures(view, op) if v in reached) if op.bodies else ()
+        if any(entry.key == STOP for entry in op.node.metadata_props):
+            continue
+        results = [v for v in op.outputs if v is not None and floating(view, v)]
+        if (open_ or inside) and results:
+            slots[op_id], captured[op_id] = open_, inside
+            for result in results:
+                reached.setdefault(result, op_id)
+    readers: dict[ValueId, OpId | None] = dict.fromkeys(losses)
+    route = Paths(view, slots, captured, reached, readers)
+    for op_id in reversed(view.scopes[scope].ops):
+        op = view.ops[op_id]
+        if op_id in slots and any(v in readers for v in op.outputs):
+            for value in route.received(op):
+                assert value is not None
+                readers.setdefault(value, op_id)
+        elif op_id in slots:
+            del slots[op_id], captured[op_id]
+    return route
+
+
+def floating(view: View, value: ValueId) -> bool:
+    """True if gradients may pass the value: its type is floating or unknown."""
+    dtype = view.dtype(value)
+    return dtype is None or dtype.floating
+
+
+def nested(view: View, scopes: Iterable[ScopeId]) -> Iterator[ScopeId]:
+    """These bodies and the bodies inside them, level by level."""
+    pending = list(scopes)
+    for scope in pending:
+        yield scope
+        pending.extend(body for op in view.scopes[scope].ops for body in view.ops[op].bodies)
+
+
+def captures(view: View, op: Op) -> Iterator[ValueId]:
+    """Values that the bodies of an op read from outside, each once, in order of first use."""
+    inner = list(nested(view, op.bodies))
+    seen: dict[ValueId | None, None] = {}
+    for scope in inner:
+        for op_id in view.scopes[scope].ops:
+            seen.update(dict.fromkeys(view.ops[op_id].inputs))
+        seen.update(dict.fromkeys(view.scopes[scope].outputs))
+    return (v for v in seen if v is not None and view.values[v].scope not in inner)

@@ -21,19 +21,11 @@ operator without a row, but with a function body in onnx, is replaced by the bod
 
 from __future__ import annotations
 
-from amp_rewrite.rewrite.autodiff.vjp import (
-    convolution,
-    elementwise,
-    linear,
-    looping,
-    movement,
-    normalization,
-    reduction,
-)
+from amp_rewrite.rewrite.autodiff.vjp import convolution, elementwise, linear, looping, movement, reduction
 from amp_rewrite.rewrite.autodiff.vjp.rule import Rows
 
 VJPS: Rows = {
     ("", op_type): row
-    for family in (convolution, elementwise, linear, looping, movement, normalization, reduction)
+    for family in (convolution, elementwise, linear, looping, movement, reduction)
     for op_type, row in family.ROWS.items()
 }
