@@ -72,8 +72,10 @@ def test_the_opset_is_chosen_that_serves_most_and_nothing_less(
     model = model_of(body, start, **shapes)
     made, told = moved(model, **options)
     assert (opset(made), told) == (end, f"opset {start} {said}")
-    assert made.ir_version >= helper.find_min_ir_version_for([helper.make_opsetid("", end)])
-    assert (made.SerializeToString() == model.SerializeToString()) is (start == end)
+    if start == end:
+        assert made.SerializeToString() == model.SerializeToString()
+    else:
+        assert made.ir_version >= helper.find_min_ir_version_for([helper.make_opsetid("", end)])
 
 
 def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
