@@ -313,7 +313,11 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
         model = Model.load(source)
         feed = feed or Feed.of(data, model)
         batch = _fitting(next(iter(feed)), model, name)
-        file = _file(source, model, folder / f"{number}.onnx")
+        file = folder / f"{number}.onnx"
+        if isinstance(source, (str, os.PathLike)):
+            file = Path(source)
+        else:
+            model.save(file)
         types = low_types(model)
         sides.append(Candidate(number, name, model, file, batch, provider, types, threads))
         if number == 0 and provider == CUDA and not types:
@@ -329,13 +333,6 @@ def _fitting(batch: Batch, model: Model, name: str) -> Batch:
         return next(iter(Feed.of(mine, model, allow_nonfinite=True)))
     except FeedError as error:
         raise FeedError(f"{name}: {error}") from error
-
-
-def _file(source: object, model: Model, spare: Path) -> Path:
-    if isinstance(source, (str, os.PathLike)):
-        return Path(source)
-    model.save(spare)
-    return spare
 
 
 # -- latency -----------------------------------------------------------------------------------------

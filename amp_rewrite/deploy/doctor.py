@@ -146,8 +146,21 @@ def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
         here = (Package("onnxruntime", answer["version"]),)  # a build of its own, which no package owns
     major = str(answer.get("cuda") or "").partition(".")[0]
     built = int(major) if major.isdecimal() else None
-    yield from _gpus(machine, low)
-    yield _driver(machine, built)
+    if not machine.gpus:
+        yield Check("GPU", FINDING, str(machine.absence), f"on a CPU {low.spelling} is slower, not faster")
+    for gpu in machine.gpus:
+        memory = f", {size(gpu.memory)}" if gpu.memory else ""
+        state = OK if gpu.capability >= FAST_FROM[low] else FINDING
+        yield Check("GPU", state, f"{gpu}{memory}: {_fast(gpu)}")
+    if machine.cuda is None:
+        yield Check("driver", UNKNOWN, "CUDA version unknown")
+    else:
+        served = f"serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
+        if built is not None and machine.cuda[0] < built:
+            fact = f"{served}, and this onnxruntime is built for CUDA {built}"
+            yield Check("driver", FINDING, fact, "update the driver")
+        else:
+            yield Check("driver", OK, served)
     yield _runtime(here, answer)
     unloaded = answer.get("unloaded")
     if unloaded and not unloaded.startswith(DRIVER):  # that it is missing was said of the GPU
@@ -162,31 +175,11 @@ def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
     yield _table(here, installed_kernels())
 
 
-def _gpus(machine: Hardware, low: DType) -> Iterator[Check]:
-    if not machine.gpus:
-        yield Check("GPU", FINDING, str(machine.absence), f"on a CPU {low.spelling} is slower, not faster")
-    for gpu in machine.gpus:
-        memory = f", {size(gpu.memory)}" if gpu.memory else ""
-        state = OK if gpu.capability >= FAST_FROM[low] else FINDING
-        yield Check("GPU", state, f"{gpu}{memory}: {_fast(gpu)}")
-
-
 def _fast(gpu: Gpu) -> str:
     slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in FAST_FROM.items() if gpu.capability < (a, b)]
     fast = [t.spelling for t, first in FAST_FROM.items() if gpu.capability >= first]
     said = f"fast in {' and '.join(fast)}" if fast else "fast in no low type"
     return f"{said} ({', '.join(slow)})" if slow else said
-
-
-def _driver(machine: Hardware, built: int | None) -> Check:
-    if machine.cuda is None:
-        return Check("driver", UNKNOWN, "CUDA version unknown")
-    served = f"serves CUDA up to {machine.cuda[0]}.{machine.cuda[1]}"
-    if built is not None and machine.cuda[0] < built:
-        return Check(
-            "driver", FINDING, f"{served}, and this onnxruntime is built for CUDA {built}", "update the driver"
-        )
-    return Check("driver", OK, served)
 
 
 def _runtime(here: Sequence[Package], answer: Asked) -> Check:

@@ -437,7 +437,8 @@ class Cache:
 
     def _evict(self) -> None:
         """Remove the least recently used entries, leftovers of killed processes included, down to the limit."""
-        sizes = {entry: _nbytes(entry) for entry in self._home.iterdir()}
+        files = {entry: [file for file in entry.rglob("*") if file.is_file()] for entry in self._home.iterdir()}
+        sizes = {entry: sum(file.stat().st_size for file in inside) for entry, inside in files.items()}
         used = {entry: entry.stat().st_mtime for entry in sizes}
         total = sum(sizes.values())
         for entry in sorted(sizes, key=lambda entry: (used[entry], entry.name)):
@@ -458,7 +459,3 @@ def _private(folder: Path) -> bool:
         return False
     ours = not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
     return ours and folder.is_dir()
-
-
-def _nbytes(entry: Path) -> int:
-    return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())

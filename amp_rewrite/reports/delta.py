@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from amp_rewrite.errors import PolicyError, advice
@@ -35,7 +35,7 @@ class Delta(Result):
     Attributes:
         a: name of A.
         b: name of B.
-        changes: ops that differ, by kind.
+        changes: ops that differ, in the order of `KINDS`.
         casts: Casts that differ.
         settings: name, value in A, value in B; they explain differences, but do not count as such.
         alike: number of ops that compute the same from the same ops.
@@ -93,7 +93,7 @@ class Delta(Result):
         """Return the changes as a table, and model B as a graph with its changes."""
         from amp_rewrite.reports.page.report_figures import changes_figure, marked_graph  # late: few runs draw
 
-        vertices = [change.vertex for change in self._ordered()]
+        vertices = [change.vertex for change in self.changes]
         table = changes_figure(self.summary(), self._rows(), self.settings, vertices)
         if self.report is None:
             return (table,)
@@ -188,7 +188,7 @@ class Delta(Result):
         """
         failing = () if fail_on is None else fail_on or KINDS
         marks: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
-        for c in self._ordered():
+        for c in self.changes:
             title, words = f"{c.kind}: {c.name}", f"{c.title} ({c.op}) {c.types} {c.why}".rstrip()
             marks["error" if _fails_on(c, failing) else "warning"].append((title, words))
         for cast in self.casts:
@@ -202,15 +202,11 @@ class Delta(Result):
         return "".join(line + "\n" for line in lines) or annotation("notice", "no difference", {}) + "\n"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str, str]]:
-        yield from ((c.kind, c.title, c.op, c.types, c.why) for c in self._ordered())
+        yield from ((c.kind, c.title, c.op, c.types, c.why) for c in self.changes)
         yield from ((f"cast {c.sign}", c.scope + c.value, "Cast", f"{c.before} → {c.after}", c.why) for c in self.casts)
 
-    def _ordered(self) -> Iterator[Change]:
-        return (change for group in self._by_kind().values() for change in group)
-
     def _by_kind(self) -> dict[str, list[Change]]:
-        groups = {kind: [change for change in self.changes if change.kind == kind] for kind in KINDS}
-        return {kind: group for kind, group in groups.items() if group}
+        return {kind: list(group) for kind, group in groupby(self.changes, key=lambda change: change.kind)}
 
 
 def _encoded(change: Change | CastChange, but: str) -> dict[str, object]:

@@ -24,7 +24,7 @@ from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.reports.diff import live, live_casts
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, PortRow, Row
+from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, Row
 
 _TYPES = dict.fromkeys(DTYPES, ("", "%"))
 _PORTS = dict.fromkeys(("io", "inputs", "outputs"), ("type",))
@@ -127,12 +127,14 @@ class Expectation:
         if self.subject in _PORTS:
             sides = {"inputs": report.inputs, "outputs": report.outputs}
             ports = sides.get(self.subject, (*report.inputs, *report.outputs))
-            return "input or output", [_Item(port.name, port.dtype, self._names(port)) for port in ports]
+            floating = [not FLOATING.isdisjoint(re.findall(r"\w+", port.dtype)) for port in ports]
+            named = floating if self.choice is None else [fnmatchcase(port.name, self.choice) for port in ports]
+            return "input or output", [_Item(p.name, p.dtype, chosen) for p, chosen in zip(ports, named, strict=True)]
         if self.subject == "weights":
             stored = sorted(report.weights.items(), key=lambda item: (-item[1], item[0]))
-            if self.unit == "type":
-                return "floating weight", [_Item(t, t, t in FLOATING, number) for t, number in stored]
-            return "weight", [_Item(t, t, self.choice in (None, t), number) for t, number in stored]
+            typed = self.unit == "type"
+            noun = "floating weight" if typed else "weight"
+            return noun, [_Item(t, t, t in FLOATING if typed else self.choice in (None, t), n) for t, n in stored]
         if self.subject == "casts":
             return "cast", [_Item(cast.value, cast.to, True) for _, cast in live_casts(report)]
         rows = [report.rows[i] for i in live(report)]
@@ -145,11 +147,6 @@ class Expectation:
             return "compute op", [_Item(row.path, row.dtype, row.dtype in LOW) for row in heavy]
         noun, those = ("float op", floats) if self.subject in FLOATING else ("op", rows)
         return noun, [_Item(row.path, row.dtype, row.dtype == self.subject) for row in those]
-
-    def _names(self, port: PortRow) -> bool:
-        if self.choice is not None:
-            return fnmatchcase(port.name, self.choice)
-        return not FLOATING.isdisjoint(re.findall(r"\w+", port.dtype))
 
     def _words(self, noun: str, items: Sequence[_Item], part: int) -> str:
         if self.subject == "weights":

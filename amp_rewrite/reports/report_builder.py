@@ -25,18 +25,7 @@ from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature, ValueType, default_attributes
 from amp_rewrite.ir.view import MAIN, Op, OpId, Use, ValueId, View
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import (
-    FIRST_INPUT,
-    FLOATING,
-    LOW,
-    NO_ROW,
-    BakeRow,
-    CastRow,
-    Header,
-    PortRow,
-    Row,
-    Totals,
-)
+from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.op_lists import OpLists
 from amp_rewrite.settings.request import STATED

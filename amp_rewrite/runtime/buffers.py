@@ -232,7 +232,19 @@ class BufferedRunner:
             for name, value in self._shielded.items():
                 overwrite(value, self.buffer.sides[side][name])
             for name, array in feeds.items():
-                self._feed(name, array)
+                like, held = self._fed.get(name, (None, None))
+                if like != (array.shape, array.dtype):
+                    if name not in self.inputs:
+                        known = ", ".join(sorted(self.inputs))
+                        raise ModelError(f"{name!r} is not an input to feed; the inputs are {known}")
+                    held = room(array, self.buffer.place)
+                    for each in self._bound:
+                        each.bind_ortvalue_input(name, held)
+                    self._fed[name] = (
+                        (array.shape, array.dtype),
+                        held,
+                    )  # last, so an interrupt leaves a consistent state
+                _fill(held, array)
             for name in self.told:  # again: a result of the last run would be taken for memory of that shape
                 bound.bind_output(name)
             bound.synchronize_inputs()
@@ -241,17 +253,6 @@ class BufferedRunner:
             results = bound.get_outputs_as_ortvaluevector()
             values = [onnxruntime().OrtValue(results[at]) for at in range(len(self.told))]
             return {name: to_array(value) for name, value in zip(self.told, values, strict=True)}
-
-    def _feed(self, name: str, array: Array) -> None:
-        like, held = self._fed.get(name, (None, None))
-        if like != (array.shape, array.dtype):
-            if name not in self.inputs:
-                raise ModelError(f"{name!r} is not an input to feed; the inputs are {', '.join(sorted(self.inputs))}")
-            held = room(array, self.buffer.place)
-            for bound in self._bound:
-                bound.bind_ortvalue_input(name, held)
-            self._fed[name] = (array.shape, array.dtype), held  # last, so that an interrupt leaves a consistent state
-        _fill(held, array)
 
 
 def room(array: Array, place: tuple[str, int]) -> Any:

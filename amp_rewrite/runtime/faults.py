@@ -168,13 +168,9 @@ def _inwards(view: View, product: Op, side: int) -> Op | None:
         turns.append(op)
         moved = tuple(perm[axis] for axis in moved) if moved else perm
         if moved[:-2] == (*range(1, len(perm) - 1),):
-            return turns[0] if all(_keeps_shape(view, op) for op in views) else None
+            shapes = [(shape_of(view, op.inputs[0]), shape_of(view, op.outputs[0])) for op in views]
+            return turns[0] if all(read is not None and read == made for read, made in shapes) else None
     return None
-
-
-def _keeps_shape(view: View, op: Op) -> bool:
-    shapes = shape_of(view, op.inputs[0]), shape_of(view, op.outputs[0])
-    return None not in shapes and shapes[0] == shapes[1]
 
 
 def _biased_layers(view: View, made: Made) -> Iterator[Op]:

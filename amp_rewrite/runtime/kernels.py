@@ -99,7 +99,16 @@ class Kernels:
 @functools.cache
 def load_kernels(release: str = "") -> Kernels:
     """Load the kernel table of the CUDA provider of one of the `releases`, by default the newest."""
-    return kernels_of(_row(release or releases()[-1]))
+    release = release or releases()[-1]
+    table = stored("cuda_kernels")
+    if release != _release(table["runtime"]):  # the newest, with the changes of each older release down to this one
+        history = stored("cuda_history")
+        table = {**table, "sets": history["sets"]}
+        for older, change in history["releases"].items():
+            table = patched(table, change)
+            if older == release:
+                break
+    return kernels_of(table)
 
 
 @functools.cache
@@ -134,20 +143,6 @@ def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
 def stored(name: str) -> Mapping[str, Any]:
     """Return a data file of this package: kernels, limits or faults of runtimes."""
     table: Mapping[str, Any] = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
-    return table
-
-
-def _row(release: str) -> Mapping[str, Any]:
-    """Return the whole table of a release: the newest, with the changes of each older release down to it."""
-    table = stored("cuda_kernels")
-    if release == _release(table["runtime"]):
-        return table
-    history = stored("cuda_history")
-    table = {**table, "sets": history["sets"]}
-    for older, change in history["releases"].items():
-        table = patched(table, change)
-        if older == release:
-            break
     return table
 
 

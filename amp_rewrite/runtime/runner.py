@@ -20,21 +20,8 @@ from onnx import ModelProto
 from amp_rewrite.errors import ModelError, PolicyError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
-from amp_rewrite.runtime.buffers import (
-    STRANGE,
-    Array,
-    Binding,
-    BufferedRunner,
-    DoubleBuffer,
-    check_type,
-    copied,
-    fixed_room,
-    from_array,
-    placed,
-    room,
-    target,
-    to_array,
-)
+from amp_rewrite.runtime import buffers
+from amp_rewrite.runtime.buffers import STRANGE, Array, Binding, BufferedRunner, DoubleBuffer, from_array, to_array
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
@@ -211,14 +198,14 @@ class Runner:
         with model_errors("run"):
             bound = self.inner.io_binding()
             for name, tensor in feeds.items():
-                values[name] = placed(tensor, *place)
-                check_type(fed[name], values[name], "input")
+                values[name] = buffers.placed(tensor, *place)
+                buffers.check_type(fed[name], values[name], "input")
                 bound.bind_ortvalue_input(name, values[name])
             for name in chosen:
                 if isinstance(chosen, Mapping):
-                    given[name] = target(known[name], chosen[name], place[0])
+                    given[name] = buffers.target(known[name], chosen[name], place[0])
                 elif fixed:
-                    given[name] = fixed_room(known[name], *place)
+                    given[name] = buffers.fixed_room(known[name], *place)
                 else:
                     bound.bind_output(name, *place)
                     continue
@@ -242,7 +229,7 @@ class Runner:
         """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
         place = self._place()
         # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
-        first, second = ({name: room(array, place) for name, array in initial.items()} for _ in "01")
+        first, second = ({name: buffers.room(array, place) for name, array in initial.items()} for _ in "01")
         buffer = DoubleBuffer(place, (first, second))
         buffer.put(0, initial)
         return buffer
@@ -258,7 +245,7 @@ class Runner:
             inputs = frozenset(port.name for port in self.inner.get_inputs())
             first, second = state.sides
             read = [name for name in first if name in inputs]
-            shielded = {name: copied(first[name], *state.place) for name in read if name in self._written_to}
+            shielded = {name: buffers.copied(first[name], *state.place) for name in read if name in self._written_to}
             bound = self.inner.io_binding(), self.inner.io_binding()
             for here, now, after in zip(bound, (first, second), (second, first), strict=True):
                 for name in read:

@@ -19,17 +19,7 @@ from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.ir.view import MAIN, View
 from amp_rewrite.reports.page.page import Figure, element
 from amp_rewrite.reports.render import cut, plain
-from amp_rewrite.reports.rows import (
-    DTYPES,
-    FIRST_INPUT,
-    FLOATING,
-    LOW,
-    NO_ROW,
-    CastRow,
-    Change,
-    ReportData,
-    Row,
-)
+from amp_rewrite.reports.rows import DTYPES, FIRST_INPUT, FLOATING, LOW, NO_ROW, CastRow, Change, ReportData, Row
 from amp_rewrite.settings.selectors import TORCH_SCOPES, torch_scopes
 
 _COLUMNS = ("prefix", "name", "op", "dtype", "rule", "note", "because", "entry", "inputs", "outputs", "variables")
