@@ -10,7 +10,8 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from amp_rewrite.runtime.gpu import hardware, libraries
+from amp_rewrite.runtime.gpu import hardware
+from amp_rewrite.runtime.runner import unloaded_library
 
 MODEL = """<ir_version: 10, opset_import: ["": 20]> smoke (float16[2, 64, 32, 32] x, float16[64, 64, 3, 3] w,
   float16[32, 16] m) => (float16[2, 64, 32, 16] y) { c = Conv <pads = [1, 1, 1, 1]> (x, w)  y = MatMul (c, m) }"""
@@ -43,9 +44,8 @@ def main() -> None:
     found = hardware()
     print(f"onnxruntime {ort.__version__} of {ort.__file__}, onnx {onnx.__version__}, Python {sys.version.split()[0]}")
     print(", ".join(map(str, found.gpus)) or found.absence, f"CUDA {found.cuda}", sep="; ")
-    for library in libraries(13):
-        if library.where is None:
-            print(f"not found: {library.name} ({library.requirement})")
+    if missing := unloaded_library():
+        print(f"not found: {missing}")
     try:
         said = smoke()
     except Exception as fault:  # noqa: BLE001  # onnxruntime's errors share no base class

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from amp_rewrite.errors import MachineError
+from amp_rewrite.errors import MachineError, ModelError
 from amp_rewrite.runtime import installation
 from amp_rewrite.runtime.installation import (
     InstallationFault,
     Package,
-    error_text,
     installation_fault,
+    model_errors,
     packages,
     uninstall,
 )
@@ -188,8 +188,13 @@ NEWER = "install a newer onnxruntime, or bring the model to an older opset with 
     ],
 )
 def test_an_error_is_a_line_of_clear_words_and_a_remedy(text: str, line: str) -> None:
-    assert error_text("open", RuntimeError(text)).startswith(line)
+    with pytest.raises(ModelError) as error, model_errors("open"):
+        raise RuntimeError(text)
+    assert str(error.value).startswith(f"onnxruntime cannot open the model: {line}")
 
 
 def test_the_remedy_of_a_run_is_about_what_is_fed() -> None:
-    assert error_text("run", RuntimeError("odd")) == "odd; check what is fed against the model's inputs"
+    with pytest.raises(ModelError) as error, model_errors("run"):
+        raise RuntimeError("odd")
+    words = "onnxruntime cannot run the model: odd; check what is fed against the model's inputs"
+    assert str(error.value) == words
