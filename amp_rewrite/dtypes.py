@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from enum import Enum
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -94,15 +95,11 @@ class DType(Enum):
         """The numpy dtype, from ml_dtypes if numpy has none. ValueError for strings."""
         import numpy as np
 
-        name = _NUMPY.get(self, self.name.lower())
         if self is DType.STRING:
             raise ValueError("strings have no fixed-size numpy dtype")
-        if self.code <= DType.COMPLEX128.code:
-            return np.dtype(name)
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
+        if self.code > DType.COMPLEX128.code:
+            import ml_dtypes  # noqa: F401  it gives numpy the others
+        return np.dtype(_NUMPY.get(self, self.name.lower()))
 
     def _limits(self) -> tuple[float, float, float]:
         try:
@@ -176,24 +173,15 @@ _NUMPY = {
     DType.FLOAT4E2M1: "float4_e2m1fn",
     DType.FLOAT8E8M0: "float8_e8m0fnu",
 }
-_BITS = {
-    DType.STRING: 0,
-    **dict.fromkeys((DType.UINT8, DType.INT8, DType.BOOL, DType.FLOAT8E8M0), 8),
-    **dict.fromkeys((DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ), 8),
-    **dict.fromkeys((DType.UINT16, DType.INT16, DType.FLOAT16, DType.BFLOAT16), 16),
-    **dict.fromkeys((DType.FLOAT, DType.INT32, DType.UINT32), 32),
-    **dict.fromkeys((DType.DOUBLE, DType.INT64, DType.UINT64, DType.COMPLEX64), 64),
-    DType.COMPLEX128: 128,
-    **dict.fromkeys((DType.UINT4, DType.INT4, DType.FLOAT4E2M1), 4),
-    **dict.fromkeys((DType.UINT2, DType.INT2), 2),
-}
+_BITS = {DType.STRING: 0, DType.BOOL: 8}
+"""Of types whose spelling says nothing of their bits, as that of float8e4m3fn does."""
 for _dtype in DType:
     _dtype.code = _dtype.value
     _dtype.onnx_name = _dtype.name.lower()
     _dtype.spelling = _SPELLING.get(_dtype, _dtype.onnx_name)
     _dtype.floating = _dtype in _LIMITS
     _dtype.low = _dtype in LOW_TYPES
-    _dtype.bits = _BITS[_dtype]
+    _dtype.bits = _BITS[_dtype] if _dtype in _BITS else int(re.findall("[0-9]+", _dtype.spelling)[0])
 _BY_CODE = {d.code: d for d in DType}
 _PARSE = {
     **{d.spelling: d for d in DType},

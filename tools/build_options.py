@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.request import OPTIONS
+from amp_rewrite.settings.request import KEYWORDS, OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 HEAD = """# Options
@@ -42,7 +42,7 @@ def _section(row: Option) -> str:
     own = f"--{row.key}" + (f" {row.metavar}" if row.metavar else "")
     spelled = own if row.help else f"--set {row.key}={value}"
     facts = {
-        "Python": f"`{row.name}={row.default!r}`" if row.keyword else "",
+        "Python": f"`{row.name}={row.default!r}`" if row.name in KEYWORDS else "",
         "command line": f"`{spelled}`" if spelled else "",
         "key": f"`{row.key}`: {WORDS[row.kind]}",
         "environment": f"`{row.environment}`" if row.environment else "",

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from amp_rewrite.cli.commands.explain import described, models_of, records
+from amp_rewrite.cli.commands.explain import described, records
 from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, Strength
 
 FOLDER = Path(__file__).resolve().parent.parent / DOCS
@@ -85,7 +85,7 @@ def page(name: str) -> str:
     parts = [f"# {name}", fact["promise"], f"{where}: `{fact['reason']}`, {fact['words']}.{shared}"]
     for head, text in fact["sections"].items():
         parts += [f"## {head}", textwrap.fill(text, 120)]
-    for head, text in models_of(fact):
+    for head, text in fact["models"].items():
         parts += [f"## {head}", f"```\n{text.rstrip()}\n```"]
     parts.append("[All rules](README.md)")
     return "\n\n".join(parts) + "\n"

@@ -163,20 +163,19 @@ class Program(click.Group):
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run, print an error in one line, and exit."""
         if COMPLETE in os.environ:
-            self._complete(os.environ[COMPLETE], extra)
+            try:
+                sys.exit(shell_complete(self, extra, NAME, COMPLETE, os.environ[COMPLETE]))
+            except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):
+                sys.exit(USAGE)
         sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
-
-    def _complete(self, request: str, extra: dict[str, Any]) -> NoReturn:
-        try:
-            sys.exit(shell_complete(self, extra, NAME, COMPLETE, request))
-        except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):
-            sys.exit(USAGE)
 
     def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
         for word in ("standalone_mode", "prog_name"):
             extra.pop(word, None)
         _hold_streams()
-        _print_anything()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         WIDTH.set(terminal.columns(sys.stdout))
         try:
             with self.make_context(NAME, args, **{"obj": tuple(args), **extra}) as ctx:
@@ -210,16 +209,12 @@ class Program(click.Group):
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
         except ImportError as error:
-            if _of_runtime(error):
+            files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if (error.name or "").partition(".")[0] == "onnxruntime" or any("onnxruntime" in f.parts for f in files):
                 return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` says what to install")
             return _fail_inside()
         except Exception:  # noqa: BLE001 the border of the process, where Python would exit with 1, "a difference"
             return _fail_inside()
-
-
-def _of_runtime(error: ImportError) -> bool:
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    return str(error.name).partition(".")[0] == "onnxruntime" or any("onnxruntime" in Path(f).parts for f in files)
 
 
 def _fail(message: str) -> int:
@@ -252,12 +247,6 @@ def _misused(error: click.UsageError) -> str:
 
 _ELSEWHERE = {"--dtype": "--to", "--precision": "--to", "--exclude": "--keep", "--include": "--lower"}
 """Options of other tools, each with its name here."""
-
-
-def _print_anything() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _hold_streams() -> None:

@@ -6,7 +6,7 @@ The options themselves are fields of `settings/request.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +15,10 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files
 from amp_rewrite.cli.group import write_examples
-from amp_rewrite.errors import ConfigError, ModelError, options_spelled
-from amp_rewrite.settings.config_file import setting_of, settings
+from amp_rewrite.errors import ConfigError, ModelError, advice, option_of, options_spelled
+from amp_rewrite.files.disk import read_text
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
-from amp_rewrite.settings.request import CRITERION, OPTIONS, Request
+from amp_rewrite.settings.request import CRITERION, OPTIONS, Request, from_environment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,13 +59,6 @@ class _Grouped(click.Option):
 def _spelled_out(metavar: str) -> tuple[str, ...]:
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
-
-
-def ops(start: str) -> list[str]:
-    """Return the types of ONNX ops with this start."""
-    from onnx.defs import get_all_schemas
-
-    return sorted({schema.name for schema in get_all_schemas() if not schema.domain and schema.name.startswith(start)})
 
 
 class Command(click.Command):
@@ -109,10 +102,16 @@ def flag(names: str, words: str, heading: str = OUTPUT) -> Callable[[F], F]:
     return option(names, None, words, heading, is_flag=True)
 
 
-def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
-    """Return the decorator of a command with options, in the order of its help."""
+def command(*options: Callable[[F], F], borrowed: Sequence[Callable[[Any], Any]] = ()) -> Callable[[F], click.Command]:
+    """Return the decorator of a command with options, in the order of its help.
 
-    def decorate(function: F) -> click.Command:
+    `borrowed`: options that the help of another command describes; the text of this one must name that.
+    """
+
+    def decorate(function: Any) -> click.Command:
+        for decorator in reversed(borrowed):
+            function = decorator(function)
+            function.__click_params__[-1].borrowed = True
         for decorator in reversed(options):
             function = decorator(function)
         return click.command(cls=Command)(function)
@@ -120,29 +119,10 @@ def command(*options: Callable[[F], F]) -> Callable[[F], click.Command]:
     return decorate
 
 
-def borrowed(*options: Callable[[F], F]) -> tuple[Callable[[F], F], ...]:
-    """Return decorators of options described in the help of another command; the command's own text must name it."""
-
-    def marked(decorator: Callable[[F], F]) -> Callable[[F], F]:
-        def decorate(function: F) -> F:
-            made = decorator(function)
-            made.__click_params__[-1].borrowed = True  # type: ignore[attr-defined]
-            return made
-
-        return decorate
-
-    return tuple(map(marked, options))
-
-
 def _of(row: Option) -> Callable[[Any], Any]:
-    names = f"--{row.key}"
-    more: dict[str, Any] = {}
-    if row.kind is Kind.LIST:
-        more = {"multiple": True}
-    elif row.kind is Kind.SWITCH:
-        names = f"{names}/--no-{row.key}" if row.default else names
-        more = {"is_flag": True, "default": None}
-    return option(names, row.metavar or None, row.help, row.group, **more)
+    names = f"--{row.key}/--no-{row.key}" if row.kind is Kind.SWITCH and row.default else f"--{row.key}"
+    more: dict[Kind, dict[str, Any]] = {Kind.LIST: {"multiple": True}, Kind.SWITCH: {"is_flag": True, "default": None}}
+    return option(names, row.metavar or None, row.help, row.group, **more.get(row.kind, {}))
 
 
 ROWS = {row.name: _of(row) for row in OPTIONS.values() if row.help}
@@ -231,6 +211,14 @@ RANDOM = (
 )
 SHAPE = option("--shape", "NAME=1,128", "The shape of an input in the random batch.", DATA, multiple=True)
 
+# -- settings of a run ---------------------------------------------------------------------------------------
+
+
+NAME = "amp.toml"
+_ALTERNATIVES = ({"data", "ranges"}, CRITERION.keys())
+"""Options of which the command line replaces all of a file by stating one."""
+_MAX_BYTES = 1 << 16
+
 
 def explicit(given: dict[str, Any]) -> Collection[str]:
     """Return the names of the settings on the command line."""
@@ -260,3 +248,75 @@ def check_target(output: Path, model: Path, settings: Request, *, asked: bool, l
             " command"
         )
     check_target(output, settings.overwrite, read=model)
+
+
+def settings(
+    given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
+) -> Request:
+    """Return the options in force: those of the command line, else the environment's, else the file's, else defaults.
+
+    `given` holds the values of the command line; None and () stand for options that are absent. The file is `config`,
+    or `amp.toml` in `folder` if it exists. ConfigError names the file, the variable or the option of an unknown key, a
+    wrong type or an unknown choice.
+    """
+    own = folder / NAME
+    file = config or (own if own.is_file() else None)
+    filed = from_file(file) if file else {}
+    said = {key for key, value in given.items() if value not in (None, ())}
+    merged: dict[str, Any] = {
+        key: value for key, value in filed.items() if not any(key in group and said & group for group in _ALTERNATIVES)
+    }
+    merged.update(from_environment(environ))
+    merged.update((key, OPTIONS[key].check(given[key], option_of(key))) for key in said)
+    changed = {name: value for name, value in filed.items() if merged.get(name) is value}
+    return Request(**merged, config=_stated(changed, file) if file else "")
+
+
+def _stated(changed: Mapping[str, object], file: Path) -> str:
+    """Return the settings that a file changes, and the file; "" without any. Paths are those of the file."""
+    parts = []
+    for name, value in changed.items():
+        if value != OPTIONS[name].default:
+            words = value if isinstance(value, (list, tuple)) else (value,)
+            text = " ".join(str(word).removeprefix(f"{file.parent}{os.sep}") for word in words)
+            parts.append(f"{OPTIONS[name].key} = {text.lower() if isinstance(value, bool) else text}")
+    shown = f"./{file.as_posix()}" if not file.is_absolute() and ".." not in file.parts else file.name
+    return f"{', '.join(parts)}, from {shown}" if parts else ""
+
+
+def setting_of(key: str, where: str) -> Option:
+    """Return the option of a key, with "-" or "_". ConfigError for an unknown one."""
+    option = OPTIONS.get(key.replace("-", "_"))
+    if option is None:
+        legal = [option.key for option in OPTIONS.values()]
+        hint = advice(key.replace("_", "-"), legal, f"use one of {', '.join(legal)}")
+        raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+    return option
+
+
+def from_file(file: Path) -> Mapping[str, object]:
+    """Return the settings of a file. Relative paths start at its folder."""
+    import tomllib  # late: most runs have no file
+
+    try:
+        table = tomllib.loads(read_text(file, _MAX_BYTES, "a TOML file", ConfigError))
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what int() says of thousands of digits
+        raise ConfigError(f"{file}: not valid TOML: {error}; correct it (text needs quotes)") from error
+    stated: dict[str, object] = {}
+    for key, value in table.items():
+        option = setting_of(key, str(file))
+        listed = isinstance(value, list) and all(isinstance(part, str) for part in value)
+        if not (listed or isinstance(value, str if option.kind is Kind.LIST else (str, int, float))):
+            form = "a list of text" if option.kind is Kind.LIST else "text, a number, true or false"
+            raise ConfigError(f"{file}: {key} is {value!r}; write {form}")
+        stated[option.name] = _beside(file, option, option.check(value, str(file)))
+    return stated
+
+
+def _beside(file: Path, option: Option, value: Any) -> object:
+    if option.kind is Kind.PATH:
+        return str(file.parent / value)
+    if option.name != "lists":
+        return value
+    places = [(entry, file.parent / entry) for entry in ([value] if isinstance(value, str) else value)]
+    return tuple(str(place) if place.suffix or place.exists() else entry for entry, place in places)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import glob
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 
 from onnx import ModelProto
@@ -38,16 +37,6 @@ def op_patterns(op_type: str) -> tuple[str, str]:
     """Return patterns for an op type in ai.onnx and in every other domain, as other converters ignore domains."""
     escaped = glob.escape(op_type).replace(",", r"\,")
     return f"op={escaped}", f"op=*::{escaped}"
-
-
-@contextmanager
-def matching_nothing(names: Mapping[str, str]) -> Iterator[None]:
-    """Accept patterns without a match while the body runs, then warn of those in `names`, each by its words."""
-    with one_of_many() as unmatched:
-        yield
-    for pattern, what in names.items():
-        if pattern in unmatched:  # the frame of the context manager counts, too
-            warnings.warn(f"{what} is not in the model, so it has no effect", UserWarning, stacklevel=4)
 
 
 DEFAULT_OP_BLOCK_LIST: list[str] = []
@@ -114,8 +103,11 @@ def convert_float_to_float16(
     nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in as_names(node_block_list) if name}
     ops = [pattern for op_type in as_names(op_block_list) for pattern in op_patterns(op_type)]
     io, kept = io_rules(keep_io_types)
-    with matching_nothing({**nodes, **kept}):
+    with one_of_many() as unmatched:
         converted = convert(model, io=io, keep=[*nodes, *ops], fuse="basic")
+    for pattern, what in {**nodes, **kept}.items():
+        if pattern in unmatched:
+            warnings.warn(f"{what} is not in the model, so it has no effect", UserWarning, stacklevel=2)
     return converted.model
 
 

@@ -17,7 +17,6 @@ from olive.search.search_parameter import Categorical
 
 from amp_rewrite.errors import AmpRewriteError, EvidenceError
 from amp_rewrite.files.store import data_files
-from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM
@@ -80,7 +79,16 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
         path = Path(resolve_onnx_path(output_model_path, source.name))
         given = _given(config)
         external = f"{path.name}.data" if given.pop("external_data", False) else None  # a name as Olive gives
-        converted = _converted(source, given)
+        if "tolerance" in given:
+            repaired = repair(source, given.pop("data"), **given)
+            if not repaired.solved:
+                raise EvidenceError(
+                    f"no choice of ops in float32 brings the outputs within {given['tolerance']}; widen the tolerance,"
+                    " or keep float32 inputs and outputs"
+                )
+            converted = repaired.converted
+        else:
+            converted = convert(source, **given)
         logger.info("AmpRewrite: %s", converted.report.brief)
         converted.save(path, overwrite=True, external_data=external)
         if data_files(path):
@@ -98,15 +106,3 @@ def _parameter(row: Option) -> PassConfigParam:
 def _given(config: type[BasePassConfig]) -> dict[str, Any]:
     values: Mapping[str, Any] = config.model_dump()
     return {name: values[name] for name in (*KEYWORDS, *_MORE) if values.get(name) is not None}
-
-
-def _converted(source: Path, given: dict[str, Any]) -> Converted:
-    if "tolerance" not in given:
-        return convert(source, **given)
-    repaired = repair(source, given.pop("data"), **given)
-    if not repaired.solved:
-        raise EvidenceError(
-            f"no choice of ops in float32 brings the outputs within {given['tolerance']}; widen the tolerance, or keep"
-            " float32 inputs and outputs"
-        )
-    return repaired.converted

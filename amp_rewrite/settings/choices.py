@@ -69,23 +69,19 @@ def low_type(to: object) -> DType:
     try:
         dtype = DType.parse(to)
     except PolicyError:
-        if hasattr(to, "lowers"):
-            return _lowered(to)
-        raise PolicyError(f"unknown type or policy {to!r}; {advice(name, _LOW_NAMES, _LOW_FORMS)}") from None
+        policy: Any = to
+        if not hasattr(policy, "lowers"):
+            raise PolicyError(f"unknown type or policy {to!r}; {advice(name, _LOW_NAMES, _LOW_FORMS)}") from None
+        if policy.lowers is None:
+            way = "use mixed_float16 or mixed_bfloat16"
+            raise PolicyError(f"policy {policy.name!r} lowers nothing; {way}") from None
+        if not policy.mixed:
+            way = f"use mixed_{policy.name}, and {spelled('io', 'low')} for low inputs and outputs"
+            raise PolicyError(f"policy {policy.name!r} does not keep results in float32; {way}") from None
+        return DType(policy.lowers)
     if not dtype.low:
         raise PolicyError(f"cannot lower to {dtype.spelling}; use float16 or bfloat16")
     return dtype
-
-
-def _lowered(policy: Any) -> DType:
-    if policy.lowers is None:
-        raise PolicyError(f"policy {policy.name!r} lowers nothing; use mixed_float16 or mixed_bfloat16")
-    if not policy.mixed:
-        raise PolicyError(
-            f"policy {policy.name!r} does not keep results in float32; use mixed_{policy.name}, and"
-            f" {spelled('io', 'low')} for low inputs and outputs"
-        )
-    return DType(policy.lowers)
 
 
 # -- targets ---------------------------------------------------------------------------------------

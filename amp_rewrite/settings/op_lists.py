@@ -148,9 +148,14 @@ def load_lists(
             table, names = {} if file.base == "empty" else _shipped(file.base, to), [file.base]
         names += [file.name] if file.name not in SHIPPED else []
         table = _overlay(table, file)
-    for edit in edits:
-        table = _edit(table, *edit)
-    return OpLists("+".join([*names, *(["environment"] if edits else [])]), table)
+    edited = dict(table)
+    for color, new in edits:
+        key = new.domain, new.op_type
+        if new.color is color:
+            edited[key] = (new,)
+        elif own := edited.get(key):
+            edited[key] = tuple(replace(new, condition=e.condition) if e.color is color else e for e in own)
+    return OpLists("+".join([*names, *(["environment"] if edits else [])]), edited)
 
 
 def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
@@ -206,14 +211,6 @@ def _overlay(below: Table, file: ListFile) -> Table:
         group.sort(key=lambda entry: entry.condition is None)
         table[key] = (*group, *(entry for entry in kept if entry.condition not in conditions))
     return table
-
-
-def _edit(table: Table, color: Color, new: Entry) -> Table:
-    key = new.domain, new.op_type
-    if new.color is color:
-        return {**table, key: (new,)}
-    changed = [replace(new, condition=e.condition) if e.color is color else e for e in table.get(key, ())]
-    return {**table, key: tuple(changed)} if changed else table
 
 
 def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:

@@ -1,15 +1,17 @@
-"""Options: the form, words and parser of each, and keywords of public functions, with the types of their values."""
+"""Options: the form, words and parser of each; types of values, in words; keywords of public functions."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import wraps
 from inspect import Parameter, cleandoc, signature, unwrap
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,7 +30,6 @@ from amp_rewrite.settings.choices import (
     TargetName,
     one_of,
 )
-from amp_rewrite.settings.forms import alternatives, misfit
 
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
 """Groups of options, the headings of help and documentation in their order."""
@@ -73,11 +74,6 @@ class Option:
         """Name on the command line and in settings files."""
         return self.name.replace("_", "-")
 
-    @property
-    def keyword(self) -> bool:
-        """True if `convert` takes it in Python, too: it decides types."""
-        return self.group == PRECISION
-
     def read(self, value: Any) -> Any:
         """Return the value of the field for a given one, or for its word in a shell or a file.
 
@@ -87,23 +83,18 @@ class Option:
         if value is None:
             return None
         if self.kind in _OF_WORD:
-            value = self._number(value)
+            if isinstance(value, str):
+                with suppress(ValueError):
+                    value = _OF_WORD[self.kind](value)
+            check_keyword(self.name, value, self.kind.value)
+        if self.kind is Kind.NUMBER:
+            value = math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML's integers have no bound
         if self.words:
             return one_of(self.words, value, self.name)
         if self.parse is not None:
             return self.parse(value)
         check_keyword(self.name, value, self.kind.value)
         return as_names(value) if self.kind is Kind.LIST else value
-
-    def _number(self, value: Any) -> Any:
-        """Return a number or truth value, also for its word."""
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = _OF_WORD[self.kind](value)
-        check_keyword(self.name, value, self.kind.value)
-        if self.kind is Kind.NUMBER:
-            return math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML's integers have no bound
-        return value
 
     def check(self, value: object, where: str) -> object:
         """Return the value. ConfigError, beginning with the place, for an illegal one."""
@@ -146,6 +137,78 @@ def check_keyword(name: str, value: object, annotation: str, names: Mapping[str,
     """Raise PolicyError, naming the keyword, if the annotation excludes a value. `names`: as in `misfit`."""
     if legal := misfit(value, annotation, names):
         raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
+
+
+# -- types of values -----------------------------------------------------------------------------------------
+
+
+Form = tuple[str, Callable[[Any], bool]]
+
+
+def misfit(value: object, annotation: str, names: Mapping[str, object] = {}) -> str:
+    """Return the legal forms of a value in words, if an annotation excludes it; "" if it fits.
+
+    `names`: what names in the annotation stand for. An alias or a protocol accepts every value.
+    """
+    forms = [_form(part, names) for part in alternatives(annotation)]
+    if any(fits(value) for _, fits in forms):
+        return ""
+    others, _, last = ", ".join(dict(forms)).rpartition(", ")
+    return f"{others}{' or ' if others else ''}{last}"
+
+
+def alternatives(annotation: str) -> Iterator[str]:
+    """Yield the parts of "str | Callable[[A | B], None] | None"; a bar in brackets does not divide."""
+    depth, part = 0, ""
+    for piece in re.split(r"([\[\]|])", annotation):
+        depth += (piece == "[") - (piece == "]")
+        if piece == "|" and depth == 0:
+            yield part.strip()
+            part = ""
+        else:
+            part += piece
+    yield part.strip()
+
+
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _listed(value: object, kind: type = object) -> bool:
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
+        return False
+    return kind is object or all(map(_is(kind), value))
+
+
+_FORMS: dict[str, Form] = {
+    "None": ("None", lambda value: value is None),
+    "bool": ("True, False", lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")),
+    "int": ("a whole number", _is(Integral)),
+    "float": ("a number", _is(Real)),
+    "str": ("text", _is(str)),
+    **dict.fromkeys(("Path", "os.PathLike", "PathLike"), ("a path", _is(os.PathLike))),
+    "Sequence[str]": ("a list of text", lambda value: _listed(value, str)),
+    "Sequence[int]": ("a list of whole numbers", lambda value: _listed(value, Integral)),
+    "tuple[str, str]": ("two names", lambda value: _listed(value, str) and len(value) == 2),
+    **dict.fromkeys(
+        ("Sequence", "Iterable", "list", "tuple"),
+        ("a list", lambda value: hasattr(value, "__iter__") and not isinstance(value, (str, bytes))),
+    ),
+    **dict.fromkeys(("Mapping", "dict"), ("a mapping", _is(Mapping))),
+    **dict.fromkeys(("Callable", "Progress"), ("a function", callable)),
+}
+
+
+def _form(part: str, names: Mapping[str, object]) -> Form:
+    name = part.partition("[")[0]
+    known = _FORMS.get(part) or _FORMS.get(name)
+    if known is not None:
+        return known
+    own = names.get(name)
+    if (own is not None and not isinstance(own, type)) or getattr(own, "_is_protocol", False):
+        return "", lambda value: True
+    article = "an" if name[:1] in "AEIOU" else "a"
+    return f"{article} {name}", lambda value: any(kind.__name__ == name for kind in type(value).__mro__)
 
 
 # -- keywords of public functions, with their types for static checkers ------------------------------------

@@ -36,6 +36,7 @@ from amp_rewrite.settings.option import (
     ALWAYS,
     DATA,
     OUTPUT,
+    PRECISION,
     UNUSUAL,
     CriterionKeywords,
     Kind,
@@ -376,8 +377,8 @@ def _spelling(value: object) -> str:
 
 OPTIONS = options_of(Request)
 """Every option. Report and metadata state them in this order, too."""
-KEYWORDS = {name: row for name, row in OPTIONS.items() if row.keyword}
-"""Options that `convert` takes."""
+KEYWORDS = {name: row for name, row in OPTIONS.items() if row.group == PRECISION}
+"""Options that `convert` takes in Python, too: they decide types."""
 STATED = tuple(name for name, row in OPTIONS.items() if row.stated)
 """Options that the header of a report may state."""
 PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)

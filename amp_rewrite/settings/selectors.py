@@ -43,14 +43,20 @@ class SelectorTerm:
 
 def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
     """Return the terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
-    if text.startswith("re:"):
-        return (_expression(text),)
-    return tuple(_term(text, part) for part in text.split(","))
+    if not text.startswith("re:"):
+        return tuple(_term(text, part) for part in text.split(","))
+    expression = text.removeprefix("re:")
+    if not expression:
+        raise PatternError(f"pattern '{text}': the expression is empty; write one behind re:")
+    try:
+        return (SelectorTerm("name", expression, re.compile(expression)),)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise PatternError(f"pattern '{text}': not a regular expression: {error}; correct it") from error
 
 
 def matched(view: View, pattern: str) -> bool:
     """True if a pattern matches an op. O(uses) per term."""
-    return bool(_matching(view, parse_pattern(pattern))[0])
+    return bool(frozenset.intersection(*_by_term(view, parse_pattern(pattern))))
 
 
 def exactly(op: Op) -> str:
@@ -63,15 +69,21 @@ def exactly(op: Op) -> str:
 def select(view: View, pattern: str) -> tuple[OpId, ...]:
     """Return the ops of a pattern, in order; none is an error (`matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
-    chosen, by_term = _matching(view, terms)
+    by_term = _by_term(view, terms)
+    chosen = frozenset.intersection(*by_term)
     if not chosen:
-        matches_nothing(pattern, _nothing_matched(view, pattern, terms, by_term))
+        alone = next((term for term, ops in zip(terms, by_term, strict=True) if not ops), None)
+        if alone is not None:
+            fact = f"no op passes {alone.key}={alone.text}; {_hint(view, alone)}"
+        else:
+            counts = (f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
+            fact = f"no op passes all its terms ({', '.join(counts)}); write a pattern for each, as commas mean AND"
+        matches_nothing(pattern, f"pattern '{pattern}' matches nothing: {fact}")
     return tuple(sorted(chosen))
 
 
-def _matching(view: View, terms: Sequence[SelectorTerm]) -> tuple[Selected, list[Selected]]:
-    by_term = [_selected(view, term.key, term.expression) for term in terms]
-    return frozenset.intersection(*by_term), by_term
+def _by_term(view: View, terms: Sequence[SelectorTerm]) -> list[Selected]:
+    return [_selected(view, term.key, term.expression) for term in terms]
 
 
 _UNMATCHED: ContextVar[dict[str, str] | None] = ContextVar("unmatched", default=None)
@@ -122,16 +134,6 @@ _TEXTS = re.compile(rf"\[\s*(?:(?:{_TEXT.pattern})\s*(?:,\s*|(?=\])))*\]")
 Selected = frozenset[OpId]
 
 
-def _expression(pattern: str) -> SelectorTerm:
-    text = pattern.removeprefix("re:")
-    if not text:
-        raise PatternError(f"pattern '{pattern}': the expression is empty; write one behind re:")
-    try:
-        return SelectorTerm("name", text, re.compile(text))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"pattern '{pattern}': not a regular expression: {error}; correct it") from error
-
-
 def _term(pattern: str, part: str) -> SelectorTerm:
     match = _KEY_VALUE.fullmatch(part)
     key, value = match.groups() if match else ("name", part)
@@ -143,13 +145,8 @@ def _term(pattern: str, part: str) -> SelectorTerm:
         raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
     if key in ("op", "feeds", "fed_by"):
         value = value.removeprefix("ai.onnx::")
-    if key == "scope":
-        return SelectorTerm(key, value, _glob(_path(value), f"{_path(value)}/*"))
-    return SelectorTerm(key, value, _glob(value))
-
-
-def _glob(*globs: str) -> re.Pattern[str]:
-    return re.compile("|".join(rf"\A{fnmatch.translate(glob)}" for glob in globs))
+    globs = (_path(value), f"{_path(value)}/*") if key == "scope" else (value,)
+    return SelectorTerm(key, value, re.compile("|".join(rf"\A{fnmatch.translate(glob)}" for glob in globs)))
 
 
 def _selected(view: View, key: str, expression: re.Pattern[str]) -> Selected:
@@ -203,15 +200,6 @@ def _first_pattern(view: View, patterns: Sequence[str]) -> dict[OpId, str]:
         for op in select(view, pattern):
             chosen.setdefault(op, pattern)
     return dict(sorted(chosen.items()))
-
-
-def _nothing_matched(view: View, pattern: str, terms: Sequence[SelectorTerm], by_term: Sequence[Selected]) -> str:
-    for term, ops in zip(terms, by_term, strict=True):
-        if not ops:
-            return f"pattern '{pattern}' matches nothing: no op passes {term.key}={term.text}; {_hint(view, term)}"
-    counts = ", ".join(f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
-    fact = f"no op passes all its terms ({counts})"
-    return f"pattern '{pattern}' matches nothing: {fact}; write a pattern for each, as commas mean AND"
 
 
 def _hint(view: View, term: SelectorTerm) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from amp_rewrite.errors import AmpRewriteError, TrainingError, advice, one_line
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.forms import misfit
+from amp_rewrite.settings.option import misfit
 
 _TRAINABLE = "it is trainable_variables here, and get_weights() has all values"
 ELSEWHERE: Mapping[str, str] = {

@@ -6,8 +6,7 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +35,6 @@ from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.request import KEYWORDS, USUAL_TOLERANCES
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from amp_rewrite.pipeline.batch.batch import Batch
     from amp_rewrite.pipeline.batch.job import Outcome
     from amp_rewrite.pipeline.conversion import Converted
     from amp_rewrite.pipeline.convert import Guidance
@@ -227,6 +223,7 @@ def convert_batch(
         raise click.UsageError(f"{output} is the name of a file; what comes or goes by URL needs a folder")
     from amp_rewrite.pipeline.batch.batch import Batch
     from amp_rewrite.pipeline.batch.job import BatchSettings
+    from amp_rewrite.pipeline.batch.processes import executor_of
 
     batch = Batch.of(
         words,
@@ -244,7 +241,7 @@ def convert_batch(
     worst, done, failed = 0, 0, 0
     try:
         with (
-            _executor_for(jobs) as (executor, many),
+            nullcontext((None, jobs)) if isinstance(jobs, int) else executor_of(jobs) as (executor, many),
             terminal.progress(count(len(batch.jobs), "model"), quiet=run.quiet) as draw,
         ):
             for outcome in batch.run(executor, many):
@@ -258,7 +255,12 @@ def convert_batch(
         how = "nothing was written" if run.dry_run else again
         terminal.talk(f"interrupted: {done} of {count(len(batch.jobs), 'model')} done; {how}", quiet=run.quiet)
         raise
-    _conclude(batch, done, failed, quiet=run.quiet or run.as_json)
+    parts = [f"{count(done, 'model')} {'would be written' if run.dry_run else 'done'}"]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and not run.dry_run else []
+    terminal.talk(", ".join(parts), quiet=run.quiet or run.as_json)
+    if file and not run.dry_run:
+        terminal.talk(f"wrote {name_of(file)}", quiet=run.quiet or run.as_json)
     return worst
 
 
@@ -268,17 +270,6 @@ def _jobs(word: str) -> int | str:
     if ":" in word or word.endswith(".json"):
         return word
     raise click.UsageError(f"{word} is not a number of jobs at a time; use 1 or more, or HOST:PORT of a Dask scheduler")
-
-
-@contextmanager
-def _executor_for(jobs: int | str) -> Iterator[tuple[Executor | None, int]]:
-    if isinstance(jobs, int):
-        yield None, jobs
-        return
-    from amp_rewrite.pipeline.batch.processes import executor_of
-
-    with executor_of(jobs) as scheduled:
-        yield scheduled
 
 
 def _show(outcome: Outcome, run: _RunOptions) -> None:
@@ -293,12 +284,3 @@ def _show(outcome: Outcome, run: _RunOptions) -> None:
     if outcome.error:
         named = outcome.error.startswith((f"{outcome.source}:", f"{outcome.source} "))
         terminal.talk(f"error: {'' if named else f'{outcome.source}: '}{outcome.error}", quiet=False)
-
-
-def _conclude(batch: Batch, done: int, failed: int, *, quiet: bool) -> None:
-    parts = [f"{count(done, 'model')} {'done' if batch.asked.write else 'would be written'}"]
-    parts += [f"{failed} failed"] if failed else []
-    parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and batch.asked.write else []
-    terminal.talk(", ".join(parts), quiet=quiet)
-    if batch.asked.summary and batch.asked.write:
-        terminal.talk(f"wrote {name_of(batch.asked.summary)}", quiet=quiet)

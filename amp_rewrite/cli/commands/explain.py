@@ -12,7 +12,6 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import MODEL, check_report, convert_guided, guidance, is_page, write_file
 from amp_rewrite.cli.group import FINDING
-from amp_rewrite.cli.parameters import ops as known_ops
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import meaning
 from amp_rewrite.errors import advice
@@ -36,10 +35,8 @@ _TOPICS = ("lists", "rules")
         required=True,
         shell_complete=lambda _ctx, _param, start: [word for word in _known() if word.startswith(start)],
     ),
-    *parameters.borrowed(
-        *parameters.reads(*KEYWORDS, *parameters.MEASURED, keys=parameters.FEEDBACK), parameters.SHAPE
-    ),
     parameters.as_json,
+    borrowed=(*parameters.reads(*KEYWORDS, *parameters.MEASURED, keys=parameters.FEEDBACK), parameters.SHAPE),
 )
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, or what WORD means.
@@ -55,14 +52,12 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     if Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
             raise click.UsageError(f"name an op of {first}, a type of ops or a pattern")
-        _explain_ops(MODEL.convert(first, None, click.get_current_context()), words[1:], as_json, given)
-        return
-    if as_json:
+        model, names = MODEL.convert(first, None, click.get_current_context()), words[1:]
+    elif as_json:
         raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")
-    terminal.show("\n\n".join(_parts(words, parameters.in_force(given))))
-
-
-def _explain_ops(model: Path, names: tuple[str, ...], as_json: bool, given: dict[str, Any]) -> None:
+    else:
+        terminal.show("\n\n".join(_parts(words, parameters.in_force(given))))
+        return
     from amp_rewrite.reports.sources import is_report, report_in
 
     shapes, explicit = given.pop("shape"), parameters.explicit(given)
@@ -90,10 +85,12 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
         if word == "lists":
             yield list_table(sorted(lists, key=lambda entry: list(Color).index(entry.color)))
         elif word == "rules":
-            yield rules_table()
+            facts = {name: described(name) for name in known_names()}
+            rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
+            yield "\n".join(table(rows, head=("rule", "tier", "says"), indent=0))
         elif word in known_words():
             yield rule_page(described(word))
-        elif "::" in word or word in known_ops(word) or word in contrib_schemas():
+        elif "::" in word or word in _known_ops() or word in contrib_schemas():
             ops += entries_of(lists, word)
         else:
             ways = "`amp-rewrite explain rules` and `explain lists` name all, docs/reference/glossary.md has more words"
@@ -104,13 +101,18 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
 
 
 def _known() -> list[str]:
-    return [*_TOPICS, *sorted(known_words()), *known_ops("")]
+    return [*_TOPICS, *sorted(known_words()), *sorted(_known_ops())]
+
+
+def _known_ops() -> set[str]:
+    from onnx.defs import get_all_schemas
+
+    return {schema.name for schema in get_all_schemas() if not schema.domain}
 
 
 # -- rules and reasons ---------------------------------------------------------------------------------------
 
 
-_RULE_HEAD = ("rule", "tier", "says")
 _WIDTH = 110
 _HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that it leaves alone"}
 
@@ -152,25 +154,14 @@ def described(name: str) -> dict[str, Any]:
         "docs": f"{FINDINGS}#{name}" if reason is None else reason.docs,
         "promise": "",
         "sections": {},
-        "cases": {},
+        "models": {},
     }
     if record is not None:
-        cases = {case: {end: record.model(end, case) for end in _HEADINGS} for case in record.pairs}
-        fact |= {"docs": record.docs, "promise": record.promise, "sections": record.sections, "cases": cases}
+        fact |= {"docs": record.docs, "promise": record.promise, "sections": record.sections}
+        for case in record.pairs:
+            which = f": {case}" if len(record.pairs) > 1 else ""
+            fact["models"] |= {f"{head}{which}": record.model(end, case) for end, head in _HEADINGS.items()}
     return fact
-
-
-def models_of(fact: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for case, models in fact["cases"].items():
-        which = f": {case}" if len(fact["cases"]) > 1 else ""
-        for end, head in _HEADINGS.items():
-            yield f"{head}{which}", models[end]
-
-
-def rules_table() -> str:
-    facts = {name: described(name) for name in known_names()}
-    rows = [(name, fact["tier"], fact["promise"] or fact["words"]) for name, fact in facts.items()]
-    return "\n".join(table(rows, head=_RULE_HEAD, indent=0))
 
 
 def rule_page(fact: dict[str, Any]) -> str:
@@ -186,7 +177,7 @@ def rule_page(fact: dict[str, Any]) -> str:
         lines.append(f"  docs        {fact['docs']}")
     for head, text in fact["sections"].items():
         lines += ["", head, *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
-    for head, text in models_of(fact):
+    for head, text in fact["models"].items():
         lines += ["", head, textwrap.indent(text.rstrip(), "  ")]
     return "\n".join(lines)
 
@@ -194,13 +185,12 @@ def rule_page(fact: dict[str, Any]) -> str:
 # -- op lists ------------------------------------------------------------------------------------------------
 
 
-_LIST_HEAD = ("op", "color", "when", "source", "because")
 _WHERE = "lists"
 
 
 def list_table(entries: Iterable[Entry]) -> str:
     rows = [(e.name, e.color.value, str(e.condition or ""), e.source, e.because) for e in entries]
-    return "\n".join(table(rows, head=_LIST_HEAD, indent=0))
+    return "\n".join(table(rows, head=("op", "color", "when", "source", "because"), indent=0))
 
 
 def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
@@ -268,13 +258,11 @@ def report(
 # -- doctor --------------------------------------------------------------------------------------------------
 
 
-_ASKED = (
+@parameters.command(
     click.argument("model", type=parameters.MODEL, required=False),
     option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of a half MODEL, else float16]"),
+    parameters.as_json,
 )
-
-
-@parameters.command(*_ASKED, parameters.as_json)
 def doctor(model: Path | None, to: str | None, as_json: bool) -> int:
     """Find obstacles to fast half precision, here or in MODEL.
 

@@ -26,7 +26,6 @@ from amp_rewrite.reports.report import MAX_CHARACTERS, Report
 if TYPE_CHECKING:
     from amp_rewrite.reports.delta import Delta
     from amp_rewrite.reports.expect import CheckedExpectation, Expectation
-    from amp_rewrite.reports.report import Report
 
 _HEAD = "HEAD"
 
@@ -144,16 +143,19 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
     from amp_rewrite.reports.diff import diff
     from amp_rewrite.reports.sources import report_in
 
+    place = place_of(file)
     with TemporaryDirectory(prefix="amp-rewrite-") as folder:
         before = committed(file, ref, Path(folder)) if ref is not None else None
         report = report_in(file)
         delta = diff(before, file) if before is not None else None
+        held = committed(place, ref, Path(folder)) if ref is not None and place.is_file() else None
+        merged = held is not None and held.read_bytes() == place.read_bytes()  # so it covers no later change
     outcomes = [expectation.outcome(report) for expectation in expected]
     failed = tuple(outcome for outcome in outcomes if not outcome.met)
     differs = delta is not None and delta.fails(fail_on)
     accepted = Acceptance.read(file) if differs or failed else None
     words: list[str] = []
-    if differs and accepted and accepted.covers(report, fail_on) and not in_commit(file, ref):
+    if differs and accepted and not merged and accepted.covers(report, fail_on):
         differs = False
         words.append(delta.summary() if delta is not None else "")
     if failed and accepted and accepted.covers(report):
@@ -210,23 +212,13 @@ class Acceptance:
         return not delta.fails(fail_on)
 
 
-def in_commit(file: Path, ref: str | None) -> bool:
-    """True if a commit holds the same acceptance of a file."""
-    place = place_of(file)
-    if ref is None or not place.exists():
-        return False
-    with TemporaryDirectory(prefix="amp-rewrite-") as folder:
-        before = committed(place, ref, Path(folder))
-        return before is not None and before.read_bytes() == place.read_bytes()
-
-
 # -- files of a commit ---------------------------------------------------------------------------------------
 
 
 def commit_of(ref: str, beside: Path) -> str | None:
     """Return the commit of a ref in the repository of a file; None without one. ReportError outside of a repository."""
     _git(beside, "rev-parse", "--git-dir")
-    done = _asked_git(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    done = _git(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", check=False)
     return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
@@ -236,41 +228,37 @@ def committed(file: Path, ref: str, folder: Path) -> Path | None:
     Filters run, so that a file of git-lfs is the model and not its pointer. External data that is not in the commit is
     left out.
     """
-    copy = _copied(file, ref, folder)
-    if copy is None or copy.suffix == ".json":
-        return copy
-    for data in data_files(copy):
+    copy = folder / file.name
+    if not _copied(file, ref, copy):
+        return None
+    for data in data_files(copy) if copy.suffix != ".json" else ():
         inside = Path(os.path.normpath(data))  # a model may name any place
         if inside.is_relative_to(folder) and inside != copy:
-            _copied(file.parent / inside.relative_to(folder), ref, folder, inside)
+            _copied(file.parent / inside.relative_to(folder), ref, inside)
     return copy
 
 
-def _copied(file: Path, ref: str, folder: Path, to: Path | None = None) -> Path | None:
-    to = to or folder / file.name
-    top = file.parent if file.parent.is_dir() else Path()
-    inside = _git(top, "rev-parse", "--show-prefix").strip()
-    name = f"{ref}:{inside}{file.name}"
-    if _asked_git(top, "cat-file", "-e", name).returncode != 0:
-        return None
+def _copied(file: Path, ref: str, to: Path) -> bool:
+    """Write the committed version of a file, and return True; False if the commit lacks it."""
+    top, name = file.parent if file.parent.is_dir() else Path(), f"{ref}:./{file.name}"
+    if _git(top, "cat-file", "-e", name, check=False).returncode != 0:
+        return False
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("wb") as stream:
         _git(top, "cat-file", "--filters", name, into=stream)
-    return to
+    return True
 
 
-def _asked_git(where: Path, *words: str, into: IO[bytes] | None = None) -> subprocess.CompletedProcess[bytes]:
+def _git(
+    where: Path, *words: str, into: IO[bytes] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[bytes]:
     program = shutil.which("git")
     if program is None:
         raise MachineError("git is not installed, and the base of a comparison is a commit; install git")
     folder = where if where.is_dir() else where.parent
     command = [program, "-C", str(folder), *words]
-    return subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)
-
-
-def _git(where: Path, *words: str, into: IO[bytes] | None = None) -> str:
-    done = _asked_git(where, *words, into=into)
-    if done.returncode != 0:
+    done = subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    if check and done.returncode != 0:
         said = one_line(done.stderr.decode(errors="replace"))
         raise ReportError(f"{where}: git {words[0]} failed: {said}; run this in a repository that holds the file")
-    return (done.stdout or b"").decode(errors="surrogateescape")
+    return done

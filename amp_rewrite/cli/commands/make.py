@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,12 @@ from amp_rewrite.train.policy import Policy
 
 
 _SHOWN = 20  # rows, beside a file with all
-_RUNNING = (
-    option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
-    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", type=int),
-)
 
 
 @parameters.command(
     parameters.model,
-    *_RUNNING,
+    option("--to", "float16|bfloat16|POLICY", "Type that values must fit.  [default: float16]", PRECISION),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", type=int),
     parameters.output("MODEL-stem.ranges.json", "file"),
     parameters.report_file,
     parameters.ROWS["overwrite"],
@@ -65,7 +63,10 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
 
 
 _KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or none."
-_TWIN = (
+
+
+@parameters.command(
+    parameters.model,
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
     parameters.flag("--no-rounding", "Do not round: write the float32 reference of a half model."),
@@ -73,9 +74,6 @@ _TWIN = (
     parameters.quiet("errors"),
     *parameters.reads("external_data"),
 )
-
-
-@parameters.command(parameters.model, *_TWIN)
 def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet: bool, **given: Any) -> None:
     """Write MODEL as float32 ops that round as half precision does.
 
@@ -103,7 +101,10 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
 
 
 _TRAINING = "Training"
-_STEP = (
+
+
+@parameters.command(
+    parameters.model,
     parameters.output("MODEL-stem.step.onnx"),
     option(
         "--loss",
@@ -130,14 +131,11 @@ _STEP = (
         "--micro-batches", "N", "Runs to accumulate for one step.", _TRAINING, type=int, default=1, show_default=True
     ),
     parameters.flag("--training-mode", "Use batch statistics and dropout.", _TRAINING),
-    *parameters.borrowed(*parameters.reads(*PAINTING, "external_data")),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     parameters.verbose,
+    borrowed=parameters.reads(*PAINTING, "external_data"),
 )
-
-
-@parameters.command(parameters.model, *_STEP)
 def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **given: Any) -> None:
     """Write a training step of MODEL as one ONNX model.
 
@@ -149,9 +147,20 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     """
     from amp_rewrite.train.step.step import save_step, training_step
 
-    output = output or beside(model, "step.onnx")
-    overwrite = bool(given["overwrite"])
-    asked, settings = _step_settings(given)
+    output, overwrite = output or beside(model, "step.onnx"), bool(given["overwrite"])
+    own = {name: given.pop(name) for name in [*given] if name not in (*OPTIONS, "settings", "config")}
+    explicit = parameters.explicit(given)
+    settings = parameters.in_force(given)
+    asked = {name: value for name, value in own.items() if value not in (None, ())}
+    asked.setdefault("policy", f"mixed_{settings.to.spelling}")
+    if (scale := asked.get("loss_scale", "")).lower() == "none":
+        asked["loss_scale"] = None
+    elif scale:
+        with suppress(ValueError):
+            asked["loss_scale"] = float(scale)
+    lowers = Policy(asked["policy"]).lowers is not None
+    painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in explicit}
+    asked |= {name: value for name, value in painting.items() if value != getattr(Request(), name)}
     lost = "the model that the step was made from"
     parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work
     with terminal.progress(model.name, model, quiet=quiet) as progress:
@@ -160,28 +169,6 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     if not quiet and step.report is not None:
         terminal.show(step.report.text(verbose=verbose))
     terminal.talk(f"wrote {output}", quiet=quiet)
-
-
-def _step_settings(given: dict[str, Any]) -> tuple[dict[str, Any], Request]:
-    own = {name: given.pop(name) for name in [*given] if name not in (*OPTIONS, "settings", "config")}
-    explicit = parameters.explicit(given)
-    settings = parameters.in_force(given)
-    asked = {name: value for name, value in own.items() if value not in (None, ())}
-    asked.setdefault("policy", f"mixed_{settings.to.spelling}")
-    if "loss_scale" in asked:
-        asked["loss_scale"] = _loss_scale(asked["loss_scale"])
-    lowers = Policy(asked["policy"]).lowers is not None
-    painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in explicit}
-    return asked | {name: value for name, value in painting.items() if value != getattr(Request(), name)}, settings
-
-
-def _loss_scale(text: str) -> float | str | None:
-    if text.lower() == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 # -- completion ----------------------------------------------------------------------------------------------

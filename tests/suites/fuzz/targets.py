@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from amp_rewrite.cli.parameters import from_file
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, ConversionError
 from amp_rewrite.evidence.verify import verify
@@ -22,7 +23,6 @@ from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import report_of
 from amp_rewrite.rewrite.emulate import emulate
-from amp_rewrite.settings.config_file import from_file
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.settings.selectors import select
 from amp_rewrite.train import save_step, training_step

@@ -51,8 +51,9 @@ def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRu
 def test_cases_of_a_rule_have_models_of_their_own() -> None:
     fact = described("accumulators")
     assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
-    assert set(fact["cases"]) == {"accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean"}
-    assert set(fact["cases"]["accumulators"]) == {"hit", "near"}
+    ends = ("Smallest model that needs it", "Nearest model that it leaves alone")
+    cases = ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")
+    assert set(fact["models"]) == {f"{end}: {case}" for end in ends for case in cases}
     assert "--json explains ops of a model" in run("accumulators", "--json").stderr
 
 
