@@ -6,7 +6,7 @@ import math
 import re
 from enum import Enum
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from amp_rewrite.errors import PolicyError, advice
 
@@ -113,7 +113,7 @@ class DType(Enum):
         return _BY_CODE.get(code)
 
     @classmethod
-    def parse(cls, spelling: object) -> DType:
+    def parse(cls, spelling: Any) -> DType:
         """Return the type of a name, of a type of another package, or of a code.
 
         Args:
@@ -124,15 +124,12 @@ class DType(Enum):
         """
         if isinstance(spelling, cls):
             return spelling
-        dtype = _BY_CODE.get(spelling) if _is_code(spelling) else _PARSE.get(_word(spelling))
+        coded = isinstance(spelling, Integral) and not isinstance(spelling, bool)
+        dtype = _BY_CODE.get(int(spelling)) if coded else _PARSE.get(_word(spelling))
         if dtype is None:
             names = "use one of float16 (f16, fp16, half), bfloat16 (bf16), float32 (f32, float)"
             raise PolicyError(f"unknown element type {spelling!r}; {advice(_word(spelling), _PARSE, names)}")
         return dtype
-
-
-def _is_code(spelling: object) -> TypeGuard[int]:
-    return isinstance(spelling, Integral) and not isinstance(spelling, bool)
 
 
 def _word(spelling: object) -> str:

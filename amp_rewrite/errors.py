@@ -87,17 +87,14 @@ def plain(text: str) -> str:
     """
     if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
         return text
-    return "".join(c if _visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+    visible = {c: c.isprintable() and not _UNSEEN.match(c) for c in {*text}}
+    return "".join(c if visible[c] else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Printable characters without ink: fillers, joiners and selectors of variants."""
-
-
-def _visible(character: str) -> bool:
-    return character.isprintable() and not _UNSEEN.match(character)
 
 
 def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
@@ -111,14 +108,14 @@ def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def advice(
-    word: object, known: Iterable[str], otherwise: str, most: int = 1, *, shown: Mapping[str, str] | None = None
+    word: object, known: Iterable[str], otherwise: str = "", most: int = 1, *, shown: Mapping[str, str] | None = None
 ) -> str:
-    """Return "did you mean …?" with the known names nearest to a word, else the other advice.
+    """Return "did you mean …?" with the known names nearest to a word, else the other advice, by default all names.
 
     `shown`: the advice for each known name, where that is another spelling.
     """
     near = [repr(shown[name] if shown else name) for name in nearest(word, known, most)]
-    return f"did you mean {', '.join(near)}?" if near else otherwise
+    return f"did you mean {', '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
 
 
 _OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=None)

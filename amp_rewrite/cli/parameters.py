@@ -289,8 +289,7 @@ def setting_of(key: str, where: str) -> Option:
     option = OPTIONS.get(key.replace("-", "_"))
     if option is None:
         legal = [option.key for option in OPTIONS.values()]
-        hint = advice(key.replace("_", "-"), legal, f"use one of {', '.join(legal)}")
-        raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+        raise ConfigError(f"{where}: unknown key {key!r}; {advice(key.replace('_', '-'), legal)}")
     return option
 
 

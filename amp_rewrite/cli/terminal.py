@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -119,18 +119,12 @@ def stages(title: str, *models: Path, quiet: bool) -> Iterator[Callable[[str, in
 Tell = Callable[[str, int, int | None], None]
 
 
-@contextmanager
-def _shown(quiet: bool, models: Sequence[Path]) -> Iterator[Tell | None]:
+def _shown(quiet: bool, models: Sequence[Path]) -> AbstractContextManager[Tell | None]:
     from amp_rewrite.files.store import is_large  # late: most output is short
 
     if not quiet and sys.stderr.isatty():
-        with _bars() as tell:
-            yield tell
-    elif not quiet and any(map(is_large, models)):
-        with _lines() as tell:
-            yield tell
-    else:
-        yield None
+        return _bars()
+    return _lines() if not quiet and any(map(is_large, models)) else nullcontext()
 
 
 @contextmanager

@@ -144,21 +144,17 @@ def _converted(
 ) -> Converted:
     """Return the conversion that a function of outputs, or without one the bounds, accept. ValueError without any."""
     io, _ = io_rules(keep_io)
-    if near is not None:
-        return _searched(model, dict(batch), near, io)
-    repaired = repair(model, dict(batch), **bounds, io=io)
-    if not repaired.solved:
-        raise ValueError(_UNSOLVED)
-    return repaired.converted
-
-
-def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: list[str]) -> Converted:
+    if near is None:
+        repaired = repair(model, dict(batch), **bounds, io=io)
+        if not repaired.solved:
+            raise ValueError(_UNSOLVED)
+        return repaired.converted
     require("a conversion with data")
     draft = Draft.of(model, Request.of(io=io, fuse="basic"))
     expected = _outputs(draft.source, batch)
     if not near(expected, expected):
         raise ValueError("validation failed for the float32 model itself; fix validate_fn, or widen its bounds")
-    ranges = calibrated(draft, Feed.of(batch, draft.source))
+    ranges = calibrated(draft, Feed.of(dict(batch), draft.source))
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     regions = regions_of(draft, draft.paint(guarded.pins), {})
 
@@ -172,6 +168,6 @@ def _searched(model: ModelSource, batch: dict[str, Array], near: Validate, io: l
     return converted(frozenset(chosen))
 
 
-def _outputs(model: Model, batch: dict[str, Array]) -> list[Any]:
-    (fed,) = Feed.of(batch, model)
+def _outputs(model: Model, batch: Mapping[str, Array]) -> list[Any]:
+    (fed,) = Feed.of(dict(batch), model)
     return list(Runner.open(model).run(fed).values())

@@ -92,8 +92,7 @@ def one_of(words: Collection[str], spelling: object, what: str) -> str:
     word = str(spelling).strip().lower().replace("_", "-")
     if word in words:
         return word
-    legal = f"use one of {', '.join(words)}"
-    raise PolicyError(f"unknown value {spelling!r} for {what}; {advice(spelling, words, legal)}")
+    raise PolicyError(f"unknown value {spelling!r} for {what}; {advice(spelling, words)}")
 
 
 _OTHER_WORDS = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml": "directml"}

@@ -51,7 +51,9 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
     is lowered to; a rule that matches no such input or output is an error, too (`matches_nothing`).
     """
     main = view.scopes[MAIN]
-    sides = {"in": _retypable(view, main.inputs, to), "out": _retypable(view, main.outputs, to)}
+    dtypes = {DType.FLOAT, *(dtype for dtype in view.low_types if dtype is not to)}
+    ends = {"in": main.inputs, "out": main.outputs}
+    sides = {side: [v for v in values if view.tensor_dtype(v) in dtypes] for side, values in ends.items()}
     chosen: dict[ValueId, DType | None] = {}
     for rule in rules:
         if rule.dtype not in (None, DType.FLOAT, to):
@@ -60,21 +62,19 @@ def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId,
             )
         candidates = [v for side, values in sides.items() if rule.side in ("", side) for v in values]
         matched = [v for v in candidates if rule.names.fullmatch(view.value_name(v))]
-        if rule.strict and not matched and not (rule.names is _CACHE and _has_caches(view)):
-            _match_nothing(rule, [view.value_name(v) for v in candidates])
+        if rule.strict and not matched:
+            _match_nothing(view, rule, [view.value_name(v) for v in candidates])
         kept = rule.dtype is DType.FLOAT and not rule.strict
         chosen.update((v, None if kept else rule.dtype or to) for v in matched)
     return {v: dtype for v, dtype in sorted(chosen.items()) if dtype not in (None, view.dtype(v))}
 
 
-def _has_caches(view: View) -> bool:
-    main = view.scopes[MAIN]
-    return any(_CACHE.fullmatch(view.value_name(value)) for value in (*main.inputs, *main.outputs))
-
-
-def _match_nothing(rule: IoRule, names: Sequence[str]) -> None:
+def _match_nothing(view: View, rule: IoRule, names: Sequence[str]) -> None:
     from amp_rewrite.settings.selectors import advice_on, matches_nothing  # late: most rules match
 
+    main = view.scopes[MAIN]
+    if rule.names is _CACHE and any(_CACHE.fullmatch(view.value_name(v)) for v in (*main.inputs, *main.outputs)):
+        return
     there = f"there are: {', '.join(names[:5]) or 'none'}"
     kind = {"in": "input", "out": "output", "": "input or output"}[rule.side]
     like = "as a key-value cache" if rule.names is _CACHE else repr(rule.glob)
@@ -104,8 +104,3 @@ _WORDS: Mapping[str, tuple[re.Pattern[str], DType | None, bool]] = {
     "caches": (_CACHE, None, True),
 }
 _FORMS = "write keep, low, caches or GLOB=TYPE, with in: or out: before it"
-
-
-def _retypable(view: View, values: Sequence[ValueId], to: DType) -> list[ValueId]:
-    dtypes = {DType.FLOAT, *(dtype for dtype in view.low_types if dtype is not to)}
-    return [v for v in values if view.tensor_dtype(v) in dtypes]

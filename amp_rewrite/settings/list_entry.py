@@ -276,11 +276,7 @@ def _statements(name: str, root: _ListNode | None) -> ListFile:
 def _check_keys(pairs: Mapping[str, _ListNode], known: tuple[str, ...]) -> None:
     for key, node in pairs.items():
         if key not in known:
-            raise ListError(f"{node.place}: unknown key {key!r}; {_nearest(key, known)}")
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    return advice(word, known, f"use one of {', '.join(known)}")
+            raise ListError(f"{node.place}: unknown key {key!r}; {advice(key, known)}")
 
 
 def _entry(node: _ListNode, color: Color) -> Entry:
@@ -301,7 +297,7 @@ def _need(node: _ListNode, color: Color) -> Need:
     names = {need.name.lower(): need for need in Need}
     name = _text(node, "'need'")
     if name not in names:
-        raise ListError(f"{node.place}: unknown need {name!r}; {_nearest(name, names)}")
+        raise ListError(f"{node.place}: unknown need {name!r}; {advice(name, names)}")
     return names[name]
 
 

@@ -139,8 +139,7 @@ def _term(pattern: str, part: str) -> SelectorTerm:
     key, value = match.groups() if match else ("name", part)
     value = value.strip()
     if key not in _KEYS:
-        hint = advice(key, _KEYS, f"use one of {', '.join(_KEYS)}")
-        raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {hint}")
+        raise PatternError(f"pattern '{pattern}': unknown key {key!r}; {advice(key, _KEYS)}")
     if not value:
         raise PatternError(f"pattern '{pattern}': a term is empty; write KEY=VALUE or a glob on the node name")
     if key in ("op", "feeds", "fed_by"):

@@ -276,7 +276,7 @@ def _arguments(name: str, arguments: str, text: str) -> tuple[list[str], dict[st
     """
     formula = LOSSES.get(name)
     if formula is None:
-        raise TrainingError(f"unknown loss {name!r}; {advice(name, LOSSES, 'use one of ' + ', '.join(LOSSES))}")
+        raise TrainingError(f"unknown loss {name!r}; {advice(name, LOSSES)}")
     values, options = list[str](), dict[str, object]()
     for part in _COMMA.split(arguments):
         word, equals, value = (piece.strip() for piece in part.partition("="))

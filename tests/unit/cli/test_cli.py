@@ -1,6 +1,5 @@
 """The command line: exact output, where it goes, and exit codes."""
 
-import contextlib
 import json
 import os
 import re
@@ -397,7 +396,10 @@ def test_explain_says_what_an_op_is_who_says_so_and_why(folder: Path, monkeypatc
 # -- the process --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["explain", "lists"], ["explain", "Conv"]], ids=["long", "short"])
+LENGTHS = pytest.mark.parametrize("words", [["explain", "lists"], ["explain", "Conv"]], ids=["long", "short"])
+
+
+@LENGTHS
 def test_a_closed_pipe_is_quiet(folder: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "amp_rewrite", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder)
@@ -409,36 +411,14 @@ def test_a_closed_pipe_is_quiet(folder: Path, words: list[str]) -> None:
     assert process.wait(timeout=60) == 141
 
 
+@LENGTHS
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("words", [["explain", "lists"], ["explain", "Conv"]], ids=["long", "short"])
 def test_output_that_cannot_be_written_is_one_line(folder: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "amp_rewrite", *words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
 
     assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither(model: str) -> None:
-    def seen(*words: str) -> bytes:
-        ours, theirs = os.openpty()
-        command = [sys.executable, "-m", "amp_rewrite", model, "--overwrite", *words]
-        environ = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-        with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environ) as process:
-            os.close(theirs)
-            text = b""
-            with contextlib.suppress(OSError):  # the end of a pseudo-terminal, on Linux
-                while chunk := os.read(ours, 4096):  # it holds 4096 bytes: a process that nobody reads from waits
-                    text += chunk
-            os.close(ours)
-        assert process.returncode == 0
-        return text
-
-    assert b"\x1b[" in seen() and b"\xe2\x94\x81" in seen()
-    assert seen("-q") == b""
-    piped = shell(model, "--overwrite")
-    assert "\x1b" not in piped.stdout + piped.stderr
 
 
 # -- the gate of continuous integration -----------------------------------------------------------------------

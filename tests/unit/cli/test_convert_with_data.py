@@ -4,20 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
-import pytest
 
 from unit.cli.test_cli import files, folder, run
-from unit.pipeline.test_repair import BATCH, needy
+from unit.cli.test_next_step import model
+from unit.pipeline.test_repair import BATCH
 
-__all__ = ["folder"]
-
-
-@pytest.fixture
-def model(folder: Path) -> str:
-    onnx.save(needy(layers=3, needs=(1,)), folder / "net.onnx")
-    np.savez(folder / "d.npz", x=BATCH["x"])
-    return "net.onnx"
+__all__ = ["folder", "model"]
 
 
 NEAR = ("--metric", "scaled=0.01", "--target", "onnx")

@@ -155,8 +155,6 @@ def test_in_python_the_step_is_a_call_where_there_is_no_file() -> None:
 
 # -- how far to trust a conversion --------------------------------------------------------------------
 
-__all__ = ["folder"]
-
 ONNX = ("--target", "onnx")
 
 

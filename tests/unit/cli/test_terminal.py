@@ -27,8 +27,8 @@ BERT = str(ROOT / "tests" / "models" / "bert_ts13.onnx")
 STYLED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m")
 
 
-def on_a_terminal(width: int, *words: str, **environ: str) -> str:
-    """What a command prints on a terminal of so many columns, without the progress bars before it."""
+def drawn_on_a_terminal(width: int, *words: str, **environ: str) -> str:
+    """What a command prints on a terminal of so many columns."""
     import fcntl
     import termios
 
@@ -44,14 +44,20 @@ def on_a_terminal(width: int, *words: str, **environ: str) -> str:
             text += chunk
     os.close(ours)
     running.wait(timeout=60)
-    shown = text.decode().replace("\r", "").rpartition("\x1b[?25h")[2]
+    return text.decode().replace("\r", "")
+
+
+def on_a_terminal(width: int, *words: str, **environ: str) -> str:
+    """What a command prints there, without the progress bars before it."""
+    shown = drawn_on_a_terminal(width, *words, **environ).rpartition("\x1b[?25h")[2]
     return re.sub(r"\A(\x1b\[\d[AK])+", "", shown)
 
 
 @cache
 def piped() -> str:
     """What a conversion prints into a pipe."""
-    return shell(BERT, "--dry-run").stdout
+    done = shell(BERT, "--dry-run")
+    return done.stdout + done.stderr
 
 
 def unstyled(text: str) -> str:
@@ -85,6 +91,13 @@ def test_a_table_without_room_wraps_between_words_and_cuts_what_is_longer() -> N
 
 
 # -- colors -------------------------------------------------------------------------------------------------
+
+
+@needs_a_terminal
+def test_a_terminal_gets_a_progress_bar_and_color_and_a_pipe_gets_neither() -> None:
+    assert "\u2501" in drawn_on_a_terminal(80, BERT, "--dry-run")
+    assert drawn_on_a_terminal(80, BERT, "--dry-run", "-q") == ""
+    assert "\x1b" not in piped() and "\u2501" not in piped()
 
 
 @needs_a_terminal
