@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from amp_rewrite.evidence.data.feed import Feed
     from amp_rewrite.files.model import Model
     from amp_rewrite.pipeline.conversion import Converted
-    from amp_rewrite.pipeline.convert import Guidance
     from amp_rewrite.pipeline.repair import Repaired
     from amp_rewrite.reports.result import Result
     from amp_rewrite.settings.request import Request
@@ -154,7 +153,6 @@ class Batches:
     settings: Request
     shapes: tuple[str, ...]
     random: bool
-    back: Mapping[str, Any]
 
     @classmethod
     def of(cls, settings: Request, given: dict[str, Any], *, feedback: bool = True) -> Batches:
@@ -167,8 +165,7 @@ class Batches:
             raise click.UsageError("--shape describes random input; add --random")
         if not (random or settings.data):
             raise click.UsageError("no input data; add --data FILE, or --random")
-        back = {"feedback": settings.feedback, "steps": settings.steps} if feedback else {}
-        return cls(settings, shapes, random, back)
+        return cls(settings if feedback else replace(settings, feedback=(), steps=None), shapes, random)
 
     def feed(self, model: Model, *, quiet: bool) -> Feed:
         """Return the batches for a model, and print their notes unless `quiet`.
@@ -176,11 +173,12 @@ class Batches:
         FeedError as `Feed.of` and `Feed.randomly` raise it.
         """
         from amp_rewrite.evidence.data.feed import Feed
+        from amp_rewrite.pipeline.convert import feed_of
 
-        if self.random:
-            return Feed.randomly(model, **drawn(self.settings, self.shapes), **self.back)
-        nonfinite = bool(self.settings.allow_nonfinite)
-        feed = Feed.of(self.settings.data or "", model, allow_nonfinite=nonfinite, **self.back)
+        settings, feed = self.settings, None if self.random else feed_of(self.settings, model)
+        if feed is None:
+            words = drawn(settings, self.shapes)
+            return Feed.randomly(model, **words, feedback=settings.feedback, steps=settings.steps)
         for note in feed.notes:
             terminal.talk(note, quiet=quiet)
         return feed
@@ -202,22 +200,15 @@ def drawn(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
     return {"shapes": parse_shapes(shapes), "int_ranges": parse_int_ranges(settings.int_range)}
 
 
-def criterion(settings: Request) -> dict[str, Any]:
-    """Return the stated keywords of a criterion."""
-    return {word: value for word in CRITERION if (value := getattr(settings, word)) is not None}
-
-
-def guidance(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Guidance:
-    """Return the guidance of a conversion: its data and criterion.
+def guided(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Request:
+    """Return the request of a conversion, with no more data and criteria than guide it.
 
     A criterion of a settings file judges where there is data; if a file names ranges and data, a repair uses the data,
     and the ranges guard without one. UsageError for options of the command line, `explicit`, that lack or contradict
     others.
     """
-    from amp_rewrite.pipeline.convert import Guidance
-
-    judged = criterion(settings) if settings.data else {}
-    ranges, data = settings.ranges or "", settings.data or ""
+    ranges, data = settings.ranges, settings.data
+    judged = data and settings.criterion
     lacking = {"budget": not judged, "headroom": not (data or ranges)}
     for word in explicit:
         if lacking.get(word, not data and word in (*CRITERION, "feedback", "steps")):
@@ -228,28 +219,21 @@ def guidance(settings: Request, shapes: Collection[str], explicit: Collection[st
         if not judged and {"data", "ranges"} <= {*explicit}:
             ways = "leave one out, or add --tolerance X to repair"
             raise click.UsageError(f"--ranges and --data both give ranges; {ways}")
-        data, ranges = (data, "") if judged else ("", ranges)
-    return Guidance(
-        data=data,
-        check=drawn(settings, shapes) if settings.check else None,
-        ranges=ranges,
-        headroom=settings.headroom,
-        criterion=judged,
-        budget=settings.budget if judged else None,
-        allow_nonfinite=bool(settings.allow_nonfinite),
-        feedback=settings.feedback,
-        steps=settings.steps,
-    )
+        data, ranges = (data, None) if judged else (None, ranges)
+    without: dict[str, Any] = {} if judged else dict.fromkeys((*CRITERION, "budget"))
+    random = drawn(settings, shapes) if settings.check else None
+    return replace(settings, data=data, ranges=ranges, drawn=random, **without)
 
 
 def convert_guided(
-    model: Path, settings: Request, guided: Guidance, tell: Progress | None, *, quiet: bool
+    model: Path, request: Request, tell: Progress | None, *, quiet: bool
 ) -> tuple[Converted, Repaired | None]:
-    """Convert a model by the settings, guarded or repaired by their data."""
+    """Convert a model by a request, guarded or repaired by its data."""
     from amp_rewrite.files.model import Model
+    from amp_rewrite.pipeline.convert import convert_by, feed_of
 
-    source = Model.load(model) if guided.data else None
-    feed = None if source is None else guided.feed(source)
-    for note in feed.notes if feed is not None and not guided.criterion else ():  # a verdict has them, too
+    source = Model.load(model) if request.data else None
+    feed = None if source is None else feed_of(request, source)
+    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict has them, too
         terminal.talk(note, quiet=quiet)
-    return guided.convert(source or model, settings.keywords, feed, tell)
+    return convert_by(request, source or model, feed, tell)

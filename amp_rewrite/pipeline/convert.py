@@ -1,9 +1,8 @@
-"""`convert` and `explain`: the public functions for one conversion, and a conversion with data as plain words."""
+"""`convert` and `explain`: the public functions for one conversion, and a conversion by a request with data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -143,50 +142,28 @@ def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[
     return explained(report, [name for each in names for name in as_names(each)], view)
 
 
-@dataclass(frozen=True, slots=True)
-class Guidance:
-    """Data for a conversion, as plain words.
+def feed_of(request: Request, source: Model) -> Feed | None:
+    """Return the batches of a request for a model; None without data."""
+    from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
-    `check`: without data or ranges, the keywords of `Feed.randomly` for a check; None: no check. `criterion`: without
-    one the ranges of the data guard.
-    """
+    if not request.data:
+        return None
+    nonfinite = bool(request.allow_nonfinite)
+    return Feed.of(request.data, source, allow_nonfinite=nonfinite, feedback=request.feedback, steps=request.steps)
 
-    data: str = ""
-    check: Mapping[str, Any] | None = None
-    ranges: str = ""
-    headroom: float | None = None
-    criterion: Mapping[str, Any] = field(default_factory=dict)
-    budget: int | None = None
-    allow_nonfinite: bool = False
-    feedback: tuple[str, ...] = ()
-    steps: int | None = None
 
-    def feed(self, source: Model) -> Feed | None:
-        """Return the batches for a model; None without data."""
-        from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
+def convert_by(
+    request: Request, source: ModelSource, feed: Feed | None, progress: Progress | None = None
+) -> tuple[Converted, Repaired | None]:
+    """Convert a model by all of a request, guarded by ranges or a feed; repair it by a feed and a criterion."""
+    headroom = HEADROOM if request.headroom is None else request.headroom
+    if feed is None or not request.criterion:
+        measured: dict[str, Any] = {"data": feed, "ranges": request.ranges or None, "headroom": headroom}
+        check = False if request.drawn is None else request.drawn
+        return convert(source, **measured, **request.keywords, check=check, progress=progress), None
+    from amp_rewrite.pipeline.repair import BUDGET, repair
 
-        if not self.data:
-            return None
-        nonfinite, feedback, steps = self.allow_nonfinite, self.feedback, self.steps
-        return Feed.of(self.data, source, allow_nonfinite=nonfinite, feedback=feedback, steps=steps)
-
-    def convert(
-        self,
-        source: ModelSource,
-        options: Mapping[str, Any],
-        feed: Feed | None,
-        progress: Progress | None = None,
-    ) -> tuple[Converted, Repaired | None]:
-        """Convert a model, guarded by the ranges or a feed; repair it by a feed and a criterion."""
-        headroom = HEADROOM if self.headroom is None else self.headroom
-        if feed is None or not self.criterion:
-            check = False if self.check is None else self.check
-            measured: dict[str, Any] = {"data": feed, "ranges": self.ranges or None, "headroom": headroom}
-            return convert(source, **measured, **options, check=check, progress=progress), None
-        from amp_rewrite.pipeline.repair import BUDGET, repair
-
-        budget = BUDGET if self.budget is None else self.budget
-        repaired = repair(
-            source, feed, headroom=headroom, budget=budget, progress=progress, **options, **self.criterion
-        )
-        return repaired.converted, repaired
+    budget = BUDGET if request.budget is None else request.budget
+    given = {**request.keywords, **request.criterion, "headroom": headroom, "budget": budget}
+    repaired = repair(source, feed, progress=progress, **given)
+    return repaired.converted, repaired

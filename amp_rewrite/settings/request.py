@@ -77,7 +77,7 @@ class Request:
 
     `of` takes keywords of `convert`. Other fields are options of commands that run, compare or write models.
     `config`: the settings that a file changed, and the file, for people. `found`: patterns of `keep` from a check.
-    `progress` hears of the stages of the work.
+    `drawn`: keywords of `Feed.randomly` for a check without data. `progress` hears of the stages of the work.
     """
 
     to: DType = option(
@@ -299,6 +299,7 @@ class Request:
     )
     config: str = ""
     found: tuple[str, ...] = ()
+    drawn: Mapping[str, Any] | None = None
     progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -357,6 +358,11 @@ class Request:
     def keywords(self) -> dict[str, Any]:
         """The keywords of an equal conversion."""
         return {name: getattr(self, name) for name in KEYWORDS}
+
+    @property
+    def criterion(self) -> dict[str, Any]:
+        """The stated keywords of a criterion."""
+        return {name: value for name in CRITERION if (value := getattr(self, name)) is not None}
 
     @property
     def settings(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.files import Batches, check_report, criterion, present
+from amp_rewrite.cli.files import Batches, check_report, present
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.option import DATA
@@ -74,7 +74,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     --metric with its bound.
     """
     settings = parameters.in_force(given)
-    batches, bound = Batches.of(settings, given), criterion(settings)
+    batches, bound = Batches.of(settings, given), settings.criterion
     if not bound:
         ways = "--tolerance X, or --metric NAME=X"
         raise click.UsageError(f"no criterion for the outputs; add {ways}; start with a tolerance of {STARTS}")

@@ -20,7 +20,7 @@ from amp_rewrite.cli.files import (
     check_report,
     convert_guided,
     file_named,
-    guidance,
+    guided,
     is_folder,
     is_page,
     made_folders,
@@ -37,7 +37,6 @@ from amp_rewrite.settings.request import KEYWORDS, USUAL_TOLERANCES
 if TYPE_CHECKING:
     from amp_rewrite.pipeline.batch.job import Outcome
     from amp_rewrite.pipeline.conversion import Converted
-    from amp_rewrite.pipeline.convert import Guidance
     from amp_rewrite.pipeline.repair import Repaired
     from amp_rewrite.settings.request import Request
 
@@ -76,19 +75,19 @@ def convert(
     )
     shapes, overwrite, explicit = given.pop("shape"), bool(given["overwrite"]), parameters.explicit(given)
     if is_batch(model, out, output):
-        settings = parameters.in_force(given)
-        return convert_batch((model, *map(Path, out)), output, run, settings, guidance(settings, shapes, explicit))
+        request = guided(parameters.in_force(given), shapes, explicit)
+        return convert_batch((model, *map(Path, out)), output, run, request)
     for word in ("jobs", "resume"):
         if getattr(run, word):
             raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and -o FOLDER")
     target = _destination(out, output)
     settings = parameters.in_force(given)
-    guided = guidance(settings, shapes, explicit)
+    request = guided(settings, shapes, explicit)
     target = target or beside(model, f"{settings.to.spelling}.onnx")
-    command = _typed(guided, [*out], settings)
+    command = _typed(request, [*out], fed=bool(settings.data))
     run = replace(run, makes_folder=not (dry_run or target.parent.is_dir()))
     with made_folders(target) if run.makes_folder else nullcontext():
-        return _convert_one(model, target, run, settings, guided, overwrite=overwrite, command=command)
+        return _convert_one(model, target, run, request, overwrite=overwrite, command=command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class _RunOptions:
 
 
 def _convert_one(
-    model: Path, output: Path, run: _RunOptions, settings: Request, guided: Guidance, *, overwrite: bool, command: str
+    model: Path, output: Path, run: _RunOptions, request: Request, *, overwrite: bool, command: str
 ) -> int:
     from amp_rewrite.files.store import data_files
     from amp_rewrite.reports.evidence import FAILED
@@ -126,20 +125,20 @@ def _convert_one(
 
     file, quiet = run.report_file, run.quiet
     kept = (model, output, *data_files(model)) if file else ()  # what a report must not replace
-    check_report(file, overwrite=settings.overwrite, read=kept)
+    check_report(file, overwrite=request.overwrite, read=kept)
     if not run.dry_run:
         lost = "the float32 precision of its weights"
-        parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work, not after it
+        parameters.check_target(output, model, request, asked=overwrite, lost=lost)  # before the work, not after it
     with terminal.stages(model.name, model, quiet=quiet) as tell:
-        converted, repaired = convert_guided(model, settings, guided, tell, quiet=quiet)
+        converted, repaired = convert_guided(model, request, tell, quiet=quiet)
         solved = converted.report.evidence.level != FAILED
         written = solved and not run.dry_run
         if written:
             progress = None if tell is None else lambda done, total: tell("write", done, total)
-            saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
+            saving = {name: getattr(request, name) for name in ("overwrite", "external_data")}
             converted.result.save(output, **saving, progress=progress)
-    if settings.config:
-        converted = replace(converted, config=settings.config)
+    if request.config:
+        converted = replace(converted, config=request.config)
     lost_source = written and output.exists() and output.resolve() == model.resolve()
     replaces = " --overwrite" if (written or (file and solved)) and command and not overwrite else ""
     suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
@@ -158,8 +157,8 @@ def _convert_one(
     return 0 if solved else FINDING
 
 
-def _typed(guided: Guidance, named: list[str], settings: Request) -> str:
-    """Return the typed command with the additions of the next step; empty without any."""
+def _typed(request: Request, named: list[str], *, fed: bool) -> str:
+    """Return the typed command with the additions of the next step; empty without any. `fed`: there is data."""
     words, typed = [], iter(click.get_current_context().find_root().obj)
     for word in typed:
         if word == "--shape":  # of a random batch
@@ -168,8 +167,8 @@ def _typed(guided: Guidance, named: list[str], settings: Request) -> str:
             words.append(word)
     for path in named:
         words += ["-o", path]
-    added = [] if guided.data or settings.data else ["--data", "batches.npz"]
-    added += [] if guided.criterion else ["--tolerance", USUAL_TOLERANCES[settings.to.spelling]]
+    added = [] if fed else ["--data", "batches.npz"]
+    added += [] if request.criterion else ["--tolerance", USUAL_TOLERANCES[request.to.spelling]]
     return shlex.join(["amp-rewrite", *words, *added]) if added else ""
 
 
@@ -205,9 +204,7 @@ def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
     return several or folder or any(map(is_several, (str(model), *more)))
 
 
-def convert_batch(
-    words: tuple[Path, ...], output: str | None, run: _RunOptions, settings: Request, guided: Guidance
-) -> int:
+def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions, request: Request) -> int:
     """Convert the models of a batch, print a line for each, and return the worst exit code."""
     gc.enable()  # one conversion pauses it for itself; many leave cycles behind
     file = run.report_file
@@ -225,19 +222,8 @@ def convert_batch(
     from amp_rewrite.pipeline.batch.job import BatchSettings
     from amp_rewrite.pipeline.batch.processes import executor_of
 
-    batch = Batch.of(
-        words,
-        BatchSettings(
-            out=Path(output),
-            overwrite=settings.overwrite,
-            external_data=settings.external_data,
-            resume=run.resume,
-            write=not run.dry_run,
-            guidance=guided,
-            summary=file,
-        ),
-        settings.keywords,
-    )
+    asked = BatchSettings(request, Path(output), resume=run.resume, write=not run.dry_run, summary=file)
+    batch = Batch.of(words, asked)
     worst, done, failed = 0, 0, 0
     try:
         with (

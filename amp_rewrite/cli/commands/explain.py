@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.files import MODEL, check_report, convert_guided, guidance, is_page, write_file
+from amp_rewrite.cli.files import MODEL, check_report, convert_guided, guided, is_page, write_file
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import meaning
@@ -70,8 +70,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
         from amp_rewrite.pipeline.convert import explain
 
         with terminal.stages(model.name, model, quiet=False) as tell:
-            guided = guidance(settings, shapes, explicit)
-            converted, _ = convert_guided(model, settings, guided, tell, quiet=False)
+            converted, _ = convert_guided(model, guided(settings, shapes, explicit), tell, quiet=False)
         explanation = explain(converted, *names)
     terminal.show(explanation.to_json() if as_json else explanation.text())
 

@@ -77,14 +77,13 @@ def convert_many(
     if jobs is not None and jobs < 1:
         raise PolicyError(f"{spelled('jobs', jobs)} is not a number of conversions; use 1 or more")
     asked = BatchSettings(
+        request=replace(Request.of(**options), overwrite=overwrite, external_data=external_data),
         out=Path(out),
-        overwrite=overwrite,
-        external_data=external_data,
         resume=resume,
         summary=None if summary is None else Path(summary),
     )
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    batch = Batch.of(named, asked, options)
+    batch = Batch.of(named, asked)
     return batch.run(executor, jobs or (cores() if executor is not None else 1))
 
 
@@ -98,10 +97,9 @@ class Batch:
     patterns: tuple[str, ...]
 
     @classmethod
-    def of(cls, sources: Iterable[str | os.PathLike[str]], asked: BatchSettings, options: Mapping[str, Any]) -> Batch:
+    def of(cls, sources: Iterable[str | os.PathLike[str]], asked: BatchSettings) -> Batch:
         """Return the batch of some sources without writing a file; errors of the batch as a whole are raised now."""
-        options = {**options, **{name: _absolute(options[name]) for name in ("lists", "target") if name in options}}
-        request = Request.of(**options)
+        request = Request.of(**asked.request.keywords)
         patterns = (*request.keep, *request.lower)
         for pattern in patterns:
             parse_pattern(pattern)
@@ -119,11 +117,12 @@ class Batch:
         copies = [(path, asked.out / files[path]) for path in files if path not in models and real(path) not in stay]
         copies = [(path, to) for path, to in copies if real(path) != real(to)]
         known = _known(asked)
-        key, named = key_of(request, options, asked.guidance), spelled_options()
-        data_file, ranges = (real(path) if path else "" for path in (asked.guidance.data, asked.guidance.ranges))
-        asked = replace(asked, guidance=replace(asked.guidance, data=data_file, ranges=ranges))
+        key, named = key_of(asked.request, request), spelled_options()
+        given = {"data": asked.request.data, "ranges": asked.request.ranges}
+        places: dict[str, Any] = {name: real(path) for name, path in given.items() if path}
+        asked = replace(asked, request=replace(asked.request, lists=_absolute(asked.request.lists), **places))
         jobs = [
-            Job(path, target, asked, dict(options), key, named, data[path], known.get(name_of(path)))
+            Job(path, target, asked, key, named, data[path], known.get(name_of(path)))
             for path, target in _targets(models, asked.out)
         ]
         _check_targets([(job.source, job.target) for job in jobs], copies, read, asked)
@@ -154,7 +153,7 @@ class Batch:
     def _outcomes(self, executor: Executor | None, jobs: int) -> Generator[Outcome, None, None]:
         for source, target in self.copies if self.asked.write else ():
             try:
-                copy(source, target, overwrite=self.asked.overwrite, resume=self.asked.resume)
+                copy(source, target, overwrite=self.asked.request.overwrite, resume=self.asked.resume)
             except ModelError as error:
                 yield Outcome(name_of(source), name_of(target), rc=FAILED, error=str(error))
         folder = os.fspath(Path.cwd()) if executor is not None else ""
@@ -203,7 +202,7 @@ def _known(asked: BatchSettings) -> Mapping[str, Outcome]:
         return {}
     summary = Summary(asked.summary)
     if asked.write:
-        summary.check(overwrite=asked.overwrite, resume=asked.resume)
+        summary.check(overwrite=asked.request.overwrite, resume=asked.resume)
     return summary.read() if asked.resume else {}
 
 
@@ -228,7 +227,7 @@ def _check_targets(
             raise ModelError(f"{fact}; name another folder")
     if asked.out.exists() and not asked.out.is_dir():
         raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
-    if asked.write and not (asked.overwrite or asked.resume):
+    if asked.write and not (asked.request.overwrite or asked.resume):
         exists = {path for path, _ in listed(asked.out)[1]}.__contains__ if url_of(asked.out) else os.path.lexists
         there = [name_of(target) for _, target in (*models, *copies) if exists(target)]
         if there:

@@ -15,19 +15,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from amp_rewrite.errors import AmpRewriteError, Finding, ModelError, ReportError, one_line, options_spelled, spelled
 from amp_rewrite.files.disk import check_place, make_folder, name_of, open_regular, url_of, write_whole
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import LARGEST_INLINE
 from amp_rewrite.pipeline.batch.places import data_of, staged, state_of
-from amp_rewrite.pipeline.convert import Guidance
+from amp_rewrite.pipeline.convert import convert_by, feed_of
 from amp_rewrite.reports.evidence import FAILED as WRONG
 from amp_rewrite.reports.json_records import decode, record
 from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
-from amp_rewrite.settings.request import KEYWORDS, Request
+from amp_rewrite.settings.option import OUTPUT
+from amp_rewrite.settings.request import OPTIONS, Request
 from amp_rewrite.settings.selectors import one_of_many
 from amp_rewrite.version import VERSION
 
@@ -127,17 +127,15 @@ _READER = record(Outcome, needed=("source", "target", "rc"))
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Settings of a batch beside those of a conversion. `guidance`: data for all models. `write`: not a dry run.
+    """Settings of a batch: the request for all models, and more. `write`: not a dry run.
 
-    `overwrite`: replace also files that no run wrote.
+    `overwrite` of the request: replace also files that no run wrote.
     """
 
+    request: Request
     out: Path
-    overwrite: bool = False
-    external_data: bool | None = None
     resume: bool = False
     write: bool = True
-    guidance: Guidance = field(default_factory=Guidance)
     summary: Path | None = None
 
 
@@ -145,15 +143,13 @@ class BatchSettings:
 class Job:
     """A model to convert, and the settings for it.
 
-    `options`: keywords of `convert`, which `key` stands for. `named`: the options of the command line that errors name.
-    `files`: the external data of the source. `known`: the outcome of an earlier run. `folder`: the start of relative
-    paths.
+    `key` stands for the request. `named`: the options of the command line that errors name. `files`: the external data
+    of the source. `known`: the outcome of an earlier run. `folder`: the start of relative paths.
     """
 
     source: Path
     target: Path
     asked: BatchSettings
-    options: Mapping[str, Any]
     key: str
     named: Collection[str] | None
     files: tuple[str, ...] = ()
@@ -165,18 +161,20 @@ class Job:
         return Path(path) if url_of(path) else Path(self.folder, path)
 
 
-def key_of(request: Request, options: Mapping[str, Any], guidance: Guidance) -> str:
-    """Return a hash of all settings behind a decision: version, options, op lists and data."""
-    own = {name: repr(options.get(name)) for name in KEYWORDS if name != "lists"}
-    stated = {"lists": request.op_lists.fingerprint, **request.settings, "to": request.to.spelling}
-    content = [VERSION, own, stated, asdict(guidance)]
+def key_of(request: Request, served: Request) -> str:
+    """Return a hash of all settings behind a decision: version, options, op lists and data.
+
+    `served`: the request for the installed runtime.
+    """
+    own = {name: getattr(request, name) for name, row in OPTIONS.items() if row.group != OUTPUT and name != "lists"}
+    content = [VERSION, own, served.op_lists.fingerprint, served.settings, request.drawn]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 def _key(job: Job) -> str:
     """Return the key of a job with the states of all files that it reads."""
     files = [job.place(job.source), *map(job.place, job.files)]
-    for place in map(Path, filter(None, (job.asked.guidance.data, job.asked.guidance.ranges))):
+    for place in map(Path, filter(None, (job.asked.request.data, job.asked.request.ranges))):
         files += sorted(place.rglob("*")) if place.is_dir() else [place]
     content = [job.key, *(f"{file.name}:{state_of(file)}" for file in files)]
     return hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -232,7 +230,7 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
     with staged(job.place(job.source), target, job.files) as (source, path):
         model = Model.load(source)
         with one_of_many() as unmatched:
-            converted, _ = job.asked.guidance.convert(model, job.options, job.asked.guidance.feed(model))
+            converted, _ = convert_by(job.asked.request, model, feed_of(job.asked.request, model))
         report = converted.report
         outcome = replace(
             outcome,
@@ -248,10 +246,11 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
         if not job.asked.write:
             return outcome
         make_folder(path)
-        if not job.asked.overwrite:
+        if not job.asked.request.overwrite:
             _check_own(path, known)
-        result = converted.result
-        external = result.nbytes > LARGEST_INLINE if job.asked.external_data is None else job.asked.external_data
+        result, external = converted.result, job.asked.request.external_data
+        if external is None:
+            external = result.nbytes > LARGEST_INLINE
         weights = f"{job.target.name}_data"  # as optimum and transformers.js name them
         result.save(path, overwrite=True, external_data=external and weights)
     return replace(outcome, made=_made(target))
