@@ -78,3 +78,12 @@ _.float_ops
 _.largest_error
 
 _.given_outputs  # of a Binding: users read their buffers there
+
+# Element types that models name, and no code by itself.
+_.UINT32
+_.UINT64
+_.COMPLEX64
+_.UINT4
+_.INT4
+_.UINT2
+_.INT2
