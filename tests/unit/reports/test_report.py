@@ -6,10 +6,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
+from onnx import TensorProto, TypeProto
+from onnx.helper import (
+    make_map_type_proto,
+    make_node,
+    make_optional_type_proto,
+    make_sequence_type_proto,
+    make_sparse_tensor,
+    make_sparse_tensor_type_proto,
+    make_tensor,
+    make_tensor_type_proto,
+)
 
 from amp_rewrite.decide.reasons import REASONS
 from amp_rewrite.errors import Finding, PatternError, ReportError
@@ -21,7 +34,7 @@ from amp_rewrite.reports.evidence import REPAIRED, Evidence
 from amp_rewrite.reports.explain import explained
 from amp_rewrite.reports.render import annotation, markdown_table, plain, share, size
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.report_builder import report_of
+from amp_rewrite.reports.report_builder import counting, report_of, spell_type
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, ShiftRow, Totals
 from amp_rewrite.settings.request import STATED
 from support.paths import ROOT, TESTS
@@ -149,6 +162,78 @@ def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() ->
         (FIRST_INPUT, 0, 1),
     )
     assert [row.named for row in report.rows] == [True, False, True]
+
+
+# -- attributes, and how they are spelled ----------------------------------------------------------------
+
+
+ATTRIBUTED = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1, "ai.onnx.ml" : 3, "own" : 1]>'
+FLOAT, INT8 = make_tensor_type_proto(1, None), make_tensor_type_proto(3, None)
+
+
+@pytest.mark.parametrize(
+    ("node", "counted"),
+    [
+        ("y = Softmax <axis = 0> (x)", {}),
+        ("y = Cast <to = 10> (x)", {}),
+        ("y = Cast <to = 10, saturate = 0> (x)", {"saturate": "0"}),
+        ("y = Constant <value_float = 1.0> ()", {}),
+        ("s = Shape (x) y = ConstantOfShape <value = float {0}> (s)", {}),
+        ("y = LayerNormalization <epsilon = 0.00001, stash_type = 1> (x, x)", {}),
+        (
+            "y = LayerNormalization <epsilon = 0.001, stash_type = 10> (x, x)",
+            {"epsilon": "0.001", "stash_type": "float16"},
+        ),
+        ('y = Gelu <approximate = "none"> (x)', {}),
+        ('y = Gelu <approximate = "tanh"> (x)', {"approximate": "tanh"}),
+        ("y = own.F <a = 1, b = 0.5, axis = 3> (x)", {"a": "1", "b": "0.5", "axis": "3"}),
+        ('y = own.F <a = [1, 2], b = [0.5], c = ["u", "v"]> (x)', {"a": "1, 2", "b": "0.5", "c": "u, v"}),
+        ("y = own.F <a = float16 {1}, stash_type = 10> (x)", {"a": "float16", "stash_type": "float16"}),
+        ("y = own.F <a = [1, 2, 3, 4, 5, 6, 7, 8]> (x)", {"a": "1, 2, 3, 4, 5, 6, 7, 8"}),
+        (
+            "y = own.F <a = [1, 2, 3, 4, 5, 6, 7, 8, 9]> (x)",
+            {"a": f"9 items {crc32(chr(0).join('123456789').encode()):08x}"},
+        ),
+        (
+            "y = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (x)",
+            {"offset": "a list", "scale": "a list"},
+        ),
+    ],
+)
+def test_attributes_count_unless_they_place_state_a_type_or_are_the_default(node: str, counted: dict[str, str]) -> None:
+    op = View.of(Model.load(onnx.parser.parse_model(f"{ATTRIBUTED} g (float[2,4] x) => (y) {{ {node} }}"))).ops[-1]
+    assert counting(op.domain, op.signature, op.node.attribute) == counted
+
+
+@pytest.mark.parametrize(
+    ("proto", "spelled"),
+    [
+        (FLOAT, "float32"),
+        (make_tensor_type_proto(99, None), "type 99"),
+        (make_sparse_tensor_type_proto(TensorProto.FLOAT16, None), "sparse_tensor(float16)"),
+        (make_map_type_proto(TensorProto.INT64, FLOAT), "map(int64, float32)"),
+        (make_sequence_type_proto(make_map_type_proto(TensorProto.STRING, INT8)), "seq(map(string, int8))"),
+        (make_optional_type_proto(INT8), "optional(int8)"),
+        (TypeProto(), "unknown"),
+    ],
+)
+def test_types_are_spelled_in_full(proto: TypeProto, spelled: str) -> None:
+    assert spell_type(proto) == spelled
+    node = make_node("F", [], [], domain="own", a=proto)
+    assert counting("own", None, node.attribute) == {"a": spelled}
+
+
+def test_a_sparse_tensor_counts_and_graphs_by_their_rows() -> None:
+    sparse = make_sparse_tensor(make_tensor("v", 1, [1], [2.0]), make_tensor("i", 7, [1], [0]), [3])
+    node = make_node(
+        "F",
+        [],
+        [],
+        domain="own",
+        a=sparse,
+        b=onnx.parser.parse_model(f"{ATTRIBUTED} g (float x) => (y) {{ y = Neg (x) }}").graph,
+    )
+    assert counting("own", None, node.attribute) == {"a": "sparse_tensor"}
 
 
 # -- JSON --------------------------------------------------------------------------------------------
@@ -305,15 +390,11 @@ def test_names_break_out_of_no_cell_annotation_or_terminal() -> None:
     assert hostile == "::error title=\\u0023#[group]::\\u0023#vso[task.x]"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("a b", "a b"), ("a\nb", "a\\nb"), ("\x1b[1m", "\\x1b[1m"), ("\u202e", "\\u202e"), ("é", "é")],
-)
-def test_plain_text_is_one_line_without_control_characters(text: str, expected: str) -> None:
-    assert plain(text) == expected
-
-
-def test_sizes_have_units_and_shares_are_rounded_to_all_only_if_all() -> None:
+def test_plain_text_is_one_line_without_control_characters_and_sizes_have_units_and_shares_are_rounded_to_all_only_if_all() -> (
+    None
+):
+    texts = {"a b": "a b", "a\nb": "a\\nb", "\x1b[1m": "\\x1b[1m", "\u202e": "\\u202e", "é": "é"}
+    assert [plain(text) for text in texts] == [*texts.values()]
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 2 * 10**9, 3 * 10**12)] == [
         *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.0 GB", "3.0 TB"),
     ]

@@ -75,9 +75,7 @@ def results(name: str) -> dict[str, Result]:
     }
 
 
-KINDS = [
-    *("Converted", "Report", "Verdict", "Located", "Ranges", "Delta", "Repaired", "Explanation", "Benchmark"),
-]
+KINDS = ("Converted", "Report", "Verdict", "Located", "Ranges", "Delta", "Repaired", "Explanation", "Benchmark")
 
 
 # -- one line, text, HTML ------------------------------------------------------------------------------

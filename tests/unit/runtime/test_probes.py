@@ -15,12 +15,7 @@ import amp_rewrite
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import MachineError, ModelError
 from amp_rewrite.runtime import probes, runner
-from amp_rewrite.runtime.gpu import (
-    Gpu,
-    Hardware,
-    hardware,
-    refusal,
-)
+from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, refusal
 from amp_rewrite.runtime.probes import apart, asked, command, machine_asked
 from support.fake_driver import H200, P100, Driver, Shelf
 
@@ -114,8 +109,6 @@ def test_webgpu_opens_where_it_takes_float16(lacks: dict[str, Any], opens: bool,
     assert runner.webgpu_opens() is opens
 
 
-# -- what the driver says -----------------------------------------------------------------------------
-
 # -- GPUs ----------------------------------------------------------------------------------------------
 
 
@@ -127,37 +120,20 @@ def test_gpus_are_told_by_the_driver_and_what_they_are_fast_in() -> None:
         assert found == [False] * slow + [True] * (5 - slow)
 
 
+UNSEEN = "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one"
+
+
 @pytest.mark.parametrize(
     ("shelf", "found"),
     [
         (Shelf(), Hardware(absence="no NVIDIA driver is installed here: libcuda.so.1 cannot be loaded")),
-        (
-            Shelf(Driver(starts=100)),
-            Hardware(
-                (),
-                (13, 2),
-                "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
-            ),
-        ),
-        (
-            Shelf(Driver(version=12080)),
-            Hardware(
-                (),
-                (12, 8),
-                "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
-            ),
-        ),
-        (
-            Shelf(Driver(starts=999)),
-            Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit gives 999"),
-        ),
+        (Shelf(Driver(starts=100)), Hardware((), (13, 2), UNSEEN)),
+        (Shelf(Driver(version=12080)), Hardware((), (12, 8), UNSEEN)),
+        (Shelf(Driver(starts=999)), Hardware((), (13, 2), "the NVIDIA driver does not start: cuInit gives 999")),
     ],
 )
 def test_that_there_is_no_gpu_has_a_reason(shelf: Shelf, found: Hardware) -> None:
     assert hardware(shelf) == found
-
-
-# -- what they are good for ----------------------------------------------------------------------------
 
 
 def test_a_refusal_names_the_gpu_that_would_be_used() -> None:
