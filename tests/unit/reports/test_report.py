@@ -390,9 +390,7 @@ def test_names_break_out_of_no_cell_annotation_or_terminal() -> None:
     assert hostile == "::error title=\\u0023#[group]::\\u0023#vso[task.x]"
 
 
-def test_plain_text_is_one_line_without_control_characters_and_sizes_have_units_and_shares_are_rounded_to_all_only_if_all() -> (
-    None
-):
+def test_texts_are_plain_sizes_have_units_and_shares_are_all_only_if_all() -> None:
     texts = {"a b": "a b", "a\nb": "a\\nb", "\x1b[1m": "\\x1b[1m", "\u202e": "\\u202e", "é": "é"}
     assert [plain(text) for text in texts] == [*texts.values()]
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 2 * 10**9, 3 * 10**12)] == [
