@@ -14,8 +14,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.metric import differences
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model, ModelSource
-from amp_rewrite.pipeline.conversion import Converted, finish
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Converted, Draft, finish
 from amp_rewrite.pipeline.measured import calibrated, shifted_and_guarded
 from amp_rewrite.pipeline.repair import minimal_set, regions_of, repair
 from amp_rewrite.reports.evidence import ALLCLOSE, Criterion

@@ -27,8 +27,8 @@ from amp_rewrite.ir.op_classes import HEAVY, QUANTIZERS
 from amp_rewrite.ir.schema import signature, unknown
 from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import Op, ValueId, View
+from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.pipeline.findings import unfit_here
 from amp_rewrite.reports.diff import live
 from amp_rewrite.reports.render import blocks, count, shortened, size

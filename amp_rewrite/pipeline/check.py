@@ -22,8 +22,7 @@ from amp_rewrite.evidence.opening import Device, casting_in_graph, drawing
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
-from amp_rewrite.pipeline.conversion import Converted
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Converted, Draft
 from amp_rewrite.pipeline.measured import calibrated
 from amp_rewrite.pipeline.repair import Search, reference_of, with_tf32
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow

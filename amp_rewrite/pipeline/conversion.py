@@ -1,8 +1,11 @@
-"""One conversion: draft, guard, paint, plan, apply, report."""
+"""One conversion: draft, guard, paint, plan, apply, report.
+
+The draft is the part before any data; painting it again with other pins is cheap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,29 +13,37 @@ from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
-from amp_rewrite.decide.coloring.paint import Coloring
+from amp_rewrite.decide.coloring.gate import Gate
+from amp_rewrite.decide.coloring.paint import Coloring, paint
+from amp_rewrite.decide.coloring.problem import Problem
+from amp_rewrite.decide.needs.find import Needs, find_needs
 from amp_rewrite.decide.plan import Plan, plan_casts
+from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.files.model import METADATA_KEY, Model
-from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.ir.op_classes import LOW_ONLY
+from amp_rewrite.ir.patterns.clusters import clusters
+from amp_rewrite.ir.versions import OLDEST_MOVED
+from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import (
     cuda_findings,
-    in_float64,
-    kept_caches,
+    kept_states,
     mostly_float32,
     needs_release,
     oldest_for,
-    recurrent_states,
+    refuse_unknown,
     target_findings,
     without_kernel,
 )
 from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
+from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
 from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
-from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, NEEDS
+from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, KEEP_OPSET, NEEDS
+from amp_rewrite.settings.io_rules import io_types, parse_io
+from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
@@ -42,6 +53,183 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
     from amp_rewrite.reports.report import Report
     from amp_rewrite.reports.rows import ShiftRow
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A model in standard form with its needs, and its request, resolved to ops.
+
+    `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
+    `expansions` that led to it. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left
+    alone, too. `widened`: low values of the model have become float32. `shifts`: what became of values beyond the type.
+    """
+
+    request: Request
+    source: Model
+    base: Model
+    view: View
+    needs: Needs
+    keep: Mapping[OpId, str]
+    lower: Mapping[OpId, str]
+    io: Mapping[ValueId, DType]
+    expansions: tuple[Finding, ...] = ()
+    rescale: bool = False
+    notes: tuple[Finding, ...] = ()
+    widened: bool = False
+    shifts: tuple[ShiftRow, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: object,
+        request: Request,
+        *,
+        folder: str | Path | None = None,
+        widen: bool = False,
+        grouped: bool = True,
+    ) -> Draft:
+        """Return the draft of a model, as `Model.load` takes it. O(nodes + uses); reads each constant once.
+
+        `widen`: decide about low values of the model as if they were float32. `grouped`: as for `Context`; what would
+        not become low is drafted without.
+        """
+        request.tell("read")
+        source = Model.load(model, folder=folder)
+        indexed = View.of(source)
+        request.tell("decide")
+        grouped = grouped and not indexed.of_kinds(LOW_ONLY)
+        draft = cls._of(source, indexed, request, widen, grouped)
+        if grouped and not draft.opens():
+            draft = cls._of(source, indexed, request, widen, False)
+        if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
+            return draft
+        kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, grouped)
+        why = _worse(draft, kept)
+        if why is None:
+            return draft
+        note = f"opset {indexed.opset} stays: at {draft.view.opset} {why}"
+        told = (Finding("opset", "ai.onnx", note),) if why else ()
+        return replace(kept, request=request, notes=(*kept.notes, *told))
+
+    @classmethod
+    def _of(cls, source: Model, indexed: View, request: Request, widen: bool, grouped: bool) -> Draft:
+        refuse_unknown(indexed, request.target)
+        standard = canonicalize(indexed, request, widen=widen, grouped=grouped)
+        view = standard.view
+        needs, io = _resolved(view, request, rescale=standard.rescale)
+        return cls(
+            request,
+            source,
+            standard.base,
+            view,
+            needs,
+            standard.keep,
+            standard.lower,
+            io,
+            standard.findings,
+            standard.rescale,
+            (*indexed.model.mends, *standard.notes),
+            widen,
+        )
+
+    def on(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
+        """Return the draft on a rewritten view. `results`: names of the results of rewritten ops."""
+        needs, io = _resolved(view, self.request, rescale=self.rescale)
+        return replace(
+            self,
+            view=view,
+            needs=needs,
+            keep=followed(self.keep, self.view, view, results),
+            lower=followed(self.lower, self.view, view, results),
+            io=io,
+            expansions=(*self.expansions, *findings),
+        )
+
+    def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
+        """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
+
+        A pin from data pins the whole cluster of its op.
+        """
+        return self._painted(pins) if pins else self._unpinned
+
+    def opens(self, pins: Sequence[Pin] = ()) -> bool:
+        """True if every op with kernels for low types alone is low under pins from data."""
+        return not self.view.of_kinds(LOW_ONLY) or self.paint(pins).opens(self.view)
+
+    @cached_property
+    def _unpinned(self) -> Coloring:
+        return self._painted(())
+
+    def _painted(self, pins: Sequence[Pin]) -> Coloring:
+        request = self.request
+        problem = Problem(
+            self.view,
+            request.op_lists,
+            request.to,
+            self.needs,
+            level=request.level,
+            target=request.target,
+            gray_follows_allow=request.gray_follows_allow,
+            keep=self.keep,
+            lower=self.lower,
+            pins=pins,
+            clusters=clusters(self.view),
+            low_inputs=self.io,
+            place=request.places,
+            rescale=self.rescale,
+            found=request.found,
+        )
+        coloring = paint(problem)
+        return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
+
+
+def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Needs, Mapping[ValueId, DType]]:
+    needs = find_needs(view, request.to, target=request.target, rescale=rescale) if request.safe else Needs()
+    return needs, io_types(view, parse_io(request.io), request.to)
+
+
+def _worse(moved: Draft, kept: Draft) -> str | None:
+    """Return why the draft at a newer opset is worse than at the model's own; None if it is not, "" if no better.
+
+    What lowers nothing is not better: such a model stays as it is.
+    """
+    after, before = Costs.of(moved, moved.paint()), Costs.of(kept, kept.paint())
+    if not after.low:
+        return ""
+    if after.unserved > before.unserved:
+        return f"the target would leave {count(after.unserved - before.unserved, 'more op')} to the CPU"
+    if after.casts > before.casts and after.compute <= before.compute:
+        return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
+    added, served = after.ops - before.ops, max(after.low - before.low, 0)
+    if added > served:
+        return f"it would have {count(added, 'more op')}, and {served} more in the low type"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Numbers of a painted draft: ops, low ones, Casts, ops without a kernel, low compute ops."""
+
+    ops: int
+    low: int
+    casts: int
+    unserved: int
+    compute: int
+
+    @classmethod
+    def of(cls, draft: Draft, coloring: Coloring) -> Costs:
+        view, gate = draft.view, Gate(draft.request.target, draft.request.to)
+        lowered: dict[OpId, list[str]] = {}
+        for op, variable in coloring.low:
+            lowered.setdefault(op, []).append(variable)
+        known = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
+        return cls(
+            ops=sum(op.kind != "Constant" for op in view.ops),
+            low=len(lowered),
+            casts=len(plan_casts(view, coloring, draft.io, draft.needs.saturate).casts),
+            unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
+            compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +348,7 @@ def finish(
         plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
     dangers = (*told(view, made, target.aim, plan.parted), *_parted(view, plan), *cuda_findings(view, made, target))
     if not plan.empty:
-        dangers += (*kept_caches(view, made), *recurrent_states(view, made))
+        dangers += tuple(kept_states(view, made))
     view.forget()  # the checks need the memory, and little of what the rules shared
     beyond = (*target_findings(view, target, tried=draft.request.opset == AUTO_OPSET), *dangers)
     measured = () if guarded is None else guarded.findings
@@ -177,7 +365,7 @@ def finish(
         known = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # they say what harm it does
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
         findings = (*draft.expansions, *needs, *draft.needs.findings, *unchecked, *findings)
-    findings = (*findings, *in_float64(view, coloring), *mostly_float32(view, coloring, draft.request))
+    findings = (*findings, *mostly_float32(view, coloring, draft.request))
     return Converted(
         result,
         view,

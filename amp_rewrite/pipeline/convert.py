@@ -11,8 +11,7 @@ from amp_rewrite.errors import PolicyError, spelled
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.ir.names import as_names
-from amp_rewrite.pipeline.conversion import Converted, finish
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Converted, Draft, finish
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.option import Data, Options, Progress, checked, takes
 from amp_rewrite.settings.request import KEYWORDS, Request

@@ -47,23 +47,18 @@ _REMEDIES = {
 }
 
 
-def in_float64(view: View, coloring: Coloring) -> Iterator[Finding]:
-    """Yield a finding if products and convolutions compute in float64; no list lowers them. O(nodes)."""
+def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:
+    """Yield findings if compute ops are in float64, and if less than a quarter of their operations is low. O(nodes).
+
+    No list lowers float64. A model of which less than a quarter of the compute ops stays float32 is not measured.
+    """
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
     if wide:
         note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, and only float32 becomes low"
         yield Finding("float64", "model", note)
-
-
-def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:
-    """Yield a finding if less than a quarter of the operations of compute ops are low. O(nodes).
-
-    A model of which less than a quarter of the compute ops stays float32 is not measured.
-    """
     if view.low_types:  # what is low already has no paint
         return
-    compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     paints = {op.id: paint for op in compute if (paint := coloring.of(op.id)) and paint.rule != reasons.QUANTIZED}
     kept = {op: paint.rule for op, paint in paints.items() if not paint.dtype.low}
     if not kept or len(kept) < _FEW * len(paints):
@@ -126,25 +121,20 @@ def cuda_findings(view: View, made: Made, target: Target) -> tuple[Finding, ...]
     return tuple(Finding(kind, "CUDA", line) for kind, line in lines.items() if line)
 
 
-def kept_caches(view: View, made: Made) -> tuple[Finding, ...]:
-    """Return the finding about float32 caches: inputs that become part of an output, for the next step. O(Concats)."""
+def kept_states(view: View, made: Made) -> Iterator[Finding]:
+    """Yield a finding about float32 caches, inputs that become part of an output, and one for each rounded state.
+
+    A recurrent kernel of a low type rounds a state that goes from an input to an output at each step: its one type is
+    that of the state, too, so the state alone cannot stay float32. O(Concats + copies).
+    """
     graph = view.model.proto.graph
     inputs, outputs = ({port.name for port in ports} for ports in (graph.input, graph.output))
     joined = (op for op in view.of_kinds(("Concat",)) if op.scope == MAIN and made(op.results[0]) is DType.FLOAT)
     caches = {name for op in joined if op.node.output[0] in outputs for name in op.node.input if name in inputs}
-    if not caches:
-        return ()
-    words = count(len(caches), "cache goes in and out", "caches go in and out")
-    return (
-        Finding("caches", "model", f"{words} in float32 · --io low keeps {'it' if len(caches) == 1 else 'them'} low"),
-    )
-
-
-def recurrent_states(view: View, made: Made) -> Iterator[Finding]:
-    """Yield a finding for each recurrent kernel of a low type with a state that goes from an input to an output.
-
-    Its one type is that of the state, too, so the state alone cannot stay float32. O(copies).
-    """
+    if caches:
+        words = count(len(caches), "cache goes in and out", "caches go in and out")
+        it = "it" if len(caches) == 1 else "them"
+        yield Finding("caches", "model", f"{words} in float32 · --io low keeps {it} low")
     flow, ends = Flow(view, COPIES), view.scopes[MAIN].outputs
     for op in view.of_kinds(RECURRENT):
         states = [(op.inputs[slot : slot + 1], op.outputs[out : out + 1]) for slot, out in row_of(op.kind).states]

@@ -21,7 +21,7 @@ from amp_rewrite.evidence.guard import guard, is_low, overflowing, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.pipeline.draft import Costs, Draft
+from amp_rewrite.pipeline.conversion import Costs, Draft
 from amp_rewrite.reports.evidence import Guarded
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow

@@ -30,8 +30,7 @@ from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CASTS
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.view import Op, OpId, View
-from amp_rewrite.pipeline.conversion import Converted, finish
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Converted, Draft, finish
 from amp_rewrite.pipeline.findings import cuda_findings
 from amp_rewrite.pipeline.measured import calibrated, model_name, shifted_and_guarded
 from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, Guarded, TrialRow

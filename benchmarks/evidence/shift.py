@@ -32,7 +32,7 @@ import amp_rewrite
 from amp_rewrite.decide import sizes
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.pipeline.measured import shift_draft
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 from amp_rewrite.settings.choices import HEADROOM

@@ -19,7 +19,7 @@ from pathlib import Path
 from amp_rewrite import Model
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.plan import plan_casts
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.settings.request import Request
 from benchmarks.placement import graphs
 from benchmarks.shared import measure

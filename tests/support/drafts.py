@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from amp_rewrite.decide.coloring.paint import Coloring, paint
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft
 
 
 def painted(draft: Draft, *, place: bool) -> Coloring:

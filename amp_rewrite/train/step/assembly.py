@@ -21,8 +21,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, needed, refill
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.conversion import finish
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft, finish
 from amp_rewrite.reports.report import Report
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.gradients import backward, differentiable

@@ -23,10 +23,10 @@ from amp_rewrite.decide.plan import plan_casts
 from amp_rewrite.decide.reasons import Paint
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
+from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.view import View
-from amp_rewrite.pipeline.conversion import Converted
+from amp_rewrite.pipeline.conversion import Converted, Draft
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.pipeline.draft import Draft
 from amp_rewrite.settings.request import Request
 from support import cases, stub
 from support.corpus import KINDS
@@ -162,7 +162,7 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
         wrong += [f"group: {op.name}" for group in lowerable.groups if 0 < len(set(group) & set(low)) < len(set(group))]
         wrong += [f"keep: {op.name}" for _ in low if op.id in draft.keep]
     pinned = draft.needs.pins.keys() - draft.lower.keys()
-    tails = {op for cluster in draft.clusters for op in cluster.tail}
+    tails = {op for cluster in clusters(draft.view) for op in cluster.tail}
     for op_id in pinned - tails:
         paint = coloring.of(op_id)
         wrong += [f"pin: {draft.view.ops[op_id].name}"] if paint and paint.dtype is coloring.to else []

@@ -18,7 +18,7 @@ import amp_rewrite.pipeline.repair
 from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.evidence.verify import FedData, ModelRun, Verdict, verify
 from amp_rewrite.files.model import Model
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.pipeline.repair import BudgetSpent, Region, Repaired, minimal_set, regions_of, repair, suspicion
 from amp_rewrite.settings.request import Request
 from support.cases import build

@@ -12,7 +12,7 @@ from amp_rewrite.errors import PolicyError
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.ranges import Range, Ranges
 from amp_rewrite.ir.op_classes import HEAVY
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.pipeline.measured import _scaled, shift_draft
 from amp_rewrite.settings.choices import HEADROOM
 from amp_rewrite.settings.request import Request

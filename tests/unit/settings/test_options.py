@@ -15,7 +15,7 @@ import pytest
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
 from amp_rewrite.cli.parameters import from_file, settings
 from amp_rewrite.errors import ConfigError, options_spelled, spelled
-from amp_rewrite.pipeline.draft import Draft
+from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.settings import request
 from amp_rewrite.settings.choices import Target, low_type
 from amp_rewrite.settings.option import Options
