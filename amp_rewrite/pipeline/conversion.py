@@ -161,8 +161,13 @@ class Draft:
         return self._painted(())
 
     def _painted(self, pins: Sequence[Pin]) -> Coloring:
+        coloring = paint(self.problem(pins))
+        return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
+
+    def problem(self, pins: Sequence[Pin] = ()) -> Problem:
+        """Return the problem for the painter: needs, the options of the request, patterns, pins and clusters."""
         request = self.request
-        problem = Problem(
+        return Problem(
             self.view,
             request.op_lists,
             request.to,
@@ -179,8 +184,6 @@ class Draft:
             rescale=self.rescale,
             found=request.found,
         )
-        coloring = paint(problem)
-        return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
 
 
 def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Needs, Mapping[ValueId, DType]]:
