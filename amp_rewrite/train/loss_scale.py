@@ -247,24 +247,18 @@ class DynamicLossScale(LossScale):
         workers decide alike.
         """
         finite = all_finite(grads)
-        if not finite and self.at_minimum and not self._warned:
+        if not finite and self.state.scale <= np.float32(self.minimum) and not self._warned:
             self._warned = True
-            warnings.warn(self.advice, UserWarning, stacklevel=3)
+            lower = "scale the loss down, or look for NaN in data and loss"
+            if self.minimum == MINIMUM:
+                lower = f"let it fall further with DynamicLossScale(minimum=2**-14) or of_grad_scaler(), or {lower}"
+            warnings.warn(
+                f"gradients are not finite at the least loss scale, {self.minimum:g}, so the step is skipped; {lower}",
+                UserWarning,
+                stacklevel=3,
+            )
         self.state = self.after(self.state, finite)
         return None, finite
-
-    @property
-    def at_minimum(self) -> bool:
-        """True if the scale cannot fall."""
-        return bool(self.state.scale <= np.float32(self.minimum))
-
-    @property
-    def advice(self) -> str:
-        """Sentence about a nonfinite step at the minimum, with the way out."""
-        lower = "scale the loss down, or look for NaN in data and loss"
-        if self.minimum == MINIMUM:
-            lower = f"let it fall further with DynamicLossScale(minimum=2**-14) or of_grad_scaler(), or {lower}"
-        return f"gradients are not finite at the least loss scale, {self.minimum:g}, so the step is skipped; {lower}"
 
     def after(self, state: ScaleState, finite: bool) -> ScaleState:
         """Return the state after a step."""
@@ -274,9 +268,9 @@ class DynamicLossScale(LossScale):
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`; the state is not included, checkpoints hold it."""
-        config = {part.name: getattr(self, part.name) for part in fields(self)}
-        not_in_tensorflow = {"backoff_factor": None, "minimum": MINIMUM}
-        return {n: value for n, value in config.items() if n not in not_in_tensorflow or value != not_in_tensorflow[n]}
+        settings = {part: getattr(self, part.name) for part in fields(self)}
+        not_in_tensorflow = ("backoff_factor", "minimum")
+        return {p.name: v for p, v in settings.items() if p.name not in not_in_tensorflow or v != p.default}
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value}" for name, value in self.get_config().items())
@@ -331,8 +325,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
     """
     custom = {name: c for name, c in (custom_objects or {}).items() if isinstance(c, type) and issubclass(c, LossScale)}
     scale_class, inner = class_of(config, "loss scale", _CLASSES, custom)
-    made: LossScale = scale_class.from_config(inner)
-    return made
+    return scale_class.from_config(inner)  # type: ignore[no-any-return]
 
 
 def all_finite(grads: object) -> bool:

@@ -55,10 +55,20 @@ class Policy:
         if not isinstance(self.name, str):
             hint = f"; for an element type use Policy({self.name.spelling!r})" if isinstance(self.name, DType) else ""
             raise TypeError(f"a policy's name must be a string, not {self.name!r}{hint}")
-        preset = self.mixed or self.name == _INFER
-        object.__setattr__(self, "name", self.name if preset else _element_type(self.name).spelling)
+        if self.name.endswith(_OLD):
+            mixed = f"mixed_{self.name.removesuffix(_OLD)}"
+            raise PolicyError(f"policies no longer end in {_OLD!r}; use {mixed!r} instead of {self.name!r}")
+        try:
+            if not self.mixed and self.name != _INFER:
+                object.__setattr__(self, "name", DType.parse(self.name).spelling)
+        except PolicyError:
+            legal = "use mixed_float16, mixed_bfloat16 or an element type such as float32"
+            raise PolicyError(f"unknown policy {self.name!r}; {advice(self.name, MIXED, legal)}") from None
         by_name = isinstance(self.loss_scale, str) and self.loss_scale == _BY_NAME
-        scale = _scale_of(_usual_scale(self.name) if by_name else self.loss_scale)
+        try:
+            scale = scales.get(_usual_scale(self.name) if by_name else self.loss_scale)
+        except TrainingError as cause:
+            raise PolicyError(str(cause)) from cause
         object.__setattr__(self, "loss_scale", scale)
         if scale is not None and self.compute is not DType.FLOAT16:
             # the caller of the dataclass's generated __init__
@@ -127,44 +137,8 @@ class Policy:
         return policy if isinstance(policy, Policy) else cls("float32" if policy is None else policy)
 
 
-def serialize(policy: Policy) -> str | dict[str, Any] | None:
-    """Return the shortest plain form: None for "_infer", the name of an element type, or Keras's class dictionary."""
-    if policy.name == _INFER:
-        return None
-    plain = not policy.mixed and policy.loss_scale is None
-    return policy.name if plain else {"class_name": "Policy", "config": policy.get_config()}
-
-
-def deserialize(config: str | dict[str, Any] | None) -> Policy:
-    """Return the policy of a `serialize` result. PolicyError for other values."""
-    if config is None or isinstance(config, str):
-        return Policy(config or _INFER)
-    inner = config.get("config") if isinstance(config, dict) and config.get("class_name") == "Policy" else None
-    if not isinstance(inner, dict):
-        raise PolicyError(f"not a serialized policy: {config!r}; use what serialize gave")
-    return Policy.from_config(inner)
-
-
-def _element_type(name: str) -> DType:
-    if name.endswith(_OLD):
-        mixed = f"mixed_{name.removesuffix(_OLD)}"
-        raise PolicyError(f"policies no longer end in {_OLD!r}; use {mixed!r} instead of {name!r}")
-    try:
-        return DType.parse(name)
-    except PolicyError:
-        legal = "mixed_float16, mixed_bfloat16 or an element type such as float32"
-        raise PolicyError(f"unknown policy {name!r}; {advice(name, MIXED, f'use {legal}')}") from None
-
-
 def _usual_scale(name: str) -> str | None:
     return "dynamic" if name == "mixed_float16" else None
-
-
-def _scale_of(given: object) -> scales.LossScale | None:
-    try:
-        return scales.get(given)
-    except TrainingError as cause:
-        raise PolicyError(str(cause)) from cause
 
 
 # -- the process -------------------------------------------------------------------------------------

@@ -144,7 +144,16 @@ class LossScaleOptimizer(StatefulOptimizer):
             custom_objects: classes of your own by name: optimizers and loss scales.
         """
         if "inner_optimizer" in config:
-            return cls(deserialize(config["inner_optimizer"], custom_objects), _scale_of_later_config(config))
+            inner = deserialize(config["inner_optimizer"], custom_objects)
+            initial, period = config.get("initial_scale"), config.get("dynamic_growth_steps")
+            if config.get("dynamic"):
+                return cls(inner, DynamicLossScale(initial or scales.INITIAL, period or scales.PERIOD))
+            if initial is None or period is not None:
+                raise TrainingError(
+                    "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the"
+                    " configuration"
+                )
+            return cls(inner, scales.FixedLossScale(initial))
         if not {"optimizer", "loss_scale"} <= config.keys():
             raise TrainingError(
                 f"not the configuration of a LossScaleOptimizer: {dict(config)!r}; use the result of get_config()"
@@ -210,17 +219,6 @@ def disable_mixed_precision_graph_rewrite() -> None:
             stacklevel=2,
         )
     policies.state.rewriting = False
-
-
-def _scale_of_later_config(config: Mapping[str, Any]) -> LossScale:
-    dynamic, initial, period = (config.get(k) for k in ("dynamic", "initial_scale", "dynamic_growth_steps"))
-    if dynamic:
-        return DynamicLossScale(initial or scales.INITIAL, period or scales.PERIOD)
-    if initial is None or period is not None:
-        raise TrainingError(
-            "a fixed loss scale needs initial_scale and does not take dynamic_growth_steps; correct the configuration"
-        )
-    return scales.FixedLossScale(initial)
 
 
 def _times(loss: Any, scale: LossScale) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from types import TracebackType
 from typing import NamedTuple, Self, Unpack, overload
 
 import numpy as np
@@ -374,10 +373,8 @@ class GradientTape(Named):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
 
     @overload
     def gradient(self, target: object, sources: Variable) -> Gradient: ...

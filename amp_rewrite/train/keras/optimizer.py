@@ -29,7 +29,7 @@ from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
 from amp_rewrite.train.update.optimizers import deserialize
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class OptimizerState:
     """The mutable part of an optimizer; a `LossScaleOptimizer` shares it with the optimizer inside.
 
@@ -44,11 +44,7 @@ class OptimizerState:
     variables: dict[str, Variable] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {part.name: getattr(self, part.name) for part in fields(self)} | {"variables": {}}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        return vars(self) | {"variables": {}}
 
 
 @door()
@@ -84,10 +80,6 @@ class StatefulOptimizer:
         """Return the slots by variable; do not modify them."""
         return self._state.slots
 
-    def set_state(self, iterations: int, slots: dict[str, dict[str, Array]]) -> None:
-        """Set step count and slots."""
-        self._state.count, self._state.slots = int(iterations), slots
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "_state" not in vars(self):
             raise AttributeError(name)
@@ -98,8 +90,7 @@ class StatefulOptimizer:
         if name in {part.name for part in fields(self.rule)}:
             self._state.rule = replace(self.rule, **{name: value})
         elif name == "iterations":
-            count = whole_number(name, value.item() if isinstance(value, np.ndarray) else value, 0)
-            self.set_state(count, self.slots())
+            self._state.count = whole_number(name, value.item() if isinstance(value, np.ndarray) else value, 0)
         else:
             known = ", ".join(part.name for part in fields(self.rule))
             raise AttributeError(f"{type(self.rule).__name__} has no hyperparameter {name!r}; it has {known}")
@@ -179,7 +170,7 @@ class StatefulOptimizer:
             variable.assign(after[variable.name])
         for name, after_step in slots.items():
             own[name] = {**own.get(name, {}), **after_step}
-        self.set_state(self.iterations + 1, own)
+        self._state.count += 1
         if global_step is not None:
             checked(global_step).assign_add(1)
 
@@ -189,16 +180,14 @@ class StatefulOptimizer:
             if self._state.variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
         for name, fresh in initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
-            known = slots.get(name, {})
-            own = {slot: array for slot, array in known.items() if slot in fresh}
-            added = {slot: array for slot, array in known.items() if slot in self._state.added}
-            for slot, array in own.items():
-                if array.shape != fresh[slot].shape:
+            own = {s: a for s, a in slots.get(name, {}).items() if s in fresh or s in self._state.added}
+            for slot, array in fresh.items():  # setting a hyperparameter during training can add a slot
+                if own.setdefault(slot, array).shape != array.shape:
                     raise TrainingError(
-                        f"slot {slot!r} of variable {name!r} has shape {array.shape}, but the variable has"
-                        f" {fresh[slot].shape}; restore a checkpoint of this variable"
+                        f"slot {slot!r} of variable {name!r} has shape {own[slot].shape}, but the variable has"
+                        f" {array.shape}; restore a checkpoint of this variable"
                     )
-            slots[name] = {**added, **fresh, **own}  # setting a hyperparameter during training can add a slot
+            slots[name] = own
         return slots
 
     def get_slot_names(self) -> list[str]:
@@ -229,9 +218,7 @@ class StatefulOptimizer:
             TrainingError: the slot is unknown, or the value does not fit.
         """
         self.get_slot(var, slot_name)
-        slots = self.slots()
-        slots[var.name][slot_name] = _first(value, var, slot_name)
-        self.set_state(self.iterations, slots)
+        self.slots()[var.name][slot_name] = _first(value, var, slot_name)
 
     def get_slot(self, var: Variable, slot_name: str) -> Array:
         """Return a copy of a slot.
@@ -292,14 +279,16 @@ class StatefulOptimizer:
             raise TrainingError(
                 f"the checkpoint has {strange!r}, which is of another tool; pass what checkpoint() gives"
             )
-        slots = slots_of(saved)
-        for name, slot in ((name, slot) for name, own in slots.items() for slot in own):
+        slots: dict[str, dict[str, Array]] = {}
+        for path in (path for path in saved if path.startswith(_SLOT)):
+            name, _, slot = path.removeprefix(_SLOT).rpartition("/")
             if slot not in self.get_slot_names():
                 raise TrainingError(
                     f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} has no such slot;"
                     " restore it with the optimizer that saved it"
                 )
-        self.set_state(int(count), slots)
+            slots.setdefault(name, {})[slot] = np.array(saved[path], np.float32)
+        self._state.count, self._state.slots = int(count), slots
 
     def get_config(self) -> dict[str, Any]:
         """Return arguments for `from_config`."""
@@ -352,13 +341,3 @@ def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[s
     """Return a step count and slots by their paths in checkpoints."""
     every = {f"{_SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
     return {"step": np.array(iterations, np.int64), **every}
-
-
-def slots_of(saved: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    """Return copies of the slots among values by path, by parameter and slot."""
-    slots: dict[str, dict[str, Array]] = {}
-    for path, array in saved.items():
-        if path.startswith(_SLOT):
-            parameter, _, slot = path.removeprefix(_SLOT).rpartition("/")
-            slots.setdefault(parameter, {})[slot] = np.array(array, np.float32)
-    return slots

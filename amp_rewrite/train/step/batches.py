@@ -101,11 +101,9 @@ def check_batch(declared: Model, target: TargetInput | None, batch: Batch, numbe
                     f"batch {number} has size {before} for {dim.dim_param!r} in {where!r}, but {size} in"
                     f" {formal.name!r}; use inputs of one size, or export the model with two dimension names"
                 )
-    if target is not None:
-        _check_range(target, batch[target.name], number)
-
-
-def _check_range(target: TargetInput, classes: Array, number: int) -> None:
+    if target is None:
+        return
+    classes = batch[target.name]
     if target.kind in _RANGES:
         least, most, told = _RANGES[target.kind]
         strange = classes[(classes < least - _ROUNDING) | (classes > most + _ROUNDING)]
@@ -114,14 +112,13 @@ def _check_range(target: TargetInput, classes: Array, number: int) -> None:
                 f"input {target.name!r} of batch {number} has {strange.flat[0]:g}, but its targets are {target.kind},"
                 f" {told}"
             )
-    if target.classes is None:
-        return
-    wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
-    if wrong.size:
-        raise TrainingError(
-            f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"
-            f" to {target.classes - 1}; correct the targets"
-        )
+    if target.classes is not None:
+        wrong = classes[((classes < 0) | (classes >= target.classes)) & (classes != target.ignored)]
+        if wrong.size:
+            raise TrainingError(
+                f"input {target.name!r} of batch {number} has class {int(wrong.flat[0])}, but the model has classes 0"
+                f" to {target.classes - 1}; correct the targets"
+            )
 
 
 BATCH_SIZE = 32

@@ -70,7 +70,7 @@ class TrainingReport(Result):
     def table(self) -> str:
         """Return the table of parameters and the notes as text."""
         lines = []
-        for role, words in _WORDS.items():
+        for role, words in ((TRAINED, "trained"), (FROZEN, "not trained")):
             own = [row for row in self.parameters if row.role == role]
             if own:
                 numbers = sum(row.size for row in own)
@@ -100,12 +100,6 @@ class TrainingReport(Result):
             "conversion": None if self.conversion is None else self.conversion.to_dict(),
         }
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-
-
-_WORDS = {
-    TRAINED: "trained",
-    FROZEN: "not trained",
-}
 
 
 def size_hints(model: Model, low: DType | None) -> tuple[str, ...]:

@@ -85,13 +85,8 @@ SCHEDULES: dict[str, type[Schedule]] = {}
 """Schedule classes of the package by name."""
 
 
-def serialized_rate(rate: Any) -> Any:
-    """Return a rate in a plain form: a schedule as its class name and configuration."""
-    return serialize(rate) if isinstance(rate, Schedule) else rate
-
-
 def rate_of_config(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the rate of a `serialized_rate` result. TrainingError for an unknown schedule.
+    """Return a rate: a number, or the schedule of a `serialize` result. TrainingError for an unknown schedule.
 
     `custom_objects`: schedule classes by name, besides those of the package.
     """
@@ -140,7 +135,6 @@ class Optimizer:
     weight_decay: float = 0.0
 
     learning_rate: float | Schedule
-    SLOTS: ClassVar[Mapping[str, float]] = {}
     DECOUPLED: ClassVar[bool] = False
     """Weight decay shrinks the variable by its share of the rate, in place of the gradient (Loshchilov and Hutter)."""
 
@@ -179,7 +173,7 @@ class Optimizer:
 
     def slots(self) -> Mapping[str, float]:
         """Return the slot names of each variable, with their initial fill values."""
-        return self.SLOTS
+        return {}
 
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Return the variable and its slots after a step.
@@ -224,7 +218,7 @@ class Optimizer:
     def get_config(self) -> dict[str, Any]:
         """Return the hyperparameters as arguments for `from_config`."""
         config = {part.name: getattr(self, part.name) for part in fields(self)}
-        return config | {_RATE: serialized_rate(self.learning_rate)}
+        return config | ({_RATE: serialize(self.learning_rate)} if isinstance(self.learning_rate, Schedule) else {})
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Optimizer:
@@ -248,16 +242,15 @@ def _shrunk(gradient: Any, norm: Any, bound: float) -> Any:
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-    return {name: _slots(optimizer, array) for name, array in variables.items()}
+    return {
+        name: {slot: _filled(array.shape, value) for slot, value in optimizer.slots().items()}
+        for name, array in variables.items()
+    }
 
 
-def _slots(optimizer: Optimizer, variable: Array) -> dict[str, Array]:
-    slots = {}
-    for slot, value in optimizer.slots().items():
-        slots[slot] = np.zeros(variable.shape, np.float32)  # takes no memory until it is written
-        if value:
-            slots[slot].fill(value)
-    return slots
+def _filled(shape: tuple[int, ...], value: float) -> Array:
+    """Return an array of one number; zeros take no memory until they are written."""
+    return np.full(shape, value, np.float32) if value else np.zeros(shape, np.float32)
 
 
 def applied(

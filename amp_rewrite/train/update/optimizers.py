@@ -130,7 +130,9 @@ class Adam(Optimizer):
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
-    SLOTS: ClassVar[Mapping[str, float]] = {"m": 0.0, "v": 0.0}
+
+    def slots(self) -> Mapping[str, float]:
+        return {"m": 0.0, "v": 0.0}
 
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
