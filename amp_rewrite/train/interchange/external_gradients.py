@@ -108,25 +108,14 @@ def _start(view: View, loss: str, grads: Sequence[str], seed: str) -> ValueId:
             f"{', '.join(map(repr, unknown)) or 'no gradient'} is named; name values of the main graph as loss and seed"
             f" and outputs as gradients: {', '.join(sorted(outputs))}"
         )
-    reached = _reached(view, main[seed])
+    after = view.after(use.op for use in view.uses[main[seed]])
+    reached = {main[seed], *(value for op in after for value in view.ops[op].outputs)}
     if main[loss] in reached or not {main[name] for name in grads} <= reached:
         raise TrainingError(
             f"{seed!r} is not a seed: all gradients depend on a seed, and the loss does not; name the value where the"
             " backward pass starts"
         )
     return main[seed]
-
-
-def _reached(view: View, start: ValueId) -> set[ValueId]:
-    reached = {start}
-    hot: set[int] = set()
-    for op in view.ops:  # an op with bodies comes after the ops in them
-        inside = any(o in hot for body in op.bodies for o in view.scopes[body].ops)
-        yields = any(v in reached for body in op.bodies for v in view.scopes[body].outputs)
-        if inside or yields or any(v in reached for v in op.inputs if v is not None):
-            hot.add(op.id)
-            reached.update(v for v in op.outputs if v is not None)
-    return reached
 
 
 def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -> tuple[Model, str, dict[str, str]]:

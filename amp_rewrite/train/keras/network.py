@@ -23,7 +23,7 @@ from amp_rewrite.train.keras.variables import Variable, differentiable, listed
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.losses import LOSSES as FORMULAS
 from amp_rewrite.train.objective.parameters import TRAINED, trained
-from amp_rewrite.train.step.assembly import ModelOptions, Subject, statistics_of
+from amp_rewrite.train.step.assembly import ModelOptions, Subject, batch_of, statistics_of
 from amp_rewrite.train.step.batches import Predictions, Scores, inputs_of
 from amp_rewrite.train.step.fitting import FitOptions, History, Progress, Rate
 from amp_rewrite.train.step.model_loss import ModelLoss, Weights, WithWeights
@@ -60,10 +60,8 @@ class Network(WithWeights):
         self._subject = Subject.of(model, options, policies.policy_of_sessions)
         self._losses: dict[str, ModelLoss] = {}
         self._compiled: Trainer | None = None
-        graph = self._subject.source.proto.graph
-        held = {tensor.name for tensor in graph.initializer}
-        self.inputs = tuple(v.name for v in graph.input if v.name not in held)
-        self.outputs = tuple(v.name for v in graph.output)
+        self.inputs = batch_of(self._subject.source)
+        self.outputs = tuple(v.name for v in self._subject.source.proto.graph.output)
 
     # -- weights -----------------------------------------------------------------------------------------
 

@@ -29,67 +29,28 @@ from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, batch_of, lowered, with_values
 from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, batches_of, check_batch, fitted_targets
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
-from amp_rewrite.train.update.graph import Buffers, StateVariable
+from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
 
 
 @dataclass(frozen=True, eq=False)
 class LossGraph:
-    """A runner with the names of its values.
+    """The open graph of a loss with its gradients.
 
-    `gradients`: outputs by parameter. `buffers`: the running statistics by input, each with its output and its first
-    value. `random`: the input of the random state. `declared`: a model of the inputs of a batch. `target`: that of the
-    loss.
+    `results`: names of loss and metrics. `seed`: the input for the gradient of the loss by itself. `gradients`: outputs
+    by parameter. `buffers`: the running statistics, each with the output of the next ones. `random`: the input of the
+    random state. `declared`: a model of the inputs of a batch.
     """
 
     runner: Runner
-    initial: Mapping[str, Array]
-    loss: str
-    metrics: tuple[str, ...]
+    results: tuple[str, ...]
+    target: TargetInput | None
     seed: str
     gradients: Mapping[str, str]
-    buffers: Buffers
+    buffers: Mapping[str, str]
     random: str | None
     declared: Model
-    target: TargetInput | None
     report: TrainingReport
-
-
-def loss_graph(subject: Subject, loss: str) -> LossGraph:
-    """Build the graph of a loss of a model and open it, on CUDA if available, else emulated on the CPU.
-
-    Errors are those of `training_step`.
-    """
-    ready = Prepared.of(subject, loss)
-    b, aim = ready.b, ready.aim
-    seed = b.input("seed", DType.FLOAT, ())
-    grads = {
-        name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=gradient)
-        for name, gradient in ready.gradients(seed).items()
-    }
-    buffers = {
-        name: (b.output(f"{name}_next", DType.FLOAT, start.shape, source=new), start)
-        for name, (new, start) in ready.buffers.items()
-    }
-    whole = ready.with_results((*grads.values(), *(new for new, _ in buffers.values())))
-    batch = batch_of(whole, seed, *ready.initial, *buffers, ready.random)
-    result, conversion = lowered(whole, subject.policy, subject.painting)
-    options = _default_options()
-    if conversion is not None and CUDA not in options.providers:
-        result = emulate(result)
-    return LossGraph(
-        runner=Runner.open(result, options),
-        initial=ready.initial,
-        loss=aim.loss,
-        metrics=aim.metrics,
-        seed=seed,
-        gradients=grads,
-        buffers=buffers,
-        random=ready.random,
-        declared=batch_model(whole, batch),
-        target=aim.target,
-        report=TrainingReport(model_name(subject.source), loss, ready.rows, ready.notes, conversion),
-    )
 
 
 def _default_options() -> SessionOptions:
@@ -121,15 +82,39 @@ class Weights:
         return Predictor.of(self.subject.source, self.held().keys(), _default_options())
 
     def loss(self, text: str) -> ModelLoss:
-        """Return a loss of the model, with these weights and those of its own graph."""
-        graph = loss_graph(self.subject, text)
-        for name, start in graph.initial.items():
+        """Return a loss of the model, with these weights and those of its own graph.
+
+        It is opened on CUDA if available, else emulated on the CPU. Errors are those of `training_step`.
+        """
+        subject = self.subject
+        ready = Prepared.of(subject, text)
+        b, aim = ready.b, ready.aim
+        seed = b.input("seed", DType.FLOAT, ())
+        grads = {
+            name: b.output(f"{name}_grad", DType.FLOAT, b.shape(name), source=gradient)
+            for name, gradient in ready.gradients(seed).items()
+        }
+        buffers = {
+            name: b.output(f"{name}_next", DType.FLOAT, start.shape, source=new)
+            for name, (new, start) in ready.buffers.items()
+        }
+        whole = ready.with_results((*grads.values(), *buffers.values()))
+        declared = batch_model(whole, batch_of(whole, seed, *ready.initial, *buffers, ready.random))
+        result, conversion = lowered(whole, subject.policy, subject.painting)
+        options = _default_options()
+        if conversion is not None and CUDA not in options.providers:
+            result = emulate(result)
+        runner = Runner.open(result, options)
+        report = TrainingReport(model_name(subject.source), text, ready.rows, ready.notes, conversion)
+        for name, start in ready.initial.items():
             self.variables.setdefault(name, Variable(start, name))
-        for name, (_, start) in graph.buffers.items():
+        for name, (_, start) in ready.buffers.items():
             self.running.setdefault(f"{_BUFFER}{name}", start.copy())
-        if graph.random is not None:
-            self.running.setdefault("random", initial_random_state(self.subject.seed))
-        return ModelLoss(tuple(self.variables[name] for name in graph.initial), self, graph)
+        if ready.random is not None:
+            self.running.setdefault("random", initial_random_state(subject.seed))
+        results = (aim.loss, *aim.metrics)
+        graph = LossGraph(runner, results, aim.target, seed, grads, buffers, ready.random, declared, report)
+        return ModelLoss(tuple(self.variables[name] for name in ready.initial), self, graph)
 
     def checkpoint(self, optimizer: StatefulOptimizer | None) -> dict[str, Array]:
         """Return all state, also of an optimizer, by path in checkpoints."""
@@ -243,9 +228,9 @@ class ModelLoss(WithWeights, Loss):
         own = [v for v in variables if any(v is mine for mine in self.variables)]
         if not own:
             return [None for _ in variables]
-        moved = {name: new for name, (new, _) in graph.buffers.items()}
-        found = self._run((*(graph.gradients[v.name] for v in own), *moved.values()), np.asarray(seed, np.float32))
-        running.update({f"{_BUFFER}{name}": np.array(found[new]) for name, new in moved.items()})
+        outputs = (*(graph.gradients[v.name] for v in own), *graph.buffers.values())
+        found = self._run(outputs, np.asarray(seed, np.float32))
+        running.update({f"{_BUFFER}{name}": np.array(found[new]) for name, new in graph.buffers.items()})
         if graph.random is not None:
             running["random"] = running["random"] * np.array(MULTIPLIERS, np.int64) % PRIME
         return [found[graph.gradients[v.name]] if any(v is mine for mine in own) else None for v in variables]
@@ -272,8 +257,8 @@ class ModelLoss(WithWeights, Loss):
             feeds[graph.random] = running["random"]
         inputs = {port.name for port in graph.runner.inputs}
         read = {name: array for name, array in feeds.items() if name in inputs}
-        found = graph.runner.run(read, (graph.loss, *graph.metrics, *outputs))
+        found = graph.runner.run(read, (*graph.results, *outputs))
+        numbers = [float(np.asarray(found[name]).reshape(())) for name in graph.results]
         self.results.clear()
-        self.results["loss"] = float(np.asarray(found[graph.loss]).reshape(()))
-        self.results.update({name: float(np.asarray(found[name])) for name in graph.metrics})
+        self.results.update(zip(("loss", *graph.results[1:]), numbers, strict=True))
         return found

@@ -356,23 +356,24 @@ class Trainer(Named, HoldsSession):
 
     def load(self, path: str | Path) -> None:
         """Continue from a checkpoint, saved with or without a loss scale; see `checkpoint.load` for the errors."""
-        step, other = self.step, self._other_side
+        step = self.step
         saved = checkpoint.load(path, step.state, step.fingerprint, micro_batches=step.micro_batches)
-        self._stepper.buffer.put(other, {v.input: saved[v.name] for v in step.state})
-        counts = ("step", "micro_batch", "count/skipped", "count/nonfinite")
-        self._now = _Position(other, *(int(saved.get(name, 0)) for name in counts))
-        self._give_to_owner()
+        skipped, nonfinite = (int(saved.get(f"count/{name}", 0)) for name in ("skipped", "nonfinite"))
+        self._put(saved, _Position(skipped=skipped, nonfinite=nonfinite))
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Continue from a state."""
-        other = self._other_side
         missing = next((v.input for v in self.step.state if v.input not in state), None)
         if missing is not None:
             raise TrainingError(f"the state lacks {missing!r}; pass what `state` of this step's trainer gives")
-        self._stepper.buffer.put(other, {v.input: state[v.input] for v in self.step.state})
-        steps = next(int(state[v.input]) for v in self.step.state if v.name == "step")
-        micro_batch = next((int(state[v.input]) for v in self.step.state if v.name == "micro_batch"), 0)
-        self._now = replace(self._now, side=other, steps=steps, micro_batch=micro_batch)
+        self._put({v.name: state[v.input] for v in self.step.state}, self._now)
+
+    def _put(self, saved: Mapping[str, Array], now: _Position) -> None:
+        """Continue from a state by path, with the counts of a position."""
+        other = self._other_side
+        self._stepper.buffer.put(other, {v.input: saved[v.name] for v in self.step.state})
+        steps, micro_batch = int(saved["step"]), int(saved.get("micro_batch", 0))
+        self._now = replace(now, side=other, steps=steps, micro_batch=micro_batch)
         self._give_to_owner()
 
     def get_weights(self) -> dict[str, Array]:
