@@ -33,15 +33,7 @@ from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.settings.option import Painting
 from amp_rewrite.settings.request import PAINTING, Request
 from amp_rewrite.train.door import door, stated, whole_number
-from amp_rewrite.train.objective import losses
-from amp_rewrite.train.objective.parameters import (
-    TRAINED,
-    ParameterGlobs,
-    ParameterRow,
-    module_notes,
-    module_of,
-    trained,
-)
+from amp_rewrite.train.objective import losses, parameters
 from amp_rewrite.train.policy import Policy
 from amp_rewrite.train.update.graph import REGION, Buffers
 
@@ -75,7 +67,7 @@ class Subject:
 
     source: Model
     policy: Policy
-    choice: ParameterGlobs
+    choice: parameters.ParameterGlobs
     training_mode: bool
     seed: int
     painting: Painting
@@ -99,7 +91,8 @@ class Subject:
                 " use mixed_float16, mixed_bfloat16 or float32"
             )
         source = Model.load(model, folder=options.get("folder"))
-        choice = ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module_of(source))
+        module = parameters.module_of(source)
+        choice = parameters.ParameterGlobs(options.get("parameters"), options.get("freeze", ()), module)
         seed, training_mode = whole_number("seed", options.get("seed", 0), 0), options.get("training_mode", False)
         if not isinstance(training_mode, bool):
             raise TrainingError(f"training_mode is {stated(training_mode)}; use True or False")
@@ -116,7 +109,7 @@ class Prepared:
 
     b: Builder
     aim: losses.Objective
-    rows: tuple[ParameterRow, ...]
+    rows: tuple[parameters.ParameterRow, ...]
     initial: Mapping[str, Array]
     buffers: Buffers
     random: str | None
@@ -129,8 +122,8 @@ class Prepared:
         at_opset, moved = for_gradients(inlined(source))
         aim = losses.objective(in_training(at_opset, choice.freezes) if training_mode else at_opset, loss)
         statistics(aim.model.proto.graph)  # before all else
-        rows = trained(View.of(aim.model), aim.loss, choice)
-        names = [row.name for row in rows if row.role == TRAINED]
+        rows = parameters.trained(View.of(aim.model), aim.loss, choice)
+        names = [row.name for row in rows if row.role == parameters.TRAINED]
         stateful, random = with_random_state(aim.model)
         updated = statistics(stateful.proto.graph)
         ready = differentiable(stateful, aim.loss, names)
@@ -140,7 +133,7 @@ class Prepared:
         b = Builder.of(ready)
         for name in (*initial, *buffers):
             b.promote(name)
-        notes = (*aim.notes, *moved, *module_notes(source, training_mode))
+        notes = (*aim.notes, *moved, *parameters.module_notes(source, training_mode))
         return cls(Builder.of(b.model()), aim, rows, initial, buffers, random, notes)
 
     def gradients(self, seed: str) -> dict[str, str]:

@@ -30,17 +30,8 @@ from amp_rewrite.train.loss_scale import LossScale, serialize
 from amp_rewrite.train.objective import losses
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.policy import Policy
-from amp_rewrite.train.step.assembly import (
-    ModelOptions,
-    Prepared,
-    Subject,
-    batch_of,
-    lowered,
-    outputs_of,
-    with_outputs,
-    with_state,
-    with_values,
-)
+from amp_rewrite.train.step import assembly
+from amp_rewrite.train.step.assembly import ModelOptions
 from amp_rewrite.train.step.training_report import TrainingReport, model_name, size_hints
 from amp_rewrite.train.update.graph import Scaling, StateVariable, append_update
 from amp_rewrite.train.update.optimizer import Optimizer
@@ -124,7 +115,8 @@ class TrainingStep:
         if not self.training_mode:
             return self.model, self.loss, self.metrics
         aim = losses.objective(for_gradients(inlined(self.forward))[0], self.objective)
-        return with_outputs(with_state(aim.model, self._changed), outputs_of(aim), ()), aim.loss, aim.metrics
+        at_state = assembly.with_state(aim.model, self._changed)
+        return assembly.with_outputs(at_state, assembly.outputs_of(aim), ()), aim.loss, aim.metrics
 
     @property
     def _changed(self) -> tuple[str, ...]:
@@ -132,7 +124,7 @@ class TrainingStep:
 
     def trained(self, state: Mapping[str, Array]) -> Model:
         """Return the trained model with the parameters and running statistics of a state."""
-        return with_values(self.forward, {name: state[name] for name in self._changed})
+        return assembly.with_values(self.forward, {name: state[name] for name in self._changed})
 
 
 @door(options=ModelOptions)
@@ -185,11 +177,12 @@ def training_step(
         >>> step.batch
         ('image', 'label')
     """
-    return step_of(Subject.of(model, options, policies.policy_of_steps), loss, optimizer, loss_scale, micro_batches)
+    subject = assembly.Subject.of(model, options, policies.policy_of_steps)
+    return step_of(subject, loss, optimizer, loss_scale, micro_batches)
 
 
 def step_of(
-    subject: Subject,
+    subject: assembly.Subject,
     loss: str,
     optimizer: Optimizer | StatefulOptimizer | str,
     loss_scale: object = _POLICY,
@@ -211,7 +204,7 @@ def step_of(
             " use a DynamicLossScale or a number here, or a LossScaleOptimizer with it in a custom loop"
         )
     micro_batches = whole_number("micro_batches", micro_batches, 1)
-    ready = Prepared.of(subject, loss)
+    ready = assembly.Prepared.of(subject, loss)
     b, aim = ready.b, ready.aim
     scaling = Scaling.of(b, scale)
     gradients = ready.gradients(scaling.scale or b.scalar(1.0, DType.FLOAT))
@@ -219,12 +212,12 @@ def step_of(
     update = append_update(b, ready.initial, gradients, rule, scaling, micro_batches, ready.buffers, draws)
 
     whole = ready.with_results((update.finite, update.applied, *(s.output for s in update.state)))
-    result, report = lowered(whole, policy, subject.painting)
+    result, report = assembly.lowered(whole, policy, subject.painting)
     notes = (*ready.notes, *size_hints(result, policy.lowers))
     return TrainingStep(
         **vars(update),
         model=result,
-        batch=batch_of(whole, update.learning_rate, *(s.input for s in update.state)),
+        batch=assembly.batch_of(whole, update.learning_rate, *(s.input for s in update.state)),
         loss=aim.loss,
         metrics=aim.metrics,
         target=aim.target,

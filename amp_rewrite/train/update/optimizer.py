@@ -23,8 +23,6 @@ Values = Mapping[str, Any]
 """Arrays, or values of a graph under construction, by slot."""
 Result = tuple[Any, Values]
 """The new value of a variable, and its new slots."""
-number = np.float32
-"""Convert a hyperparameter for a formula."""
 
 
 def settle(record: Any) -> None:
@@ -163,7 +161,7 @@ class Optimizer:
         low, high, range_ = _RANGES.get(name, (0.0, math.inf, "at least 0"))
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
         inside = real and low <= value < high and value <= DType.FLOAT.max  # type: ignore[operator]
-        if not inside or (name in _CLIPS and not number(value)):  # type: ignore[arg-type]
+        if not inside or (name in _CLIPS and not np.float32(value)):  # type: ignore[arg-type]
             range_ = "more than 0" if name in _CLIPS else range_
             raise TrainingError(f"{name} of {type(self).__name__} must be {range_} and finite, not {value!r}")
 
@@ -191,15 +189,15 @@ class Optimizer:
     def updated(self, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         """Return the result of `rule` for a clipped gradient, after weight decay; the arguments are those of `rule`."""
         if self.weight_decay and self.DECOUPLED:
-            variable = variable - (rate * number(self.weight_decay)) * variable
+            variable = variable - (rate * np.float32(self.weight_decay)) * variable
         elif self.weight_decay:
-            gradient = gradient + number(self.weight_decay) * variable
+            gradient = gradient + np.float32(self.weight_decay) * variable
         return self.rule(np, variable, gradient, slots, rate, step)
 
     def clipped(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients of all variables after clipping."""
         if self.clipvalue is not None:
-            bound = number(self.clipvalue)
+            bound = np.float32(self.clipvalue)
             return [np.clip(g, -bound, bound) for g in gradients]
         if self.clipnorm is not None:
             return [_shrunk(g, _norm([g]), self.clipnorm) for g in gradients]
@@ -238,7 +236,7 @@ def _norm(parts: list[Any]) -> Any:
 
 def _shrunk(gradient: Any, norm: Any, bound: float) -> Any:
     """Scale a gradient as tf.clip_by_norm does: g * bound / max(|g|, bound)."""
-    return gradient * (number(bound) / np.maximum(norm, number(bound)))
+    return gradient * (np.float32(bound) / np.maximum(norm, np.float32(bound)))
 
 
 def initial_slots(optimizer: Optimizer, variables: Mapping[str, Array]) -> dict[str, dict[str, Array]]:

@@ -12,15 +12,7 @@ import numpy as np
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.train.door import door
 from amp_rewrite.train.loss_scale import class_of
-from amp_rewrite.train.update.optimizer import (
-    SCHEDULES,
-    Optimizer,
-    Result,
-    Schedule,
-    Values,
-    number,
-    rate_of_config,
-)
+from amp_rewrite.train.update.optimizer import SCHEDULES, Optimizer, Result, Schedule, Values, rate_of_config
 
 
 @door()
@@ -45,7 +37,7 @@ class SGD(Optimizer):
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         if not self.momentum:
             return variable - rate * gradient, {}
-        factor = number(self.momentum)
+        factor = np.float32(self.momentum)
         velocity = factor * slots["momentum"] - rate * gradient
         move = factor * velocity - rate * gradient if self.nesterov else velocity
         return variable + move, {"momentum": velocity}
@@ -76,12 +68,12 @@ class RMSprop(Optimizer):
         return {"rms": 0.0, "momentum": 0.0} if self.momentum else {"rms": 0.0}
 
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        rms = number(self.rho) * slots["rms"] + number(1 - self.rho) * (gradient * gradient)
-        epsilon = number(self.epsilon)
+        rms = np.float32(self.rho) * slots["rms"] + np.float32(1 - self.rho) * (gradient * gradient)
+        epsilon = np.float32(self.epsilon)
         change = gradient / (by.sqrt(rms + epsilon) if self.epsilon_in_root else by.sqrt(rms) + epsilon)
         if not self.momentum:
             return variable - rate * change, {"rms": rms}
-        velocity = number(self.momentum) * slots["momentum"] + rate * change
+        velocity = np.float32(self.momentum) * slots["momentum"] + rate * change
         return variable - velocity, {"rms": rms, "momentum": velocity}
 
 
@@ -104,7 +96,9 @@ class Adagrad(Optimizer):
 
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
         accumulator = slots["accumulator"] + gradient * gradient
-        return variable - rate * gradient / (by.sqrt(accumulator) + number(self.epsilon)), {"accumulator": accumulator}
+        return variable - rate * gradient / (by.sqrt(accumulator) + np.float32(self.epsilon)), {
+            "accumulator": accumulator
+        }
 
 
 def _bias_correction(beta: float, step: Any) -> Any:
@@ -135,10 +129,10 @@ class Adam(Optimizer):
         return {"m": 0.0, "v": 0.0}
 
     def rule(self, by: Any, variable: Any, gradient: Any, slots: Values, rate: Any, step: Any) -> Result:
-        m = number(self.beta_1) * slots["m"] + number(1 - self.beta_1) * gradient
-        v = number(self.beta_2) * slots["v"] + number(1 - self.beta_2) * (gradient * gradient)
+        m = np.float32(self.beta_1) * slots["m"] + np.float32(1 - self.beta_1) * gradient
+        v = np.float32(self.beta_2) * slots["v"] + np.float32(1 - self.beta_2) * (gradient * gradient)
         correction = by.sqrt(_bias_correction(self.beta_2, step))  # of a number, not of each root
-        root = by.sqrt(v) + number(self.epsilon) * correction
+        root = by.sqrt(v) + np.float32(self.epsilon) * correction
         pace = rate * correction / _bias_correction(self.beta_1, step)
         return variable - pace * (m / root), {"m": m, "v": v}
 
