@@ -85,7 +85,22 @@ def scale_gradients(
         raise TrainingError("loss_scale is None, so there is nothing to do; use 'dynamic', a number or a LossScale")
     grads = tuple(dict.fromkeys(as_names(grads)))
     view = View.of(source)
-    start = _start(view, loss, grads, seed)
+    main = {v.name: v.id for v in view.values if v.scope == MAIN}
+    results = {view.value_name(v) for v in view.scopes[MAIN].outputs}
+    unknown = [name for name in (loss, seed) if name not in main] + [name for name in grads if name not in results]
+    if unknown or not grads:
+        raise TrainingError(
+            f"{', '.join(map(repr, unknown)) or 'no gradient'} is named; name values of the main graph as loss and seed"
+            f" and outputs as gradients: {', '.join(sorted(results))}"
+        )
+    start = main[seed]
+    after = view.after(use.op for use in view.uses[start])
+    reached = {start, *(value for op in after for value in view.ops[op].outputs)}
+    if main[loss] in reached or not {main[name] for name in grads} <= reached:
+        raise TrainingError(
+            f"{seed!r} is not a seed: all gradients depend on a seed, and the loss does not; name the value where the"
+            " backward pass starts"
+        )
     scaled, scale, inner = _scaled(view, start, rule, grads)
     b = Builder.of(scaled)
     good_steps = b.input("good_steps", DType.INT64, ()) if isinstance(rule, scales.DynamicLossScale) else None
@@ -97,25 +112,6 @@ def scale_gradients(
         formal = outputs[inner[grad]]
         formal.name, formal.type.tensor_type.elem_type = grad, DType.FLOAT.code
     return ScaledGradients(b.model(), grads, finite, state)
-
-
-def _start(view: View, loss: str, grads: Sequence[str], seed: str) -> ValueId:
-    main = {v.name: v.id for v in view.values if v.scope == MAIN}
-    outputs = {view.value_name(v) for v in view.scopes[MAIN].outputs}
-    unknown = [name for name in (loss, seed) if name not in main] + [name for name in grads if name not in outputs]
-    if unknown or not grads:
-        raise TrainingError(
-            f"{', '.join(map(repr, unknown)) or 'no gradient'} is named; name values of the main graph as loss and seed"
-            f" and outputs as gradients: {', '.join(sorted(outputs))}"
-        )
-    after = view.after(use.op for use in view.uses[main[seed]])
-    reached = {main[seed], *(value for op in after for value in view.ops[op].outputs)}
-    if main[loss] in reached or not {main[name] for name in grads} <= reached:
-        raise TrainingError(
-            f"{seed!r} is not a seed: all gradients depend on a seed, and the loss does not; name the value where the"
-            " backward pass starts"
-        )
-    return main[seed]
 
 
 def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -> tuple[Model, str, dict[str, str]]:

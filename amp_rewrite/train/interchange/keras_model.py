@@ -83,10 +83,6 @@ def from_keras(model: keras.Model) -> Model:
         return _exported(model)
     if backend not in _OTHER_BACKENDS:
         raise TrainingError(f"Keras's backend {backend!r} has no export; set KERAS_BACKEND to torch or tensorflow")
-    return _by_torch_backend(model)
-
-
-def _by_torch_backend(model: Any) -> Model:
     with tempfile.TemporaryDirectory() as folder:
         saved, written = Path(folder) / "model.keras", Path(folder) / "model.onnx"
         model.save(saved)

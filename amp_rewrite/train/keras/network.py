@@ -286,8 +286,9 @@ class LossObject:
 
 
 _LOGITS, _SMOOTHING = "from_logits", "label_smoothing"
-_PROBABILITIES = {_LOGITS: False}
+_PROBABILITIES: Mapping[str, object] = {_LOGITS: False}
 """What predictions are by default in Keras."""
+_BY_CLASS: Mapping[str, object] = {**_PROBABILITIES, "axis": -1}
 _MEAN = (None, "auto", "sum_over_batch_size", "AUTO", "SUM_OVER_BATCH_SIZE")
 """Reductions of Keras that are the mean."""
 
@@ -324,17 +325,10 @@ class Losses(metaclass=Namespace):
     """
 
     SparseCategoricalCrossentropy = staticmethod(
-        _loss("cross_entropy", "Cross entropy with class indices.", _LOGITS, **_PROBABILITIES, axis=-1)
+        _loss("cross_entropy", "Cross entropy with class indices.", _LOGITS, **_BY_CLASS)
     )
     CategoricalCrossentropy = staticmethod(
-        _loss(
-            "categorical_cross_entropy",
-            "Cross entropy with class probabilities.",
-            _LOGITS,
-            _SMOOTHING,
-            **_PROBABILITIES,
-            axis=-1,
-        )
+        _loss("categorical_cross_entropy", "Cross entropy with class probabilities.", _LOGITS, _SMOOTHING, **_BY_CLASS)
     )
     BinaryCrossentropy = staticmethod(
         _loss("binary_cross_entropy", "Cross entropy of two classes.", _LOGITS, _SMOOTHING, **_PROBABILITIES)

@@ -16,7 +16,7 @@ from amp_rewrite.errors import TrainingError, advice
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LABEL_LOSSES
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
+from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective.prediction import CLASSES, SHARES, YES_OR_NO, Prediction, TargetInput
@@ -93,7 +93,11 @@ def _kl_divergence(p: Prediction) -> tuple[str, str]:
     given = p.targets(p.shape(), DType.FLOAT, kind=SHARES, axis=axis)
     terms = b.op("Mul", given, b.op("Sub", p.log_of(given), p.logarithms(axis)))
     total = b.reduce("ReduceSum", p.weighted(terms, len(p.shape())), None, keepdims=False)
-    return p.over_rows(total), _agreement(p, given, axis)
+    rows = p.shape()[0]
+    if isinstance(rows, int):
+        return p.times(total, 1 / rows), _agreement(p, given, axis)
+    count = b.op("Gather", b.op("Shape", p.x), b.scalar(0, DType.INT64))
+    return b.op("Div", total, b.op("Cast", count, to=DType.FLOAT.code)), _agreement(p, given, axis)
 
 
 def _binary_cross_entropy(p: Prediction) -> tuple[str, str]:
@@ -243,18 +247,13 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
         raise TrainingError(f"the loss {name!r} is {what}, but a training step needs a float32 loss; cast it")
     shape = b.shape(name)
     if shape is None or any(dim != 1 for dim in shape):
-        raise TrainingError(
-            f"the loss {name!r} has {_dims(shape)}, but a loss is one number; reduce it to its mean first"
-        )
+        dims = "an unknown shape" if shape is None else f"shape {list(shape)}"
+        raise TrainingError(f"the loss {name!r} has {dims}, but a loss is one number; reduce it to its mean first")
     return (1,) * len(shape)
 
 
 def type_name(dtype: DType | None) -> str:
     return dtype.spelling if dtype else "of unknown type"
-
-
-def _dims(shape: Shape | None) -> str:
-    return "an unknown shape" if shape is None else f"shape {list(shape)}"
 
 
 def _outputs(b: Builder) -> str:

@@ -163,13 +163,6 @@ class Prediction:
         weighted = self.weighted(each, len(self.shape()) if rank is None else rank)
         return self.b.reduce("ReduceMean", weighted, None, keepdims=False)
 
-    def over_rows(self, total: str) -> str:
-        rows = self.shape()[0]
-        if isinstance(rows, int):
-            return self.times(total, 1 / rows)
-        count = self.b.op("Gather", self.b.op("Shape", self.x), self.b.scalar(0, DType.INT64))
-        return self.b.op("Div", total, self.b.op("Cast", count, to=DType.FLOAT.code))
-
     def times(self, x: str, factor: float) -> str:
         return x if factor == 1 else self.b.op("Mul", x, self.b.scalar(factor, DType.FLOAT))
 

@@ -164,8 +164,7 @@ class Trainer(Named, HoldsSession):
             before: with the state before the last step.
         """
         step, side = self.step, self._now.side if not before else self._other_side
-        feeds = {**batch, step.learning_rate: np.zeros((), np.float32)}
-        feeds |= {v.input: np.array(self._stepper.buffer.view(side, v.input)) for v in step.state}
+        feeds = {**self._stepper.buffer.arrays(side), **batch, step.learning_rate: np.zeros((), np.float32)}
         shapes = {v.input: v.initial.shape for v in step.state}
         outputs = [declared(value, DType.FLOAT, shapes[name]) for name, value in step.gradients.items()]
         runner = Runner.open(with_outputs(self._model, outputs, ()), self._options)

@@ -104,10 +104,8 @@ class TrainingReport(Result):
 
 def size_hints(model: Model, low: DType | None) -> tuple[str, ...]:
     """Return one sentence on the fixed dimensions of a lowered step besides multiples of 8; none without any."""
-    if low is None:
-        return ()
-    sizes = sorted({size for _, _, size in misaligned(View.of(model), low)})
-    if not sizes:
+    sizes = [] if low is None else sorted({size for _, _, size in misaligned(View.of(model), low)})
+    if low is None or not sizes:
         return ()
     pads = ", ".join(f"{size} (pad to {better_size(size)})" for size in sizes[:4])
     more = f" and {len(sizes) - 4} more" if len(sizes) > 4 else ""
