@@ -110,12 +110,7 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
             "replicas need torch.distributed, but PyTorch is not installed; pip install torch"
         ) from cause
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    gpus = torch.cuda.device_count()
-    if backend == "nccl" and gpus != 1:
-        raise TrainingError(
-            f"nccl needs one GPU per process, but this process sees {gpus}; set CUDA_VISIBLE_DEVICES to its own"
-            " (LOCAL_RANK), or use the backend gloo"
-        )
+    device = _device(backend, torch.cuda.device_count())
     try:
         torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as cause:
@@ -123,9 +118,20 @@ def join_replicas(backend: str | None = None, *, timeout: float = TIMEOUT) -> It
         raise TrainingError(f"the replicas could not connect: {reason}; start all of them with torchrun") from cause
     try:
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        yield TorchReplicas(rank, world, "cuda:0" if backend == "nccl" else "cpu", timeout)
+        yield TorchReplicas(rank, world, device, timeout)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _device(backend: str, gpus: int) -> str:
+    if backend != "nccl":
+        return "cpu"
+    if gpus != 1:
+        raise TrainingError(
+            f"nccl needs one GPU per process, but this process sees {gpus}; set CUDA_VISIBLE_DEVICES to its own"
+            " (LOCAL_RANK), or use the backend gloo"
+        )
+    return "cuda:0"
 
 
 @door()
