@@ -305,13 +305,11 @@ def _typed(array: Array, port: Port, where: str) -> tuple[Array, str]:
     native = array.dtype.newbyteorder("=")
     if native == to:
         return np.ascontiguousarray(array, to).reshape(array.shape), ""
-    if not _castable(native, port.dtype):
+    if port.dtype.floating:
+        castable = native.kind == "f" or native == DType.BFLOAT16.numpy
+    else:
+        castable = native.kind in "iu" and to.kind in "iu" and np.can_cast(native, to, "safe")
+    if not castable:
         raise FeedError(f"{where} is {native}, and the input takes {taken}; cast it with .astype({str(to)!r})")
     with np.errstate(all="ignore"):  # overflow becomes infinity, which is checked below
         return array.astype(to), f"{native} cast to {taken}"
-
-
-def _castable(dtype: np.dtype[Any], to: DType) -> bool:
-    if to.floating:
-        return dtype.kind == "f" or dtype == DType.BFLOAT16.numpy
-    return dtype.kind in "iu" and to.numpy.kind in "iu" and np.can_cast(dtype, to.numpy, "safe")

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import tee
-from operator import call
+from operator import call, length_hint
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ def source_of(data: object, known: Collection[str]) -> tuple[str, Source, int | 
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable):
         return "the batches given", lambda: map(data.__getitem__, range(len(data))), len(data)
     if isinstance(data, Iterable) and not isinstance(data, bytes):
-        return "the batches given", partial(iter, data), _length(data)
+        length = length_hint(data, -1)  # a loader of an iterable data set has none, and raises TypeError
+        return "the batches given", partial(iter, data), length if length >= 0 else None
     if callable(data):
         return f"{getattr(data, '__name__', type(data).__name__)}()", partial(_called, data), None
     raise FeedError(f"cannot feed {type(data).__qualname__}; give {FORMS}")
@@ -65,13 +66,6 @@ FORMS = (
     " generator or a DataLoader of these, or a function that yields them"
 )
 """Forms of data, for errors."""
-
-
-def _length(data: Iterable[object]) -> int | None:
-    try:
-        return len(data)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def _called(data: Callable[[], object]) -> Iterator[object]:

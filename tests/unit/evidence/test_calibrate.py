@@ -49,9 +49,7 @@ def _float(found: object) -> bool:
 def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
     path = ROOT / name
     batch = batch_of(name)
-
     found = calibrate(path, batch)
-
     view = View.of(Model.load(path))
     expected = dumped(view, batch, DType.FLOAT16)
     assert {k: r for k, r in found.values.items() if ":" not in k or k in expected} == expected
@@ -60,7 +58,6 @@ def test_the_ranges_are_those_of_the_activations_themselves(name: str) -> None:
 
 def test_constants_count_once_per_batch() -> None:
     one = calibrate(NET, ONE).values["w"]
-
     assert one == Range(4, absmax=2.0, absmin=float(np.float32(1e-6)), subnormal=1)
     assert calibrate(NET, [ONE, TWO]).values["w"] == one.merge(one)
 
@@ -85,7 +82,6 @@ def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
     """What the runtime computes as a function body is painted as one, and has ranges of its own."""
     batch = {"x": np.float32([[1, 2], [-3, 4]])}
     ranges = calibrate(onnx.parser.parse_model(FUNCTIONS), batch)
-
     for lists in ({}, {"deny": ["Elu"]}, {"deny": ["Mish"]}, {"deny": ["Selu", "Mish"]}):
         found = convert(onnx.parser.parse_model(FUNCTIONS), ranges=ranges, lists=lists)
         assert not [f for f in found.report.findings if f.kind == "unseen"], lists
@@ -109,9 +105,7 @@ def _value(view: View, name: str) -> int:
 def test_a_half_model_is_measured_in_its_widened_twin(name: str, to: str, io: str) -> None:
     batch = batch_of(f"tests/models/{name}.onnx")
     half = convert(TESTS / "models" / f"{name}.onnx", to=to, io=io, target="onnx").result
-
     found = calibrate(half, batch, to=to)
-
     twin = View.of(emulate(half, rounding=False, io="float32"))
     fed = next(iter(Feed.of(batch, twin.model)))
     expected = dumped(twin, fed, DType.parse(to))
@@ -130,8 +124,6 @@ def test_what_overflows_in_a_half_model_is_seen_with_its_true_size() -> None:
             y = Div (h, b)
         }
     """)
-
     found = calibrate(model, {"x": np.float16([1000])})
-
     assert (found.values["h"].absmax, found.values["h"].overflow) == (300_000.0, 1)
     assert found.values["y"].absmax == 1000.0

@@ -141,14 +141,12 @@ def plain(body: str, stated: str = "") -> onnx.ModelProto:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_an_overflow_inside_a_function_is_seen(depth: int) -> None:
     verdict = verify(calling(WIDE), calling(LOW, depth), BATCH, rtol=0.01, emulate=True)
-
     assert not verdict.ok and "float16 emulated" in verdict.candidate.as_
     assert "where the reference is finite" in verdict.because
 
 
 def test_locate_names_the_op_inside_a_function() -> None:
     located = locate(calling(WIDE), calling(LOW, 2), BATCH)
-
     assert located.low == "float16"
     assert located.first_jump is not None and located.first_jump.kind == "Mul" and located.first_jump.overflows
 
@@ -164,7 +162,6 @@ MISDECLARED = {
 @pytest.mark.parametrize("name", MISDECLARED)
 def test_a_value_declared_as_another_type_is_refused(name: str, measure: str) -> None:
     reference, candidate, batch = plain("y = Exp (x)"), MISDECLARED[name], {"x": np.ones(4, np.float32)}
-
     with pytest.raises(ModelError, match=r"declared as another type|Type Error|Type \(tensor"):
         if measure == "verify":
             verify(reference, candidate, batch, rtol=0.01, emulate=True)
@@ -180,5 +177,4 @@ def test_an_op_without_a_kernel_of_its_type_is_still_emulated() -> None:
     """No CPU kernel takes bfloat16 here: the emulation stands for it."""
     body = "h = Cast <to = 16> (x)  i = Erf (h)  y = Cast <to = 1> (i)"
     verdict = verify(plain("y = Erf (x)"), plain(body), BATCH, rtol=0.1, emulate=True)
-
     assert verdict.ok and "bfloat16 emulated" in verdict.candidate.as_

@@ -68,13 +68,11 @@ def findings(model: ModelProto, ranges: Ranges, **options: object) -> list[tuple
 
 def test_the_report_says_on_what_data_values_fit_and_that_random_data_is_random() -> None:
     report = converted(chain(), seen(chain())).report
-
     assert [row.dtype for row in report.rows] == ["float16"] * 5
     assert [(f.kind, f.subject, f.message) for f in report.findings] == [
         ("calibrated", "data.npz", "3 batches, headroom 2")
     ]
     report = converted(chain(), replace(seen(chain()), random=True, origin="random, seed 0")).report
-
     assert [(f.subject, f.message) for f in report.findings] == [
         (
             "random, seed 0",
@@ -173,7 +171,6 @@ def test_a_cluster_is_pinned_whole_also_without_safety_rules() -> None:
     )
     constants = {**WEIGHT, "eps": np.float32(1e-3), "g": np.ones(8, np.float32)}
     model = build(graph, ["y"], constants=constants, opset=13)
-
     for safety in ("default", "none"):
         found = held(model, seen(model, q=1e6), safety=safety, level="lower-all")
         assert {"m", "d", "q", "v", "e", "r", "n"} <= found.keys()

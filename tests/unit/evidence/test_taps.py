@@ -80,7 +80,6 @@ EDGES: dict[str, Sequence[float]] = {
 def test_a_tap_counts_what_a_walk_over_the_values_counts(values: Sequence[float], name: str, to: DType) -> None:
     view = view_of(f"g ({name}[n] x) => ({name}[n] y) {{ y = Identity (x) }}")
     x = np.array(values, np.float32 if name == "float" else np.float64)
-
     assert measured(view, {"x": x}, to=to)["x"] == seen(x, to=to)
 
 
@@ -89,22 +88,18 @@ def test_more_ones_than_float32_counts_and_low_types_are_measured_as_they_are() 
     view = view_of("g (float[n] x) => (float[n] y) { y = Identity (x) }")
     x = np.ones((1 << 24) + 4, np.float32)
     x[0] = 1e-6
-
     assert measured(view, {"x": x})["x"] == Range(x.size, absmax=1.0, absmin=float(x[0]), subnormal=1)
     body = "y = Cast <to = 1> (x) c = Cast <to = 1> (b)"
     view = view_of(f"g (float16[n] x, bfloat16[n] b) => (float[n] y, float[n] c) {{ {body} }}")
     x, b = np.float16([0, 1e-7, 3]), np.array([1e30, 0, 2], DType.BFLOAT16.numpy)
-
     found = measured(view, {"x": x, "b": b})
     assert (found["x"], found["b"]) == (seen(x), seen(b))
 
 
 def test_older_opsets_are_refused_with_the_way_out() -> None:
     view = view_of("g (float[n] x) => (float[n] y) { y = Exp (x) }", 8)
-
     with pytest.raises(ModelError) as refused:
         tapped(view, Taps.of(view).taps, DType.FLOAT16)
-
     assert str(refused.value) == (
         "the model imports ai.onnx opset 8, and ranges are measured from opset 9 on; raise it with"
         " onnx.version_converter"
@@ -124,7 +119,6 @@ def test_floats_are_tapped_by_new_names_and_constants_are_read() -> None:
     assert [[key(view, v) for v in values] for values in (taps.taps, taps.constants)] == [["x", "r", "f"], ["w"]]
     view = view_of("g (float[n] tap_1, float[n] tap__rows) => (float[n] y) { y = Add (tap_1, tap__rows) }")
     x, z = np.float32([1]), np.float32([2])
-
     assert measured(view, {"tap_1": x, "tap__rows": z}) == {"tap_1": seen(x), "tap__rows": seen(z), "y": seen(x + z)}
 
 
@@ -139,14 +133,12 @@ SEQUENCES = """g (float[2] a, float[2] b) => (float[n] y, float[2] z) {
 def test_sequences_and_bodies_without_results_are_untapped_by_name() -> None:
     view = view_of(SEQUENCES)
     a, b = np.float32([1, 2]), np.float32([3, 4e5])
-
     assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken out of it are measured"}
     assert measured(view, {"a": a, "b": b}) == {"a": seen(a), "b": seen(b), "y": seen(a, b), "z": seen(a)}
     view = view_of("""g (float[1,3,2] x) => (float[1,3,2] y) {
         [old] y = Scan <num_scan_inputs = 1, body = b (float[2] e) => (float[2] f) { f = Exp (e) }> ("", x)
     }""", 8)  # fmt: skip
     reason = "it is in a body of 'old', and nothing is carried out of Scan-8"
-
     assert Taps.of(view).untapped == {"old/body:e": reason, "old/body:f": reason}
 
 
@@ -166,17 +158,13 @@ LOOP = """g (int64 trips, float[2] x) => (float[2] y, float[k,2] all) {
 def test_a_loops_trips_are_merged_and_one_of_none_saw_nothing() -> None:
     x = np.float32([2, 0.5])
     s = [x, x**2, x**4]
-
     found = measured(view_of(LOOP), {"trips": np.array(3), "x": x})
-
     assert found["loop/body:s"] == seen(*s)
     assert found["loop/body:t"] == seen(*(v**2 for v in s)) == replace(found["loop/body:t"], absmax=256.0)
     assert found["loop/body:u"] == found["all"]
     assert found["y"] == seen(x**8)
     x = np.float32([2, 0.5])
-
     found = measured(view_of(LOOP), {"trips": np.array(0), "x": x})
-
     assert {name: found[name] for name in ("loop/body:s", "loop/body:t", "loop/body:u", "all", "y")} == {
         **dict.fromkeys(("loop/body:s", "loop/body:t", "loop/body:u", "all"), Range()),
         "y": seen(x),
@@ -196,7 +184,6 @@ def test_a_branch_inside_a_loop_is_measured_in_the_trips_that_take_it() -> None:
         }>
     }""")  # fmt: skip
     found = measured(view, {"trips": np.array(5), "x": np.float32([2])})
-
     assert found["loop/body/pick/else_branch:more"] == seen(np.float32([4, 16]))
     assert found["loop/body/pick/then_branch:same"] == seen(np.float32([16, 16, 16]))
 
@@ -208,9 +195,7 @@ def test_a_scans_slices_and_states_are_merged() -> None:
     }""")  # fmt: skip
     start, x = np.float32([0, 0]), np.float32([[1, 2], [3, 4], [5, 1e-6]])
     t = start + np.cumsum(x, 0, dtype=np.float32)
-
     found = measured(view, {"start": start, "x": x})
-
     assert found["scan/body:e"] == seen(x)
     assert found["scan/body:s"] == seen(start, t[0], t[1])
     assert found["scan/body:t"] == seen(t)
@@ -229,10 +214,8 @@ def test_taps_change_no_output(name: str) -> None:
     view = View.of(emulate(text_model(name), rounding=False, io="float32"))
     batch = Feed.of(feeds(text_model(name)), view.model)
     plain = Runner.open(view.model, SessionOptions(optimized=False)).run(next(iter(batch)))
-
     made = tapped(view, Taps.of(view).taps, DType.FLOAT16)
     found = Runner.open(made.model, SessionOptions(optimized=False)).run(next(iter(batch)))
-
     rows = np.asarray(found.pop(made.rows))
     assert rows.shape == (WIDTH * len(made.values),)
     assert list(found) == list(plain)

@@ -227,8 +227,6 @@ def test_an_emulated_model_is_copied_to_a_file_only_if_memory_is_too_small(
     monkeypatch.setattr("amp_rewrite.evidence.opening.main_memory", lambda: 1 << 40 if fits else 0)
     folder = tempfile.TemporaryDirectory
     monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **more: made.append(more) or folder(**more))
-
     x = {"x": np.ones((2, 200), np.float16)}
     verdict = verify(tmp_path / "half.onnx", tmp_path / "half.onnx", x, atol=0, emulate=True)
-
     assert (verdict.ok, len(made)) == (True, 0 if fits else 2)

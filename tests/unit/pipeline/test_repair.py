@@ -34,9 +34,7 @@ NEAR: dict[str, Any] = {"tolerance": 1e-2}
 def test_hard_models_are_repaired_with_most_compute_ops_still_low(name: str) -> None:
     """Without the rules for numbers, which mend some of them before a search."""
     hard = HARD[name]()
-
     found = repair(hard.model, hard.batch, safety="none", **NEAR)
-
     totals = found.converted.report.totals
     assert (found.solved, found.minimal) == (True, True)
     assert totals.compute_lowered >= 0.9 * totals.compute_ops
@@ -73,7 +71,6 @@ def repaired(model: ModelProto, **options: Any) -> Repaired:
 def test_one_layer_of_many_is_found_and_named() -> None:
     told: list[tuple[str, int, int]] = []
     found = repaired(needy(), progress=lambda *step: told.append(step))
-
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == ["calibrate", "verify", "search", "own errors"]
     assert all(0 < done <= total for _, done, total in told)
     assert (found.solved, found.minimal) == (True, True)
@@ -85,7 +82,6 @@ def test_one_layer_of_many_is_found_and_named() -> None:
 def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
     model = needy(needs=())
     found = repaired(model)
-
     assert (found.solved, found.minimal, found.regions, len(found.trail)) == (True, True, (), 1)
     assert found.text() == ""  # the evidence says it
     assert found.text(verbose=True).startswith("repair: no region pinned to float32; 1 trial\n")
@@ -94,7 +90,6 @@ def test_a_model_that_is_near_enough_is_converted_as_always() -> None:
 
 def test_a_budget_that_ends_early_leaves_what_was_found_and_says_so() -> None:
     found = repaired(needy(needs=(1, 5)), budget=3)
-
     assert (found.solved, found.minimal, len(found.trail)) == (True, False, 3)
     assert "perhaps not all are needed; 3 trials" in found.text()
 
@@ -109,7 +104,6 @@ def test_a_result_that_fails_after_all_is_not_solved(monkeypatch: pytest.MonkeyP
 
 def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
     found = repaired(needy(), lower=["*"])
-
     assert not found.solved
     assert found.candidates == 0
     told = found.text()
@@ -119,9 +113,7 @@ def test_what_cannot_be_pinned_cannot_be_repaired() -> None:
 
 def test_a_half_model_is_repaired_against_its_widened_twin() -> None:
     half = amp_rewrite.convert(needy(layers=3, needs=(1,)), target="onnx", io="low").model
-
     found = repaired(half)
-
     assert found.solved
     assert [row.name for row in found.converted.report.rows if row.dtype == "float32"] == ["u1", "d1"]
 
@@ -130,9 +122,7 @@ def test_what_only_moves_values_of_raised_ops_does_not_round_them_again() -> Non
     weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     chain = build("a=MatMul(x,w);r=Relu(a);t=Transpose(r);y=MatMul(t,w)", ["y"], constants={"w": weight})
     half = amp_rewrite.convert(chain, target="onnx").model
-
     found = repaired(half, tolerance=1e-6)  # a 500th of what one rounding to float16 costs
-
     assert found.solved
     assert {row.dtype for row in found.converted.report.rows if row.op != "Cast"} == {"float32"}
 
@@ -164,9 +154,7 @@ def test_where_even_all_are_not_enough_nothing_is_chosen() -> None:
 @pytest.mark.parametrize("guilty", [0, 1, 5, 499, 998, 999])
 def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
     asked, enough = blames(guilty)
-
     chosen = minimal_set(1000, enough)
-
     assert chosen == (guilty,)
     assert len(asked) <= 24  # none, all; log2(1000) to double and to bisect; the one alone
 
@@ -175,7 +163,6 @@ def test_one_of_a_thousand_is_found_in_some_thirty_tests(guilty: int) -> None:
 def test_what_is_chosen_is_enough_and_nothing_less_is(suspects: int, data: st.DataObject) -> None:
     guilty = data.draw(st.sets(st.integers(0, suspects - 1)))
     _, enough = blames(*guilty)
-
     assert minimal_set(suspects, enough) == tuple(sorted(guilty))
 
 
