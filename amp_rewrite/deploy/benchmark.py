@@ -148,28 +148,23 @@ class Benchmark(Result):
 
     def text(self) -> str:
         """Return a text: device and versions, and a table of latencies and memory."""
-        notes = [f"note: {note}" for note in self.notes]
-        return "\n".join([*self._head(), "", *self._latencies(), "", *notes]).rstrip("\n") + "\n"
-
-    def _head(self) -> list[str]:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         each = f"{count(self.rounds, 'round')} of {count(self.runs, 'run')} of each"
-        rows = (
+        facts = (
             ("runs on", self.provider),
             ("device", f"{self.device}; {versions}"),
             ("data", self.fed),
             ("measured", f"{each}, taking turns, after {self.warm_up} to warm up"),
         )
-        return [", ".join(dict.fromkeys(entry.name for entry in self.entries)), *table(rows)]
-
-    def _latencies(self) -> list[str]:
+        lines = [", ".join(dict.fromkeys(entry.name for entry in self.entries)), *table(facts), ""]
         head = ["latency, ms", "median", "p5", "p95", *(f"vs {name}" for name in self.baselines)]
         rows = [[entry.name, *_numbers(entry, self.baselines)] for entry in self.entries]
         if any(entry.memory is not None for entry in self.entries):
             head.append("peak memory")
             weighed = ["-" if entry.memory is None else size(entry.memory) for entry in self.entries]
             rows = [[*row, memory] for row, memory in zip(rows, weighed, strict=True)]
-        return table(rows, head=head, right=" >>>" + ">" * 9)
+        lines += [*table(rows, head=head, right=" >>>" + ">" * 9), "", *(f"note: {note}" for note in self.notes)]
+        return "\n".join(lines).rstrip("\n") + "\n"
 
     def to_json(self) -> str:
         """Return JSON; `docs/how-to/gpu.md#bench` describes the fields. It ends with a newline."""

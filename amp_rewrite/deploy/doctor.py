@@ -34,7 +34,7 @@ from amp_rewrite.reports.diff import live
 from amp_rewrite.reports.render import blocks, count, shortened, size
 from amp_rewrite.reports.report_builder import inventory_view, report_of
 from amp_rewrite.reports.result import Result
-from amp_rewrite.reports.rows import FLOATING, Totals
+from amp_rewrite.reports.rows import FLOATING
 from amp_rewrite.runtime.faults import CUDA
 from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, again, install, installation_fault, packages, uninstall
@@ -227,7 +227,13 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     converted = convert(source, to=low, target=Target.ORT_CUDA)
     examined = source if own is low else converted.result
     view = View.of(examined)
-    yield _lowered(converted.report.totals, low)
+    totals = converted.report.totals
+    if totals.compute_ops:
+        fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
+        whole = totals.compute_lowered == totals.compute_ops
+        yield Check("model", OK if whole else ADVICE, fact, "" if whole else "`amp-rewrite convert` says why for each")
+    else:
+        yield Check("model", ADVICE, "no op in it gains from a low type")
     if own is low:
         yield from kept_by_conversion(source, low)
     for finding in converted.report.findings:
@@ -247,14 +253,6 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         fact, _, remedy = options.cost.partition("; ")
         yield Check("session", ADVICE, fact, remedy)
     yield VALUES
-
-
-def _lowered(totals: Totals, low: DType) -> Check:
-    if not totals.compute_ops:
-        return Check("model", ADVICE, "no op in it gains from a low type")
-    fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
-    state = OK if totals.compute_lowered == totals.compute_ops else ADVICE
-    return Check("model", state, fact, "" if state == OK else "`amp-rewrite convert` says why for each")
 
 
 def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("lowered", "raised", "retyped", "attribute", "added", "removed", "casts")
 FLOAT32 = "float32"
 """The word of a check for ops that are float32 in B alone: raised, or added in float32."""
-_MARKDOWN_LIMIT = 60_000  # a comment on GitHub holds 65536 characters
+_ROOM = 60_000  # a comment on GitHub holds 65536 characters
 _MARKDOWN_CELL = 200
 _ANNOTATIONS = 9  # GitHub shows ten of one level per step; the tenth counts the others
 _SHOWN = 8
@@ -175,7 +175,10 @@ class Delta(Result):
         lines = [f"**Precision: {self.summary()}**"]
         rows = [[cut(cell, _MARKDOWN_CELL) for cell in row] for row in self._rows()]
         if rows:
-            lines += ["", *_fitting(markdown_table(("change", "op", "type", "dtype", "why"), rows))]
+            drawn = markdown_table(("change", "op", "type", "dtype", "why"), rows)
+            ends = accumulate(len(line.encode()) + 1 for line in drawn)  # a comment has so many bytes
+            fitting = [line for i, (line, end) in enumerate(zip(drawn, ends, strict=True)) if i < 2 or end <= _ROOM]
+            lines += ["", *fitting]
             left = len(rows) - (len(lines) - 4)
             lines += ["", f"… and {left} more."] if left else []
         return "\n".join(lines) + "\n"
@@ -213,12 +216,6 @@ def _encoded(change: Change | CastChange, but: str) -> dict[str, object]:
     encoded = asdict(change)
     del encoded[but]
     return encoded
-
-
-def _fitting(lines: Sequence[str]) -> list[str]:
-    """Return the head of a Markdown table and as many of its lines as a comment has room for, in bytes."""
-    ends = accumulate(len(line.encode()) + 1 for line in lines)
-    return [line for i, (line, end) in enumerate(zip(lines, ends, strict=True)) if i < 2 or end <= _MARKDOWN_LIMIT]
 
 
 def _fails_on(change: Change, kinds: Collection[str]) -> bool:

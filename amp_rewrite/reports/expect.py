@@ -24,7 +24,7 @@ from amp_rewrite.ir.op_classes import HEAVY
 from amp_rewrite.reports.diff import live, live_casts
 from amp_rewrite.reports.render import count, plain, shortened, size
 from amp_rewrite.reports.report import Report
-from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW, Row
+from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW
 
 _TYPES = dict.fromkeys(DTYPES, ("", "%"))
 _PORTS = dict.fromkeys(("io", "inputs", "outputs"), ("type",))
@@ -140,7 +140,8 @@ class Expectation:
         rows = [report.rows[i] for i in live(report)]
         if self.subject == "ops":
             pattern = self.choice if self.choice is not None else "*"
-            return "op", [_Item(row.path, row.dtype, _named(row, pattern)) for row in rows]
+            named = [any(fnmatchcase(text, pattern) for text in (row.op, row.name, row.path)) for row in rows]
+            return "op", [_Item(row.path, row.dtype, chosen) for row, chosen in zip(rows, named, strict=True)]
         floats = [row for row in rows if row.variables or row.dtype in FLOATING]
         if self.subject == "compute":
             heavy = [row for row in floats if (row.color == "allow" if row.color else row.op in HEAVY)]
@@ -160,7 +161,3 @@ class Expectation:
             return self._words(noun, chosen, 0)
         wrong = [f"{i.name} is {i.dtype}" for i in chosen if (i.dtype == self.value) != (self.sign == "=")]
         return f"{right} of {len(chosen)}{': ' if wrong else ''}{shortened(wrong)}"
-
-
-def _named(row: Row, pattern: str) -> bool:
-    return any(fnmatchcase(text, pattern) for text in (row.op, row.name, row.path))

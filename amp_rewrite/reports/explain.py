@@ -103,23 +103,17 @@ def explained(report: ReportData, names: Sequence[str], view: View | None = None
     """
     if not names:
         raise PatternError(f"{report.model.name}: nothing to explain; name an op, a type of ops or a value")
-    makers = {
-        value.name: NO_ROW if value.producer is None else int(value.producer)
-        for value in reversed(view.values if view is not None else ())  # of equal names in bodies the first counts
-    }
-    shifts = _shifts(view) if view is not None and report.shifts else {}
+    makers: dict[str, int] = {}
+    shifts: dict[int, int] = {}
+    if view is not None:
+        for value in reversed(view.values):  # of equal names in several bodies the first counts
+            makers[value.name] = NO_ROW if value.producer is None else int(value.producer)
+        for op in view.ops if report.shifts else ():
+            shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
+            if (match := next(filter(None, shifted), None)) is not None:
+                shifts[int(op.id)] = int(match[1])
     chains = tuple(chain for name in names for chain in _chains(report, name, makers, shifts))
     return Explanation(report.model.name, chains, report.inventory)
-
-
-def _shifts(view: View) -> Mapping[int, int]:
-    """Return the exponent of the results of each shifted op, by its row."""
-    exponents = {}
-    for op in view.ops:
-        shifted = (_SHIFTED.search(view.value_name(value)) for value in op.results)
-        if (match := next(filter(None, shifted), None)) is not None:
-            exponents[int(op.id)] = int(match[1])
-    return exponents
 
 
 def _chains(report: ReportData, name: str, makers: Mapping[str, int], shifts: Mapping[int, int]) -> Iterator[Chain]:

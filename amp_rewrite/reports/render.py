@@ -181,14 +181,11 @@ def annotation(level: str, message: str, properties: Mapping[str, str]) -> str:
     Escaped as the runner unescapes: %, CR and LF everywhere, colon and comma in properties too. Other
     characters that are not printable are escaped as in `plain`, and commands inside as in `harmless`.
     """
-    escaped = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    stated = {name: _message(value).replace(":", "%3A").replace(",", "%2C") for name, value in properties.items()}
+    escaped = ",".join(f"{name}={value}" for name, value in stated.items())
     return f"::{level}{' ' + escaped if escaped else ''}::{_message(message)}"
 
 
 def _message(text: str) -> str:
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return harmless(plain(escaped))
-
-
-def _property(text: str) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -15,7 +15,7 @@ from amp_rewrite.errors import Finding, by_kind
 from amp_rewrite.ir.op_classes import CASTS, ELEMENTLESS
 from amp_rewrite.reports.evidence import ARGUMENTS, UNCHECKED
 from amp_rewrite.reports.render import WIDTH, count, cut, display_width, plain, share, shortened, size, table, wrap
-from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row, ShiftRow
+from amp_rewrite.reports.rows import NO_ROW, CastRow, ReportData, Row
 from amp_rewrite.settings.request import USUAL_TOLERANCES
 
 LOW = ("float16", "bfloat16")
@@ -27,13 +27,10 @@ _HINTS = {"channels_last": _OPEN, "caches": "between steps: "}
 """Kinds of findings that stand in front of the next step, with their starts."""
 _BATCHES = "batches.npz"
 """The file that a next step reads."""
-_LEAST = 1
-"""Lines that a table keeps where the screen is short."""
 _OBJECTION = 240
 """Characters of an error that stand in the evidence; onnxruntime's run over several lines."""
 _UNASKED = {"Constant", "Identity", *CASTS, *ELEMENTLESS}
 """Op types whose float32 needs no reason."""
-_ALLOW = "allow"
 _Part = list[str]
 
 
@@ -71,14 +68,10 @@ def _fitted(parts: Sequence[_Part], room: int) -> list[_Part]:
     first, *rest = [list(part) for part in parts if part]
     while rest and sum(len(part) + 1 for part in (first, *rest)) > room:
         longest = max(rest, key=len)
-        if len(longest) <= _LEAST + 1:
+        if len(longest) <= 2:  # a table keeps its heading and a line
             break
-        del longest[-2:]
-        longest.append(_CUT)
+        longest[-2:] = ["  … (-v shows all)"]
     return [first, *rest]
-
-
-_CUT = "  … (-v shows all)"
 
 
 # -- the head ----------------------------------------------------------------------------------------
@@ -95,7 +88,10 @@ def _head(report: ReportData) -> _Part:
     if report.inventory:
         facts.append(("Casts", str(totals.casts_existing)))
     if report.shifts:
-        facts.append(("shifts", shift_counts(report.shifts)))
+        exponents = Counter(row.exponent for row in report.shifts)
+        parts = [f"{count(n, 'region')} times 2^-{k}" for k, n in sorted(exponents.items()) if k]
+        parts += [f"{count(exponents[0], 'value')} beyond the type not shifted"] if exponents[0] else []
+        facts.append(("shifts", ", ".join(parts)))
     needs = [f"{plain(f.subject)} or later" for f in report.findings if f.kind == "needs_release"]
     facts += [("target", ", ".join((plain(model.target), *needs)))] if model.target else []
     if report.findings:
@@ -126,14 +122,6 @@ def low_types(report: ReportData) -> list[str]:
     return [dtype for dtype in LOW if dtype in known]
 
 
-def shift_counts(shifts: Sequence[ShiftRow]) -> str:
-    """Return the number of regions by exponent, and of values left alone."""
-    exponents = Counter(row.exponent for row in shifts)
-    parts = [f"{count(n, 'region')} times 2^-{exponent}" for exponent, n in sorted(exponents.items()) if exponent]
-    parts += [f"{count(exponents[0], 'value')} beyond the type not shifted"] if exponents[0] else []
-    return ", ".join(parts)
-
-
 def _settings(report: ReportData) -> _Part:
     model = report.model
     opsets = ", ".join(f"{domain} {version}" for domain, version in model.opsets.items())
@@ -154,7 +142,14 @@ def _settings(report: ReportData) -> _Part:
 
 
 def _tables(report: ReportData) -> list[_Part]:
-    return [_stock(report)] if report.inventory else [_stayed(report), _raised(report)]
+    if not report.inventory:
+        return [_stayed(report), _raised(report)]
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in report.rows:
+        kinds[row.op][row.dtype] += 1
+    ordered = sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0]))
+    rows = [(str(n.total()), kind, ", ".join(f"{n[d]} {d}" for d in sorted(n))) for kind, n in ordered]
+    return [[f"{count(report.totals.ops, 'op')} by type", *table(rows, right=">")]]
 
 
 def _stayed(report: ReportData) -> _Part:
@@ -166,7 +161,7 @@ def _stayed(report: ReportData) -> _Part:
     among = f"{count(compute, 'compute op') if compute else 'no compute op'} among them"
     groups = sorted(_grouped(high, lambda row: row.rule or "").items(), key=lambda item: (-len(item[1]), item[0]))
     if compute:  # these first
-        groups.sort(key=lambda item: all(row.color != _ALLOW for row in item[1]))
+        groups.sort(key=lambda item: all(row.color != "allow" for row in item[1]))
     lines = _counted((len(rows), reasons.words(rule), rows) for rule, rows in groups)
     heading = f"{len(high)} ops stay float32, {among}" if len(high) > 1 else "1 op stays float32"
     return [heading, *lines]
@@ -206,15 +201,6 @@ def _within(words: str, examples: str) -> str:
 
 def _short(op: str) -> str:
     return op.rpartition("::")[2]
-
-
-def _stock(report: ReportData) -> _Part:
-    kinds: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in report.rows:
-        kinds[row.op][row.dtype] += 1
-    ordered = sorted(kinds.items(), key=lambda item: (-item[1].total(), item[0]))
-    rows = [(str(n.total()), kind, ", ".join(f"{n[d]} {d}" for d in sorted(n))) for kind, n in ordered]
-    return [f"{count(report.totals.ops, 'op')} by type", *table(rows, right=">")]
 
 
 def _rows(report: ReportData) -> _Part:

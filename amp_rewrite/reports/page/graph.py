@@ -98,7 +98,7 @@ class _Graph:
         tree = tree_of(paths, order, self.labels)
         edges = ((producer, at) for at, reads in enumerate(self.reads) for producer in reads if producer != NO_ROW)
         places = layers_of(tree, edges, order)
-        cells = [*self._row_cells(), *self._port_cells()]  # texts by their number; a name is a prefix and the rest
+        cells = list(self._cells())
         rules: dict[str, object] = {}
         for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
             known = reasons.reason_of(rule)
@@ -141,7 +141,8 @@ class _Graph:
             return plain(self.report.rows[vertex].path).rpartition("/")[2] or self.report.rows[vertex].op
         return plain(self.ports[vertex - self.first_input].name)
 
-    def _row_cells(self) -> Iterator[tuple[int | str, ...]]:
+    def _cells(self) -> Iterator[tuple[int | str, ...]]:
+        """Yield the columns of each vertex, texts by their number; a name is a prefix and the rest."""
         for row in self.report.rows:
             prefix, slash, rest = plain(row.path).rpartition("/")
             entry = f"{row.color}: {row.source}{': ' + row.reason if row.reason else ''}" if row.color else ""
@@ -155,8 +156,6 @@ class _Graph:
                 *map(self._number, (entry, ", ".join(row.inputs), ", ".join(row.outputs))),
                 self._number(plain(", ".join(stated))) if mixed else 0,
             )
-
-    def _port_cells(self) -> Iterator[tuple[int | str, ...]]:
         for kind, ports in (("Input", self.report.inputs), ("Output", self.report.outputs)):
             for port in ports:
                 dtype = self._number(port.dtype)
