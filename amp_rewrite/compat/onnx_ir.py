@@ -11,8 +11,8 @@ from onnx_ir.passes import FunctionalPass, PassResult
 
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.files import tensors, wire
+from amp_rewrite.files.external_data import map_tensors
 from amp_rewrite.files.model import IrModel, Model
-from amp_rewrite.files.programs import map_tensors
 from amp_rewrite.files.protos import clone
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.report import Report

@@ -1,17 +1,23 @@
-"""External data: tensors in files of a model's folder."""
+"""Tensors outside a model's file: external data in its folder, and programs of torch or onnx_ir in memory."""
 
 from __future__ import annotations
 
+import copy
 import os
 import re
+import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import onnx
+from onnx import ModelProto
 
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ModelError
-from amp_rewrite.files.tensors import Source, dtype, elements, stamp
+from amp_rewrite.errors import ModelError, one_line
+from amp_rewrite.files.protos import clone
+from amp_rewrite.files.tensors import ProgramTensor, Source, dtype, elements, stamp
 
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
@@ -86,3 +92,113 @@ def _number(text: str, key: str, where: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise ModelError(f"{where} has the {key} {text!r}, which is not a byte count; export the model again")
     return int(text)
+
+
+# -- programs -------------------------------------------------------------------------------------------
+
+
+def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
+    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, without importing torch; the program stays as it is.
+
+    Its tensors have no values yet, but locations, and a source for each. `folder`: that of external data, which is not
+    resolved then; by default each tensor knows its own.
+    """
+    model: Any = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
+    if model is None:
+        raise ModelError(
+            f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
+            " an onnx_ir.Model, or a result of convert or repair"
+        )
+    import onnx_ir
+
+    shelf = _TensorStore(folder)
+    try:
+        model = model.clone()  # the program itself must not be changed
+        map_tensors(model, shelf.replaced)
+        proto = onnx_ir.serde.serialize_model(model)
+    except onnx_ir.serde.SerdeError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        words = one_line(cause)
+        raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {words}; export it again") from error
+    assert isinstance(proto, ModelProto)
+    return proto, shelf.own
+
+
+def _of_onnx_ir(model: object) -> bool:
+    return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
+
+
+def map_tensors(model: Any, new: Callable[[Any], Any]) -> None:
+    """Replace each tensor of an onnx_ir model, in place: initializers and attributes, in bodies and functions, too."""
+    import onnx_ir
+
+    def replace(attributes: Any) -> None:
+        for name, a in list(attributes.items()):
+            kind = onnx_ir.AttributeType.UNDEFINED if a.is_ref() else a.type
+            if kind == onnx_ir.AttributeType.TENSOR:
+                attributes[name] = onnx_ir.AttrTensor(name, new(a.value), doc_string=a.doc_string)
+            elif kind == onnx_ir.AttributeType.TENSORS:
+                attributes[name] = onnx_ir.AttrTensors(name, list(map(new, a.value)), doc_string=a.doc_string)
+
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for function in model.functions.values():
+        replace(function.attributes)
+        graphs += [function, *function.subgraphs()]
+    for graph in graphs:
+        for value in getattr(graph, "initializers", {}).values():
+            if value.const_value is not None:
+                value.const_value = new(value.const_value)
+        for node in graph:
+            replace(node.attributes)
+
+
+class _TensorStore:
+    """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.own: dict[str, Source] = {}
+        self._secret = secrets.token_hex(16)  # cannot collide with a location of external data
+        self._folders: dict[str, Folder] = {}
+        self._known: dict[int, tuple[object, str]] = {}  # the tensor too: its id is its own while it lives
+
+    def replaced(self, tensor: Any) -> Any:
+        """Return a tensor with the facts of the given one and values elsewhere, or a copy of a small one."""
+        import onnx_ir
+
+        kind, external = DType.of(tensor.dtype.value), isinstance(tensor, onnx_ir.ExternalTensor)
+        if isinstance(tensor, onnx_ir.serde.TensorProtoTensor):
+            proto = tensor.raw
+            if not proto.HasField("raw_data") or proto.HasField("segment") or kind in (None, DType.STRING):
+                return onnx_ir.serde.TensorProtoTensor(clone(proto))
+        elif kind in (None, DType.STRING) or (external and (self.folder or not os.fspath(tensor.base_dir))):
+            return copy.copy(tensor)
+        if id(tensor) not in self._known:
+            key = f"{self._secret}.{len(self.own)}"
+            self.own[key] = self._source(tensor, kind)
+            self._known[id(tensor)] = tensor, key
+        return onnx_ir.ExternalTensor(
+            self._known[id(tensor)][1],
+            None,
+            None,
+            tensor.dtype,
+            shape=onnx_ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+
+    def _source(self, tensor: Any, kind: DType) -> Source:
+        import onnx_ir
+
+        proto = onnx.TensorProto(name=tensor.name or "", data_type=kind.code, dims=tensor.shape.numpy())
+        if isinstance(tensor, onnx_ir.ExternalTensor):
+            for key in ("location", "offset", "length"):
+                if (value := getattr(tensor, key)) is not None:
+                    proto.external_data.add(key=key, value=str(value))
+            base = os.fspath(tensor.base_dir)
+            return self._folders.setdefault(base, Folder(Path(base))).source(proto)
+        held = ProgramTensor(tensor, kind, count := elements(proto))
+        return Source("", 0, kind.nbytes(count), kind, held.key, held=held)

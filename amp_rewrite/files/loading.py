@@ -64,7 +64,7 @@ def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> Mo
     elif isinstance(source, ModelProto):
         proto = source
     else:
-        from amp_rewrite.files.programs import of_program  # late: most models are in files
+        from amp_rewrite.files.external_data import of_program  # late: most models are in files
 
         proto, lent = of_program(source, folder)
         own |= lent

@@ -38,7 +38,10 @@ class ValueType(NamedTuple):
     @property
     def onnx_spelling(self) -> str:
         """The spelling of schemas: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
-        return _spell(self.container, self.dtype)
+        inner = f"tensor({self.dtype.onnx_name})" if self.dtype else "unknown"
+        if self.container == TENSOR:
+            return inner
+        return f"optional(seq({inner}))" if self.container == "optional(seq)" else f"{self.container}({inner})"
 
     def of(self, dtype: DType | None) -> ValueType:
         return ValueType(self.container, dtype)
@@ -49,14 +52,6 @@ def unknown(value_type: ValueType | None) -> bool:
     return value_type is None or (value_type.dtype is None and value_type.container != "map")
 
 
-@cache
-def _spell(container: str, dtype: DType | None) -> str:
-    inner = f"tensor({dtype.onnx_name})" if dtype else "unknown"
-    if container == TENSOR:
-        return inner
-    return f"optional(seq({inner}))" if container == "optional(seq)" else f"{container}({inner})"
-
-
 def parse_type(spelling: str) -> ValueType:
     container = "optional(seq)" if spelling.startswith("optional(seq(") else spelling.split("(", 1)[0]
     return _BY_SPELLING.get(spelling) or ValueType(container, None)
@@ -64,7 +59,7 @@ def parse_type(spelling: str) -> ValueType:
 
 _BY_SPELLING = {
     **{f"sparse_tensor({d.onnx_name})": ValueType("sparse_tensor", d) for d in DType},
-    **{_spell(c, d): ValueType(c, d) for c in (TENSOR, "seq", "optional", "optional(seq)") for d in DType},
+    **{(t := ValueType(c, d)).onnx_spelling: t for c in (TENSOR, "seq", "optional", "optional(seq)") for d in DType},
 }
 
 

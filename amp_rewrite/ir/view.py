@@ -7,12 +7,12 @@ the ops of its bodies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, update_wrapper
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import networkx as nx
 from onnx import ModelProto, NodeProto, TensorProto
@@ -248,19 +248,16 @@ class View(Index):
         graph: nx.MultiDiGraph[OpId] = nx.MultiDiGraph()
         with gc_paused():  # 100 000 edges: 0.5 s instead of 1.5
             graph.add_nodes_from(range(len(self.ops)))
-            graph.add_edges_from(self._edges())
+            for op in self.ops:
+                inner = ((None, out) for body in op.bodies for out in self.scopes[body].outputs)
+                for slot, value in (*enumerate(op.inputs), *inner):
+                    if value is not None and (made_by := self.values[value].producer) is not None:
+                        graph.add_edge(made_by, op.id, (value, slot))
+            for out, into in self.carried:
+                if (made_by := self.values[out].producer) is not None:
+                    for use in self.uses[into]:
+                        graph.add_edge(made_by, use.op, (out, use.slot), carried=True)
         return graph
-
-    def _edges(self) -> Iterator[tuple[OpId, OpId, Hashable, dict[str, bool]]]:
-        for op in self.ops:
-            read = [*enumerate(op.inputs), *((None, out) for body in op.bodies for out in self.scopes[body].outputs)]
-            for slot, value in read:
-                if value is not None and (made_by := self.values[value].producer) is not None:
-                    yield made_by, op.id, (value, slot), {}
-        for out, into in self.carried:
-            made_by = self.values[out].producer
-            for use in self.uses[into] if made_by is not None else ():
-                yield cast(OpId, made_by), use.op, (out, use.slot), {"carried": True}
 
     @cached_property
     def flow(self) -> nx.MultiDiGraph[OpId]:

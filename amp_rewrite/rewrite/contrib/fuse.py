@@ -17,8 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
 from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
-from amp_rewrite.ir.patterns.match import ENTRY, direct_match
-from amp_rewrite.ir.patterns.written_out import QUICK_GELU
+from amp_rewrite.ir.patterns.written_out import ENTRY, QUICK_GELU, direct_match
 from amp_rewrite.ir.shapes import fixed, known_dims
 from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View, once

@@ -9,8 +9,8 @@ import pytest
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.patterns import written_out as patterns
 from amp_rewrite.ir.patterns.clusters import ANCHORS, clusters
-from amp_rewrite.ir.patterns.match import Pattern, X, constant, is_closed, matches, op, weight, with_entry_casts
 from amp_rewrite.ir.patterns.scores import even
+from amp_rewrite.ir.patterns.written_out import Pattern, X, constant, is_closed, matches, op, weight, with_entry_casts
 from amp_rewrite.ir.view import OpId, View
 
 CONSTANTS = """<float two = {2}, float three = {3}, float eps = {1e-5}, float one = {1}, float half = {0.5},
