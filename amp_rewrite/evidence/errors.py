@@ -312,8 +312,7 @@ def _opened(
     proto: ModelProto = clone(view.model.proto)
     graph, stem = proto.graph, unused_prefix("tap/", view.names)
     for op, node in zip(view.scopes[MAIN].ops, graph.node, strict=True):
-        known = {view.value_name(v): inputs[v] for v in reads(view, view.ops[op]) if v in inputs}
-        rename_node(node, lambda name, known=known: known.get(name, name))  # type: ignore[misc]
+        rename_node(node, {view.value_name(v): inputs[v] for v in reads(view, view.ops[op]) if v in inputs})
     taps = [new_node(op_type, [view.value_name(v)], f"{stem}{i}") for i, v in enumerate(values)]
     dtypes = [DType.INT64 if op_type == "Shape" else _dtype(view, value) for value in values]
     refill(graph, "output", [declared(f"{stem}{i}", dtype, None) for i, dtype in enumerate(dtypes)])

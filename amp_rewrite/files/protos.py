@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -71,27 +71,19 @@ def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto
     return kept[::-1]
 
 
-def rename(graph: GraphProto, new: Callable[[str], str]) -> None:
-    """Rename the values in a graph and its bodies, in place. `new` gives each name but "" its new name."""
-    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        named.name = new(named.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = new(sparse.values.name)
+def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Give the values in a graph and its bodies, in place, their new names in `names`; others keep theirs."""
+    sparse = (tensor.values for tensor in graph.sparse_initializer)
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
+        named.name = names.get(named.name, named.name)
     for node in graph.node:
-        rename_node(node, new)
+        rename_node(node, names)
 
 
-def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    """Return a copy of a node with new names for those of its inputs and outputs in `names`."""
-    copy = clone(node)
-    for own in (copy.input, copy.output):
-        own[:] = [names.get(name, name) for name in own]
-    return copy
-
-
-def rename_node(node: NodeProto, new: Callable[[str], str]) -> None:
-    """Rename the values of a node and its bodies, in place, as `rename` does."""
-    for names in (node.input, node.output):
-        names[:] = [name and new(name) for name in names]
+def rename_node(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    """Rename the values of a node and its bodies, in place, as `rename` does; return the node."""
+    for own in (node.input, node.output):
+        own[:] = [name and names.get(name, name) for name in own]
     for _, body in bodies(node):
-        rename(body, new)
+        rename(body, names)
+    return node

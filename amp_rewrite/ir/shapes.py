@@ -183,16 +183,12 @@ class _ShapeWalk:
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
             dims = self.known[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
             if op.scope == MAIN:
-                self.learn(dims, inferred or ())
+                for mine, other in zip(dims, inferred or (), strict=False):  # the model's names of sizes with another
+                    if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
+                        self.same.setdefault(other, mine)
         made, rank = _ruled(CONTENTS, reading) if counts else None, self.at(result)
         if made is not None and rank is not None and len(rank) <= 1:
             self.contents[result] = made
-
-    def learn(self, followed: Dims, inferred: Dims) -> None:
-        """Note the model's names for sizes known by another name."""
-        for mine, other in zip(followed, inferred, strict=False):
-            if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
-                self.same.setdefault(other, mine)
 
 
 def _better(followed: Dim, inferred: Dim) -> Dim:

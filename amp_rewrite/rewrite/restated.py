@@ -19,7 +19,7 @@ from onnx.numpy_helper import from_array, to_array
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import one_line
 from amp_rewrite.files.casting import Array
-from amp_rewrite.files.protos import clone, rename_node, renamed
+from amp_rewrite.files.protos import clone, rename_node
 from amp_rewrite.ir.attributes import int_attribute, text_attribute
 from amp_rewrite.ir.shapes import Shape, fixed, known_dims
 from amp_rewrite.ir.versions import FIRST_RESIZE_WITH_REGION, FIRST_ROW_SOFTMAX, MEANING_CHANGES
@@ -58,7 +58,7 @@ class _Form:
             names["x0"] = around.before("Reshape", (own.input[0], read), f"{stem}_in_rows")
             names["y0"] = around.name(f"{stem}_of_rows")
             around.after("Reshape", (names["y0"], made), stem)
-        node = renamed(self.node, names)
+        node = rename_node(clone(self.node), names)
         node.name, node.doc_string = own.name, own.doc_string
         node.metadata_props.extend(own.metadata_props)
         return Replacement(RESTATED, (op.id,), op.id, node, **around.parts())
@@ -107,8 +107,7 @@ class _Case:
         return self.node.SerializeToString(deterministic=True), *known, held
 
     def alone(self, prefix: str) -> GraphProto:
-        node = clone(self.node)
-        rename_node(node, lambda name: prefix + name)
+        node = rename_node(clone(self.node), {name: prefix + name for name in (*self.node.input, *self.node.output)})
         declare = onnx.helper.make_tensor_value_info
         infos = {name: declare(prefix + name, code, self.shapes[name]) for name, code in self.types.items()}
         reads = [infos[name] for name in infos if name[0] == "x" and name not in self.constants]
@@ -159,7 +158,7 @@ def _converted(case: _Case, opset: int) -> _Form | str:
             held[-1].name = names[name] = formals[slot].name
     names.update((name, name.removeprefix(_PREFIX)) for name in own[0].output)
     own[0].ClearField("name")
-    return _completed(case, _Form(renamed(own[0], names), tuple(held)))
+    return _completed(case, _Form(rename_node(clone(own[0]), names), tuple(held)))
 
 
 _PREFIX = "own/"  # of the names of a case: other names are the converter's

@@ -136,7 +136,7 @@ def _expanded(view: View, op_type: str) -> View | None:
         proto = onnx.inliner.inline_selected_functions(view.model.proto, [("", op_type)], inline_schema_functions=True)
         results = {name for node in all_nodes(proto.graph.node) for name in node.output if name}
         names = {name: unused(f"{op_type}/{name}", view.names) for name in results - view.names}
-        rename(proto.graph, lambda name: names.get(name, name))
+        rename(proto.graph, names)
         return View.of(replace(view.model, proto=proto))
     except (RuntimeError, ModelError):
         return None

@@ -125,8 +125,7 @@ def _scaled(view: View, start: ValueId, rule: LossScale, grads: Sequence[str]) -
     name = view.value_name(start)
     inner = {grad: claimed(f"{grad}/scaled", taken) for grad in grads}
     product = claimed(f"{name}/scaled", taken)
-    new = {name: product, **inner}
-    rename(proto.graph, lambda old: new.get(old, old))
+    rename(proto.graph, {name: product, **inner})
     for formal in proto.graph.input:
         formal.name = name if formal.name == product else formal.name
     nodes = list(proto.graph.node)

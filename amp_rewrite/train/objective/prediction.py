@@ -12,7 +12,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import TrainingError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.patterns.match import behind_casts
+from amp_rewrite.ir.patterns.written_out import behind_casts
 from amp_rewrite.rewrite.autodiff.builder import Builder, Shape
 
 DEFAULT_TARGET = "targets"
