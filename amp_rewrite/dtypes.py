@@ -113,7 +113,7 @@ class DType(Enum):
         return _BY_CODE.get(code)
 
     @classmethod
-    def parse(cls, spelling: Any) -> DType:
+    def parse(cls, spelling: object) -> DType:
         """Return the type of a name, of a type of another package, or of a code.
 
         Args:
@@ -124,8 +124,10 @@ class DType(Enum):
         """
         if isinstance(spelling, cls):
             return spelling
-        coded = isinstance(spelling, Integral) and not isinstance(spelling, bool)
-        dtype = _BY_CODE.get(int(spelling)) if coded else _PARSE.get(_word(spelling))
+        if isinstance(spelling, Integral) and not isinstance(spelling, bool):
+            dtype = _BY_CODE.get(int(spelling))
+        else:
+            dtype = _PARSE.get(_word(spelling))
         if dtype is None:
             names = "use one of float16 (f16, fp16, half), bfloat16 (bf16), float32 (f32, float)"
             raise PolicyError(f"unknown element type {spelling!r}; {advice(_word(spelling), _PARSE, names)}")

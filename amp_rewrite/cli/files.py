@@ -13,7 +13,7 @@ import click
 
 from amp_rewrite.cli import terminal
 from amp_rewrite.errors import ReportError, option_of
-from amp_rewrite.files.disk import url_of
+from amp_rewrite.files.disk import check_place, make_folder, url_of, write_whole
 from amp_rewrite.settings.option import Progress
 from amp_rewrite.settings.request import CRITERION
 
@@ -73,8 +73,6 @@ def beside(model: Path, suffix: str) -> Path:
 @contextmanager
 def made_folders(path: Path) -> Iterator[None]:
     """Make the folders of a file, and remove those left empty by the body."""
-    from amp_rewrite.files.disk import make_folder  # late: most commands make no folder
-
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         make_folder(path)
@@ -102,8 +100,6 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
         advice = "the suffix tells the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
-    from amp_rewrite.files.disk import check_place  # late: few runs write one
-
     check_place(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, read):  # behind links; those in a circle are another file
         raise ReportError(f"cannot write a report to {file}: it would replace what is read; name another file")
@@ -132,8 +128,6 @@ def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
 
 def write_file(file: Path, text: str, fate: str) -> None:
     """Write a text to a file, whole or not at all. ReportError with the fate on failure."""
-    from amp_rewrite.files.disk import write_whole  # late: few runs write one
-
     try:
         write_whole(Path(os.path.realpath(file)), text.encode())
     except OSError as error:

@@ -208,24 +208,19 @@ class Program(click.Group):
                 terminal.silence(sys.stdout)  # a full disk behind stdout would fail again at the last flush
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
-        except ImportError as error:
+        except Exception as error:  # noqa: BLE001 the border of a process, where Python would exit with 1, a difference
             files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
-            if (error.name or "").partition(".")[0] == "onnxruntime" or any("onnxruntime" in f.parts for f in files):
+            name = str(error.name) if isinstance(error, ImportError) else None
+            if name and (name.partition(".")[0] == "onnxruntime" or any("onnxruntime" in f.parts for f in files)):
                 return _fail(f"onnxruntime cannot be imported: {error}; `amp-rewrite doctor` says what to install")
-            return _fail_inside()
-        except Exception:  # noqa: BLE001 the border of the process, where Python would exit with 1, "a difference"
-            return _fail_inside()
+            traceback.print_exc()
+            return _fail("internal error in amp-rewrite; please report the lines above")
 
 
 def _fail(message: str) -> int:
     line = plain(" ".join(message[:_LONGEST].split()))
     terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
     return USAGE
-
-
-def _fail_inside() -> int:
-    traceback.print_exc()
-    return _fail("internal error in amp-rewrite; please report the lines above")
 
 
 def _misused(error: click.UsageError) -> str:

@@ -21,25 +21,22 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.pipeline.repair import repair
 from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM
 from amp_rewrite.settings.option import Kind, Option
-from amp_rewrite.settings.request import KEYWORDS, Request
+from amp_rewrite.settings.request import KEYWORDS, OPTIONS, Request
 
 logger = logging.getLogger("olive.passes.amp_rewrite")  # below Olive's own, whose level a workflow sets
 
+_FILES = Union[Path, str]  # noqa: UP007
 _TYPES: Mapping[Kind, Any] = {
     Kind.TEXT: str,
     Kind.LIST: Union[str, list[Any]],  # noqa: UP007  # pydantic reads it
     Kind.SWITCH: bool,
+    Kind.NUMBER: float,
+    Kind.PATH: _FILES,
 }
 _SEARCHED = {"level": Categorical(["default", "tensor-cores-only", "treat-gray-as-deny"])}
-_FILES = Union[Path, str]  # noqa: UP007
-_MORE: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "data": ("input data: a .npz file, or a folder of them", {"type_": _FILES, "category": ParamCategory.DATA}),
-    "tolerance": ("largest error of the outputs on data, relative to the largest value of each", {"type_": float}),
-    "ranges": ("ranges that amp-rewrite calibrate measured", {"type_": _FILES, "category": ParamCategory.PATH}),
-    "headroom": ("factor by which measured values must fit the type", {"type_": float, "default_value": HEADROOM}),
-    "external_data": ("weights in a file of their own; by default above 1.5 GB", {"type_": bool}),
-}
-"""Parameters besides the options of `convert`: their words, and type, default and category."""
+_CATEGORIES = {"data": ParamCategory.DATA, "ranges": ParamCategory.PATH}
+_MORE = ("data", "tolerance", "ranges", "headroom", "external_data")
+"""Options besides those of `convert`."""
 
 
 class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
@@ -52,11 +49,12 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         target = BY_PROVIDER.get(str(accelerator_spec.execution_provider))
-        config = {name: _parameter(row) for name, row in KEYWORDS.items()}
+        config = {name: _parameter(OPTIONS[name]) for name in (*KEYWORDS, *_MORE)}
         config["fuse"].default_value = "basic"  # passes after it may not know onnxruntime's operators
+        config["headroom"].default_value = HEADROOM
         if target is not None:
             config["target"].default_value = target.value
-        return config | {name: PassConfigParam(description=words, **more) for name, (words, more) in _MORE.items()}
+        return config
 
     @classmethod
     def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
@@ -100,7 +98,10 @@ def _parameter(row: Option) -> PassConfigParam:
     words, searched = row.doc.replace("`", ""), _SEARCHED.get(row.name)
     default = None if row.environment else row.default or None  # a variable counts where nothing is stated
     kind = Union[int, str] if row.name in ("opset", "shift") else _TYPES[row.kind]  # noqa: UP007
-    return PassConfigParam(type_=kind, default_value=default, description=words, search_defaults=searched)
+    category = _CATEGORIES.get(row.name, ParamCategory.NONE)
+    return PassConfigParam(
+        type_=kind, default_value=default, description=words, search_defaults=searched, category=category
+    )
 
 
 def _given(config: type[BasePassConfig]) -> dict[str, Any]:

@@ -120,13 +120,9 @@ def default_of(domain: str, op_type: str, attribute: str) -> object:
     import onnx.defs
     import onnx.helper
 
-    if not onnx.defs.has(op_type, domain):
-        return None
-    described = onnx.defs.get_schema(op_type, domain).attributes.get(attribute)
-    if described is None or not described.default_value.type:
-        return None
-    value: object = onnx.helper.get_attribute_value(described.default_value)
-    return value
+    attributes = onnx.defs.get_schema(op_type, domain).attributes if onnx.defs.has(op_type, domain) else {}
+    stated = attributes[attribute].default_value if attribute in attributes else None
+    return onnx.helper.get_attribute_value(stated) if stated is not None and stated.type else None
 
 
 def _same(actual: object, wanted: str) -> bool:
@@ -269,7 +265,13 @@ def _statements(name: str, root: _ListNode | None) -> ListFile:
         if (node := keys.get(color.value)) is not None and node.value is not None:
             ops = _expect(node, list, f"{color.value!r} holds", "give a list of ops")
             entries += [_entry(op, color) for op in ops]
-    _refuse_repeated(entries)
+    seen: dict[object, Entry] = {}
+    for entry in entries:
+        other = seen.setdefault((entry.domain, entry.op_type, entry.condition), entry)
+        if other is not entry:
+            both = f"on '{other.color.value}' ({other.source}) and on '{entry.color.value}'"
+            when = f" when {entry.condition}" if entry.condition else ""
+            raise ListError(f"{entry.source}: op {entry.name!r} is {both}{when}; keep one")
     return ListFile(name, base and base.value, tuple(entries))
 
 
@@ -315,13 +317,3 @@ def _words(node: _ListNode, name: str) -> tuple[str, ...]:
     if not alternatives:
         raise ListError(f"{node.place}: {name!r} has no value to test for; give one or a list of them")
     return tuple(_text(part, f"a value of {name!r}") for part in alternatives)
-
-
-def _refuse_repeated(entries: list[Entry]) -> None:
-    seen: dict[object, Entry] = {}
-    for entry in entries:
-        other = seen.setdefault((entry.domain, entry.op_type, entry.condition), entry)
-        if other is not entry:
-            both = f"on '{other.color.value}' ({other.source}) and on '{entry.color.value}'"
-            when = f" when {entry.condition}" if entry.condition else ""
-            raise ListError(f"{entry.source}: op {entry.name!r} is {both}{when}; keep one")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -174,7 +174,7 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
         color, add = Color[variable[1]], variable[2] == "ADD"
         for word in filter(None, (part.strip() for part in environ[name].split(","))):
             op = parse_name(word, name)
-            check_known(*op, name, _shipped_ops())
+            check_known(*op, name, _shipped("float16", DType.FLOAT16))
             if add and added.setdefault(op, name) != name:
                 raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
             to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
@@ -193,10 +193,6 @@ def _shipped_file(folder: Path, name: str) -> Table:
     file = read(folder / f"{name}.yaml")
     # the base of a shipped file is a file name, not a choice by target type
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
-
-
-def _shipped_ops() -> Iterable[Key]:
-    return _shipped("float16", DType.FLOAT16)
 
 
 def _overlay(below: Table, file: ListFile) -> Table:
@@ -218,7 +214,7 @@ def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:
         return ListFile(overlay, base=overlay)
     file = read(overlay)
     for entry in file.entries:
-        check_known(entry.domain, entry.op_type, entry.source, _shipped_ops())
+        check_known(entry.domain, entry.op_type, entry.source, _shipped("float16", DType.FLOAT16))
         for attribute, _ in entry.condition.attributes if entry.condition else ():
             check_attribute(entry.domain, entry.op_type, attribute, entry.source)
     return file

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, cleandoc, signature, unwrap
 from numbers import Integral, Real
 from pathlib import Path
@@ -117,6 +117,9 @@ _ROW = "option"  # key of the option in the metadata of its field
 def option(default: Any, doc: str, **words: Any) -> Any:
     """Return a field of a dataclass with its option; the words are those of `Option`."""
     return field(default=default, metadata={_ROW: Option(doc=doc, default=default, **words)})
+
+
+data_option, output_option = partial(option, group=DATA), partial(option, group=OUTPUT)
 
 
 def options_of(record: type) -> dict[str, Option]:

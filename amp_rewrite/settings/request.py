@@ -34,8 +34,6 @@ from amp_rewrite.settings.choices import (
 )
 from amp_rewrite.settings.option import (
     ALWAYS,
-    DATA,
-    OUTPUT,
     PRECISION,
     UNUSUAL,
     CriterionKeywords,
@@ -45,8 +43,10 @@ from amp_rewrite.settings.option import (
     Painting,
     Progress,
     check_known,
+    data_option,
     option,
     options_of,
+    output_option,
 )
 
 if TYPE_CHECKING:
@@ -195,106 +195,92 @@ class Request:
         "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers those between two"
         " allow ops alone, as it does for float16; by default the rule of the type",
     )
-    external_data: bool | None = option(
+    external_data: bool | None = output_option(
         None,
         "weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
-        group=OUTPUT,
     )
-    overwrite: bool = option(
+    overwrite: bool = output_option(
         False,
         "replace an existing output; in Python an argument of `save`",
-        group=OUTPUT,
         help="Replace an existing output.",
     )
-    fail_on: tuple[str, ...] = option(
+    fail_on: tuple[str, ...] = output_option(
         (),
         "differences for which `amp-rewrite diff` and `gate` exit with 1: lowered, raised, retyped, attribute, added,"
         " removed, casts; by default all. `float32` stands for ops that are raised, or added in float32",
-        group=OUTPUT,
         metavar="KIND,…",
         help="Kinds of difference that fail.  [default: all]",
         parse=_kinds,
     )
-    ranges: str | None = option(
+    ranges: str | None = data_option(
         None,
         "ranges that `calibrate` measured; an op that reads or makes a value that does not fit stays float32",
         kind=Kind.PATH,
-        group=DATA,
         metavar="FILE",
         help="Ranges of values, from `amp-rewrite calibrate`.",
     )
-    headroom: float | None = option(
+    headroom: float | None = data_option(
         None,
         "the factor by which measured values must fit the type, for `convert` and `repair`; by default 2",
-        group=DATA,
         metavar="X",
         parse=check_headroom,
     )
-    data: str | None = option(
+    data: str | None = data_option(
         None,
         "input data of commands that run a model: a .npz file, or a folder of them",
         kind=Kind.PATH,
-        group=DATA,
         metavar="FILE|FOLDER",
         help="Input data: .npz, or a folder of them.",
     )
-    check: bool = option(
+    check: bool = data_option(
         True,
         "without data or ranges, the command runs one random batch in float32 and in half, and keeps ops float32 where"
         " that shows the result wrong; in Python `convert(…, check=True)` does",
-        group=DATA,
         help="Without data, check on one random batch.",
     )
-    int_range: tuple[str, ...] = option(
+    int_range: tuple[str, ...] = data_option(
         (),
         "integers for an input of random batches, as in `ids=0,100` for 0 to 99; by default 0 and 1; in Python an"
         " argument of `Feed.randomly`",
-        group=DATA,
         metavar="NAME=0,100",
     )
-    allow_nonfinite: bool | None = option(None, "data may hold NaN and infinity", group=DATA)
-    feedback: tuple[str, ...] = option(
+    allow_nonfinite: bool | None = data_option(None, "data may hold NaN and infinity")
+    feedback: tuple[str, ...] = data_option(
         (),
         "outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
         " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`",
-        group=DATA,
         metavar="OUT=IN",
         help="An output that is an input of the next run; repeatable.",
     )
-    steps: int | None = option(
+    steps: int | None = data_option(
         None,
         "with feedback, the number of runs on each batch, which then starts a sequence of its own; by default all"
         " batches are the steps of one sequence",
-        group=DATA,
         metavar="N",
         help="With --feedback: runs on each batch in a row.",
     )
-    tolerance: float | None = option(
+    tolerance: float | None = data_option(
         None,
         f"largest error, relative to the largest value of the output; to start with, {STARTS}",
-        group=DATA,
         metavar="X",
         help="Allowed error, relative to each output's largest value.",
     )
-    rtol: float | None = option(
+    rtol: float | None = data_option(
         None,
         "tolerance relative to the reference's value, in place of `tolerance`: |a - b| ≤ atol + rtol |a| in every"
         " element",
-        group=DATA,
         metavar="X",
     )
-    atol: float | None = option(None, "absolute tolerance, added to the relative one", group=DATA, metavar="X")
-    metric: str | None = option(
+    atol: float | None = data_option(None, "absolute tolerance, added to the relative one", metavar="X")
+    metric: str | None = data_option(
         None,
         "a metric with its bound: `cosine=0.999`, `snr=40`, `top1=0.99` or `scaled=0.01`",
-        group=DATA,
         metavar="NAME=X",
         help="Or a metric: cosine=0.999, snr=40, top1=0.99.",
     )
-    budget: int | None = option(
+    budget: int | None = data_option(
         None,
         "the most trials of a repair, by default 100; in Python an argument of `repair`",
-        group=DATA,
         metavar="N",
     )
     config: str = ""

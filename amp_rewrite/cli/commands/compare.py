@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,10 +14,6 @@ from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.settings.option import DATA
 from amp_rewrite.settings.request import CRITERION, STARTS
-
-if TYPE_CHECKING:
-    from amp_rewrite.deploy.benchmark import Benchmark
-    from amp_rewrite.evidence.verify import Verdict
 
 # -- diff ----------------------------------------------------------------------------------------------------
 
@@ -49,19 +45,16 @@ def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, *
 
 
 _EMULATION = "Round as half precision does.  [default: without CUDA]"
-_RUNNING = (
-    option("--only", "OUTPUT", "Compare only this output; repeatable.", DATA, multiple=True),
-    parameters.flag("--equal-nan", "Treat NaN on both sides as equal.", DATA),
-    option("--emulate/--no-emulate", None, _EMULATION, DATA, default=None),
-    option("--provider", "NAME", "Provider that must run both models.", DATA),
-)
 
 
 @parameters.command(
     *parameters.PAIR,
     *parameters.reads(*parameters.FEED, *parameters.FEEDBACK, *CRITERION),
     *parameters.RANDOM,
-    *_RUNNING,
+    option("--only", "OUTPUT", "Compare only this output; repeatable.", DATA, multiple=True),
+    parameters.flag("--equal-nan", "Treat NaN on both sides as equal.", DATA),
+    option("--emulate/--no-emulate", None, _EMULATION, DATA, default=None),
+    option("--provider", "NAME", "Provider that must run both models.", DATA),
     parameters.as_json,
     parameters.quiet(),
     parameters.flag("-v --verbose", "Print every batch."),
@@ -83,19 +76,14 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 
     given |= {"outputs": given.pop("only"), **bound}
     verdict = batches.compared(verify, a, b, quiet=quiet, **given)
-    command = "" if as_json else _command(verdict, report_file)
+    command = ""
+    if verdict.states and not as_json:  # the same, with states fed back
+        typed = click.get_current_context().find_root().obj
+        more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
+        command = shlex.join(["amp-rewrite", *typed, *verdict.advised, *more])
     text = verdict.to_json() if as_json else verdict.text(verbose=verbose, command=command)
     present(verdict, text, report_file, as_json=as_json, quiet=quiet)
     return 0 if verdict.ok else FINDING
-
-
-def _command(verdict: Verdict, report_file: Path | None) -> str:
-    """Return the next command, with states fed back; "" for a model without states."""
-    if not verdict.states:
-        return ""
-    typed = click.get_current_context().find_root().obj
-    more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
-    return shlex.join(["amp-rewrite", *typed, *verdict.advised, *more])
 
 
 # -- locate --------------------------------------------------------------------------------------------------
@@ -133,19 +121,16 @@ def locate(
 
 _COUNT = click.IntRange(min=1)
 _TIME = "Timing"
-_TIMING = (
-    option("--provider", "NAME", "Provider that must run all models.", _TIME),
-    option("--rounds", "N", "Rounds; all models take turns.  [default: 20]", _TIME, type=_COUNT),
-    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
-    option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
-)
 
 
 @parameters.command(
     click.argument("models", metavar="A [B]...", type=parameters.MODEL, nargs=-1, required=True),
     *parameters.reads(*parameters.FEED),
     *parameters.RANDOM,
-    *_TIMING,
+    option("--provider", "NAME", "Provider that must run all models.", _TIME),
+    option("--rounds", "N", "Rounds; all models take turns.  [default: 20]", _TIME, type=_COUNT),
+    option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
+    option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
     parameters.as_json,
     parameters.quiet(),
 )
@@ -155,16 +140,12 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
     All models run on the same batch; the first is the baseline. Measure on a GPU: on a CPU half precision is slower.
     """
     batches = Batches.of(parameters.in_force(given), given, feedback=False)
-    benchmark = _benchmark(models, batches, given, quiet=quiet)
-    if as_json or not quiet:
-        terminal.show(benchmark.to_json() if as_json else benchmark.text())
-
-
-def _benchmark(models: tuple[Path, ...], batches: Batches, given: dict[str, Any], *, quiet: bool) -> Benchmark:
     from amp_rewrite.deploy.benchmark import bench
     from amp_rewrite.files.model import Model
 
     asked = {word: value for word, value in given.items() if value is not None}
     feed = batches.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", *models, quiet=quiet) as tell:
-        return bench(models, feed, progress=tell, **asked)
+        benchmark = bench(models, feed, progress=tell, **asked)
+    if as_json or not quiet:
+        terminal.show(benchmark.to_json() if as_json else benchmark.text())

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from amp_rewrite.pipeline.repair import Repaired
     from amp_rewrite.settings.request import Request
 
-_OUTCOME = (
+
+@parameters.command(
+    parameters.model,
+    click.argument("out", metavar="[OUT]", nargs=-1),
     option("-o --output", "OUT", "A file, or a folder.  [default: MODEL.float16.onnx]"),
     parameters.ROWS["overwrite"],
     parameters.flag("--dry-run", "Print the report without writing a model."),
@@ -55,13 +58,6 @@ _OUTCOME = (
     parameters.verbose,
     option("-j --jobs", "N|HOST:PORT", "Models at a time, or a Dask scheduler.  [default: 1]"),
     parameters.flag("--resume", "Skip models that an earlier run has finished."),
-)
-
-
-@parameters.command(
-    parameters.model,
-    click.argument("out", metavar="[OUT]", nargs=-1),
-    *_OUTCOME,
     *parameters.reads(*KEYWORDS, *parameters.MEASURED, "external_data", keys=parameters.FEEDBACK),
     parameters.SHAPE,
 )

@@ -13,7 +13,7 @@ from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import MODEL, check_report, convert_guided, guided, is_page, write_file
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
-from amp_rewrite.decide.reasons import meaning
+from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS, RULES, meaning
 from amp_rewrite.errors import advice
 from amp_rewrite.reports.render import table
 from amp_rewrite.settings.choices import low_type
@@ -118,7 +118,6 @@ _HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that 
 
 def records() -> dict[str, Any]:
     """Return the records of safety rules and fusions by name, and by the names of their cases."""
-    from amp_rewrite.decide.reasons import RULES
     from amp_rewrite.rewrite.fusions import FUSIONS
 
     both: tuple[Any, ...] = (*RULES, *FUSIONS)
@@ -127,8 +126,6 @@ def records() -> dict[str, Any]:
 
 def known_names() -> list[str]:
     """Return all names, strongest tier first, kinds of findings last."""
-    from amp_rewrite.decide.reasons import KINDS, REASONS
-
     tiers = {id: -reason.strength for id, reason in REASONS.items()}
     tiers.update({record.name: tiers.get(record.reason, 0) for record in records().values()})
     return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
@@ -140,8 +137,6 @@ def known_words() -> set[str]:
 
 def described(name: str) -> dict[str, Any]:
     """Return all facts about a rule, fusion, reason or kind of finding."""
-    from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS
-
     record = records().get(name)
     spoken = name if record is None else record.reason
     reason = REASONS.get(spoken)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
@@ -20,12 +20,12 @@ from amp_rewrite.cli.files import write_file
 from amp_rewrite.cli.group import FINDING, USAGE
 from amp_rewrite.errors import AmpRewriteError, MachineError, ReportError, one_line
 from amp_rewrite.files.store import data_files
+from amp_rewrite.reports.delta import Delta
+from amp_rewrite.reports.diff import diff
+from amp_rewrite.reports.expect import CheckedExpectation, Expectation
 from amp_rewrite.reports.json_records import load, record
 from amp_rewrite.reports.report import MAX_CHARACTERS, Report
-
-if TYPE_CHECKING:
-    from amp_rewrite.reports.delta import Delta
-    from amp_rewrite.reports.expect import CheckedExpectation, Expectation
+from amp_rewrite.reports.sources import report_in
 
 _HEAD = "HEAD"
 
@@ -99,8 +99,6 @@ def gate(
     the others are still compared, and the exit code is 2. For an intended change, --accept writes
     FILE.accepted.json: commit it with the FILE. The differences are accepted until the base holds that file, too.
     """
-    from amp_rewrite.reports.expect import Expectation
-
     fail_on, github = parameters.in_force(given).fail_on, form == "github"
     expectations = [Expectation.parse(text) for text in expect]
     if folder := next((file for file in files if file.is_dir()), None):
@@ -140,9 +138,6 @@ def gate(
 
 
 def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_on: Collection[str]) -> _GatedFile:
-    from amp_rewrite.reports.diff import diff
-    from amp_rewrite.reports.sources import report_in
-
     place = place_of(file)
     with TemporaryDirectory(prefix="amp-rewrite-") as folder:
         before = committed(file, ref, Path(folder)) if ref is not None else None
@@ -206,10 +201,7 @@ class Acceptance:
         write_file(place_of(file), text, "nothing was accepted")
 
     def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:
-        from amp_rewrite.reports.diff import diff  # late: few files have one
-
-        delta: Delta = diff(self.report, report)
-        return not delta.fails(fail_on)
+        return not diff(self.report, report).fails(fail_on)
 
 
 # -- files of a commit ---------------------------------------------------------------------------------------

@@ -29,6 +29,11 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *AUTHOR, *words], cwd=folder, check=True, capture_output=True)
 
 
+def commit(folder: Path, message: str) -> None:
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--allow-empty", "-m", message)
+
+
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(onnx.parser.parse_model(text), path)
@@ -40,8 +45,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "models" / "m.onnx", FLOAT16)
     git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "-m", "models")
+    commit(tmp_path, "models")
     return tmp_path
 
 
@@ -81,8 +85,7 @@ def test_a_report_is_judged_as_its_model_is(repository: Path) -> None:
         Path("models/m.onnx.json").write_text(done.stdout, "utf-8")
 
     report()
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "-m", "report")
+    commit(repository, "report")
     assert gate("models/m.onnx.json", "--expect", "io = float16").exit_code == 0
     write(repository / "models" / "m.onnx", FLOAT32)
     report()
@@ -93,7 +96,7 @@ def test_a_report_is_judged_as_its_model_is(repository: Path) -> None:
 
 def test_another_commit_can_be_the_base_and_an_unknown_one_is_named(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
-    git(repository, "commit", "--quiet", "-am", "raised")
+    commit(repository, "raised")
     assert gate("models/m.onnx").exit_code == 0
     assert gate("models/m.onnx", "--base", "HEAD^").exit_code == 1
     done = gate("models/m.onnx", "--base", "absent")
@@ -119,15 +122,13 @@ def test_external_data_of_the_base_come_from_its_commit_into_a_scratch_folder(re
     model = onnx.parser.parse_model(weights)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
     onnx.save(model, "e.onnx", save_as_external_data=True, location="e.data", size_threshold=0)
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "-m", "external")
+    commit(repository, "external")
     assert gate("e.onnx").stdout == "e.onnx: no difference\n"
     for place in (repository / "absolute.data", "../outside.data"):
         for entry in (strange := onnx.load("e.onnx", load_external_data=False)).graph.initializer[0].external_data:
             entry.value = str(place) if entry.key == "location" else entry.value
         Path("s.onnx").write_bytes(strange.SerializeToString())
-        git(repository, "add", ".")
-        git(repository, "commit", "--quiet", "-m", "strange", "--allow-empty")
+        commit(repository, "strange")
         assert gate("s.onnx").exit_code in (0, 2)
         assert not Path("absolute.data").exists()
         assert not Path("../outside.data").exists()
@@ -168,11 +169,10 @@ def test_what_fails_names_the_command_that_accepts_it(repository: Path) -> None:
 
 def test_a_merged_acceptance_covers_no_later_change_and_can_be_written_again(repository: Path) -> None:
     first = accepted(repository)
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "-m", "raised")
+    commit(repository, "raised")
     assert "accepted" not in gate("models/m.onnx").stdout
     write(repository / "models" / "m.onnx", FLOAT16)
-    git(repository, "commit", "--quiet", "-am", "lowered")
+    commit(repository, "lowered")
     write(repository / "models" / "m.onnx", FLOAT32)
     assert gate("models/m.onnx").exit_code == 1
     assert accepted(repository) != first
@@ -205,7 +205,7 @@ def script(repository: Path, **environment: str) -> subprocess.CompletedProcess[
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_script_of_the_action_checks_tracked_models_against_the_base(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
-    git(repository, "commit", "--quiet", "-am", "raised")
+    commit(repository, "raised")
     more = {"PAGES": "pages", "GITHUB_ACTIONS": "true"}
     done = script(repository, BASE="HEAD^", **more)
     assert done.returncode == 1, done.stderr

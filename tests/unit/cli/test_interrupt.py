@@ -159,14 +159,6 @@ def test_every_interrupt_of_a_command_is_exit_code_130(line: str, tmp_path: Path
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 130)
 
 
-def missing(*_: object, **__: object) -> None:
-    raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
-
-
-def ours(*_: object, **__: object) -> None:
-    raise ImportError("cannot import name 'x' from 'amp_rewrite'", name="amp_rewrite")
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,23 +166,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("x.npz", x=np.ones((2, 3), np.float32))
 
 
-def benched() -> tuple[int, str]:
-    done = CliRunner().invoke(program, ["bench", "m.onnx", "--data", "x.npz", "--provider", runner.CPU])
-    return done.exit_code, done.stderr
-
-
 @pytest.mark.usefixtures("folder")
-def test_an_onnxruntime_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "check_providers", missing)
+def test_a_missing_onnxruntime_is_one_line_and_another_failed_import_is_shown_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def benched(error: ImportError) -> str:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(runner, "check_providers", fail)
+        done = CliRunner().invoke(program, ["bench", "m.onnx", "--data", "x.npz", "--provider", runner.CPU])
+        assert done.exit_code == 2
+        return done.stderr
+
     said = "onnxruntime cannot be imported: No module named 'onnxruntime'; `amp-rewrite doctor` says what to install"
-    assert benched() == (2, f"error: {said}\n")
-
-
-@pytest.mark.usefixtures("folder")
-def test_another_import_that_fails_is_a_bug_and_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "check_providers", ours)
-    code, said = benched()
-    assert code == 2
-    assert said.startswith("Traceback") and said.endswith(
-        "internal error in amp-rewrite; please report the lines above\n"
-    )
+    missing = ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+    assert benched(missing) == f"error: {said}\n"
+    said = benched(ImportError("cannot import name 'x' from 'amp_rewrite'", name="amp_rewrite"))
+    assert said.startswith("Traceback")
+    assert said.endswith("internal error in amp-rewrite; please report the lines above\n")

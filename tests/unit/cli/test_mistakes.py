@@ -28,7 +28,6 @@ DASH = "- is not a file: models cannot be read from or written to a pipe; name a
 NEEDS = "needs input data; add --data FILE, and --tolerance X to repair; see HELP"
 OWN = "this setting has an option of its own"
 NO_DATA = "no input data; add --data FILE, or --random; see HELP"
-TYPES = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_bfloat16"
 ONE_REPORT = "--report writes the report of one model; name a .jsonl file…"
 SUFFIX = "the suffix tells the format; name a .json or .html file"
 THREADS = "is not a valid number of threads; use 1 or more, or omit it for one per core"
@@ -71,7 +70,6 @@ MISTAKES = {
     "net.onnx --data -o": "--data needs a value, and -o is an option; see HELP",
     # values
     "net.onnx --to float8": "--to: unknown type or policy 'float8'; did you mean 'float16'?",
-    "net.onnx --to banana": f"--to: unknown type or policy 'banana'; {TYPES}",
     "net.onnx --keep op=Matmul": (
         "pattern 'op=Matmul' matches nothing: no op passes op=Matmul; did you mean 'MatMul'?"
     ),
