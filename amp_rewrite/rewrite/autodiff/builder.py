@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
@@ -19,7 +19,7 @@ from amp_rewrite.files.protos import clone, names_read, refill
 from amp_rewrite.ir import shapes
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value, ValueId
 from amp_rewrite.ir.sizes import Size
-from amp_rewrite.ir.view import View
+from amp_rewrite.ir.view import View, once
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 
@@ -27,29 +27,20 @@ Shape = shapes.StatedDims
 """Dims: known, named or unknown. Two dims of one name are equal."""
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """A model's view, its values by name, and their shapes."""
+@once
+def values_in(view: View) -> Sequence[Mapping[str, ValueId]]:
+    """Return for each scope the values visible in it, by name."""
+    ids: list[ChainMap[str, ValueId]] = []
+    for scope, values in zip(view.scopes, view.values_of, strict=True):  # a parent stands before its bodies
+        outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
+        ids.append(outer.new_child({value.name: value.id for value in values}))
+    return ids
 
-    view: View
-    ids: tuple[Mapping[str, ValueId], ...]
-    """For each scope the values visible in it, by name."""
-    shapes: Mapping[ValueId, Shape]
 
-    @classmethod
-    def of(cls, model: Model) -> ModelFacts:
-        """Collect the facts of a model; ModelError if it is invalid. O(nodes + uses)."""
-        view = View.of(model)
-        ids: list[ChainMap[str, ValueId]] = []
-        for scope, values in zip(view.scopes, view.values_of, strict=True):  # a parent stands before its bodies
-            outer = ids[scope.parent] if scope.parent is not None else ChainMap[str, ValueId]()
-            ids.append(outer.new_child({value.name: value.id for value in values}))
-        known = {
-            value: tuple(str(d) if isinstance(d, Size) else d for d in dims)
-            for value, dims in shapes.known_dims(view).items()
-            if value is not None
-        }
-        return cls(view, tuple(ids), known)
+@once
+def shapes_of(view: View) -> Mapping[ValueId | None, Shape]:
+    known = shapes.known_dims(view).items()
+    return {value: tuple(str(d) if isinstance(d, Size) else d for d in dims) for value, dims in known}
 
 
 def known_dims(shape: Shape | None) -> tuple[int, ...] | None:
@@ -66,34 +57,34 @@ class Builder(NodeBuilder):
 
     error = GradientError
 
-    def __init__(self, facts: ModelFacts, scope: ScopeId, *, taken: set[str], region: str) -> None:
-        super().__init__(taken, opset=facts.view.opset, region=region)
-        self.facts = facts
-        self.scope = scope
+    def __init__(self, view: View, scope: ScopeId, *, taken: set[str], region: str) -> None:
+        super().__init__(taken, opset=view.opset, region=region)
+        self.view, self.scope = view, scope
+        self.ids, self.shapes = values_in(view)[scope], shapes_of(view)
         self._instead: dict[int, list[NodeProto]] = {}
         self._narrow: dict[str, str] = {}
 
     @cached_property
     def graph(self) -> GraphProto:
         """A copy of the graph."""
-        return clone(self.facts.view.scopes[self.scope].graph)
+        return clone(self.view.scopes[self.scope].graph)
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
         """A builder for the main graph of a model, which is not changed. ModelError as `View.of` raises it."""
-        facts = ModelFacts.of(model)
-        return cls(facts, MAIN, taken=set(facts.view.names), region=region)
+        view = View.of(model)
+        return cls(view, MAIN, taken=set(view.names), region=region)
 
     def body(self, scope: ScopeId) -> Builder:
         """A builder for a copy of one body of this graph. Its names collide with none of the model."""
-        return Builder(self.facts, scope, taken=self._taken, region=self._region)
+        return Builder(self.view, scope, taken=self._taken, region=self._region)
 
     def model(self) -> Model:
         """The model as it stands now, a new one. Only for the main graph."""
         assert self.scope == MAIN
-        proto = clone(self.facts.view.model.proto)
+        proto = clone(self.view.model.proto)
         proto.graph.CopyFrom(self.finished())
-        return replace(self.facts.view.model, proto=proto)
+        return replace(self.view.model, proto=proto)
 
     def finished(self) -> GraphProto:
         """The graph as it stands now, a new one."""
@@ -122,13 +113,13 @@ class Builder(NodeBuilder):
 
     def known(self, name: str) -> Value | None:
         """The value of the model itself that the name means; None for what was appended, and for no value."""
-        value = self.facts.ids[self.scope].get(name)
-        return None if value is None else self.facts.view.values[value]
+        value = self.ids.get(name)
+        return None if value is None else self.view.values[value]
 
     def dtype(self, name: str) -> DType | None:
         """The element type of a value of the model, or of an input or constant that was appended."""
         value = self.known(name)
-        return super().dtype(name) if value is None else self.facts.view.dtype(value.id)
+        return super().dtype(name) if value is None else self.view.dtype(value.id)
 
     def element_type(self, name: str) -> DType:
         """The element type of a value; GradientError if it is not known."""
@@ -140,12 +131,12 @@ class Builder(NodeBuilder):
     def shape(self, name: str) -> Shape | None:
         """The shape of a value of the model; None where its rank is unknown, and for what was appended."""
         value = self.known(name)
-        return None if value is None else self.facts.shapes.get(value.id)
+        return None if value is None else self.shapes.get(value.id)
 
     def constant_of(self, name: str) -> Array | None:
         """A constant of the model of at most 65536 elements; None for other values and larger constants."""
         value = self.known(name)
-        return None if value is None else self.facts.view.array(value.id, _LARGEST_CONSTANT)
+        return None if value is None else self.view.array(value.id, _LARGEST_CONSTANT)
 
     # -- nodes -----------------------------------------------------------------------------------------
 
@@ -220,7 +211,7 @@ class Builder(NodeBuilder):
     @cached_property
     def _input_dims(self) -> dict[str | int | None, tuple[str, int]]:
         """Named dims of graph inputs, each with an input and its axis."""
-        shapes = {v.name: self.shape(v.name) or () for v in self.facts.view.model.proto.graph.input}
+        shapes = {v.name: self.shape(v.name) or () for v in self.view.model.proto.graph.input}
         return {d: (name, axis) for name, shape in shapes.items() for axis, d in enumerate(shape) if isinstance(d, str)}
 
     def _input_dim(self, name: str, axis: int) -> str:

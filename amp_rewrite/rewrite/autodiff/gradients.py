@@ -93,7 +93,7 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
         for op in route.ops:
             if _replaceable(view, op):
                 replaced.add(op.id)
-            elif (op.domain, op.op_type) not in VJPS:
+            elif op.kind not in VJPS:
                 raise GradientError(
                     f"node {op.name!r} ({op.kind}) has no gradient rule, and it lies on the path {route.through(op)};"
                     " replace the op, or do not train the parameters before it"
@@ -102,12 +102,11 @@ def differentiable(model: Model, loss: str, wrt: Sequence[str]) -> Model:
             replaced.update(i for i in view.scopes[body].ops if _replaceable(view, view.ops[i]))
         if not replaced:
             return ready
-        ready = with_bodies(ready, replaced)
+        ready = with_bodies(view, replaced)
 
 
 def _replaceable(view: View, op: Op) -> bool:
-    known = (op.domain, op.op_type) in VJPS
-    return not known and has_body(op) and any(v is not None and floating(view, v) for v in op.outputs)
+    return op.kind not in VJPS and has_body(op) and any(floating(view, v) for v in op.results)
 
 
 def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
@@ -124,7 +123,7 @@ def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[s
 
 def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
     """Append the backward pass from gradients that already have the shapes of their values."""
-    view, ids = b.facts.view, b.facts.ids[b.scope]
+    view, ids = b.view, b.ids
     route = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
     arriving: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in arrived.items()}
     positions = {op_id: i for i, op_id in enumerate(view.scopes[b.scope].ops)}
@@ -139,7 +138,7 @@ def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> 
 
 def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
     """Append the gradients of one op's inputs and of the values captured by its bodies, where needed."""
-    row = VJPS.get((v.op.domain, v.op.op_type))
+    row = VJPS.get(v.op.kind)
     if row is None:
         raise v.error(f"no gradient rule, and it lies on the path {route.through(v.op)}; replace the op")
     for slot, gradient in enumerate(v.gradients):
@@ -158,7 +157,7 @@ def _partials(v: Call, route: Paths) -> list[tuple[ValueId, str]]:
             partials.append((value, entry(v, slot)))
     if joint or captured:
         assert row.together is not None
-        together = row.together(v, [slot for slot, _ in joint], [v.b.facts.view.value_name(c) for c in captured])
+        together = row.together(v, [slot for slot, _ in joint], [v.b.view.value_name(c) for c in captured])
         partials += zip([*[value for _, value in joint], *captured], together, strict=True)
     return partials
 

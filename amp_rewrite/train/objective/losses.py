@@ -241,7 +241,7 @@ def _ones(b: Builder, name: str) -> tuple[int, ...]:
     if value is None:
         losses = ", ".join(f"{n}(…)" for n in LOSSES)
         raise TrainingError(f"the model has no value {name!r} that could be the loss; {_outputs(b)}, or use {losses}")
-    kind = b.facts.view.types[value.id]
+    kind = b.view.types[value.id]
     if kind is None or kind.container != TENSOR or kind.dtype is not DType.FLOAT:
         what = type_name(kind.dtype if kind else None)
         raise TrainingError(f"the loss {name!r} is {what}, but a training step needs a float32 loss; cast it")

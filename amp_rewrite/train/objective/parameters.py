@@ -236,7 +236,7 @@ _UNREACHED = "no gradient of the loss reaches it"
 
 def _passes(view: View, value: Value, use: Use, routes: Paths) -> bool:
     op = view.ops[use.op]
-    row = VJPS.get((op.domain, op.op_type))
+    row = VJPS.get(op.kind)
     class_weights = op.op_type in LABEL_LOSSES and use.slot > 1
     if class_weights or (row is not None and isinstance(row.entry(use.slot), Stop)):
         return False

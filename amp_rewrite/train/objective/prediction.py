@@ -78,10 +78,10 @@ class Prediction:
 
     def decide(self, kind: str) -> None:
         """Take the prediction for logits or probabilities; read the logits behind a Softmax or Sigmoid of this kind."""
-        view, known, wanted = self.b.facts.view, self.b.known(self.name), self.option("from_logits")
+        view, known, wanted = self.b.view, self.b.known(self.name), self.option("from_logits")
         assert known is not None
         computed, _ = behind_casts(view, known.id)
-        op, rank = view.producer(computed), len(self.b.facts.shapes.get(computed, ()))
+        op, rank = view.producer(computed), len(self.b.shapes.get(computed, ()))
         activation = op is not None and (op.kind == "Sigmoid" or (op.kind == "Softmax" and rank > 0))
         if op is not None and activation and op.kind == kind and not wanted:
             assert op.inputs[0] is not None

@@ -14,7 +14,7 @@ from amp_rewrite.files.wire import head
 from amp_rewrite.ir.sizes import MOST_AXES
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.rewrite.autodiff.builder import ModelFacts
+from amp_rewrite.rewrite.autodiff.builder import shapes_of
 from suites.fuzz import mutate, targets
 from suites.fuzz.cage import Cage
 from suites.hostile.given import converting, sound
@@ -258,8 +258,10 @@ def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes:
            z = Reshape (x, size)  y = Add (x, z) }"""
     )
     made.graph.initializer[0].dims[0] = axes
-    facts = ModelFacts.of(Model.load(made))
-    assert [len(facts.shapes[v]) for v in facts.shapes if facts.view.values[v].name == "z"] == [axes] * known
+    view = View.of(Model.load(made))
+    assert [len(dims) for v, dims in shapes_of(view).items() if v is not None and view.value_name(v) == "z"] == [
+        axes
+    ] * known
 
 
 # -- found by fuzzing -------------------------------------------------------------------------------------------

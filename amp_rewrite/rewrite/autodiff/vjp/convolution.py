@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_rewrite.rewrite.autodiff.builder import Shape, known_dims
 from amp_rewrite.rewrite.autodiff.vjp.movement import Positions, scattered
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, row
 
 _MANY_CHANNELS, _MANY_TAPS = 8, 49
 """Limits within which products by tap are faster than one convolution, as measured (docs/how-to/training.md)."""
@@ -268,7 +268,7 @@ def _counted(v: Call, pool: Window) -> str | float:
     return v.b.constant(counts[None, None])
 
 
-ROWS: Family = {
+ROWS: Rows = {
     "Conv": row(_conv_x, lambda v, slot: _of_conv(v).weight(v, v.x(0), v.g, v.dims(slot, _PURPOSE)[:2]), _conv_bias),
     "ConvTranspose": row(
         _transpose_x, lambda v, slot: _of_transpose(v).weight(v, v.g, v.x(0), v.dims(slot, _PURPOSE)[:2]), _conv_bias

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import multiples, origin
 from amp_rewrite.ir.nodes import ValueId
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, GradientRule, Stop, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, GradientRule, Rows, Stop, row
 
 
 def _same(v: Call, slot: int) -> str:
@@ -54,7 +54,7 @@ def _exponent(v: Call, slot: int) -> str:
 def _root(v: Call, slot: int) -> str:
     """g/(2y); 0 at the root of a sum of squares that is 0, as torch.std and torch.linalg.vector_norm have it."""
     gradient = v.do("Div", v.do("Mul", v.g, 0.5), v.y())
-    view, x = v.b.facts.view, v.b.known(v.x(0))
+    view, x = v.b.view, v.b.known(v.x(0))
     summed = None if x is None else view.producer(origin(view, x.id, multiples(view)))
     if summed is None or summed.kind not in ("ReduceSumSquare", "ReduceSum", "ReduceMean"):
         return gradient
@@ -64,7 +64,7 @@ def _root(v: Call, slot: int) -> str:
 
 
 def _is_square(v: Call, value: ValueId | None) -> bool:
-    op = None if value is None else v.b.facts.view.producer(value)
+    op = None if value is None else v.b.view.producer(value)
     if op is None or op.kind not in ("Mul", "Pow"):
         return False
     power = None if op.kind == "Mul" else v.b.constant_of(op.node.input[1])
@@ -160,7 +160,7 @@ def _one_less_square(v: Call, x: str) -> str:
     return v.do("Sub", 1.0, _square(v, x))
 
 
-ROWS: Family = {
+ROWS: Rows = {
     "Add": row(_same, _same),
     "Sub": row(_same, lambda v, slot: v.do("Neg", v.sum_to(v.g, slot))),
     "Mul": row(_times_other, _times_other),

@@ -11,7 +11,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import equation
 from amp_rewrite.rewrite.autodiff.builder import Shape
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row, sum_to
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, positive, row, sum_to
 from amp_rewrite.rewrite.builder import restate
 
 _ELLIPSIS = "..."
@@ -168,7 +168,7 @@ def _unit_results(v: Call, axis: int) -> str:
 
 _SETTINGS = Stop("regions, scales and sizes are settings")
 
-ROWS: Family = {
+ROWS: Rows = {
     "Einsum": row(_einsum),
     "Resize": row(_resize, _SETTINGS, _SETTINGS, _SETTINGS),
     "MatMul": row(_matmul, _matmul),

@@ -18,14 +18,14 @@ from amp_rewrite.files.protos import bodies, clone, names_read, needed, refill
 from amp_rewrite.ir.nodes import ScopeId, ValueId
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.rewrite.autodiff.builder import Builder
-from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, Family, GradientRule, Joint, Stop, nested, paths
+from amp_rewrite.rewrite.autodiff.builder import Builder, values_in
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, Call, GradientRule, Joint, Rows, Stop, nested, paths
 from amp_rewrite.rewrite.builder import declared
 
 
 def refuse_random(v: Call, scope: ScopeId, where: str) -> None:
     """Raise GradientError if a body draws random numbers: recomputed, it would draw different ones."""
-    view = v.b.facts.view
+    view = v.b.view
     for op in (view.ops[op_id] for body in nested(view, [scope]) for op_id in view.scopes[body].ops):
         if op.op_type in RANDOM or (op.op_type == "Dropout" and len(op.inputs) > 2):
             raise v.error(
@@ -134,7 +134,7 @@ class _Steps(NamedTuple):
 
 
 def _steps(v: Call) -> _Steps:
-    graph = v.b.facts.view.scopes[v.op.bodies[0]].graph
+    graph = v.b.view.scopes[v.op.bodies[0]].graph
     before, after = [i.name for i in graph.input], [o.name for o in graph.output]
     first = 0  # slot of the first carried value
     if v.op.op_type == "Loop":
@@ -155,8 +155,8 @@ def _steps(v: Call) -> _Steps:
 
 def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -> tuple[_Carried, ...]:
     """Carried tensors that depend on a differentiated value, also after several steps."""
-    view, scope = v.b.facts.view, v.op.bodies[0]
-    ids, ends = v.b.facts.ids[scope], view.scopes[scope].outputs
+    view, scope = v.b.view, v.op.bodies[0]
+    ids, ends = values_in(view)[scope], view.scopes[scope].outputs
     fixed = [*names, *[s.inner for s in steps.read if s.slot in slots]]
     moved = [c for c in steps.carried if c.slot in slots]
     while True:
@@ -170,7 +170,7 @@ def _moved(v: Call, steps: _Steps, slots: Sequence[int], names: Sequence[str]) -
 
 
 def _tensor(v: Call, value: ValueId) -> bool:
-    kind = v.b.facts.view.types[value]
+    kind = v.b.view.types[value]
     return kind is None or kind.container == TENSOR
 
 
@@ -279,7 +279,7 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
     saved = {}
     for name in (*steps.control, *[c.before for c in steps.carried]):
         if name in needed:
-            if not _tensor(v, v.b.facts.ids[v.op.bodies[0]][name]):
+            if not _tensor(v, inner.ids[name]):
                 raise v.error(
                     f"no gradient through {name!r}, which its steps carry and which is not a tensor; carry a tensor"
                 )
@@ -293,7 +293,7 @@ def _saved(v: Call, steps: _Steps, needed: set[str]) -> dict[str, str]:
     return saved
 
 
-ROWS: Family = {
+ROWS: Rows = {
     "If": GradientRule((Stop("a condition"),), outputs=ALL_OUTPUTS, together=_if),
     "Scan": GradientRule((Joint(),), outputs=ALL_OUTPUTS, together=_back),
     "Loop": GradientRule((Stop("a count"), Stop("a condition"), Joint()), outputs=ALL_OUTPUTS, together=_back),

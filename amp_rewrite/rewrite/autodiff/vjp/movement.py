@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.builder import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Family, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import ALL_OUTPUTS, END, Call, Rows, Stop, positive, row
 
 PADDING = "amp_rewrite.padding_idx"
 """Metadata of a Gather: the row of its data that gets no gradient from it, as of torch.nn.Embedding(padding_idx=…)."""
@@ -238,7 +238,7 @@ def _depth_to_space(v: Call, slot: int) -> str:
 _WHERE = Stop("positions are integers")
 _WHOLE = Stop("shapes, axes and counts are integers")
 
-ROWS: Family = {
+ROWS: Rows = {
     "Gather": row(_gather, _WHERE),
     "GatherElements": row(_gather_elements, _WHERE),
     "GatherND": row(_gather_nd, _WHERE),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.rewrite.autodiff.builder import known_dims
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Family, Stop, positive, row
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, positive, row
 
 
 def _axes(v: Call) -> Sequence[int] | str | None:
@@ -164,7 +164,7 @@ def _dropout(v: Call, slot: int) -> str:
 _SETTINGS = Stop("ratio and mode are settings")
 _AXES = Stop("axes are integers")
 
-ROWS: Family = {
+ROWS: Rows = {
     "ReduceSum": row(lambda v, slot: _spread(v, _kept(v, v.g)), _AXES),
     "ReduceMean": row(_mean, _AXES),
     "GlobalAveragePool": row(_mean),

@@ -258,11 +258,8 @@ def _broadcast_axes(own: Shape | None, shape: Shape | None) -> list[int] | None:
     return axes
 
 
-Rows = Mapping[tuple[str, str], GradientRule]
-"""Rows by domain and op type; ai.onnx is ""."""
-
-Family = Mapping[str, GradientRule]
-"""Rows of ai.onnx operators by op type."""
+Rows = Mapping[str, GradientRule]
+"""Rows by kind of op."""
 
 END = (1 << 63) - 1
 """End of a Slice behind every axis."""
@@ -330,7 +327,7 @@ def paths(view: View, scope: ScopeId, losses: Sequence[ValueId], wrt: Sequence[V
     captured: dict[OpId, tuple[ValueId, ...]] = {}
     for op_id in view.scopes[scope].ops:
         op = view.ops[op_id]
-        row = rows.get((op.domain, op.op_type))
+        row = rows.get(op.kind)
         open_ = tuple(
             i for i, v in enumerate(op.inputs) if v in reached and not (row and isinstance(row.entry(i), Stop))
         )

@@ -1,4 +1,4 @@
-"""The table of VJPs: one row per operator, `VJPS[domain, op_type]`; ai.onnx is "".
+"""The table of VJPs: one row per kind of op.
 
 To write a row: give one entry per formal input (`row(…)`). An entry is one of
 
@@ -24,8 +24,4 @@ from __future__ import annotations
 from amp_rewrite.rewrite.autodiff.vjp import convolution, elementwise, linear, looping, movement, reduction
 from amp_rewrite.rewrite.autodiff.vjp.rule import Rows
 
-VJPS: Rows = {
-    ("", op_type): row
-    for family in (convolution, elementwise, linear, looping, movement, reduction)
-    for op_type, row in family.ROWS.items()
-}
+VJPS: Rows = {**convolution.ROWS, **elementwise.ROWS, **linear.ROWS, **looping.ROWS, **movement.ROWS, **reduction.ROWS}
