@@ -97,10 +97,10 @@ class _Writer:
             if cast.saturates:
                 clamped = f"{cast.name}_clamped"
                 yield from self._clamp(source, clamped, cast.to)
-            yield new_cast(clamped, cast.name, cast.to, name=self._node_name(name), opset=self.opset)
+            yield new_cast(clamped, cast.name, cast.to, name=unused(name, self.view.names), opset=self.opset)
 
     def _clamp(self, source: str, clamped: str, to: DType) -> Iterator[NodeProto]:
-        name = self._node_name(clamped)
+        name = unused(clamped, self.view.names)
         if self.view.opset < FIRST_CLIP_WITH_INPUTS:
             yield new_node("Clip", [source], clamped, name=name, min=-to.max, max=to.max)
             return
@@ -108,7 +108,7 @@ class _Writer:
         for side, bound in (("min", -to.max), ("max", to.max)):
             bounds.append(f"{clamped}_{side}")
             value = onnx.helper.make_tensor("value", TensorProto.FLOAT, (), [bound])
-            yield new_node("Constant", [], bounds[-1], name=self._node_name(bounds[-1]), value=value)
+            yield new_node("Constant", [], bounds[-1], name=unused(bounds[-1], self.view.names), value=value)
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
     def _parted(self, node: NodeProto) -> Iterator[NodeProto]:
@@ -118,7 +118,7 @@ class _Writer:
         """
         source, result = node.input[0], node.output[0]
         axes = len(ints_attribute(node, "perm"))
-        ends = [self._node_name(f"{result}_{word}") for word in ("raised", "turned")]
+        ends = [unused(f"{result}_{word}", self.view.names) for word in ("raised", "turned")]
         node.input[0], node.output[0] = ends
         restate(node, "perm", [*ints_attribute(node, "perm"), axes])
         yield from self._reshaped(source, ends[0], [0] * axes + [1])
@@ -126,12 +126,9 @@ class _Writer:
         yield from self._reshaped(ends[1], result, [0] * axes)
 
     def _reshaped(self, source: str, result: str, shape: Sequence[int]) -> Iterator[NodeProto]:
-        stated = self._node_name(f"{result}_shape")
+        stated = unused(f"{result}_shape", self.view.names)
         yield new_constant(stated, np.array(shape, np.int64))
-        yield new_node("Reshape", [source, stated], result, name=self._node_name(f"{result}_view"))
-
-    def _node_name(self, name: str) -> str:
-        return unused(name, self.view.names)
+        yield new_node("Reshape", [source, stated], result, name=unused(f"{result}_view", self.view.names))
 
     # -- one node ------------------------------------------------------------------------------------
 
@@ -171,7 +168,7 @@ class _Writer:
 
     def _second_constant(self, op: Op, bake: Bake) -> NodeProto:
         node = clone(op.node)
-        node.name = self._node_name(f"{bake.name}_constant")
+        node.name = unused(f"{bake.name}_constant", self.view.names)
         node.output[0] = bake.name
         self._hold_baked(node, bake)
         return node
@@ -185,10 +182,8 @@ class _Writer:
     # -- initializers, declarations ------------------------------------------------------------------
 
     def _initializers(self, graph: GraphProto, values: Sequence[Value]) -> None:
-        weights = (value for value in values if value.role is Role.INITIALIZER and value.id in self.bakes)
-        low = {value.name: self.bakes[value.id] for value in weights}
-        fed = (value for value in values if value.overridable and value.id in self.plan.io)
-        defaults = {value.name: self.plan.io[value.id] for value in fed}
+        low = {v.name: self.bakes[v.id] for v in values if v.role is Role.INITIALIZER and v.id in self.bakes}
+        defaults = {v.name: self.plan.io[v.id] for v in values if v.overridable and v.id in self.plan.io}
         if not low and not defaults:
             return
         kept: list[TensorProto] = []

@@ -43,7 +43,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
             types = {scope.id: {v.name: again.dtype(v.id) for v in again.values_of[scope.id]} for scope in again.scopes}
         _compare(planned, types)
     except ConversionError as unplanned:
-        wrong = misdeclared(view) if fault is None else _invalid(fault)
+        wrong = misdeclared(view) if fault is None else f"the model is invalid: {one_line(fault)}"
         if wrong is None:
             raise
         raise ModelError(wrong) from unplanned  # onnx refuses the source, or trusts a wrong declaration in it
@@ -73,7 +73,7 @@ def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
             f"the converted model is invalid, and nothing was written: {one_line(fault)}; please report this"
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
-        raise ModelError(_invalid(before))
+        raise ModelError(f"the model is invalid: {one_line(before)}")
     return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the model's own: {one_line(before)}"),)
 
 
@@ -81,15 +81,11 @@ _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | Va
 # ValueError: what onnx refuses by C++'s invalid_argument, such as the element type 0, and text that is not UTF-8.
 
 
-def _invalid(fault: _Fault) -> str:
-    return f"the model is invalid: {one_line(fault)}"
-
-
 def check_source(source: Model) -> None:
     """Raise ModelError if onnx's checker refuses a model, which is returned as it is if no op can be lowered."""
     fault, _ = examined(source)
     if isinstance(fault, onnx.checker.ValidationError):
-        raise ModelError(_invalid(fault))
+        raise ModelError(f"the model is invalid: {one_line(fault)}")
 
 
 def examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:

@@ -315,12 +315,10 @@ def split_gelu(b: LowBuilder, site: LowOp) -> list[str] | None:
 def group_norm(b: LowBuilder, site: LowOp) -> list[str]:
     """GroupNorm and SkipGroupNorm: sums are rounded, statistics are float32, the variance a difference of means."""
     stated = site.attributes()
-    total, gamma, beta, skip, bias = (site.input(slot) for slot in range(5))
-    if bias:
-        total = b.low("Add", total, bias)
-    if skip:
-        flat = len(site.shape(3) or ()) == 2
-        total = b.low("Add", total, b.shaped(skip, [0, 1, 1, -1]) if flat else skip)
+    x, gamma, beta, skip, bias = (site.input(slot) for slot in range(5))
+    if skip and len(site.shape(3) or ()) == 2:
+        skip = b.shaped(skip, [0, 1, 1, -1])
+    total = _total(b, x, bias, skip)
     apart = b.shaped(total, [0, 0, 0, stated["groups"], -1])
     mean = b.reduce("ReduceMean", apart, [1, 2, 4], keepdims=True)
     squares = b.reduce("ReduceMean", b.op("Mul", apart, apart), [1, 2, 4], keepdims=True)
@@ -346,17 +344,11 @@ _PLAIN: Mapping[str, object] = {
 """Attributes that the arithmetic does not cover, with the value that changes nothing."""
 
 
-class _Gate(NamedTuple):
-    """Of one gate: products with the input and with the state, and their biases."""
+Formula = Callable[[LowBuilder, Sequence[Sequence[str]], Sequence[str]], list[str]]
+"""The next states of a cell, its output first.
 
-    outer: str
-    inner: str
-    outer_bias: str
-    inner_bias: str
-
-
-Formula = Callable[[LowBuilder, Sequence[_Gate], Sequence[str]], list[str]]
-"""The next states of a cell, its output first."""
+Given are, for each gate, the products with the input and with the state, and the biases of both; and the states.
+"""
 
 
 class _Cell(NamedTuple):
@@ -385,17 +377,17 @@ def _fused(b: LowBuilder, x: str, y: str, z: str) -> str:
     return b.low("Add", b.op("Mul", x, y), z)
 
 
-def _lstm(b: LowBuilder, gates: Sequence[_Gate], states: Sequence[str]) -> list[str]:
+def _lstm(b: LowBuilder, gates: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:
     i, o, f = (_sigmoid(b, _total(b, *gate)) for gate in gates[:3])
     cell = _fused(b, f, states[1], b.low("Mul", i, _tanh(b, _total(b, *gates[3]))))
     return [b.low("Mul", o, _tanh(b, cell)), cell]
 
 
-def _gru(b: LowBuilder, gates: Sequence[_Gate], states: Sequence[str]) -> list[str]:
+def _gru(b: LowBuilder, gates: Sequence[Sequence[str]], states: Sequence[str]) -> list[str]:
     """Gates in the order z, r, h; the reset applies after the product."""
     z, r = (_sigmoid(b, _total(b, *gate)) for gate in gates[:2])
-    hidden = gates[2]
-    inner, outer = _total(b, hidden.inner, hidden.inner_bias), _total(b, hidden.outer, hidden.outer_bias)
+    outer, inner, outer_bias, inner_bias = gates[2]
+    inner, outer = _total(b, inner, inner_bias), _total(b, outer, outer_bias)
     new = _tanh(b, _fused(b, r, inner, outer))
     return [_fused(b, b.low("Sub", b.number(1.0), z), new, b.low("Mul", z, states[0]))]
 
@@ -445,7 +437,7 @@ def _direction(b: LowBuilder, site: LowOp, index: int, width: int, hidden: int) 
         gates = []
         for i in range(cell.gates):
             products = [body.picked(whole, i * hidden, hidden, 1) for whole in (parts[0], inner)]
-            gates.append(_Gate(products[0], products[1], biases[i], biases[i + cell.gates]))
+            gates.append([*products, biases[i], biases[i + cell.gates]])
         following = cell.formula(body, gates, states)
         return [*following, following[0]]
 

@@ -133,7 +133,7 @@ class _Twin:
         ends = (v for v in self.fed | results if view.value_name(v) not in edges)
         self.kept = frozenset(v for v in ends if view.dtype(v) in kept)
         apart = sorted(self.kept | self.fed if rounding else self.kept)
-        self.names = {v: self._fresh(f"{view.value_name(v)}_float32") for v in apart}
+        self.names = {v: claimed(f"{view.value_name(v)}_float32", self.taken) for v in apart}
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -147,9 +147,6 @@ class _Twin:
     def _name(self, value: ValueId) -> str:
         return self.names.get(value, self.view.value_name(value))
 
-    def _fresh(self, name: str) -> str:
-        return claimed(name, self.taken)
-
     # -- casts ---------------------------------------------------------------------------------------
 
     def _cast(self, source: str, target: str, to: DType) -> NodeProto:
@@ -158,11 +155,11 @@ class _Twin:
                 f"the model imports ai.onnx opset {self.opset}, which has no Cast to bfloat16; import opset "
                 f"{FIRST_BFLOAT16_CAST} or later"
             )
-        return new_cast(source, target, to, name=self._fresh(f"{target}_cast"), opset=self.opset)
+        return new_cast(source, target, to, name=claimed(f"{target}_cast", self.taken), opset=self.opset)
 
     def _rounded(self, source: str, value: ValueId) -> Iterator[NodeProto]:
         dtype = self._low(value) or DType.FLOAT
-        low = self._fresh(f"{self.view.value_name(value)}_{dtype.spelling}")
+        low = claimed(f"{self.view.value_name(value)}_{dtype.spelling}", self.taken)
         yield self._cast(source, low, dtype)
         yield self._cast(low, self._name(value), DType.FLOAT)
 
@@ -225,7 +222,7 @@ class _Twin:
                 for value, result in zip(op.outputs, steps[1], strict=False):
                     if value is not None:
                         name = self._name(value)
-                        yield new_node("Identity", [result], name, self._fresh(f"{name}_written"))
+                        yield new_node("Identity", [result], name, claimed(f"{name}_written", self.taken))
                 return
             if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
                 yield from self._summed(op, node)
@@ -252,7 +249,7 @@ class _Twin:
                 continue
             node.output[slot] = self._name(value)
             if self.rounding and self._low_tensor(value) and not exact(op):
-                node.output[slot] = self._fresh(f"{self.view.value_name(value)}_unrounded")
+                node.output[slot] = claimed(f"{self.view.value_name(value)}_unrounded", self.taken)
                 casts.extend(self._rounded(node.output[slot], value))
         yield node
         yield from casts
@@ -291,11 +288,11 @@ class _Twin:
         for slot, value in enumerate(op.inputs):
             dtype = self._low_tensor(value)
             if value is not None and dtype is not None:
-                node.input[slot] = self._fresh(f"{self._name(value)}_{dtype.spelling}")
+                node.input[slot] = claimed(f"{self._name(value)}_{dtype.spelling}", self.taken)
                 yield self._cast(self._name(value), node.input[slot], dtype)
         for slot, value in enumerate(op.outputs):
             if value is not None and self._low_tensor(value):
-                node.output[slot] = self._fresh(f"{self.view.value_name(value)}_low")
+                node.output[slot] = claimed(f"{self.view.value_name(value)}_low", self.taken)
                 casts.append(self._cast(node.output[slot], self._name(value), DType.FLOAT))
         yield node
         yield from casts

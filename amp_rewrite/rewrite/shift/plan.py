@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from networkx.utils import UnionFind
@@ -29,8 +30,7 @@ ClassId = int
 """A class of values that share one exponent: one of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(NamedTuple):
     """A law between classes: `factor` times the exponent of `result` is the sum of factor times exponent of `terms`."""
 
     factor: int
@@ -127,8 +127,7 @@ class ShiftRequest:
     flush: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShiftRegion:
+class ShiftRegion(NamedTuple):
     """Values computed times 2⁻ᵉ, since `largest`, one of them, goes beyond the type."""
 
     exponent: int

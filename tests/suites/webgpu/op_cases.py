@@ -74,7 +74,6 @@ def _of(op_type: str, *shapes: tuple[int, ...], **more: Any) -> OpCase:
     return OpCase(op_type, shapes, **more)
 
 
-_AFFINE = {"positive": False}
 CASES: tuple[OpCase, ...] = (
     _of("MatMul", (24, 96), (96, 40)),
     _of("MatMul", (16, 768), (768, 48)),

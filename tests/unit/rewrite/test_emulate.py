@@ -53,11 +53,6 @@ def low_values(model: ModelProto) -> list[str]:
     return found
 
 
-def has_low(model: ModelProto) -> bool:
-    view = View.of(Model.load(model))
-    return any(t is not None and t.dtype is not None and t.dtype.low for t in view.types)
-
-
 def fed_low(feeds: Mapping[str, object], low: DType) -> dict[str, object]:
     return {k: v.astype(low.numpy) if getattr(v, "dtype", None) == np.float32 else v for k, v in feeds.items()}
 
@@ -143,9 +138,8 @@ def test_inputs_and_outputs_have_the_types_asked_for(io: str, expected: list[str
 
 
 def test_an_unknown_io_is_refused() -> None:
-    with pytest.raises(
-        amp_rewrite.PolicyError, match="unknown io 'low' for an emulation; use one of numpy, same, float32"
-    ):
+    said = "unknown io 'low' for an emulation; use one of numpy, same, float32"
+    with pytest.raises(amp_rewrite.PolicyError, match=said):
         emulate(parsed(EDGES), io="low")
 
 
@@ -337,26 +331,25 @@ def test_bits_are_read_from_the_low_type() -> None:
     np.testing.assert_array_equal(run(twin(model), {"x": x})[0], (x + x).view(np.uint16))
 
 
-def types_at(model: ModelProto, op_type: str) -> list[DType | None]:
-    """The types of operands and results of ops in the twin."""
-    view = View.of(emulate(model))
+FAR = "g (float16[2] x) => (float16[2] y) <float16[2] b> { a = Add (x, x) \n b = far.F (a) \n y = Add (b, b) }"
+GEMMA = """g (float[1, 2, 4] e, float16[1, 2, 2, 4] q) => (float16[1, 2, 2, 4] y) {
+    a = Add (q, q)  y, z = com.microsoft.GemmaRotaryEmbedding (e, a, a, a, a) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "op_type", "types"),
+    [
+        (FAR, "F", [DType.FLOAT16, None]),
+        (FAR, "Add", [DType.FLOAT] * 6),
+        (GEMMA, "GemmaRotaryEmbedding", [DType.FLOAT, *[DType.FLOAT16] * 6]),
+    ],
+)
+def test_an_op_of_an_unknown_domain_or_without_float32_in_its_schema_keeps_its_types(
+    text: str, op_type: str, types: list[DType | None]
+) -> None:
+    view = View.of(emulate(parsed(text, domains=', "far": 1, "com.microsoft": 1')))
     ops = (op for op in view.ops if op.op_type == op_type)
-    return [view.dtype(v) for op in ops for v in (*op.inputs, *op.outputs) if v is not None]
-
-
-def test_an_op_of_an_unknown_domain_keeps_its_types() -> None:
-    model = parsed("g (float16[2] x) => (float16[2] y) { a = Add (x, x) \n b = far.F (a) \n y = Add (b, b) }")
-    model.opset_import.add(domain="far", version=1)
-    model.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT16, [2]))
-    assert types_at(model, "F")[:1] == [DType.FLOAT16]
-    assert set(types_at(model, "Add")) == {DType.FLOAT}
-
-
-def test_an_op_without_float32_in_its_schema_keeps_its_types() -> None:
-    text = """g (float[1, 2, 4] e, float16[1, 2, 2, 4] q) => (float16[1, 2, 2, 4] y) {
-        a = Add (q, q)  y, z = com.microsoft.GemmaRotaryEmbedding (e, a, a, a, a) }"""
-    model = parsed(text, domains=', "com.microsoft": 1')
-    assert types_at(model, "GemmaRotaryEmbedding") == [DType.FLOAT, *[DType.FLOAT16] * 6]
+    assert [view.dtype(v) for op in ops for v in op.ports] == types
 
 
 def test_text_has_the_digits_of_the_low_type() -> None:

@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError, ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_graphs, clone, refill
-from amp_rewrite.ir.attributes import attribute
+from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.nodes import Op, OpId
 from amp_rewrite.ir.schema import TENSOR, default_attributes
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
@@ -70,10 +70,8 @@ def _batch_norm(v: Forward) -> list[str]:
 
 def in_training(op: Op) -> bool:
     """True for a BatchNormalization with the statistics of the batch: no CUDA kernel of onnxruntime runs it."""
-    if op.kind != "BatchNormalization":
-        return False
-    mode = attribute(op.node, "training_mode")
-    return (mode is not None and mode.i != 0) or len(op.outputs) > 1
+    moves = int_attribute(op.node, "training_mode", 0) or len(op.outputs) > 1
+    return op.kind == "BatchNormalization" and bool(moves)
 
 
 def _instance_norm(v: Forward) -> list[str]:

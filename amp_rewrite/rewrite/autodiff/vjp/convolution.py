@@ -206,16 +206,15 @@ def _of_transpose(v: Call) -> Window:
     With `auto_pad` or `output_shape`, the op removes the padding that its output does not have room for.
     """
     kernel = v.dims(1, _PURPOSE)[2:]
-    rank = len(kernel)
-    pads = explicit_pads(v, rank) if v.attr("output_shape") is None else None
+    plain = unpadded(v, kernel, wide=v.out_shape, narrow=v.shape(0))
+    pads = explicit_pads(v, plain.rank) if v.attr("output_shape") is None else None
     if pads is None:
-        narrow = v.dims(0, "its gradient with auto_pad or output_shape")
-        plain = unpadded(v, kernel, wide=None, narrow=narrow)
-        extra = v.attr("output_padding") or [0] * rank
-        wide = v.attr("output_shape") or [n * s for n, s in zip(narrow[2:], plain.strides, strict=True)]
-        sizes = zip(narrow[2:], plain.strides, plain.spans, extra, wide[-rank:], strict=True)
+        narrow = v.dims(0, "its gradient with auto_pad or output_shape")[2:]
+        extra = v.attr("output_padding") or [0] * plain.rank
+        wide = v.attr("output_shape") or [n * s for n, s in zip(narrow, plain.strides, strict=True)]
+        sizes = zip(narrow, plain.strides, plain.spans, extra, wide[-plain.rank :], strict=True)
         pads = halves(v, [max(s * (n - 1) + e + span - w, 0) for n, s, span, e, w in sizes])
-    return replace(window(v, kernel, wide=v.out_shape, narrow=v.shape(0)), front=pads[0], back=pads[1])
+    return replace(plain, front=pads[0], back=pads[1])
 
 
 def _transpose_x(v: Call, slot: int) -> str:

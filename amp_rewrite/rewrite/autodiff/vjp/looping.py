@@ -58,11 +58,19 @@ def copied(source: str, name: str) -> NodeProto:
     return NodeProto(op_type="Identity", input=[source], output=[name], name=name)
 
 
-def body_graph(b: Builder, outputs: Iterable[ValueInfoProto]) -> GraphProto:
-    """Return the graph of a builder with other outputs, without nodes that do not affect them."""
+def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> GraphProto:
+    """Return the graph of a builder with copies of other values as outputs, without nodes that do not affect them.
+
+    `results`: the name of each value, with a declaration of its type and shape.
+    """
+    ends = []
+    for source, like in results:
+        ends.append(clone(like))
+        ends[-1].name = b.fresh(f"{like.name}_out")
+        b.nodes.append(copied(source, ends[-1].name))
     graph = b.finished()
-    refill(graph, "output", outputs)
-    refill(graph, "node", needed(graph.node, [o.name for o in graph.output]))
+    refill(graph, "output", ends)
+    refill(graph, "node", needed(graph.node, [end.name for end in ends]))
     return graph
 
 
@@ -91,10 +99,8 @@ def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
         b = v.b.body(scope)
         results = [o.name for o in b.graph.output]
         gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
-        ends = [declared_like(b, b.fresh(f"{b.graph.name}_grad"), name) for name in names]
-        for name, end in zip(names, ends, strict=True):
-            b.nodes.append(copied(gradients[name], end.name))
-        node.attribute.append(onnx.helper.make_attribute(attribute, body_graph(b, ends)))
+        body = body_graph(b, [(gradients[name], declared_like(b, name, name)) for name in names])
+        node.attribute.append(onnx.helper.make_attribute(attribute, body))
     v.b.nodes.append(node)
     return outputs
 
@@ -194,7 +200,7 @@ def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
         term = b.cast(found[name], summed(b, name), of=b.dtype(name))
         results.append((b.op("Add", formal.name, term), formal))
     results += [(found[s.inner], declared_like(b, s.inner, s.inner)) for s in read]
-    graph = body_graph(b, _outputs(b, results))
+    graph = body_graph(b, results)
     needed = {o.name for o in graph.output}.union(names_read(graph.node))
     if not arrived:  # one value that has a slice per step
         needed.add(next(iter((*[s.inner for s in steps.read], *steps.control))))
@@ -236,20 +242,6 @@ def summed(b: Builder, name: str) -> DType:
     """Type of the sum of gradients over all steps: float32 for a low type, since the sum has many terms."""
     own = b.element_type(name)
     return DType.FLOAT if own.low else own
-
-
-def _outputs(b: Builder, results: Sequence[tuple[str, ValueInfoProto]]) -> list[ValueInfoProto]:
-    """Declare values as outputs; values from outside the appended nodes, and repeated values, are copied."""
-    outputs: dict[str, ValueInfoProto] = {}
-    appended = {name for node in b.finished().node for name in node.output if not b.known(name)}
-    for source, like in results:
-        out = clone(like)
-        out.name = source
-        if source not in appended or source in outputs:
-            out.name = b.fresh(f"{like.name}_out")
-            b.nodes.append(copied(source, out.name))
-        outputs[out.name] = out
-    return list(outputs.values())
 
 
 def _lift(b: Builder, graph: GraphProto, outside: Builder) -> None:
