@@ -70,9 +70,6 @@ class Plan:
     io: Mapping[ValueId, DType] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
-    def __repr__(self) -> str:
-        return f"<Plan {self.to.spelling}: {len(self.retype)} values retyped, {len(self.casts)} Casts>"
-
     @property
     def empty(self) -> bool:
         return not (self.retype or self.casts or self.bakes or self.rewire or self.drop or self.identities)
@@ -140,7 +137,8 @@ class _Planner:
         )
 
     def _provide(self, value: ValueId, home: DType, typed: dict[DType, list[Use]]) -> None:
-        fixed = self._fixed(value)
+        # The type of the own name of a value at an edge of a graph.
+        fixed = self.io.get(value) or self.view.dtype(value) if exposed(self.view, value) else None
         if (fixed is None or fixed is home) and typed.keys() <= {home}:
             return  # the common case
         name = self.view.value_name(value)
@@ -183,10 +181,6 @@ class _Planner:
         dtype = dtype or self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
-
-    def _fixed(self, value: ValueId) -> DType | None:
-        """Return the type of a value's own name at an edge of a graph; None elsewhere."""
-        return self.io.get(value) or self.view.dtype(value) if exposed(self.view, value) else None
 
     # -- casts that the model has already ------------------------------------------------------------
 
@@ -294,15 +288,14 @@ class _Planner:
                 continue
             result = op.outputs[0] if op.outputs else None
             home = self.homes.get(result) if result is not None else None
-            implied = stated is not None and attribute(op.node, stated) is None
-            if home is not None and home is not (self._implied(op) if implied else self.view.dtype(result)):
+            now, slot = self.view.dtype(result), IMPLIED_BY_INPUT.get(op.op_type)
+            if stated is not None and attribute(op.node, stated) is None:  # the type is implied
+                now = DType.FLOAT
+                if slot is not None and slot < len(op.inputs) and op.signature is not None:
+                    read = self.coloring.dtype(op.id, op.signature.input_variable(slot))
+                    now = read or self.view.dtype(op.inputs[slot])
+            if home is not None and home is not now:
                 yield op.id, home
-
-    def _implied(self, op: Op) -> DType | None:
-        slot = IMPLIED_BY_INPUT.get(op.op_type)
-        if slot is None or slot >= len(op.inputs) or op.signature is None:
-            return DType.FLOAT
-        return self.coloring.dtype(op.id, op.signature.input_variable(slot)) or self.view.dtype(op.inputs[slot])
 
     def _raised(self) -> Iterator[OpId]:
         for (op, _), paint in self.coloring.paints.items():

@@ -199,14 +199,9 @@ RULES = tuple(reason for reason in REASONS.values() if reason.has_page)
 """All safety rules that a report can name. If several hold one op, the first need that reaches it gives the reason."""
 
 
-def reason_of(rule: str | None) -> Reason | None:
-    """Return the reason with an id; None for an id of another version."""
-    return REASONS.get(rule) if rule is not None else None
-
-
 def words(rule: str) -> str:
     """Return the words of a rule id; an id of another version of this package stands for itself."""
-    reason = reason_of(rule)
+    reason = REASONS.get(rule)
     return reason.words if reason is not None else rule
 
 

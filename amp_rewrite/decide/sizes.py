@@ -12,13 +12,16 @@ from math import prod
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import equation, int_attribute
-from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT, TENSOR_CORE_STEP
+from amp_rewrite.ir.op_classes import PRODUCTS, RECURRENT
 from amp_rewrite.ir.shapes import Shape, declared_dims, fixed, shape_of
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 UNKNOWN_SIZE = 1 << 16
 """Elements of a value without a known shape that is made from no value with one."""
 _MOST = 1e60  # operations; more are no measure of an op, but of hostile dims
+FREE = 4096
+"""What a free dimension counts as in a number of elements that are added up."""
+_MANY = 1 << 60
 UNKNOWN_DIMENSION = 128
 """The size that stands for a free dimension: in most exported models a length of text, or a batch."""
 
@@ -44,6 +47,7 @@ def shape(view: View, value: ValueId | None) -> tuple[int, ...]:
 
 
 def _known(view: View, value: ValueId | None) -> Shape | None:
+    """Return the shape that the model states, else the inferred one."""
     stated = _stated(view).get(view.value_name(value)) if value is not None else None
     return shape_of(view, value) if stated is None or value is None or view.values[value].scope != MAIN else stated
 
@@ -53,18 +57,6 @@ def _stated(view: View) -> Mapping[str, Shape]:
     graph = view.model.proto.graph
     formals = (*graph.value_info, *graph.input, *graph.output)
     return {formal.name: fixed(dims) for formal in formals if (dims := declared_dims(formal)) is not None}
-
-
-def is_short(view: View, op: Op) -> bool:
-    """True if a product is known to sum fewer terms than tensor cores multiply in a step."""
-    if op.outputs[0] is None:
-        return False
-    for slot, value in enumerate(op.inputs[:2]):
-        tensor = view.constant(value)
-        if tensor is not None and op.kind != "Einsum":
-            terms = summed_length(op, slot, tuple(tensor.dims))
-            return terms is not None and terms < TENSOR_CORE_STEP
-    return 0 < flops(view, op) < 2 * TENSOR_CORE_STEP * size(view, op.outputs[0])
 
 
 _AXES = {
@@ -83,11 +75,6 @@ def summed_axes(op: Op, slot: int) -> list[int]:
     return [-1 if last else -2]
 
 
-def summed_length(op: Op, slot: int, shape: Shape) -> int | None:
-    """Return the length of a MatMul's or Gemm's summed axis, by the shape of one operand; None for a scalar."""
-    return shape[summed_axes(op, slot)[0] if len(shape) > 1 else -1] if shape else None
-
-
 def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIMENSION) -> int:
     """Return how many terms each result of a product or global pool adds up; `free` stands for an unknown length."""
     lengths: Iterable[int | None] = [None]
@@ -99,10 +86,18 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIM
         shape = shapes[slot]
         lengths = shape[axes] if shape is not None else [None]
     else:
-        known = (summed_length(op, slot, shape) for slot, shape in enumerate(shapes[:2]) if shape)
+        ends = ((s, summed_axes(op, slot)[0] if len(s) > 1 else -1) for slot, s in enumerate(shapes[:2]) if s)
+        known = (s[axis] for s, axis in ends)
         lengths = [next((length for length in known if length is not None), None)]
     groups = int_attribute(op.node, "group", 1) if op.kind == "ConvTranspose" else 1
     return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
+
+
+def stated_terms(view: View, op: Op) -> int:
+    """Return the terms of a product by its stored factors, else by shapes; a free dimension counts as `FREE`."""
+    stored = [tuple(t.dims) if (t := view.constant(v)) is not None else None for v in op.inputs]
+    known = any(stored) and op.kind != "Einsum"
+    return min(_MANY, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], FREE))
 
 
 def summed_labels(op: Op) -> list[list[tuple[int, str]]]:
@@ -144,10 +139,6 @@ def _factors(view: View, op: Op) -> float:
     return 2.0 * max(size(view, first) * _dimension(view, second, across), size(view, second) * rows)
 
 
-def _packed_weight(view: View, op: Op) -> float:
-    return 2.0 * size(view, op.inputs[0]) * int_attribute(op.node, "N", 0)
-
-
 def _convolution(view: View, op: Op) -> float:
     around = op.inputs[0] if op.op_type == "ConvTranspose" else op.outputs[0]
     return 2.0 * size(view, around) * prod(shape(view, op.inputs[1])[1:])
@@ -178,7 +169,7 @@ _COUNTS: Mapping[str, Callable[[View, Op], float]] = {
     "com.microsoft::MultiHeadAttention": partial(_attention, past=6),
     "com.microsoft::GroupQueryAttention": partial(_attention, past=3),
     **{f"com.microsoft::{name}": _factors for name in ("Attention", "FusedGemm", "FusedMatMul", "GemmFastGelu")},
-    "com.microsoft::MatMulNBits": _packed_weight,
+    "com.microsoft::MatMulNBits": lambda view, op: 2.0 * size(view, op.inputs[0]) * int_attribute(op.node, "N", 0),
 }
 
 

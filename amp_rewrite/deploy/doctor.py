@@ -401,7 +401,7 @@ def _harmed(found: Mapping[str, Mapping[str, str]], low: DType) -> Iterator[Chec
 
 
 def _protects(rule: str) -> bool:
-    reason = reasons.reason_of(rule)
+    reason = reasons.REASONS.get(rule)
     return reason is not None and reason.strength is Strength.SAFETY and rule not in _BY_CHOICE
 
 

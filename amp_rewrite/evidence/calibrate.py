@@ -32,9 +32,9 @@ from amp_rewrite.rewrite.node_builder import NodeBuilder
 from amp_rewrite.rewrite.passes.inline import inline_functions, inline_schema_functions
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import Runner, SessionOptions
-from amp_rewrite.settings.choices import LowType, Target, low_type
-from amp_rewrite.settings.op_lists import load_lists
+from amp_rewrite.settings.choices import LowType, low_type
 from amp_rewrite.settings.option import Data, checked
+from amp_rewrite.settings.request import Request
 
 CHUNK = 2000
 """Taps in one session. Taps hold no memory between runs, but each adds to the time of opening a session."""
@@ -115,7 +115,7 @@ def _parts(source: Model, low: DType) -> Iterator[Taps]:
         yield Taps.of(View.of(emulate(source, rounding=False, io="float32")))
         return
     yield Taps.of(view)
-    inside, inlined = inline_schema_functions(view, load_lists(low), low, Target.ORT_CUDA)
+    inside, inlined = inline_schema_functions(view, Request(to=low))
     if inlined:
         known = {key(view, value.id) for value in view.values}
         yield Taps.of(inside, known)

@@ -201,7 +201,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("Div", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL, needs={1: Need.TINY}),
     **_rows("Mul", Way.SCALE, T.CARRIES | T.BROADCASTS | T.SCALES, slots=ALL),
     **_rows("DequantizeLinear com.microsoft::DequantizeLinear", Way.SCALE, T.DEQUANTIZES, slots=(0, 1)),
-    **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=(*_LEVELS, "states")),
+    **_rows("Mod", Way.FUNCTION, T.CARRIES | T.BROADCASTS, slots=ALL, keeps=(*_LEVELS, "states", "moved")),
     **_rows("Pow", Way.FUNCTION, T.CARRIES | T.BROADCASTS | T.GROWS, slots=ALL, passes=_MAGNITUDE, keeps=("near_one",)),
     **_rows("Acos Acosh Asin", Way.FUNCTION, needs={0: Need.DIGITS}, passes=_ROOT),
     **_rows("Atanh", Way.FUNCTION, needs={0: Need.RATIO}, passes=_ROOT),

@@ -166,23 +166,16 @@ class Draft:
 
     def problem(self, pins: Sequence[Pin] = ()) -> Problem:
         """Return the problem for the painter: needs, the options of the request, patterns, pins and clusters."""
-        request = self.request
         return Problem(
             self.view,
-            request.op_lists,
-            request.to,
+            self.request,
             self.needs,
-            level=request.level,
-            target=request.target,
-            gray_follows_allow=request.gray_follows_allow,
             keep=self.keep,
             lower=self.lower,
             pins=pins,
             clusters=clusters(self.view),
             low_inputs=self.io,
-            place=request.places,
             rescale=self.rescale,
-            found=request.found,
         )
 
 

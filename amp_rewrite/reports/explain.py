@@ -143,7 +143,7 @@ def _step(row: Row, *, first: bool) -> list[str]:
     said = (row.rule == reasons.UNPAINTED and row.note) or words == listed  # by the note, or by the last line
     facts = ["" if said else words, plain(row.note).removeprefix(f"{row.color}: ")]
     lines = [f"{head}: {row.rule}", *(f"    {fact}" for fact in [": ".join(filter(None, facts))] if fact)]
-    reason = reasons.reason_of(row.rule)
+    reason = reasons.REASONS.get(row.rule)
     if reason is not None and reason.has_page:
         lines.append(f"    more: amp-rewrite explain {row.rule}, or {reason.docs}")
     if row.color:

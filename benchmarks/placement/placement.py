@@ -51,10 +51,10 @@ def _colored(shape: str, count: int, way: str, path: Path) -> Row:
     seconds = []
     for _ in range(RUNS):
         draft = Draft.of(Model.load(path), Request.of(fuse="none", opset="keep"))
-        problem = draft.problem()
+        problem = replace(draft, request=replace(draft.request, placement=way)).problem()
         gc.disable()
         started = time.process_time()
-        coloring = paint(replace(problem, place=way == "mincut"))
+        coloring = paint(problem)
         seconds.append(time.process_time() - started)
         gc.enable()
     casts = len(plan_casts(draft.view, coloring, draft.io).casts)

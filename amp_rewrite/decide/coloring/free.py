@@ -87,18 +87,14 @@ class Free:
             return HIGH
         if op.kind == "Cast" and v not in self.spread.low:
             return HIGH if p.widens(op) else None
-        if v in self.spread.low or (op.kind in DEQUANTIZES and self._decodes_weight(op)):
-            return None
+        codes = trail(p.view, op.inputs[0], first_input_of(QUANTIZES), 1)[1] if op.kind in DEQUANTIZES else None
+        if v in self.spread.low or p.view.constant(codes) is not None:
+            return None  # a Cast after a decoded weight would run each time, and hide that it is quantized
         if p.colors[v] not in (Color.GRAY, Color.CLEAR):
             return HIGH
         if exact(op):
             return None
         return HIGH if self._grows(op) or any(map(self._unbounded, filter(self.varies, op.operands))) else None
-
-    def _decodes_weight(self, op: Op) -> bool:
-        """True if an op dequantizes a constant: a Cast after it would run each time, and hide a quantized weight."""
-        _, source = trail(self.problem.view, op.inputs[0], first_input_of(QUANTIZES), 1)
-        return self.problem.view.constant(source) is not None
 
     def _grows(self, op: Op) -> bool:
         return op.kind in GROWS and not (op.kind in LONG_SUMS and op.id in self.problem.needs.unneeded)

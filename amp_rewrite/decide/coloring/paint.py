@@ -35,9 +35,6 @@ class Coloring:
     unraised: Mapping[OpId, Paint]
     findings: tuple[Finding, ...]
 
-    def __repr__(self) -> str:
-        return f"<Coloring: {len(self.low)} of {len(self.paints)} type variables in {self.to.spelling}>"
-
     def of(self, op: OpId) -> Paint | None:
         """Return the paint of a lowered variable of an op, else of its first; None for an undecided op."""
         paints = self._by_op.get(op, ())
@@ -80,8 +77,7 @@ def paint(problem: Problem) -> Coloring:
     `keep`, and pins with `raises`, name become float32. O(nodes + uses), the cut apart.
     """
     view, types, spread = problem.view, _Types(problem), Spread(problem)
-    types.raise_wished()
-    types.low, high = (place if problem.place else place_without_cut)(problem, spread)
+    types.low, high = (place if problem.request.places else place_without_cut)(problem, spread)
     types.follow_casts()
     types.scales_follow({v for v, paint in high.items() if paint.rule == reasons.NO_GAIN})
     paints = types.raised
@@ -150,9 +146,9 @@ class _Types:
     raised: dict[tuple[OpId, str], Paint] = field(default_factory=dict)
     refused: dict[OpId, Paint] = field(default_factory=dict)
 
-    @property
-    def view(self) -> View:
-        return self.problem.view
+    def __post_init__(self) -> None:
+        self.view = self.problem.view
+        self._raise_wished()
 
     def made(self, value: ValueId) -> DType | None:
         """Return the type in which a value is made."""
@@ -174,10 +170,10 @@ class _Types:
 
     # -- low ops of the model, raised --------------------------------------------------------------
 
-    def raise_wished(self) -> None:
+    def _raise_wished(self) -> None:
         p, wishes = self.problem, dict[OpId, Paint]()
         for op_id, pattern in p.keep.items():
-            by = "the check" if pattern in p.found else repr(pattern)
+            by = "the check" if pattern in p.request.found else repr(pattern)
             wishes[op_id] = float32(reasons.RAISED, None, f"kept by {by}")
         for pin in p.pins:
             if pin.raises and pin.op not in p.lower:

@@ -24,7 +24,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.free import HIGH, LOW, End, Free, tied
 from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint, float32
-from amp_rewrite.decide.sizes import is_short, size
+from amp_rewrite.decide.sizes import size, stated_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.dataflow import exact
 from amp_rewrite.ir.op_classes import CHOOSES, ELEMENTLESS, HEAVY, PRODUCTS, SOFTMAXES, TENSOR_CORE_STEP
@@ -43,16 +43,12 @@ _FUSION = 0.5
 """What one kernel fewer is worth, in Casts."""
 ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
 """Written-out groups that onnxruntime runs as one kernel."""
-PAIRS = frozenset(
-    (
-        ("Add", "LayerNormalization"),
-        ("Add", "Softmax"),
-        ("Add", "Gelu"),
-        ("MatMul", "Add"),
-        ("Mul", "MatMul"),
-        ("Conv", "BatchNormalization"),
-    )
-)
+PAIRS = {
+    "Add": ("LayerNormalization", "Softmax", "Gelu"),
+    "MatMul": ("Add",),
+    "Mul": ("MatMul",),
+    "Conv": ("BatchNormalization",),
+}
 """Ops and readers that onnxruntime 1.31.1 runs as one node on CUDA if both have one type, without a Cast between."""
 
 
@@ -103,7 +99,7 @@ _SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spa
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
     """Yield the vertices of low parts with short products only: tensor cores do not speed them up."""
     p = problem
-    short = {v for v in p.of_kinds(PRODUCTS) if v in low and is_short(p.view, p.op(v))}
+    short = {v for v in p.of_kinds(PRODUCTS) if v in low and stated_terms(p.view, p.op(v)) < TENSOR_CORE_STEP}
     clustered = (op for cluster in p.clusters if cluster.kind == "softmax" for op in cluster.ops)
     gaining = {*p.of_kinds(HEAVY), *p.of_ops(clustered), *p.of_kinds(SOFTMAXES)} - short
     for part in nx.weakly_connected_components(p.graph.subgraph(low)) if short else ():
@@ -143,8 +139,12 @@ class Labelling(Free):
     # -- the network -------------------------------------------------------------------------------
 
     def solve(self) -> set[int]:
-        for value in self._tensors():
-            self._cast(value)
+        view = self.problem.view
+        for value in (v.id for v in view.values if view.tensor_dtype(v.id) is DType.FLOAT):
+            cast = view.producer(value, "Cast")
+            open_to_casts = cast is None or view.dtype(cast.inputs[0]) not in (DType.FLOAT, self.problem.to)
+            if open_to_casts and view.constant(value) is None:  # constants are stored in either type
+                self._cast(value)
         for cluster in self.problem.clusters:
             if cluster.kind in ONE_KERNEL:
                 self._group(cluster, cluster.entry)
@@ -176,7 +176,7 @@ class Labelling(Free):
         yield from ((own, of[root]) for root, own in nodes.items())
 
     def _cheapest(self, nodes: Sequence[int], arcs: Sequence[Arc]) -> set[End]:
-        """Return the low nodes of a component.
+        """Return the low nodes of a component. A Cast starts a kernel, reads one type and writes the other.
 
         In a networkx graph an arc takes 0.7 KB: only components that touch both terminals become one.
         """
@@ -190,28 +190,16 @@ class Labelling(Free):
             return set(nodes) if ends == {LOW} else set()
         for arc in arcs:
             known = network.get_edge_data(arc.low, arc.high, {"capacity": 0})["capacity"]
-            more = round(_UNIT * arc.share * self._cost(arc.value)) if arc.share < inf else inf
+            cost = _START + 6 * self._elements(arc.value)
+            more = round(_UNIT * arc.share * cost) if arc.share < inf else inf
             network.add_edge(arc.low, arc.high, capacity=known + more)
         low = eliminate(network, LOW, HIGH) if len(network) > _MOST else None
         if low is None:
             _, (low, _) = nx.minimum_cut(network, LOW, HIGH, flow_func=boykov_kolmogorov)
         return set(low) - {LOW}
 
-    def _tensors(self) -> Iterator[ValueId]:
-        """Yield the float32 tensors open to Casts. Constants are stored in either type."""
-        view = self.problem.view
-        for value in view.values:
-            if view.tensor_dtype(value.id) is DType.FLOAT and view.constant(value.id) is None:
-                cast = view.producer(value.id, "Cast")
-                if cast is None or view.dtype(cast.inputs[0]) not in (DType.FLOAT, self.problem.to):
-                    yield value.id
-
     def _elements(self, value: ValueId) -> int:
         return min(size(self.problem.view, value), _LARGEST)
-
-    def _cost(self, value: ValueId) -> int:
-        """Return the cost of a Cast in bytes of traffic: it starts a kernel, reads one type and writes the other."""
-        return _START + 6 * self._elements(value)
 
     def _gain(self, v: int) -> int:
         """Return the worth of a low type for a vertex, in units: two bytes for each element of gain to a product.
@@ -255,7 +243,7 @@ class Labelling(Free):
             return False
         reader = view.ops[uses[0].op]
         worth = reader.kind != "Softmax" or not self.problem.gains or reader.id in self.upstream
-        return worth and (op.kind, reader.kind) in PAIRS
+        return worth and reader.kind in PAIRS.get(op.kind, ())
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
         """Let a group for one kernel cost less if its members agree."""

@@ -21,9 +21,9 @@ from amp_rewrite.ir.op_classes import GENERATORS, LABEL_LOSSES, QUANTIZERS, RAND
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import Op, OpId, Role, Use, ValueId, View
-from amp_rewrite.settings.choices import Level, Target
 from amp_rewrite.settings.list_entry import Color, Entry
 from amp_rewrite.settings.op_lists import OpLists
+from amp_rewrite.settings.request import Request
 
 
 class Vertex(NamedTuple):
@@ -49,37 +49,25 @@ class Problem:
 
     Args:
         view: the model's index.
-        lists: the lists in force.
-        to: float16 or bfloat16.
+        request: the options.
         needs: pins of safety rules.
-        level: how far to go.
-        target: the runtime of the result.
-        gray_follows_allow: lower a gray op right after an allow op; by default off for float16, on for bfloat16.
         keep: ops that stay float32, with the pattern that named each.
         lower: ops to lower, with the pattern that named each.
         pins: types of ops, on top of the needs'; a pin holds the whole cluster of its op.
         clusters: written-out norms, softmaxes and activations.
         low_inputs: inputs and outputs of the model that are low.
-        place: move the border between the types to where it takes the fewest Casts.
         rescale: quantizers are clear.
-        found: patterns of `keep` from a check, not from the user.
     """
 
     view: View
-    lists: OpLists
-    to: DType
+    request: Request
     needs: Needs = field(default_factory=Needs)
-    level: Level = "default"
-    target: Target = Target.ORT_CUDA
-    gray_follows_allow: bool | None = None
     keep: Mapping[OpId, str] = field(default_factory=dict)
     lower: Mapping[OpId, str] = field(default_factory=dict)
     pins: Sequence[Pin] = ()
     clusters: Sequence[Cluster] = ()
     low_inputs: Collection[ValueId] = ()
-    place: bool = False
     rescale: bool = False
-    found: Collection[str] = ()
     vertices: list[Vertex] = field(init=False, default_factory=list)
     graph: nx.DiGraph[int] = field(init=False, default_factory=nx.DiGraph)
     of: dict[tuple[OpId, str] | None, int] = field(init=False, default_factory=dict)
@@ -88,7 +76,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Add the vertices. O(nodes + uses)."""
-        self.gate, self.entries = Gate(self.target, self.to), entries_of(self.view, self.lists.at_level(self.level))
+        request = self.request
+        self.to, self.gate = request.to, Gate(request.target, request.to)
+        self.entries = entries_of(self.view, request.op_lists.at_level(request.level))
         makers = dict[ValueId | None, int]()
         for op in self.view.ops:
             variables = self.view.variables[op.id]
@@ -113,6 +103,7 @@ class Problem:
     def _tie_sequences(self) -> None:
         """Tie the vertices of each sequence; a model, a body or an op without vertex keeps its type."""
         view, kept = self.view, set[int]()
+        leaves = float32(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
         sets: UnionFind[int] = UnionFind()
         for value in view.values:
             declared = view.types[value.id]
@@ -126,7 +117,7 @@ class Problem:
         for group in map(sorted, sets.to_sets()):
             self.tied.update(dict.fromkeys(group, group))
             for v in () if kept.isdisjoint(group) else group:
-                self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or _KEPT)
+                self.vertices[v] = self.vertices[v]._replace(refusal=self.vertices[v].refusal or leaves)
 
     # -- colors and pins ---------------------------------------------------------------------------
 
@@ -147,25 +138,21 @@ class Problem:
     @cached_property
     def pinned(self) -> Mapping[OpId, Paint]:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
-        pinned = {op: self._kept(pattern) for op, pattern in sorted(self.keep.items())}
-        found = [
-            *self.needs.pins.items(),
-            *((pin.op, float32(pin.rule, pin.because, pin.note)) for pin in self.pins),
-        ]
+        pinned = dict[OpId, Paint]()
+        for op, pattern in sorted(self.keep.items()):
+            by_check = float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
+            by_user = float32(reasons.KEEP, None, f"kept by {pattern!r}")
+            pinned[op] = by_check if pattern in self.request.found else by_user
+        pins = [(pin.op, float32(pin.rule, pin.because, pin.note)) for pin in self.pins]
         groups = {op: cluster for cluster in self.clusters for op in cluster.ops} if self.pins else {}
         for pin in self.pins:
             if (cluster := groups.get(pin.op)) is not None:
                 note = f"{cluster.kind} stays float32 as a whole, because {self.view.ops[pin.op].name!r} does"
-                found += [(op, float32(reasons.CLUSTER, pin.op, note)) for op in cluster.ops]
-        for op, paint in found:
+                pins += [(op, float32(reasons.CLUSTER, pin.op, note)) for op in cluster.ops]
+        for op, paint in (*self.needs.pins.items(), *pins):
             if op not in self.lower:
                 pinned.setdefault(op, paint)
         return pinned
-
-    def _kept(self, pattern: str) -> Paint:
-        if pattern in self.found:
-            return float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
-        return float32(reasons.KEEP, None, f"kept by {pattern!r}")
 
     def can(self, v: int) -> bool:
         """True if neither the gate nor a user, rule or pin holds a vertex, or one tied to it, in float32."""
@@ -175,7 +162,7 @@ class Problem:
     @property
     def gains(self) -> bool:
         """True if a low type is worth it only in front of lowered products; False if the user asks for more."""
-        return self.needs.guarded and self.level not in ("lower-all", "unsafe-force-all")
+        return self.request.safe and self.request.level not in ("lower-all", "unsafe-force-all")
 
     def why_unneeded(self, v: int) -> str:
         """Return why no reader has the need of the op's entry; "" without one."""
@@ -206,25 +193,19 @@ class Problem:
         return op.kind == "Cast" and self.view.dtype(op.inputs[0]) in LOW_TYPES
 
 
-_KEPT = float32(reasons.SEQUENCE_CLUSTER, None, "the sequence keeps its type where it leaves the graph")
-
-
 def entries_of(view: View, lists: OpLists) -> tuple[Entry, ...]:
     """Return the list entry of each op, by op id."""
     plain: dict[str, Entry | None] = {}  # the entry of a kind whose ops all have the same
-    entries = []
+    literal, entries = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING), []
     for op in view.ops:
         if op.kind not in plain:
             first = next(iter(lists.entries_of(op.domain, op.op_type)), None)
             plain[op.kind] = first if first is not None and first.condition is None else None
-        entries.append(plain[op.kind] or _entry(op, lists))
+        if (entry := plain[op.kind]) is None:
+            stated = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in literal}
+            entry = lists.classify(op.domain, op.op_type, stated, len(op.operands))
+        entries.append(entry)
     return tuple(entries)
-
-
-def _entry(op: Op, lists: OpLists) -> Entry:
-    plain = (onnx.AttributeProto.INT, onnx.AttributeProto.FLOAT, onnx.AttributeProto.STRING)
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in op.node.attribute if a.type in plain}
-    return lists.classify(op.domain, op.op_type, attributes, len(op.operands))
 
 
 _SOFT = (Color.GRAY, Color.CLEAR)
@@ -253,7 +234,7 @@ class Spread:
         p, graph = self.problem, self.problem.graph
         self._allow_roots()
         self.roots = frozenset(self.low)
-        if p.level != "unsafe-force-all":
+        if p.request.level != "unsafe-force-all":
             self._deny()
         for v, due in self._shared(lambda w: w in self.denied or not p.can(w)):
             self.low.pop(v, None)
@@ -264,7 +245,8 @@ class Spread:
         downstream = self._walk(allowed, graph.successors, lambda v: self._free(v, *_SOFT))
         for v, due in self._walk(allowed, graph.predecessors, downstream.__contains__).items():
             self.low.setdefault(v, Paint(p.to, reasons.BETWEEN_ALLOW, due, p.why_unneeded(v)))
-        if p.to is DType.BFLOAT16 if p.gray_follows_allow is None else p.gray_follows_allow:
+        follows = p.request.gray_follows_allow
+        if p.to is DType.BFLOAT16 if follows is None else follows:
             self._gray_after_allow()
         # clear ops beside a lowered op, upstream or downstream, transitively
         beside = self._walk(self.low, partial(nx.all_neighbors, graph), lambda v: self._free(v, Color.CLEAR))
@@ -275,7 +257,7 @@ class Spread:
 
     def _allow_roots(self) -> None:
         """Lower every vertex of an op on the allow list, and the roots of the level and the user."""
-        p, to, level = self.problem, self.problem.to, self.problem.level
+        p, to, level = self.problem, self.problem.to, self.problem.request.level
         for v, (op, _, entry, _) in enumerate(p.vertices):
             if not p.can(v) or p.widens(p.op(v)):
                 continue
@@ -294,7 +276,7 @@ class Spread:
         p, graph = self.problem, self.problem.graph
         denied = [v for v, color in enumerate(p.colors) if color is Color.DENY]
         self.denied = {v: float32(reasons.DENY, None, p.vertices[v].entry.because) for v in denied}
-        if p.level == "lower-all":
+        if p.request.level == "lower-all":
             return
         ends = [v for v, color in enumerate(p.colors) if color in (Color.DENY, Color.GRAY)]
         conductors = {*ends, *self._walk(ends, graph.predecessors, lambda v: p.colors[v] is Color.CLEAR)}

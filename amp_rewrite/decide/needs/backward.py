@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from amp_rewrite.decide import reasons
+from amp_rewrite.decide.needs.arithmetic import contracts
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts
 from amp_rewrite.decide.needs.readers import TERM, Readers
-from amp_rewrite.decide.needs.sums import contracts, number_of_terms
 from amp_rewrite.decide.reasons import Paint, described, float32
+from amp_rewrite.decide.sizes import stated_terms
 from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import Flow, loses_digits
 from amp_rewrite.ir.op_classes import ATTENTION_MASKS, COPIES, PAIR_SUMS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.clusters import snakes
 from amp_rewrite.ir.shapes import declared_dims
-from amp_rewrite.ir.view import Op, OpId, ValueId, View
+from amp_rewrite.ir.view import Op, OpId, ValueId
 
 _STEPS = 4
 """Small steps in a row that make a recursion."""
@@ -50,25 +49,15 @@ class Backward:
     facts: Facts
     asked: dict[ValueId, dict[NeedOf, Paint]] = field(default_factory=dict)
     pinned: dict[OpId, Paint] = field(default_factory=dict)
-    _waiting: set[OpId] = field(default_factory=set)
-    """Ops to visit, the last of them first."""
 
-    @property
-    def view(self) -> View:
-        return self.facts.view
-
-    @classmethod
-    def of(cls, facts: Facts) -> Backward:
-        needs = cls(facts)
-        ops = facts.view.ops
-        needs._waiting.update(op.id for op in ops)
-        needs._ask_of_states()
-        needs._ask_of_outputs()
-        while needs._waiting:
-            for op_id in sorted(needs._waiting, reverse=True):
-                needs._waiting.discard(op_id)
-                needs._visit(ops[op_id])
-        return needs
+    def __post_init__(self) -> None:
+        self.view, self._readers = self.facts.view, Readers(self.facts)
+        self._waiting = {op.id for op in self.view.ops}
+        self._ask_of_states()
+        while self._waiting:
+            for op_id in sorted(self._waiting, reverse=True):
+                self._waiting.discard(op_id)
+                self._visit(self.view.ops[op_id])
 
     def _visit(self, op: Op) -> None:
         row = row_of(op.kind)
@@ -86,10 +75,6 @@ class Backward:
                 self.pinned.setdefault(op.id, why)
         if (why_not := cause_of(self.facts, op, row)) is not None:
             self.pinned.setdefault(op.id, why_not)
-
-    @cached_property
-    def _readers(self) -> Readers:
-        return Readers(self.facts)
 
     def _reads_low(self, op: Op, value: ValueId | None) -> bool:
         """True if an op would read a value in the low type; sizes of Resize, for example, are float32 always."""
@@ -124,11 +109,12 @@ class Backward:
                 self._ask(source, need, why, state)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
-        limits = self.facts.limits
-        many = fact.whole is not None and fact.whole > limits.integers
+        facts = self.facts
+        many = fact.whole is not None and fact.whole > facts.integers
         if fact.constant:
-            return (need is Need.EXACT and many) or (need is Need.RANGE and limits.most < fact.size < INF)
+            return (need is Need.EXACT and many) or (need is Need.RANGE and facts.most < fact.size < INF)
         unknown = fact.raw and fact.whole is None
+        small = fact.guard < facts.tiny or (facts.narrow and (fact.small or fact.terms < TERM / facts.most))
         match need:
             case Need.EXACT:
                 return many or unknown or (fact.bent and fact.whole is None)
@@ -139,23 +125,18 @@ class Backward:
             case Need.PLACE:
                 return many or fact.raw or fact.grid > 0 or fact.placed or bool(fact.levels)
             case Need.TINY:
-                return self._is_small(fact) or (fact.near_one and fact.beside_one)
+                return small or (fact.near_one and fact.beside_one)
             case Need.RATIO:
                 near = fact.near_one or fact.beside_one or bool(fact.peak)
-                return fact.small or self._is_small(fact) or near or bool(fact.squares)
+                return small or fact.small or near or bool(fact.squares)
             case Need.RANGE:
-                return fact.grows or bool(fact.beyond) or (fact.terms > limits.most / TERM and fact.size > limits.most)
+                return fact.grows or bool(fact.beyond) or (fact.terms > facts.most / TERM and fact.size > facts.most)
             case Need.LONG:
-                return fact.terms > 1 and fact.size > limits.most
+                return fact.terms > 1 and fact.size > facts.most
             case Need.FACTOR:
                 return fact.near_one or fact.beside_one or fact.size <= 1
             case Need.DIGITS | Need.PATH | Need.SLOPE:
                 return True
-
-    def _is_small(self, fact: Fact) -> bool:
-        limits = self.facts.limits
-        divided = limits.narrow and fact.terms < TERM / limits.most
-        return (fact.small and limits.narrow) or fact.guard < limits.tiny or divided
 
     def _hand_on(self, op: Op, row: OpRow, value: ValueId, need_of: NeedOf, why: Paint) -> None:
         self.pinned.setdefault(op.id, why)
@@ -169,7 +150,7 @@ class Backward:
         varying = [v for v in op.operands if not self.facts[v].constant]
         if need is Need.RANGE and len(varying) > 1 and row.way is not Way.SUM:
             return
-        through = product and (need in _THROUGH_PRODUCTS or number_of_terms(self.facts, op) < TENSOR_CORE_STEP)
+        through = product and (need in _THROUGH_PRODUCTS or stated_terms(self.view, op) < TENSOR_CORE_STEP)
         through |= product and need is Need.DIGITS and (self.facts[value].averaged or self.facts[value].transform)
         through |= need is Need.FACTOR and self.facts[value].near_one and row.way in (Way.SUM, Way.SCALE)
         if not (through or need in row.passed):
@@ -195,14 +176,18 @@ class Backward:
     # -- states and recursions -------------------------------------------------------------------------
 
     def _ask_of_states(self) -> None:
-        """Ask for all digits of states: in streams, in bodies, and written out."""
+        """Ask for all digits of states, in streams, in bodies, and written out, and of outputs that count places."""
         facts, view = self.facts, self.view
         pairs = [(out, into, "the next iteration") for out, into in view.carried]
-        for out in view.scopes[0].outputs:
-            pairs += [(out, into, "the next run") for into, _ in facts[out].states if self._alike(out, into)]
+        graph = view.model.proto.graph
+        dims = {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
+        for out in view.scopes[0].outputs:  # free dimensions of a state have equal names
+            own = dims.get(view.value_name(out))
+            inputs = (v for v in sorted(facts[out].states) if v != out and view.values[v].public and own is not None)
+            pairs += [(out, v, "the next run") for v in inputs if dims.get(view.value_name(v)) == own]
         for out, into, when in pairs:
             made_by = view.producer(out)
-            if made_by is not None and (into, True) in facts[out].states:
+            if made_by is not None and into in facts[out].moved:
                 note = f"computes the state {view.value_name(into)!r}, which {when} reads"
                 self._ask(out, Need.PATH, float32(reasons.RUNNING_SUM, None, note), into)
         for op in view.ops:
@@ -215,16 +200,9 @@ class Backward:
                 else:
                     continue
                 self._ask(value, Need.PATH, float32(reasons.RUNNING_SUM, None, note))
-
-    def _alike(self, a: ValueId, b: ValueId) -> bool:
-        """True if an output and an input of the model have the same type and shape, free dimensions by name."""
-        dims = [self._public_dims.get(self.view.value_name(value)) for value in (a, b)]
-        return a != b and self.view.values[b].public and None not in dims and dims[0] == dims[1]
-
-    @cached_property
-    def _public_dims(self) -> Mapping[str, tuple[int | str | None, ...] | None]:
-        graph = self.view.model.proto.graph
-        return {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
+        for out in view.scopes[0].outputs:
+            if facts[out].grid and (facts[out].learned or facts[out].products) and view.producer(out) is not None:
+                self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from places on a grid"))
 
     def _along_state(self, op: Op, value: ValueId, state: ValueId | None, why: Paint) -> None:
         here = self.facts[value]
@@ -233,17 +211,11 @@ class Backward:
             if state is None:
                 on = 0 < fact.steps >= here.steps - 1 or (fact.run > 1 and here.run >= _RUN // 2)
             else:
-                on = any(of == state for of, _ in fact.states)
+                on = state in fact.states
             if on:
                 self._ask(operand, Need.PATH, why, state)
             elif op.kind in SCALINGS:
                 self._ask(operand, Need.FACTOR, why)
-
-    def _ask_of_outputs(self) -> None:
-        for out in self.view.scopes[0].outputs:
-            fact = self.facts[out]
-            if fact.grid and (fact.learned or fact.products) and self.view.producer(out) is not None:
-                self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from places on a grid"))
 
 
 _BESIDE_ONE = {
@@ -261,64 +233,59 @@ _NOT_ARITHMETIC = (Way.COPY, *_WITHOUT_NUMBERS)
 
 
 def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
-    """Return why facts alone keep an op in float32; None if they do not."""
+    """Return why facts alone keep an op in float32, by constants, range or meaning; None if they do not."""
     if op.bodies:
         return None
     read = [facts[v] for v in op.operands if row.way is not Way.COPY or facts.floats(v)]
     varying = [f for f in read if not f.constant or f.decoded]
-    by_constants = _by_constants(facts, op, row, read, varying)
-    return by_constants or _by_range(facts, op, row, varying) or _by_spelling(facts, op, row, read)
-
-
-def _by_constants(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact], varying: Sequence[Fact]) -> Paint | None:
-    limits = facts.limits
     computes = row.way not in _NOT_ARITHMETIC
     if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
         note = "reads constants alone: computed once, in float32, when a model is loaded"
         return float32(reasons.FOLDED, None, note)
     if varying and ((computes and row.way is not Way.SELECT) or Trait.COMPARES in row.traits):
-        far = next((f for f in read if f.constant and limits.most < f.size < INF), None)
+        far = next((f for f in read if f.constant and facts.most < f.size < INF), None)
         if far is not None:
             reason = reasons.MASK_FILL if far.fill else reasons.CONSTANT_RANGE
-            return float32(reason, None, f"computes with {far.size:g}, beyond {limits.most:g}")
-    note = ""
-    if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
-        lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
-        if lost is not None:
-            least = facts.view.fit(lost, facts.to).absmin
-            note = f"constant {facts.view.value_name(lost)!r} goes down to {least:g}, below {limits.tiny:g}"
-    if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
-        least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
-        if least < limits.tiny:
-            note = f"variance + epsilon is {least:g}, below {limits.tiny:g}"
-    return float32(reasons.CONSTANT_RANGE, None, note) if note else None
-
-
-def _by_range(facts: Facts, op: Op, row: OpRow, varying: Sequence[Fact]) -> Paint | None:
-    if op.kind == "ReduceProd" and facts.limits.narrow:
-        return float32(reasons.CONSTANT_RANGE, None, "a product of many numbers leaves the range")
+            return float32(reason, None, f"computes with {far.size:g}, beyond {facts.most:g}")
+    if note := _of_lost_digits(facts, op, row):
+        return float32(reasons.CONSTANT_RANGE, None, note)
     made = facts[op.outputs[0]] if op.outputs else NOTHING
     if made.beyond and (made.decoded or not made.constant) and row.way not in _WITHOUT_NUMBERS:
         return _beyond(made.beyond, made)
     sure = row.way is not Way.PRODUCT  # a layer may well bring a value back into the range
-    far = next((f for f in varying if f.beyond and (sure or facts.limits.most < f.size < INF)), None)
+    far = next((f for f in varying if f.beyond and (sure or facts.most < f.size < INF)), None)
     if far is not None and far.beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
         return _beyond(far.beyond, far)
-    return None
-
-
-def _by_spelling(facts: Facts, op: Op, row: OpRow, read: Sequence[Fact]) -> Paint | None:
-    """Return the reason of an op for float32 by its meaning: a sum, a count, a biased softmax."""
     if op.kind == "Range":
         return float32(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
-    if op.kind == "Einsum" and not contracts(facts, op) and number_of_terms(facts, op) >= TENSOR_CORE_STEP:
+    if op.kind == "Einsum" and not contracts(op) and stated_terms(facts.view, op) >= TENSOR_CORE_STEP:
         return float32(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
-    if row.way is Way.PRODUCT and any(f.running for f in read) and not _for_products(facts, op):
-        return float32(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
+    if row.way is Way.PRODUCT and any(f.running for f in read):
+        copies = Flow(facts.view, COPIES)
+        reached = copies.forth(op.results)
+        ways = {row_of(reader.kind).way for reader in copies.readers(reached)}
+        if ways != {Way.PRODUCT} or not facts.view.yielded.isdisjoint(reached):
+            return float32(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
     masks = [op.inputs[slot] for slot in ATTENTION_MASKS.get(op.kind, ()) if slot < len(op.inputs)]
     if any(map(facts.counts_far, masks)):
         return float32(reasons.POSITION, None, "its mask is a bias that grows with the position")
     return None
+
+
+def _of_lost_digits(facts: Facts, op: Op, row: OpRow) -> str:
+    """Return a note of numbers of an op that are subnormal in the low type, or become 0; "" without."""
+    if op.kind == "ReduceProd" and facts.narrow:
+        return "a product of many numbers leaves the range"
+    if op.kind == "BatchNormalization" and len(op.inputs) > 4 and facts[op.inputs[4]].constant:
+        least = facts[op.inputs[4]].low + float_attribute(op.node, "epsilon", 1e-5)
+        if least < facts.tiny:
+            return f"variance + epsilon is {least:g}, below {facts.tiny:g}"
+    if row.way in (Way.SCALE, Way.PRODUCT) or Trait.QUANTIZES in row.traits:
+        lost = next((v for slot, v in enumerate(op.inputs) if _loses_digits(facts, op, row, slot, v)), None)
+        if lost is not None:
+            least = facts.view.fit(lost, facts.to).absmin
+            return f"constant {facts.view.value_name(lost)!r} goes down to {least:g}, below {facts.tiny:g}"
+    return ""
 
 
 def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | None) -> bool:
@@ -329,13 +296,6 @@ def _loses_digits(facts: Facts, op: Op, row: OpRow, slot: int, value: ValueId | 
     if row.way is Way.SCALE and slot == 1 and op.kind != "Mul":
         return bool(fit.flushed or fit.subnormal)
     return (row.way is not Way.SCALE or fit.count == 1) and loses_digits(facts.view, value, facts.to)
-
-
-def _for_products(facts: Facts, op: Op) -> bool:
-    copies = Flow(facts.view, COPIES)
-    reached = copies.forth(op.results)
-    ways = [row_of(reader.kind).way for reader in copies.readers(reached)]
-    return facts.view.yielded.isdisjoint(reached) and bool(ways) and all(way is Way.PRODUCT for way in ways)
 
 
 def _beyond(why: Beyond, fact: Fact) -> Paint:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
+import ml_dtypes
 import numpy as np
 
 from amp_rewrite.dtypes import DType
@@ -48,14 +49,6 @@ def _first(known: Iterable[Beyond | None]) -> Beyond | None:
 def _largest_if_all(numbers: Sequence[float | None]) -> float | None:
     known = [n for n in numbers if n is not None]
     return max(known) if len(known) == len(numbers) else None
-
-
-def _states(several: Iterable[tuple[tuple[ValueId, bool], ...]]) -> tuple[tuple[ValueId, bool], ...]:
-    found: dict[ValueId, bool] = {}
-    smallest_first = sorted(several, key=len)
-    for state, moved in chain(*smallest_first):
-        found[state] = found.get(state, False) or moved
-    return tuple(islice(found.items(), MOST_NAMED))
 
 
 class Fact(NamedTuple):
@@ -134,8 +127,10 @@ class Fact(NamedTuple):
     """A triangle of ones, or the number 1/n throughout: a sum or a mean, if a product reads it."""
 
     # -- states and recursions -----------------------------------------------------------------------
-    states: Annotated[tuple[tuple[ValueId, bool], ...], _states] = ()
-    """States that it carries, with True if something was added to them, or a factor near 1 multiplied them."""
+    states: Annotated[Values, union] = frozenset()
+    """States that it carries."""
+    moved: Annotated[Values, union] = frozenset()
+    """Those of them to which something was added, or that a factor near 1 multiplied."""
     steps: Annotated[int, max] = 0
     """Small steps taken by a state so far."""
     gated: int = 0
@@ -184,57 +179,32 @@ def joined(facts: Sequence[Fact]) -> Fact:
     return Fact._make(known)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a low type can hold.
-
-    Args:
-        most: the largest number.
-        tiny: the smallest normal number.
-        integers: whole numbers up to here are exact.
-        beside: the largest number beside which the result of a layer is not small: an eighth of `integers`.
-        reach: the largest bias of a softmax whose spacing keeps the differences of scores.
-        narrow: its range is smaller than that of float32.
-    """
-
-    most: float
-    tiny: float
-    integers: float
-    beside: float
-    reach: float
-    narrow: bool
-
-    @classmethod
-    def of(cls, to: DType) -> Limits:
-        integers = 2.0**11 if to is DType.FLOAT16 else 2.0**8
-        narrow = to.tiny > DType.FLOAT.tiny
-        return cls(to.max, to.tiny, integers, integers / 8, integers / 32, narrow)
-
-
 _READ = 1 << 16
 """Elements of the largest constant that is read whole; of larger ones the magnitudes are known."""
-_RANGES: Mapping[DType, tuple[float, float]] = {
-    DType.BOOL: (0.0, 1.0),
-    DType.INT8: (-128.0, 127.0),
-    DType.UINT8: (0.0, 255.0),
-    DType.INT16: (-32768.0, 32767.0),
-    DType.UINT16: (0.0, 65535.0),
-    DType.FLOAT8E4M3FN: (-448.0, 448.0),
-    DType.FLOAT8E4M3FNUZ: (-240.0, 240.0),
-    DType.FLOAT8E5M2: (-57344.0, 57344.0),
-    DType.FLOAT8E5M2FNUZ: (-57344.0, 57344.0),
-}
 
 
 @dataclass
 class Facts:
-    """Facts of values, for one low type: those of inputs and constants come by themselves."""
+    """Facts of values, for one low type: those of inputs and constants come by themselves.
+
+    `most`, `tiny`: the largest and the smallest normal number of the type. `integers`: whole numbers up to here are
+    exact. `beside`: the largest number beside which the result of a layer is not small. `reach`: the largest bias of a
+    softmax whose spacing keeps the differences of scores. `narrow`: the range is smaller than that of float32.
+    `outside`: the walk across the edges of bodies alone.
+    """
 
     view: View
     to: DType
-    limits: Limits
     known: dict[ValueId, Fact] = field(default_factory=dict)
     origins: dict[ValueId, ValueId] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.most, self.tiny, self.integers = self.to.max, self.to.tiny, 2 / self.to.eps
+        self.beside, self.reach = self.integers / 8, self.integers / 32
+        self.narrow = self.tiny > DType.FLOAT.tiny
+        self.outside = Flow(self.view, {})
+        self._looped = {out for out, _ in self.view.carried}
+        self._carried = {into for _, into in self.view.carried}
 
     def __getitem__(self, value: ValueId | None) -> Fact:
         if value is None:
@@ -246,7 +216,7 @@ class Facts:
 
     def counts_far(self, value: ValueId | None) -> bool:
         """True for a bias of scores by position with a large number at the best key of a row."""
-        return self[value].best > self.limits.reach
+        return self[value].best > self.reach
 
     def line(self, value: ValueId) -> frozenset[ValueId]:
         return self[value].line or frozenset((value,))
@@ -265,8 +235,8 @@ class Facts:
         if sources:
             fact = joined(sources)
             if value in self._carried:
-                states = ((value, False),) if dtype is DType.FLOAT else ()
-                fact = fact.unbounded()._replace(states=states, transform=False)
+                states = frozenset((value,)) if dtype is DType.FLOAT else frozenset()
+                fact = fact.unbounded()._replace(states=states, moved=frozenset(), transform=False)
             return fact._replace(number=None, constant=False)
         public, own = view.values[value].public, frozenset((value,))
         low, high = range_of(dtype)
@@ -276,20 +246,7 @@ class Facts:
             return Fact(low, high, whole=whole, sources=own, transform=public)
         if not public or dtype is not DType.FLOAT:
             return Fact(low, high)
-        return Fact(sources=own, levels=own, transform=True, states=((value, False),))
-
-    @cached_property
-    def outside(self) -> Flow:
-        """The walk across the edges of bodies alone."""
-        return Flow(self.view, {})
-
-    @cached_property
-    def _carried(self) -> frozenset[ValueId]:
-        return frozenset(into for _, into in self.view.carried)
-
-    @cached_property
-    def _looped(self) -> frozenset[ValueId]:
-        return frozenset(out for out, _ in self.view.carried)
+        return Fact(sources=own, levels=own, transform=True, states=own)
 
 
 def fact_of_constant(facts: Facts, value: ValueId) -> Fact:
@@ -305,7 +262,7 @@ def fact_of_constant(facts: Facts, value: ValueId) -> Fact:
     if finite.size == 0:
         return Fact(constant=True)
     low, high = float(finite.min()), float(finite.max())
-    fill = fills(facts.view, facts.to).get(value) if max(-low, high) >= facts.limits.most else None
+    fill = fills(facts.view, facts.to).get(value) if max(-low, high) >= facts.most else None
     fact = Fact(
         low,
         high,
@@ -336,7 +293,7 @@ def _counting(facts: Facts, value: ValueId, fact: Fact) -> Fact:
     weight = all(row.way is Way.PRODUCT and slot in row.slots for row, slot in reads)
     if tensor is None or not tensor.dims or weight:
         return fact
-    far = fact.size > facts.limits.reach and tensor.dims[-1] >= LEAST
+    far = fact.size > facts.reach and tensor.dims[-1] >= LEAST
     numbers = facts.view.array(value, MOST) if far or is_grid(facts.view, value) else None
     if numbers is None or not (is_grid(facts.view, value) or counts_far(numbers, facts.to)):
         return fact
@@ -346,12 +303,18 @@ def _counting(facts: Facts, value: ValueId, fact: Fact) -> Fact:
 
 def leaves(facts: Facts, low: float, high: float) -> Beyond | None:
     size = max(abs(low), abs(high))
-    return Beyond(f"its values reach {size:g}") if facts.limits.most < size < INF else None
+    return Beyond(f"its values reach {size:g}") if facts.most < size < INF else None
 
 
+@cache
 def range_of(dtype: DType | None) -> tuple[float, float]:
-    """Return the smallest and the largest number of a small type."""
-    return _RANGES.get(dtype, (-INF, INF)) if dtype is not None else (-INF, INF)
+    """Return the smallest and the largest number of an integer or a code of 8 or 16 bits."""
+    if dtype is DType.BOOL:
+        return 0.0, 1.0
+    if dtype in (None, DType.FLOAT8E8M0) or dtype.floating or not 8 <= dtype.bits <= 16:
+        return -INF, INF
+    known = np.iinfo(dtype.numpy) if dtype.numpy.kind in "iu" else ml_dtypes.finfo(dtype.numpy)
+    return float(known.min), float(known.max)
 
 
 def _is_running(numbers: Array) -> bool:

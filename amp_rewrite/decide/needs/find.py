@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 class Unneeded(NamedTuple):
     """Needs without a reader among those of an op, and the reason."""
 
-    needs: frozenset[Need]
+    needs: Collection[Need]
     because: str
 
 
@@ -43,15 +43,13 @@ class Needs:
 
     `pins`: ops that stay float32, in order, with the reason. `saturate`: values to clamp to the low
     type's finite range when they are lowered; constants are clamped when baked, results at their Cast. `unneeded`: ops
-    with needs that no reader of them has, and the reason. `findings`: notes for the report. `guarded`: only what a
-    lowered product gains from is worth a low type.
+    with needs that no reader of them has, and the reason. `findings`: notes for the report.
     """
 
     pins: Mapping[OpId, Paint] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     saturate: frozenset[ValueId] = frozenset()
     unneeded: Mapping[OpId, Unneeded] = field(default_factory=dict)
-    guarded: bool = False
 
 
 def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: bool = False) -> Needs:
@@ -61,28 +59,33 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     quantizers may be low, since the quantizers get scales of the low type.
     """
     facts = find_facts(view, to)
-    causes = dict(Backward.of(facts).pinned)
-    for op, why in _of_patterns(view, to, target, rescale):
-        causes.setdefault(op, why)
+    causes = dict(Backward(facts).pinned)
+    for op, because, level in held_fills(view, to):
+        note = f"{described(view, because) if because is not None else 'an output'} needs the fill {level:g} itself"
+        adds = because is not None and view.ops[because].kind in SUMS
+        causes.setdefault(op, float32(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note))
+    for op in integer_ops(view) if not rescale else ():
+        causes.setdefault(op, float32(reasons.QUANTIZED))
+    for op, note in long_sums(view) if target == Target.WEBGPU else ():
+        causes.setdefault(op, float32(reasons.LONG_SUM, None, note))
+    for faulty, fault in faults(view, to, target.aim) if target is not None else ():
+        note = f"{fault.runtime} {fault.harm} ({fault.source})"
+        causes.setdefault(faulty.id, float32(reasons.RUNTIME_FAULT, None, note))
     pins = {
         op: why._replace(because=why.because if why.because != op else None)
         for op, why in sorted(causes.items())
         if computes(view, view.ops[op], (DType.FLOAT,))
     }
-    saturate, findings = _saturated(view, to, causes)
-    return Needs(pins, findings, saturate, dict(unneeded(facts)), guarded=True)
-
-
-def _of_patterns(view: View, to: DType, target: Target | None, rescale: bool) -> Iterator[tuple[OpId, Paint]]:
-    for op, because, level in held_fills(view, to):
-        note = f"{described(view, because) if because is not None else 'an output'} needs the fill {level:g} itself"
-        adds = because is not None and view.ops[because].kind in SUMS
-        yield op, float32(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note)
-    yield from ((op, float32(reasons.QUANTIZED)) for op in integer_ops(view) if not rescale)
-    for op, note in long_sums(view) if target == Target.WEBGPU else ():
-        yield op, float32(reasons.LONG_SUM, None, note)
-    for faulty, fault in faults(view, to, target.aim) if target is not None else ():
-        yield faulty.id, float32(reasons.RUNTIME_FAULT, None, f"{fault.runtime} {fault.harm} ({fault.source})")
+    overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
+    findings = []
+    for value, fill in overflowing.items():
+        if any(use.op not in causes for use in view.uses[value]):
+            level = fill.absmax if fill.level is None else fill.level
+            note = f"the fill value {level:g} becomes {math.copysign(to.max, level):g}"
+            note += f" · {reasons.HARMLESS}: it only selects"
+            findings.append(Finding("saturated", view.value_name(value), note))
+    held = (value for reach in far_reaches(view, to) for value in reach.held)
+    return Needs(pins, tuple(findings), frozenset((*overflowing, *held)), dict(unneeded(facts)))
 
 
 def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
@@ -103,23 +106,8 @@ def sum_lengths(view: View) -> Mapping[OpId, int]:
     return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
 
 
-def _saturated(view: View, to: DType, causes: Container[OpId]) -> tuple[frozenset[ValueId], tuple[Finding, ...]]:
-    overflowing = {value: fill for value, fill in fills(view, to).items() if fill.overflows}
-    findings = []
-    for value, fill in overflowing.items():
-        if any(use.op not in causes for use in view.uses[value]):
-            level = fill.absmax if fill.level is None else fill.level
-            note = f"the fill value {level:g} becomes {math.copysign(to.max, level):g}"
-            note += f" · {reasons.HARMLESS}: it only selects"
-            findings.append(Finding("saturated", view.value_name(value), note))
-    held = (value for reach in far_reaches(view, to) for value in reach.held)
-    return frozenset((*overflowing, *held)), tuple(findings)
-
-
 # -- needs that no reader has -------------------------------------------------------------------------
 
-_EVERY, _RANGE, _PLACE = frozenset(Need), frozenset((Need.RANGE,)), frozenset((Need.PLACE,))
-_ACCURACY = frozenset((Need.RANGE, Need.DIGITS))
 _SMALL_SUM = 8
 _FEW = 1 << 8
 _FEW_OF_MAPS = 1 << 12
@@ -134,36 +122,29 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
     view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
         if op.id in snakes(view):
-            yield op.id, Unneeded(_PLACE, "of a snake activation: off by no more than the sum behind it rounds")
+            yield op.id, Unneeded((Need.PLACE,), "of a snake activation: off by no more than the sum behind it rounds")
     for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
         if op.kind == "Pow":
             why = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
-            yield op.id, Unneeded(_ACCURACY, why)
+            yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
     for op in float32_ops(view, ("Pow", "ReduceMean", "ReduceSum")):
-        readers = copies.readers(copies.forth(op.results[:1], view.holds_floats))
+        kinds = {reader.kind for reader in copies.readers(copies.forth(op.results[:1], view.holds_floats))}
         if op.kind == "Pow":
-            if facts[op.inputs[1]].number == 2 and not any(map(_sums_or_divides, readers)):
-                yield op.id, Unneeded(_ACCURACY, "a square that no sum, mean, root or divisor reads, as of Mul")
-        elif _sums_squares(facts, op) or (terms := combined_elements(view, op)) is None:
+            divides = kinds & {*REDUCTIONS, *MAGNIFIES} or any(kind.endswith("Normalization") for kind in kinds)
+            if facts[op.inputs[1]].number == 2 and not divides:
+                why = "a square that no sum, mean, root or divisor reads, as of Mul"
+                yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
             continue
-        elif op.kind == "ReduceSum" and terms <= _SMALL_SUM:
-            yield op.id, Unneeded(_RANGE, f"a sum of at most {_SMALL_SUM} numbers, as that many Adds give")
-        elif op.kind == "ReduceMean" and not any(reader.kind == "Sub" for reader in readers):
-            pooled = bool(readers) and all(reader.kind in _POOLED_FOR for reader in readers)
-            if terms <= (_FEW_OF_MAPS if pooled else _FEW):
-                yield op.id, Unneeded(_RANGE, "a mean of so few numbers that their sum fits")
+        terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(axes_of(view, op)) == [-1]
+        if terms is None or any(len(pair) == 1 or of_rows for pair in facts[op.inputs[0]].squares):
+            continue  # of squares, or of products along the last axis, as in gradients of norms
+        if op.kind == "ReduceSum" and terms <= _SMALL_SUM:
+            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_SMALL_SUM} numbers, as that many Adds give")
+        most = _FEW_OF_MAPS if kinds and kinds <= _POOLED_FOR else _FEW
+        if op.kind == "ReduceMean" and "Sub" not in kinds and terms <= most:
+            yield op.id, Unneeded((Need.RANGE,), "a mean of so few numbers that their sum fits")
     for op in constant_ops(view):
-        yield op.id, Unneeded(_EVERY, "computed from shapes and constants alone")
-
-
-def _sums_or_divides(op: Op) -> bool:
-    return op.kind in REDUCTIONS or op.kind in MAGNIFIES or op.kind.endswith("Normalization")
-
-
-def _sums_squares(facts: Facts, op: Op) -> bool:
-    """True if a reduction reads squares, or means of products along the last axis, as in gradients of norms."""
-    squares, of_rows = facts[op.inputs[0]].squares, op.kind == "ReduceMean" and list(axes_of(facts.view, op)) == [-1]
-    return any(len(pair) == 1 or of_rows for pair in squares)
+        yield op.id, Unneeded(tuple(Need), "computed from shapes and constants alone")
 
 
 def constant_ops(view: View) -> Iterator[Op]:

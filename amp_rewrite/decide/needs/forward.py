@@ -8,50 +8,56 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from onnx.numpy_helper import to_array
 
-from amp_rewrite.decide.needs.elementwise import FREE, fact_of_function, fact_of_norm, fact_of_scaling
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, Limits, fact_of_constant, joined, leaves
-from amp_rewrite.decide.needs.sums import averages, fact_of_product, fact_of_reduction, fact_of_sum
+from amp_rewrite.decide.needs.arithmetic import (
+    averages,
+    fact_of_product,
+    fact_of_reduction,
+    fact_of_scaling,
+    fact_of_sum,
+    inverse,
+)
+from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, fact_of_constant, joined, leaves, union
+from amp_rewrite.decide.sizes import FREE
 from amp_rewrite.dtypes import DType
-from amp_rewrite.ir.attributes import attribute
+from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LAYERS, PRODUCTS
-from amp_rewrite.ir.ops import OpRow, Trait, Way, row_of
+from amp_rewrite.ir.ops import OPS, OpRow, Trait, Way, row_of
 from amp_rewrite.ir.patterns.fills import fills
 from amp_rewrite.ir.shapes import shape_of
+from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, View, once
 
 
 @once
 def find_facts(view: View, to: DType) -> Facts:
     """Return the facts of all values for a low type. O(nodes + uses), and small constants are read."""
-    facts = Facts(view, to, Limits.of(to))
+    facts = Facts(view, to)
     for op in view.ops:
         if op.bodies:
-            for value in op.results:
-                inside = joined([facts[source] for source in facts.outside.sources(value)])
-                facts.known[value] = inside.unbounded()._replace(number=None, constant=False)
-        else:
-            _pass(facts, op, row_of(op.kind))
-    return facts
-
-
-def _pass(facts: Facts, op: Op, row: OpRow) -> None:
-    made = _made(facts, op, row)
-    computes = row.way not in (Way.SOURCE, Way.UNKNOWN) and op.kind != "Cast"
-    reads_floats = facts.floats(op.inputs[0] if op.inputs else None)
-    for slot, value in enumerate(op.outputs):
-        if value is None:
+            for result in op.results:
+                inside = joined([facts[source] for source in facts.outside.sources(result)])
+                facts.known[result] = inside.unbounded()._replace(number=None, constant=False)
             continue
-        if op.kind in COPIES and op.inputs[0] is not None:
-            facts.origins[value] = facts.origin(op.inputs[0])
-        fact = made
-        if facts.view.copied(value) is not None:
-            fact = fact_of_constant(facts, value)
-        elif computes and reads_floats and not facts.floats(value):
-            fact = facts.given(value)._replace(sources=frozenset((value,)), transform=False)
-        for into, out in row.states if Trait.RECURRENT not in row.traits else ():
-            if slot == out and into < len(op.inputs) and (states := facts[op.inputs[into]].states):
-                fact = fact._replace(states=tuple((state, True) for state, _ in states))
-        facts.known[value] = fact
+        row = row_of(op.kind)
+        made = _made(facts, op, row)
+        computes = row.way not in (Way.SOURCE, Way.UNKNOWN) and op.kind != "Cast"
+        reads_floats = facts.floats(op.inputs[0] if op.inputs else None)
+        states = row.states if Trait.RECURRENT not in row.traits else ()
+        for slot, value in enumerate(op.outputs):
+            if value is None:
+                continue
+            if op.kind in COPIES and op.inputs[0] is not None:
+                facts.origins[value] = facts.origin(op.inputs[0])
+            fact = made
+            if view.copied(value) is not None:
+                fact = fact_of_constant(facts, value)
+            elif computes and reads_floats and not facts.floats(value):
+                fact = facts.given(value)._replace(sources=frozenset((value,)), transform=False)
+            for into in [into for into, out in states if out == slot and into < len(op.inputs)]:
+                if known := facts[op.inputs[into]].states:
+                    fact = fact._replace(states=known, moved=known)
+            facts.known[value] = fact
+    return facts
 
 
 def _made(facts: Facts, op: Op, row: OpRow) -> Fact:
@@ -104,7 +110,7 @@ def _copied(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
             whole = fact.whole if fact.whole is not None else INF
             return Fact(fact.low, fact.high, whole=whole, constant=fact.constant, sources=fact.sources)
         if not facts.floats(op.inputs[0]):
-            wide = fact.whole is not None and fact.whole > facts.limits.most and fact.raw
+            wide = fact.whole is not None and fact.whole > facts.most and fact.raw
             return fact._replace(beyond=leaves(facts, fact.low, fact.high), grows=wide)
         return fact
     if row.traits & (Trait.MOVES | Trait.RELABELS):
@@ -117,15 +123,14 @@ def _selected(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         return read[0]._replace(low=max(0.0, read[0].low), guard=INF)
     if op.kind == "ThresholdedRelu":  # what is below its threshold, which may exceed a peak, becomes 0
         return read[0]._replace(low=min(0.0, read[0].low), high=max(0.0, read[0].high), guard=INF, peak=())
-    fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and facts.limits.most < f.size < INF)]
+    fills = [f for f in read if f.fill or (op.kind != "Where" and f.constant and facts.most < f.size < INF)]
     if fills:
         others = [f for f in read if f not in fills]
         fact = joined(others or fills)
         return fact._replace(best=fact.grid, number=None)
     fact = joined(read)
     if len([f for f in read if not f.constant]) > 1:  # a state that decays, and is raised again
-        moved = {state for f in read if f.run for state, _ in f.states}
-        fact = fact._replace(states=tuple((state, was or state in moved) for state, was in fact.states))
+        fact = fact._replace(moved=union([fact.moved, *(f.states for f in read if f.run)]))
     if op.kind == "Where":
         data = max((f.size for f in read if f.constant and not f.fill and f.size < INF), default=0.0)
         fact = fact._replace(beyond=fact.beyond or leaves(facts, -data, data))
@@ -142,7 +147,7 @@ def _selected(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         low=min(max(varying.low, low), high),
         high=max(min(varying.high, high), low),
         guard=guard,
-        small=fact.small and guard < facts.limits.tiny,
+        small=fact.small and guard < facts.tiny,
     )
 
 
@@ -166,23 +171,88 @@ def _counted(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     return Fact(row.low, row.high, whole=1.0 if row.whole else None)
 
 
+def _function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    kind, fact = op.kind, read[0] if read else NOTHING
+    if kind == "Pow" and fact.constant:  # a number to a power is an exponential
+        kind, row, fact = "Exp", OPS["Exp"], read[-1]._replace(high=INF)
+    if row.whole:
+        fact = fact._replace(whole=fact.size)
+    kept = _of(fact, row)._replace(bent=fact.learned and "levels" not in row.keeps)
+    kept = kept._replace(**{name: getattr(fact, name) for name in row.keeps})
+    match kind:
+        case "Abs":
+            squares = frozenset((facts.line(op.operands[0]),)) if fact.transform and fact.products else frozenset()
+            return kept._replace(high=fact.size, squares=squares)
+        case "Exp":
+            high = math.exp(fact.high) if fact.high < _LARGEST_EXPONENT else INF
+            return kept._replace(high=high, small=not fact.peak, terms=1.0 if high < INF else _OF_EXPONENTIALS)
+        case "Pow":
+            exponent, whole = facts[op.inputs[1]].number, None
+            square = exponent == 2
+            if fact.whole is not None and exponent and exponent > 0:
+                whole = fact.whole**exponent if exponent * math.log2(max(fact.whole, 2.0)) < _DOUBLE else INF
+            return kept._replace(
+                low=0.0 if square else -INF,
+                squares=frozenset((facts.line(op.operands[0]),)) if square else frozenset(),
+                grows=fact.size > 1 and (exponent is None or exponent > 1),
+                small=fact.small or (square and bool(fact.sources)),
+                whole=whole,
+                terms=inverse(facts, fact) if exponent == -1 else 1.0,
+            )
+        case "Reciprocal":
+            least = max(fact.low, fact.guard if fact.guard < INF else 0.0)
+            high = 1 / least if least > 0 else INF
+            beyond = leaves(facts, 0.0, high) if fact.guard < INF else None
+            return kept._replace(terms=inverse(facts, fact), high=high, beyond=beyond)
+        case "Sqrt":
+            return kept._replace(low=0.0, guard=math.sqrt(fact.guard))
+        case _:
+            return kept
+
+
+def _of(fact: Fact, row: OpRow) -> Fact:
+    return Fact(
+        constant=fact.constant,
+        learned=fact.learned,
+        sources=fact.sources,
+        depth=fact.depth,
+        small=row.small,
+        near_one=row.near_one,
+        nudged=fact.nudged,
+    )
+
+
+def _norm(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
+    """Return the facts of a norm; in old opsets, the rows of a softmax go along all axes from one on."""
+    fact = _of(read[0] if read else NOTHING, row)
+    if op.kind != "Softmax":
+        return fact
+    shape, last = shape_of(facts.view, op.inputs[0]), int_attribute(op.node, "axis", -1)
+    length = shape[last] or FREE if shape is not None and -len(shape) <= last < len(shape) else FREE
+    flattens = op.signature is not None and op.signature.since < FIRST_ROW_SOFTMAX
+    axis = int_attribute(op.node, "axis", 1 if flattens else -1)
+    from_end = axis - len(shape) if shape is not None and axis >= 0 else axis
+    peak = tuple(range(from_end, 0)) if flattens and from_end < 0 else (from_end,)
+    return fact._replace(peak=peak, terms=1 / length)
+
+
 def _unknown(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
-    read = [facts[v] for v in op.operands]
-    largest = _largest_label(op)
+    """Return the facts of an op without a row, by the largest number of a LabelEncoder."""
+    labels = op.node.attribute if op.kind == "ai.onnx.ml::LabelEncoder" else ()
+    stated = [a for a in labels if a.name.startswith(("values_", "default_"))]
+    numbers = [a.floats or [a.f] if not a.HasField("t") else to_array(a.t) for a in stated if not a.t.string_data]
+    largest = max((float(np.abs(n).max(initial=0)) for n in numbers), default=0.0)
     if (beyond := leaves(facts, -largest, largest)) is not None:
         return Fact(-largest, largest, beyond=beyond)
+    read = [facts[v] for v in op.operands]
     return Fact(learned=any(f.learned for f in read), depth=1 + max((f.depth for f in read), default=0))
 
 
-def _largest_label(op: Op) -> float:
-    """Return the magnitude of the largest number of a LabelEncoder; 0 for other ops."""
-    if op.kind != "ai.onnx.ml::LabelEncoder":
-        return 0.0
-    stated = [a for a in op.node.attribute if a.name.startswith(("values_", "default_"))]
-    numbers = [a.floats or [a.f] if not a.HasField("t") else to_array(a.t) for a in stated if not a.t.string_data]
-    return max((float(np.abs(n).max(initial=0)) for n in numbers), default=0.0)
-
-
+_DOUBLE = 1000
+"""Doublings that a float holds."""
+_LARGEST_EXPONENT = 700
+_OF_EXPONENTIALS = 2.0**8
+"""Terms of moderate size that an exponential counts for in a sum."""
 _TABLES = ("Gather", "com.microsoft::RelativePositionBias", "com.microsoft::TorchEmbedding")
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
 _Forward = Callable[[Facts, Op, OpRow, list[Fact]], Fact]
@@ -192,9 +262,9 @@ _WAYS: Mapping[Way, _Forward] = {
     Way.SELECT: _selected,
     Way.SUM: fact_of_sum,
     Way.SCALE: fact_of_scaling,
-    Way.FUNCTION: fact_of_function,
+    Way.FUNCTION: _function,
     Way.REDUCE: fact_of_reduction,
-    Way.NORM: fact_of_norm,
+    Way.NORM: _norm,
     Way.PRODUCT: fact_of_product,
     Way.TEST: lambda *_: NOTHING,
     Way.SOURCE: _counted,

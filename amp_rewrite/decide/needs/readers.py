@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from amp_rewrite.decide import reasons
-from amp_rewrite.decide.needs.elementwise import factor, fed_numbers, is_single_input, too_large
-from amp_rewrite.decide.needs.facts import INF, NOTHING, Fact, Facts, Values
-from amp_rewrite.decide.needs.sums import adds_peak, centers
+from amp_rewrite.decide.needs.arithmetic import adds_peak, factor, fed_numbers, is_single_input, too_large
+from amp_rewrite.decide.needs.facts import INF, Fact, Facts, Values
 from amp_rewrite.decide.reasons import described
 from amp_rewrite.decide.sizes import summed_axes
 from amp_rewrite.dtypes import DType
-from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute
-from amp_rewrite.ir.dataflow import first_input_of, origin
+from amp_rewrite.ir.dataflow import first_input_of, origin, reach
 from amp_rewrite.ir.op_classes import PAIR_SUMS, PRODUCTS, SCALINGS, SOFTMAXES
 from amp_rewrite.ir.ops import Need, OpRow, Trait, Way, row_of
-from amp_rewrite.ir.view import Op, OpId, ValueId
+from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 TERM = 32
 """The size that a term of a sum may have."""
@@ -31,6 +29,8 @@ _BALANCE = 1e-4
 _NEIGHBOURS = 64
 _DIFFERENCE = "a difference of squares and products, which is small beside them"
 _LEVEL = "its weights sum to zero: a difference of values on one level"
+_INVERSES = ("Pow", "Reciprocal")
+"""Ops that divide by their first input, a power by its exponent."""
 _DOWN = 2.0**-5
 """A factor that scales large numbers down to what a reader expects."""
 
@@ -54,9 +54,6 @@ class Readers:
 
     facts: Facts
     shared: set[ValueId] = field(default_factory=set)
-    _balances: dict[tuple[ValueId, tuple[int, ...]], bool] = field(default_factory=dict)
-    """Weights that sum to zero along the axes that a product sums, by axes."""
-    _after: dict[ValueId, set[OpId]] = field(default_factory=dict)
 
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op of its inputs, for any reader of its result."""
@@ -73,7 +70,7 @@ class Readers:
             yield Asked(value, Need.PLACE, _LEVEL, reasons.CANCELLATION)
         if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
             yield Asked(op.inputs[2], Need.DIGITS, _DIFFERENCE)
-        if self.facts.limits.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind in _INVERSES):
+        if self.facts.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind in _INVERSES):
             yield from self._by_means(op, facts)
         if op.kind in PAIR_SUMS and len(facts) == 2:
             yield from self._by_sum(op, *facts)
@@ -84,12 +81,12 @@ class Readers:
             yield Asked(op.inputs[0], Need.PLACE, note)
         elif op.kind == "BatchNormalization" and len(facts) > 4 and facts[3].constant and facts[4].constant:
             deviation = math.sqrt(max(facts[4].high, 0.0) + float_attribute(op.node, "epsilon", 1e-5))
-            mean, limits = facts[3].size, self.facts.limits
-            if mean > limits.most / 4 or mean > limits.beside * deviation:
+            mean = facts[3].size
+            if mean > self.facts.most / 4 or mean > self.facts.beside * deviation:
                 yield Asked(op.inputs[0], Need.DIGITS, f"its mean is {mean:g}, its deviation {deviation:g}")
         elif Trait.QUANTIZES in row.traits and len(facts) > 1:
-            zero = facts[2] if len(facts) > 2 else NOTHING
-            if (beyond := too_large(self.facts, self.facts.view.dtype(op.outputs[0]), facts[1], zero)) is not None:
+            beyond = too_large(self.facts, self.facts.view.dtype(op.outputs[0]), *facts[1:3])
+            if beyond is not None:
                 yield Asked(op.inputs[0], Need.DIGITS, beyond.note, reasons.CONSTANT_RANGE)
         elif op.kind == "Pow":
             if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
@@ -104,11 +101,13 @@ class Readers:
         apart = (op.kind == "Sub") != (a.negative != b.negative)
         means = a.squares & b.squares if a.averaged or b.averaged else ()
         shared = frozenset().union(*means, *_among(a, b), *_among(b, a))
-        relative = centers(self.facts, op) or self.facts[op.outputs[0]].peak
+        lines = {self.facts.line(v) for v in op.operands}
+        centers = (a.averaged or b.averaged) and len(lines) == 1  # a value's own mean is subtracted
+        relative = centers or self.facts[op.outputs[0]].peak
         if shared and apart and not (a.constant or b.constant or relative):
-            self._share(shared)
+            self.shared |= reach(shared, self._picked, lambda v: v not in self.shared)
             yield from (Asked(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
-        many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.limits.integers
+        many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.integers
         if apart and many and a.raw and b.raw:
             yield from (Asked(v, Need.EXACT) for v in op.operands)
         copies = a.sources == b.sources and not relative
@@ -121,23 +120,19 @@ class Readers:
         for slot in (1, 0) if op.kind in PRODUCTS else (1,):
             value, other = op.inputs[slot], op.inputs[1 - slot]
             fact = self.facts[other]
-            if value is None or not (fact.raw or fact.levels or fact.placed):
-                continue
-            key = value, tuple(summed_axes(op, slot) if op.kind in PRODUCTS else ())
-            if key not in self._balances:
-                stored = origin(self.facts.view, value, first_input_of(("Cast", "Identity")))
-                self._balances[key] = _sums_to_zero(self.facts.view.array(stored, _FEW), key[1])
-            if self._balances[key]:
-                return other
+            if fact.raw or fact.levels or fact.placed:
+                axes = summed_axes(op, slot) if op.kind in PRODUCTS else ()
+                if _sums_to_zero(self.facts.view, value, tuple(axes)):
+                    return other
         return None
 
     def _by_means(self, op: Op, facts: list[Fact]) -> Iterator[Asked]:
-        long = self.facts.limits.most / TERM
+        long = self.facts.most / TERM
         note = f"part of a mean: {described(self.facts.view, op.id)} divides by the number or sum of its weights"
         if op.kind == "Div" or op.kind in _INVERSES:
             divisor = facts[-1] if op.kind == "Div" else facts[0]
             inverts = op.kind != "Pow" or facts[1].number == -1
-            summed = inverts and divisor.terms > long and divisor.size > self.facts.limits.most
+            summed = inverts and divisor.terms > long and divisor.size > self.facts.most
             counted = op.kind == "Div" and facts[0].terms > long and self._counts(op)
             if summed or counted:
                 yield from (Asked(v, Need.LONG, note) for v in op.operands)
@@ -151,15 +146,14 @@ class Readers:
         if times > 1 / _DOWN and (a.slope or b.slope):
             note = f"{described(self.facts.view, op.id)} divides a difference by a small step"
             yield from (Asked(v, Need.SLOPE, note) for v in op.operands)
-        limits = self.facts.limits
-        exact = limits.integers if a.raw and a.whole else limits.most
-        if op.kind == "Div" and limits.narrow and (b.whole or 0.0) > exact:
+        narrow, exact = self.facts.narrow, self.facts.integers if a.raw and a.whole else self.facts.most
+        if op.kind == "Div" and narrow and (b.whole or 0.0) > exact:
             yield Asked(op.inputs[1], Need.EXACT)
             if a.raw and a.whole is not None:
                 yield Asked(op.inputs[0], Need.EXACT)
         before = a.scaled | b.scaled
         twice = bool(before) and bool(fed_numbers(self.facts, op) - before)
-        if limits.narrow and (0 < times < _DOWN or twice):
+        if narrow and (0 < times < _DOWN or twice):
             note = f"{described(self.facts.view, op.id)} scales it down again"
             yield from (Asked(v, Need.RANGE, note) for v in op.operands)
 
@@ -168,31 +162,30 @@ class Readers:
 
         A number that multiplies the dividend before, as a loss scale does, does not count.
         """
-        value = op.inputs[1]
+        value, view = op.inputs[1], self.facts.view
         if value is None or self.facts[value].constant:
             return False
         if self.facts[value].whole is not None:
             return True
-        source = self.facts.origin(value)
-        return is_single_input(self.facts, source) and not self._depends(self.facts.view.producer(op.inputs[0]), source)
+        source, dividend = self.facts.origin(value), view.producer(op.inputs[0])
+        return is_single_input(self.facts, source) and (dividend is None or dividend.id not in _after(view, source))
 
-    def _depends(self, op: Op | None, source: ValueId) -> bool:
-        if source not in self._after:
-            self._after[source] = self.facts.view.after(reader.id for reader in self.facts.view.readers(source))
-        return op is not None and op.id in self._after[source]
-
-    def _share(self, values: Iterable[ValueId]) -> None:
-        left = list(values)
-        while left:
-            value = left.pop()
-            if value not in self.shared:
-                self.shared.add(value)
-                readers = (r for r in self.facts.view.readers(value) if r.inputs[0] == value)
-                left += [v for r in readers if row_of(r.kind).way in (Way.COPY, Way.PICK) for v in r.results]
+    def _picked(self, value: ValueId) -> list[ValueId]:
+        """Return what ops copy or pick from a value."""
+        readers = (r for r in self.facts.view.readers(value) if r.inputs[0] == value)
+        return [v for r in readers if row_of(r.kind).way in (Way.COPY, Way.PICK) for v in r.results]
 
 
-def _sums_to_zero(weights: Array | None, axes: tuple[int, ...]) -> bool:
+@once
+def _after(view: View, source: ValueId) -> set[OpId]:
+    return view.after(reader.id for reader in view.readers(source))
+
+
+@once
+def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> bool:
     """True for a few weights with the sum 0 along axes; along all but the first without axes."""
+    source = origin(view, value, first_input_of(("Cast", "Identity"))) if value is not None else None
+    weights = view.array(source, _FEW)
     if weights is None or weights.ndim < 2 or weights.dtype.kind != "f":
         return False
     axes = axes or tuple(range(1, weights.ndim))
@@ -205,7 +198,3 @@ def _sums_to_zero(weights: Array | None, axes: tuple[int, ...]) -> bool:
 
 def _among(a: Fact, b: Fact) -> Iterator[Values]:
     return (pair for pair in a.squares if pair <= b.products)
-
-
-_INVERSES = ("Pow", "Reciprocal")
-"""Ops that divide by their first input, a power by its exponent."""

@@ -101,7 +101,7 @@ class _Graph:
         cells = list(self._cells())
         rules: dict[str, object] = {}
         for rule in dict.fromkeys(row.rule for row in self.report.rows if row.rule):
-            known = reasons.reason_of(rule)
+            known = reasons.REASONS.get(rule)
             rules[plain(rule)] = {"words": plain(reasons.words(rule)), "page": known is not None and known.has_page}
         ends = 2 * self.number
         data: dict[str, object] = {

@@ -161,7 +161,7 @@ def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     if run_as_bodies(view, request.target.kernels):
         from amp_rewrite.rewrite.passes.inline import inline_schema_functions
 
-        view, standard = inline_schema_functions(view, request.op_lists, request.to, request.target)
+        view, standard = inline_schema_functions(view, request)
     spelled: list[Finding] = []
     for passes in _SPELLING if request.safe else _SPELLING[:1]:
         after, outcomes = run_round(view, passes, Context(request.to))

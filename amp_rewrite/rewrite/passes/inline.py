@@ -29,6 +29,7 @@ from amp_rewrite.runtime.providers import run_as_bodies
 from amp_rewrite.settings.choices import Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.op_lists import OpLists
+from amp_rewrite.settings.request import Request
 
 
 def inline_functions(view: View, *, low: bool = False) -> tuple[View, tuple[Finding, ...]]:
@@ -101,22 +102,24 @@ def _float_functions(view: View, dtypes: Collection[DType]) -> set[tuple[str, st
     return reach(((op.node.domain, op.op_type) for op in calls), called.__getitem__, called.__contains__)
 
 
-def inline_schema_functions(view: View, lists: OpLists, to: DType, target: Target) -> tuple[View, tuple[Finding, ...]]:
+def inline_schema_functions(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:
     """Return a view with function bodies in place of ops without a kernel of the target.
 
     Only where painting gains by it: op types of which some node would be lowered if there were a kernel, and
     whose body holds no denied op, which would bring the Casts inside instead of sparing them.
     """
-    candidates = run_as_bodies(view, target.kernels)
+    candidates = run_as_bodies(view, request.target.kernels)
     if not candidates:
         return view, ()
-    if target == Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
+    if request.target == Target.WEBGPU:  # the runtime would leave them to the CPU as a whole
         chosen = [op for op in candidates if any((t := view.dtype(v)) is not None and t.floating for v in op.ports)]
         note = "no WebGPU kernel, and the CPU has one; inlined, the ops of its function body run on the device"
     else:
-        coloring = paint(Problem(view, lists, to, target=Target.ONNX))
-        lowered = (op for op in candidates if (decision := coloring.of(op.id)) is not None and decision.dtype is to)
-        chosen = [op for op in lowered if not _holds_denied(view, op, lists)]
+        usual = Request(to=request.to, lists=request.lists, target=Target.ONNX, safety="none")
+        coloring = paint(Problem(view, usual))
+        decided = ((op, coloring.of(op.id)) for op in candidates)
+        lowered = (op for op, decision in decided if decision is not None and decision.dtype is request.to)
+        chosen = [op for op in lowered if not _holds_denied(view, op, request.op_lists)]
         note = "no CUDA kernel, so the runtime runs its function body; inlined, each op of that gets a type of its own"
     findings = []
     for name in sorted({op.op_type for op in chosen}):

@@ -14,12 +14,11 @@ from onnx import ModelProto
 
 from amp_rewrite.decide.coloring.paint import paint
 from amp_rewrite.decide.coloring.problem import Problem
-from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.view import View
-from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.op_lists import OpLists, load_lists
+from amp_rewrite.settings.choices import Level, Target
+from amp_rewrite.settings.request import Request
 from support.counting import crossings, lowered_ops
 from support.paths import TESTS
 
@@ -34,17 +33,16 @@ def oracle() -> tuple[dict[str, Any], ...]:
 
 
 @cache
-def tensorflow_lists() -> OpLists:
-    return load_lists(DType.FLOAT16, ["tensorflow"])
+def tensorflow(level: Level, newer: bool) -> Request:
+    return Request(lists=("tensorflow",), level=level, target=Target.ONNX, safety="none", gray_follows_allow=newer)
 
 
 def answer(
-    model: ModelProto, level: str, *, newer: bool, shuffled: np.random.Generator | None = None
+    model: ModelProto, level: Level, *, newer: bool, shuffled: np.random.Generator | None = None
 ) -> dict[str, Any]:
     """What the painter says of a model, in the oracle's terms."""
     view = View.of(Model.load(model if shuffled is None else reordered(model, shuffled)))
-    lists = tensorflow_lists()
-    coloring = paint(Problem(view, lists, DType.FLOAT16, level=level, target=Target.ONNX, gray_follows_allow=newer))
+    coloring = paint(Problem(view, tensorflow(level, newer)))
     cross = crossings(view, coloring)
     return {
         "half": list(lowered_ops(view, coloring)),
@@ -84,7 +82,7 @@ def reordered(model: ModelProto, rng: np.random.Generator) -> ModelProto:
 
 @pytest.mark.parametrize("rules", ["classic", "newer"])
 @pytest.mark.parametrize("level", COUNTS)
-def test_every_graph_is_painted_as_tensorflow_paints_it(level: str, rules: str) -> None:
+def test_every_graph_is_painted_as_tensorflow_paints_it(level: Level, rules: str) -> None:
     graphs = [g for g in oracle() if g["level"] == level]
     assert len(graphs) == COUNTS[level]
     found = []

@@ -23,7 +23,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.findings import refuse_unknown
 from amp_rewrite.settings.choices import Target
-from amp_rewrite.settings.op_lists import load_lists
+from amp_rewrite.settings.request import Request
 from support.one_op import Case, cases
 from support.paths import TESTS
 
@@ -112,14 +112,14 @@ def decided(model: ModelProto) -> str:
     except AmpRewriteError as error:
         return type(error).__name__
     needs = find_needs(view, DType.FLOAT16, target=Target.ONNX)
-    coloring = paint(Problem(view, LISTS, DType.FLOAT16, needs, place=True))
+    coloring = paint(Problem(view, USUAL_OPTIONS, needs))
     found = ((op, coloring.of(op.id)) for op in view.ops)
     return " ".join(
         f"{op.node.output[0]}:{given.rule}" for op, given in found if given is not None and given.rule not in USUAL
     )
 
 
-LISTS = load_lists(DType.FLOAT16)
+USUAL_OPTIONS = Request()
 STORED: dict[str, Any] = json.loads(FILE.read_text("utf-8")) if FILE.is_file() else {"onnx": ""}
 
 

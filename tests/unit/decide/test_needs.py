@@ -53,7 +53,7 @@ def test_no_op_walks_along_all_copies(nodes: Callable[[int], list[str]], monkeyp
         return step(self, value, *kinds)
 
     monkeypatch.setattr(View, "producer", counted)
-    Backward.of(find_facts(view, F16))
+    Backward(find_facts(view, F16))
     assert 0 < steps < 20 * len(view.ops)
 
 
@@ -74,7 +74,7 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
         visit(self, op)
 
     monkeypatch.setattr(Backward, "_visit", counted)
-    held = Backward.of(find_facts(view, F16)).pinned
+    held = Backward(find_facts(view, F16)).pinned
     assert {op.id for op in view.ops if op.kind == "Neg"} <= held.keys()
     assert len(view.ops) <= visits < 4 * len(view.ops)
 
@@ -85,19 +85,15 @@ def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
     view = view_of(["a0=Identity(x)", *sums], f"a{len(names)}")
     fact = find_facts(view, F16)[view.scopes[0].outputs[0]]
     assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST_NAMED
-    assert names[-1] in {view.value_name(state) for state, _ in fact.states}
+    assert names[-1] in {view.value_name(state) for state in fact.states}
 
 
 def parsed_view(text: str) -> View:
     return View.of(Model.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')))
 
 
-HEAD = '<ir_version: 8, opset_import: ["": 18]>'
-
-
 def notes(body: str) -> list[str]:
-    view = View.of(Model.load(onnx.parser.parse_model(f"{HEAD} g {body}")))
-    return [note.partition(";")[0] for _, note in long_sums(view)]
+    return [note.partition(";")[0] for _, note in long_sums(parsed_view(f"g {body}"))]
 
 
 @pytest.mark.parametrize(

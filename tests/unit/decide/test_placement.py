@@ -4,6 +4,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.settings.request import Request
 from support import cases, stub
 from support.corpus import KINDS
-from support.drafts import painted
 from support.paths import TESTS
 from support.random_graphs import Graph, graphs
 
@@ -65,14 +65,6 @@ def test_elimination_finds_a_cut_of_the_value_that_networkx_finds(
     assert sum(crossing) == nx.minimum_cut_value(network, "s", "t")
 
 
-def problem_of(model: ModelProto, to: DType) -> tuple[Problem, Spread]:
-    """The problem of a model, and what TensorFlow's rules make of it."""
-    request = Request.of(fuse="none", opset="keep", to=to)
-    draft = Draft.of(model, request)
-    problem = draft.problem()
-    return problem, Spread(problem)
-
-
 def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
     """The Casts that a labelling adds, less those of the model that go."""
     low = set(low)
@@ -91,8 +83,8 @@ def net_casts(problem: Problem, labelling: Labelling, low: set[int]) -> int:
 @settings(bounded, max_examples=30)
 def test_no_labelling_takes_fewer_casts(to: DType, graph: Graph) -> None:
     note(graph.text())
-    problem, spread = problem_of(graph.model(), to)
-    labelling = Labelling(problem, spread, {})
+    problem = Draft.of(graph.model(), Request.of(fuse="none", opset="keep", to=to)).problem()
+    labelling = Labelling(problem, Spread(problem))
     found = labelling.solve()
     free = [v for v, end in enumerate(labelling.ends) if end == v and v not in labelling.follows][:9]
     # Weighted beyond the number of Casts: pairs and groups that become one kernel, and choices between low values.
@@ -178,7 +170,8 @@ def test_random_graphs_obey_every_rule_cost_no_more_and_stay_when_converted_agai
     draft = Draft.of(model, Request.of(**WAYS[way]))
     cut = draft.paint()
     assert obeys(draft, cut) == []
-    assert casts(draft, cut) <= casts(draft, painted(draft, place=False))
+    uncut = replace(draft, request=replace(draft.request, placement="propagate"))
+    assert casts(draft, cut) <= casts(uncut, uncut.paint())
     once = placed(model, **WAYS[way])
     assert placed(once.model, **WAYS[way]).plan.casts == ()
 
