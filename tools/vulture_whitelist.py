@@ -12,6 +12,11 @@ _._value_  # likewise
 _.__signature__  # read by inspect
 _._repr_html_  # called by notebooks
 
+# Element types that only their codes name.
+_.INT8
+_.INT16
+_.UINT16
+
 # Passes, named in the tables of `canonicalize`.
 _.spell_out_casts
 _.select_masks
