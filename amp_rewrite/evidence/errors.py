@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 PIECE = 1 << 26
-"""Elements of the values that are compared in one run. Fewer take less memory, and more runs of the reference."""
+"""Elements of the values that are compared in one run, without the largest. Fewer take less memory, and more runs."""
 
 Progress = Callable[[int, int], None]
 
@@ -139,8 +140,8 @@ class Pairing:
             if mine.values[value].tensor is None and (name := mine.value_name(value)) not in known:
                 raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
         measured, batch = pairing.measured, next(iter(feed))
-        here = _run(_opened(mine, tuple(measured), op_type="Shape"), batch)
-        there = _run(_opened(theirs, tuple(measured.values()), op_type="Shape"), batch)
+        here = _run(_opened(mine, tuple(measured), {}, "Shape"), batch)
+        there = _run(_opened(theirs, tuple(measured.values()), {}, "Shape"), batch)
         other = {w for w, a, b in zip(measured.values(), here, there, strict=True) if not np.array_equal(a, b)}
         elements = {value: int(np.prod(shape)) for value, shape in zip(measured, here, strict=True)}
         pairing = replace(
@@ -153,26 +154,25 @@ class Pairing:
 
     def accumulated(self, progress: Progress | None = None) -> Errors:
         """Return the accumulated error of each paired value: the candidate as it runs against the reference."""
-        return self._errors(tuple(self.measured), progress)
+        return self._errors(tuple(self.measured), {}, progress)
 
     def local(self, progress: Progress | None = None) -> Errors:
         """Return the local error of each value in `shadowed`: of its op, fed with the reference's values."""
-        return self._errors(self.shadowed, progress, self.values)
+        return self._errors(self.shadowed, self.values, progress)
 
-    def _errors(
-        self, values: Sequence[ValueId], progress: Progress | None, fed: Mapping[ValueId, ValueId] | None = None
-    ) -> Errors:
+    def _errors(self, values: Sequence[ValueId], fed: Mapping[ValueId, ValueId], progress: Progress | None) -> Errors:
         """Return the errors of values; `fed`: values for the candidate's ops from the reference."""
         view, of = self.candidate, self.measured
         prefix = unused_prefix("fed/", view.names)
-        inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed or {}}
-        pieces = list(self._pieces(values))
+        inputs = {value: f"{prefix}{view.value_name(value)}" for value in fed}
+        ends = dict(zip(values, accumulate(self.elements[value] for value in values), strict=True))
+        pieces = [tuple(piece) for _, piece in groupby(values, lambda value: ends[value] // PIECE)]
         stats, runs = dict.fromkeys(values, ErrorStats()), len(self.feed) * len(pieces) if progress else 0
         for number, piece in enumerate(pieces):
             candidate = _opened(view, piece, inputs)
             ports = {port.name for port in candidate.inputs}
-            read = {name: (fed or {})[value] for value, name in inputs.items() if name in ports}
-            reference = _opened(self.reference, (*(of[value] for value in piece), *read.values()))
+            read = {name: fed[value] for value, name in inputs.items() if name in ports}
+            reference = _opened(self.reference, (*(of[value] for value in piece), *read.values()), {})
             for done, batch in enumerate(self.feed, 1):
                 found = _run(reference, batch)
                 mine = _run(candidate, {**batch, **dict(zip(read, found[len(piece) :], strict=True))})
@@ -182,17 +182,6 @@ class Pairing:
                 if progress:
                     progress(number * len(self.feed) + done, runs)
         return stats
-
-    def _pieces(self, values: Sequence[ValueId]) -> Iterator[Sequence[ValueId]]:
-        piece, held = list[ValueId](), 0
-        for value in values:
-            if piece and held + self.elements[value] > PIECE:
-                yield tuple(piece)
-                piece, held = [], 0
-            piece.append(value)
-            held += self.elements[value]
-        if piece:
-            yield tuple(piece)
 
     @cached_property
     def low(self) -> DType:
@@ -299,12 +288,7 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
     return a.node.name == b.node.name != ""
 
 
-_NONE: Mapping[ValueId, str] = {}
-
-
-def _opened(
-    view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str] = _NONE, op_type: str = "Identity"
-) -> Runner:
+def _opened(view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str], op_type: str = "Identity") -> Runner:
     """Open the emulated model with these values as its outputs, or their shapes, and others as `inputs` by name.
 
     Nothing is optimized, because fusion depends on the rest of the graph.

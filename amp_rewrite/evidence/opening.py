@@ -73,12 +73,9 @@ def check_as_is(model: Model, name: str, provider: str) -> None:
     wrong = misdeclared(View.of(inlined(model)))
     if wrong is not None:
         raise ModelError(f"{name}: {wrong}")
+    providers = tuple(dict.fromkeys((provider, CPU)))
     try:
-        open_on(
-            model,
-            name,
-            replace(session_on(provider), channels_last=False, optimized=False, planned=False, spinning=False),
-        )
+        open_on(model, name, SessionOptions(providers=providers, optimized=False, planned=False, spinning=False))
     except ModelError as error:
         if NO_KERNEL not in str(error):
             raise
