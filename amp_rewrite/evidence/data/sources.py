@@ -245,30 +245,27 @@ def drawn(ports: Sequence[Port], asked: Drawing) -> tuple[str, Source]:
     if asked.seed < 0:
         raise FeedError(f"the seed {asked.seed} is negative; use a whole number of 0 or more")
     assumed = dict[str, int]()
-    guessed = {port.name: _assumed(port, assumed, asked.free) for port in ports if port.name not in asked.shapes}
-    shapes = {**asked.shapes, **{name: shape for name, shape in guessed.items() if shape is not None}}
-    shaped = _drawn_shapes(ports, shapes, asked.limit)
+    shaped = _drawn_shapes(ports, asked, assumed)
     _check_ranges(ports, asked.int_ranges)
 
     def source() -> Iterator[Raw]:
         generator = np.random.default_rng(asked.seed)
         for _ in range(asked.batches):
-            bounds = {p.name: asked.int_ranges.get(p.name, _DEFAULT_INTS) for p in ports}
-            yield {p.name: _drawn(generator, p, shaped[p.name], bounds[p.name], asked.scale) for p in ports}
+            yield {port.name: _drawn(generator, port, shaped[port.name], asked) for port in ports}
 
     stated = [f"random, seed {asked.seed}", *([] if asked.scale == 1 else [f"deviation {asked.scale:g}"])]
     return ", ".join((*stated, *(f"{name} = {size}" for name, size in assumed.items()))), source
 
 
-def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]], limit: int) -> dict[str, tuple[int, ...]]:
-    _check_known(chosen, ports, "shape")
+def _drawn_shapes(ports: Sequence[Port], asked: Drawing, assumed: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    _check_known(asked.shapes, ports, "shape")
     shapes = {}
     for port in ports:
         drawable = port.dtype not in (None, DType.STRING) and (port.dtype.floating or port.dtype.numpy.kind in "biu")
         if port.container != TENSOR or not drawable:
             what = f"{port.container}({port.dtype.spelling if port.dtype else 'unknown'})"
             raise FeedError(f"no random data for input {port.name!r}, which is {what}; give data for it")
-        shape = chosen.get(port.name, port.shape)
+        shape = asked.shapes[port.name] if port.name in asked.shapes else _assumed(port, assumed, asked.free)
         stated = "no shape" if port.shape is None else f"the shape {port.dims}"
         sizes = tuple(dim for dim in shape or () if isinstance(dim, (int, np.integer)))
         if shape is None or len(sizes) != len(shape):
@@ -277,8 +274,8 @@ def _drawn_shapes(ports: Sequence[Port], chosen: Mapping[str, Sequence[int]], li
             raise FeedError(f"input {port.name!r} has {stated}; give all sizes, as in {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if len(sizes) > MOST_AXES or math.prod(max(1, size) for size in sizes) * 8 > limit:
-            most = f"at most {MOST_AXES} axes and {limit} bytes"
+        if len(sizes) > MOST_AXES or math.prod(max(1, size) for size in sizes) * 8 > asked.limit:
+            most = f"at most {MOST_AXES} axes and {asked.limit} bytes"
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large: {most}")
         shapes[port.name] = sizes
     return shapes
@@ -331,16 +328,14 @@ def _check_known(names: Iterable[str], ports: Sequence[Port], what: str) -> None
             raise FeedError(f"a {what} is given for {short(name)}, which is not an input; {hint}")
 
 
-def _drawn(
-    generator: np.random.Generator, port: Port, shape: tuple[int, ...], bounds: tuple[int, int], scale: float
-) -> Array:
+def _drawn(generator: np.random.Generator, port: Port, shape: tuple[int, ...], asked: Drawing) -> Array:
     assert port.dtype is not None
     dtype = port.dtype.numpy
     if port.dtype is DType.BOOL:
         return generator.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
-        return generator.integers(*bounds, shape, dtype=dtype)
-    return (generator.standard_normal(shape) * scale).astype(dtype)
+        return generator.integers(*asked.int_ranges.get(port.name, _DEFAULT_INTS), shape, dtype=dtype)
+    return (generator.standard_normal(shape) * asked.scale).astype(dtype)
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
