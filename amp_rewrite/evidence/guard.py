@@ -238,17 +238,17 @@ def is_low(view: View, coloring: Coloring, value: ValueId) -> bool:
 
 def made_low(view: View, coloring: Coloring, value: ValueId) -> bool:
     """True if an op makes a value in a low type, by the coloring or in the model."""
-    variable = made_variable(view, value)
-    dtype = (coloring.dtype(*variable) or view.dtype(value)) if variable is not None else None
-    return dtype is not None and dtype.low
+    return _low(view, coloring, value, made_variable(view, value))
 
 
 def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
     """True if an op reads an input in a low type, by the coloring or in the model."""
-    value, variable = op.inputs[slot], read_variable(op, slot)
-    if value is None or variable is None:
-        return False
-    dtype = coloring.dtype(*variable) or view.dtype(value)
+    value = op.inputs[slot]
+    return value is not None and _low(view, coloring, value, read_variable(op, slot))
+
+
+def _low(view: View, coloring: Coloring, value: ValueId, variable: tuple[OpId, str] | None) -> bool:
+    dtype = (coloring.dtype(*variable) or view.dtype(value)) if variable is not None else None
     return dtype is not None and dtype.low
 
 
