@@ -307,7 +307,12 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
     for number, (source, name) in enumerate(zip(models, names, strict=True)):
         model = Model.load(source)
         feed = feed or Feed.of(data, model)
-        batch = _fitting(next(iter(feed)), model, name)
+        ports = {port.name for port in input_ports(model)}
+        mine = {key: array for key, array in next(iter(feed)).items() if key in ports}
+        try:
+            batch = next(iter(Feed.of(mine, model, allow_nonfinite=True)))
+        except FeedError as error:
+            raise FeedError(f"{name}: {error}") from error
         file = folder / f"{number}.onnx"
         if isinstance(source, (str, os.PathLike)):
             file = Path(source)
@@ -318,16 +323,6 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
         if number == 0 and provider == CUDA and not types:
             sides.append(replace(sides[0], name=f"{name} with TF32", tf32=True))
     return sides
-
-
-def _fitting(batch: Batch, model: Model, name: str) -> Batch:
-    """Return the inputs of a model from a batch, in its types. Raise FeedError, naming the model, for a misfit."""
-    ports = {port.name for port in input_ports(model)}
-    mine = {key: array for key, array in batch.items() if key in ports}
-    try:
-        return next(iter(Feed.of(mine, model, allow_nonfinite=True)))
-    except FeedError as error:
-        raise FeedError(f"{name}: {error}") from error
 
 
 # -- latency -----------------------------------------------------------------------------------------

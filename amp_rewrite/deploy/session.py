@@ -112,7 +112,10 @@ class Session:
             raise ModelError(f"{self._name}: {unfit}")
         if cuda_graph and CUDA in settings:
             settings[CUDA] = {_GRAPH: "1", **settings[CUDA]}
-        self._device = _device(settings[first])
+        number = settings[first].get("device_id", "0")
+        if not number.isdecimal():
+            raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
+        self._device = int(number)
         opening = SessionOptions(
             providers=tuple(settings), provider_options=settings, channels_last=True, threads=threads
         )
@@ -227,13 +230,6 @@ class Session:
     def inner(self) -> Any:
         """onnxruntime's own session."""
         return self._runner.inner
-
-
-def _device(options: Mapping[str, str]) -> int:
-    number = options.get("device_id", "0")
-    if not number.isdecimal():
-        raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
-    return int(number)
 
 
 def _slow(first: str, to: DType, device: int) -> str:

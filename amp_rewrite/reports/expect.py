@@ -123,7 +123,6 @@ class Expectation:
         return CheckedExpectation(self.text, met, fact)
 
     def _items(self, report: Report) -> tuple[str, list[_Item]]:
-        """Return the counted items, and their noun."""
         if self.subject in _PORTS:
             sides = {"inputs": report.inputs, "outputs": report.outputs}
             ports = sides.get(self.subject, (*report.inputs, *report.outputs))

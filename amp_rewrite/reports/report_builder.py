@@ -87,7 +87,7 @@ def report_of(
     )
     totals = stock.totals(rows, casts, baked, sorted_findings)
     ports = tuple(stock.inputs()), tuple(stock.outputs())
-    return Report(header, totals, rows, casts, baked, sorted_findings, *ports, stock.stored())
+    return Report(header, totals, rows, casts, baked, sorted_findings, *ports, stock.weights[1])
 
 
 def inventory_view(model: Model) -> View:
@@ -204,7 +204,6 @@ class _ReportBuilder:
         )
 
     def _traits(self, op: Op) -> tuple[tuple[int, ...], Mapping[str, str], str]:
-        """Return reads, attributes and constants of a row."""
         reads, names = list[int](), ""
         for value in op.inputs:
             reads.append(NO_ROW if value is None else self._row_of[value])
@@ -302,23 +301,21 @@ class _ReportBuilder:
             sizes = (dtype.nbytes(elements), bake.to.nbytes(elements))
             yield BakeRow(value.name, bake.to.spelling, *sizes, scope, bake.keeps_original)
 
-    def _weights(self) -> Counter[str]:
-        weights: Counter[str] = Counter()
+    @cached_property
+    def weights(self) -> tuple[int, Mapping[str, int]]:
+        """Bytes of all weights of the model, and by type after the conversion."""
+        stored: Counter[str] = Counter()
         for value in self.view.values:
             if value.tensor is not None and (dtype := self.view.dtype(value.id)) is not None:
-                weights[dtype.spelling] += dtype.nbytes(prod(value.tensor.dims))
-        return weights
-
-    def stored(self) -> dict[str, int]:
-        """Return the bytes of `_weights` after the conversion."""
-        weights = self._weights()
+                stored[dtype.spelling] += dtype.nbytes(prod(value.tensor.dims))
+        before = stored.total()
         for bake in self.plan.bakes:
             tensor, dtype = self.view.values[bake.value].tensor, self.view.dtype(bake.value)
             if tensor is not None and dtype is not None:
-                weights[bake.to.spelling] += bake.to.nbytes(prod(tensor.dims))
+                stored[bake.to.spelling] += bake.to.nbytes(prod(tensor.dims))
                 if not bake.keeps_original:
-                    weights[dtype.spelling] -= dtype.nbytes(prod(tensor.dims))
-        return {dtype: size for dtype, size in sorted(weights.items()) if size}
+                    stored[dtype.spelling] -= dtype.nbytes(prod(tensor.dims))
+        return before, {dtype: size for dtype, size in sorted(stored.items()) if size}
 
     def totals(
         self,
@@ -337,7 +334,7 @@ class _ReportBuilder:
         origins = Counter(cast.origin for cast in casts)
         inserted = Counter(cast.to in LOW for cast in casts if cast.origin == "inserted")
         kinds = Counter(finding.kind for finding in findings)
-        weights = self._weights().total()
+        before, stored = self.weights
         return Totals(
             ops=len(rows),
             float_ops=len(floats),
@@ -356,8 +353,8 @@ class _ReportBuilder:
             saturated=kinds["saturated"],
             flushed=kinds["flushed"],
             refused=sum(row.rule == reasons.KERNEL_GATE for row in rows),
-            weights_before=weights,
-            weights_after=sum(self.stored().values()),
+            weights_before=before,
+            weights_after=sum(stored.values()),
         )
 
 

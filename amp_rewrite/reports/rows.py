@@ -250,7 +250,6 @@ class ReportData:
 
 
 def _texts(row: Row, key: str) -> tuple[str, ...]:
-    """Return the texts of a row for the key of a pattern."""
     texts = {"name": (row.name, row.path), "op": (row.op,), "scope": (row.path.replace(".", "/").lstrip("/"),)}
     return texts[key]
 

@@ -89,7 +89,6 @@ class _Graph:
         return self.first_input + FIRST_INPUT - source if source <= FIRST_INPUT else source
 
     def data(self) -> dict[str, object]:
-        """Return the data of the graph."""
         drawn = [at for at, row in enumerate(self.report.rows) if row.op != "Constant" and not _passes(row)]
         order = [*range(self.first_input, self.first_output), *drawn, *range(self.first_output, self.number)]
         paths = paths_of(self.report, [module_of(op.node) for op in self.view.ops] if self.view is not None else ())
