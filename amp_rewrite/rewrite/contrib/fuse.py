@@ -246,14 +246,19 @@ def _summands(site: Site, add: Op, shape: Dims) -> tuple[ValueId, ValueId] | Non
 def _with_bias(
     site: Site, add: Op, summands: tuple[ValueId, ValueId], shape: Dims
 ) -> tuple[tuple[OpId, ...], tuple[ValueId, ValueId], ValueId | None]:
-    """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then."""
+    """Return the sum that makes an operand by adding a weight of one number per feature, and operands and bias then.
+
+    Kernels add the bias to the first operand and round. That is the one that had it, not a larger stream of residuals.
+    """
     for slot, value in enumerate(summands):
         inner = site.view.producer(value, "Add")
         if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
             continue
         for a, b in orders(inner):
             if a != b and site.shape(b) == (shape[-1],) and site.shape(a) == site.shape(value) and site.fits(b, value):
-                return (inner.id,), ((a, summands[1]) if slot == 0 else (summands[0], a)), b
+                other = summands[1 - slot]
+                first = slot == 0 or site.shape(a) == site.shape(other)
+                return (inner.id,), ((a, other) if first else (other, a)), b
     return (), summands, None
 
 
