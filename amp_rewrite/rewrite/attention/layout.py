@@ -54,7 +54,7 @@ def keys_source(view: View, transposed: ValueId) -> OperandSource:
     """Return the source of keys with the tokens on their last axis; by default themselves, transposed."""
     for entry, ops, move in _sources(view, transposed):
         for perm in ((0, 1, 2, 3), (0, 2, 1, 3)):
-            if move == _Move(tuple(perm[axis] for axis in (0, 1, 3, 2))):
+            if move == (tuple(perm[axis] for axis in (0, 1, 3, 2)), 1):
                 return OperandSource(entry, perm, 1, ops)
     return OperandSource(transposed, (0, 1, 3, 2))
 
@@ -64,17 +64,13 @@ def ungrouped(view: View, source: OperandSource) -> OperandSource:
     if source.perm not in ((0, 1, 2, 3), (0, 1, 3, 2)):
         return source
     for entry, ops, move in _sources(view, source.value):
-        if move is not None and move.groups > 1 and move.perm == source.perm:
-            return OperandSource(entry, groups=move.groups, ops=(*ops, *source.ops))
+        if move is not None and move[0] == source.perm and move[1] > 1:
+            return OperandSource(entry, groups=move[1], ops=(*ops, *source.ops))
     return source
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """The effect of ops on four axes: they transpose them, then repeat each of the second axis."""
-
-    perm: tuple[int, ...]
-    groups: int = 1
+_Move = tuple[tuple[int, ...], int]
+"""The effect of ops on four axes: they transpose them, then repeat each of the second axis so many times."""
 
 
 def _sources(view: View, value: ValueId) -> Iterator[tuple[ValueId, tuple[OpId, ...], _Move | None]]:
@@ -99,13 +95,27 @@ def _carried(entry: Dims, steps: tuple[_Step, ...]) -> _Move | None:
     If they are, it does not matter what a shape is computed from. Layers are alike, so each is seen once.
     """
     sizes = _sizes((entry, *(end for _, _, end in steps)))
-    x = moved = _marked(entry, sizes)
+    x = _marked(entry, sizes)
+    result = None if x is None or sizes is None else _behind(x, steps, sizes)
+    if x is None or result is None or x.ndim != RANK or result.ndim != RANK:
+        return None
+    for perm in permutations(range(RANK)):
+        turned = x.transpose(perm)
+        if result.shape[0] != turned.shape[0] or result.shape[2:] != turned.shape[2:]:
+            continue
+        groups, rest = divmod(result.shape[1], turned.shape[1])
+        if rest == 0 and np.array_equal(result, np.repeat(turned, groups, axis=1) if groups > 1 else turned):
+            return perm, groups
+    return None
+
+
+def _behind(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> Array | None:
+    """Return what moves make of numbers; None if they do not fit."""
+    moved: Array | None = x
     for kind, perm, end in steps:
-        shape = _sized(end, sizes) if sizes is not None else None
-        if moved is None or shape is None:
-            return None
-        moved = _moved(kind, perm, moved, shape)
-    return _move_of(x, moved)
+        shape = _sized(end, sizes)
+        moved = _moved(kind, perm, moved, shape) if moved is not None and shape is not None else None
+    return moved
 
 
 def carried(view: View, entry: ValueId, marks: Array, moves: Sequence[Op], kept: tuple[int, ...]) -> Array | None:
@@ -123,27 +133,11 @@ def _carried_marks(
     held = np.frombuffer(marks, np.int64).reshape(shape)
     if sizes is None or not whole or math.prod(whole) > _LARGEST or not broadcasts(shape, whole):
         return None
-    moved: Array | None = np.broadcast_to(held, whole)
-    for kind, perm, end in steps:
-        sized = _sized(end, sizes)
-        moved = _moved(kind, perm, moved, sized) if moved is not None and sized is not None else None
+    moved = _behind(np.broadcast_to(held, whole), steps, sizes)
     if moved is None or not moved.size or max(kept) >= moved.ndim:
         return None
     first = moved[tuple(slice(None) if axis in kept else slice(1) for axis in range(moved.ndim))]
     return np.ascontiguousarray(first) if bool((moved == first).all()) else None
-
-
-def _move_of(x: Array | None, result: Array | None) -> _Move | None:
-    if x is None or result is None or x.ndim != RANK or result.ndim != RANK:
-        return None
-    for perm in permutations(range(RANK)):
-        turned = x.transpose(perm)
-        if result.shape[0] != turned.shape[0] or result.shape[2:] != turned.shape[2:]:
-            continue
-        groups, rest = divmod(result.shape[1], turned.shape[1])
-        if rest == 0 and np.array_equal(result, np.repeat(turned, groups, axis=1) if groups > 1 else turned):
-            return _Move(perm, groups)
-    return None
 
 
 def _sizes(ends: Sequence[Dims]) -> dict[str, int] | None:

@@ -28,7 +28,7 @@ from amp_rewrite.rewrite.attention.layout import (
     keys_source,
     ungrouped,
 )
-from amp_rewrite.rewrite.attention.recognize import AttentionForm, ScoreMask, form_of
+from amp_rewrite.rewrite.attention.recognize import AttentionForm, form_of
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES, numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
@@ -123,7 +123,9 @@ def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleA
         hiding = None
     if hiding is not None:
         causal = shown is not None and not biases and site.lengths == shown.shape[-2:] and _triangular(shown)
-        sees = _sees(view, hiding, context) if shown is None else bool(shown.any(axis=-1).all())
+        boolean = view.dtype(hiding.value) is DType.BOOL
+        sees = context.rows_see or (boolean and _shows(view, hiding.value, hiding.shows))
+        sees = sees if shown is None else bool(shown.any(axis=-1).all())
         if not sees and np.isinf(hiding.fill) and not form.zeroed:
             return "a row of its mask may hide every key: it would give 0 instead of NaN"
         site = replace(site, hides=not causal, causal=causal, empty=not sees)
@@ -142,11 +144,6 @@ def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleA
     if stated and not _whole(stated, site.lengths):
         return "its mask does not state every query and every key"
     return replace(site, mask=stated[0] if stated else ())
-
-
-def _sees(view: View, hiding: ScoreMask, context: Context) -> bool:
-    """True if each row of a computed mask shows a key: by the request, or by a constant part of what it shows."""
-    return context.rows_see or (view.dtype(hiding.value) is DType.BOOL and _shows(view, hiding.value, hiding.shows))
 
 
 def _shows(view: View, value: ValueId, shows: bool, depth: int = 8) -> bool:

@@ -11,7 +11,6 @@ unrepeated. CUDA has it in the low types alone, so that `Context.grouped` says w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from onnx import NodeProto
@@ -20,7 +19,6 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import number, only_reader
 from amp_rewrite.ir.shapes import dims_of
-from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.attention.build import KEYS, QUERIES, AttentionSizes, SeenRows, compared
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
@@ -51,13 +49,6 @@ _OPERANDS = ("queries", "keys", "values")
 _WIDEST = 256  # of heads that the fast kernels of GroupQueryAttention take
 
 
-class _Base(NamedTuple):
-    """One of "queries", "keys" and "values", and its layout in the operand."""
-
-    what: str
-    layout: str
-
-
 def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
@@ -79,7 +70,7 @@ def _written(site: FusibleAttention, *, grouped: bool) -> Replacement | str:
         return "its mask does not state batch and heads"
     if site.empty and (site.mask[1] != 1 or not (site.boolean or (hiding is not None and hiding.counts))):
         return "a row of its mask may hide every key, and not in each head alike"
-    if len({form.queries, form.keys, form.values}) < len(("queries", "keys", "values")):
+    if len({form.queries, form.keys, form.values}) < len(_OPERANDS):
         return "two of its operands are one"
     if grouped and (found := _MultiHeadWriter(site, heads, width, depth).grouped()) is not None:
         return found
@@ -89,23 +80,24 @@ def _written(site: FusibleAttention, *, grouped: bool) -> Replacement | str:
 class _MultiHeadWriter(SeenRows):
     """The nodes of one attention. `heads` of queries, `width` of each, `depth` of each of the values.
 
-    `bases`: what the nodes read of queries, keys and values, and how they lie there.
+    `bases`: what the nodes read, with the one of queries, keys and values that it is, and how it lies there.
     """
 
     def __init__(self, site: FusibleAttention, heads: int, width: int, depth: int) -> None:
         super().__init__(site, typed=True)
         self.heads, self.width, self.depth = heads, width, depth
-        self.bases: dict[str, _Base] = {}
+        self.bases: dict[str, tuple[str, str]] = {}
         self.moves = self._moves()
         self.last = self.moves[-1] if self.moves else site.form.last
         self.result = self.last.node.output[0]
 
     def replacement(self) -> Replacement | str:
         site, form = self.site, self.site.form
-        seeing = self._seeing() if site.empty else None
+        rows = self.rows(self.bools()) if site.empty else None
+        seeing = None if rows is None else self.over("Squeeze", rows, 1, f"{rows}_of_all_heads")
         zeroed = form.zeroed and site.infinite
         reads = [*self._operands(self.result, None if zeroed else seeing), "", "", self._added()]
-        if _Base("values", "heads") in self.bases.values() and self.width != self.depth:
+        if ("values", "heads") in self.bases.values() and self.width != self.depth:
             return "its values are not as wide as its keys, and their heads are split off"
         results = [self._ended(self.result, seeing if zeroed else None)]
         attributes = {"num_heads": self.heads, "scale": form.scale, **({"unidirectional": 1} if site.causal else {})}
@@ -151,7 +143,7 @@ class _MultiHeadWriter(SeenRows):
 
         def feeds(*operands: Array) -> tuple[Sequence[Array], Arrays]:
             drawn = dict(zip(_OPERANDS, operands, strict=True))
-            read = {name: _LAYOUTS[base.layout](drawn[base.what]) for name, base in self.bases.items()}
+            read = {name: _LAYOUTS[layout](drawn[what]) for name, (what, layout) in self.bases.items()}
             q, k, v = operands
             if tables:  # of an even width
                 angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
@@ -162,10 +154,6 @@ class _MultiHeadWriter(SeenRows):
         heads = self.heads, self.heads // groups
         sizes = AttentionSizes(heads, KEYS if self.site.causal else QUERIES, self.width, self.depth)
         return compared(self.site, written, sizes, feeds, _LAYOUTS["packed" if self.moves else "heads"]) or written
-
-    def _seeing(self) -> str:
-        rows = self.rows(self.bools())
-        return self.over("Squeeze", rows, 1, f"{rows}_of_all_heads")
 
     # -- its result -------------------------------------------------------------------------------
 
@@ -229,11 +217,14 @@ class _MultiHeadWriter(SeenRows):
         if op is None:
             return None
         before, after = (dims_of(self.site.view, value) for value in (op.inputs[0], op.outputs[0]))
-        return op.inputs[0] if _splits(before, after) and after[2] == heads else None
+        if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
+            return None
+        width = after[3]
+        return op.inputs[0] if isinstance(width, int) and after[2] == heads and before[2] == heads * width else None
 
     def _base(self, value: ValueId, what: str, layout: str) -> str:
         name = self.site.view.value_name(value)
-        self.bases[name] = _Base(what, layout)
+        self.bases[name] = what, layout
         return name
 
     # -- its mask ----------------------------------------------------------------------------------
@@ -270,10 +261,3 @@ def _shared_tables(view: View, rotations: Sequence[Op | None], heads: Sequence[i
         return []
     whole = all(dims_of(view, value)[1:] == (width // 2,) for value in first[1:])
     return [view.value_name(value) for value in first[1:] if value is not None] if whole else []
-
-
-def _splits(before: Dims, after: Dims) -> bool:
-    if len(before) != RANK - 1 or len(after) != RANK or None in before or before[:2] != after[:2]:
-        return False
-    first, second = after[2:]
-    return isinstance(first, int) and isinstance(second, int) and before[2] == first * second

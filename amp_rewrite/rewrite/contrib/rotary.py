@@ -119,7 +119,8 @@ def _doubled(view: View, value: ValueId, width: int) -> bool:
         if op is not None and op.kind == "Concat" and len(op.operands) == 2:
             return int_attribute(op.node, "axis", 0) in (-1, len(known) - 1) and len(set(op.operands)) == 1
         source = None
-        if op is not None and (op.kind in _KEEPING or _picks_rows(view, op)):
+        rows = op is not None and op.kind == "Gather" and not int_attribute(op.node, "axis", 0)
+        if op is not None and (op.kind in _KEEPING or (rows and len(dims_of(view, op.inputs[0])) > 1)):
             source = op.inputs[0]
         elif op is not None and op.kind == "Mul":
             source = next((x for x, by in orders(op) if number(view, by, axes=1) is not None), None)
@@ -128,11 +129,6 @@ def _doubled(view: View, value: ValueId, width: int) -> bool:
             return held is not None and np.array_equal(held[..., : width // 2], held[..., width // 2 :])
         value = source
     return False
-
-
-def _picks_rows(view: View, op: Op) -> bool:
-    """True for a Gather along the first of several axes."""
-    return op.kind == "Gather" and not int_attribute(op.node, "axis", 0) and len(dims_of(view, op.inputs[0])) > 1
 
 
 def _split_from(view: View, rotation: _Rotation) -> ValueId | None:

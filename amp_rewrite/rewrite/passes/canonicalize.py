@@ -121,7 +121,11 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
     low = [op for op in view.ops if op.kind not in CASTS and computes(view, op, others)] if others else []
     if not request.lower and not any(request.op_lists.entries_of(op.domain, op.op_type) for op in low):
         low, others = [], []
-    whole = _with_bodies(view) if request.narrow and view.model.proto.functions else view
+    whole = view
+    if request.narrow and view.model.proto.functions:
+        from amp_rewrite.rewrite.passes.inline import inlined  # late: few models have functions
+
+        whole = View.of(inlined(view.model))
     wide = [op for op in whole.ops if request.narrow and computes(whole, op, (DType.DOUBLE,))]
     if not low and not wide:
         return view, ()
@@ -138,12 +142,6 @@ def _through_float32(view: View, request: Request, widen: bool = False) -> tuple
         notes.append(Finding("narrowed", "model", told))
     types = [*others, *([DType.DOUBLE] if wide else [])]
     return View.of(in_float32(view.model, types, edges)), tuple(notes)
-
-
-def _with_bodies(view: View) -> View:
-    from amp_rewrite.rewrite.passes.inline import inlined  # late: few models have functions
-
-    return View.of(inlined(view.model))
 
 
 def _expanded(view: View, request: Request) -> tuple[View, tuple[Finding, ...]]:

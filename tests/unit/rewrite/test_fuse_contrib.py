@@ -141,6 +141,20 @@ def test_a_sum_and_norm_that_the_operator_does_not_quite_say_stay(why: str, body
 
 
 @pytest.mark.parametrize(
+    ("body", "inputs", "reads"),
+    [
+        ("r = Add (x, bias)  t = Add (z, r)  ", TWO, ["x", "z"]),
+        ("r = Add (x, bias)  t = Add (r, z)  ", TWO, ["x", "z"]),
+        ("r = Add (z, bias)  t = Add (x, r)  ", "float[2,3,4] x, float[3,4] z", ["x", "z"]),  # a skip without a batch
+    ],
+)
+def test_a_bias_is_added_first_to_the_operand_that_had_it(body: str, inputs: str, reads: list[str]) -> None:
+    """The kernel rounds that sum: a stream of residuals, which grows, would lose more digits."""
+    (node,) = fused(model_of(body + NORM, inputs))[0].graph.node
+    assert list(node.input) == [*reads, "gain", "shift", "bias"]
+
+
+@pytest.mark.parametrize(
     ("body", "inputs"),
     [
         ("t = Add (x, z)  y = Gelu (t)", TWO),  # no bias, a sum
