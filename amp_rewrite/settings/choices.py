@@ -53,7 +53,6 @@ class PrecisionPolicy(Protocol):
 
 LowType: TypeAlias = "LowName | int | DType | PrecisionPolicy | type[np.generic] | np.dtype[Any] | TorchType"
 """Forms of a low type; an int is a `TensorProto.DataType` code."""
-_LOW_NAMES: tuple[str, ...] = get_args(LowName)
 _LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_bfloat16"
 
 
@@ -71,7 +70,7 @@ def low_type(to: object) -> DType:
     except PolicyError:
         policy: Any = to
         if not hasattr(policy, "lowers"):
-            raise PolicyError(f"unknown type or policy {to!r}; {advice(name, _LOW_NAMES, _LOW_FORMS)}") from None
+            raise PolicyError(f"unknown type or policy {to!r}; {advice(name, get_args(LowName), _LOW_FORMS)}") from None
         if policy.lowers is None:
             way = "use mixed_float16 or mixed_bfloat16"
             raise PolicyError(f"policy {policy.name!r} lowers nothing; {way}") from None

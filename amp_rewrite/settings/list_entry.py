@@ -175,7 +175,6 @@ class _ListNode(NamedTuple):
 
 
 _KEYS = ("base", *(color.value for color in Color))
-_NO_REASON = "no reason given"
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 8
 
@@ -287,7 +286,7 @@ def _entry(node: _ListNode, color: Color) -> Entry:
     if "op" not in parts:
         raise ListError(f"{node.place}: an entry without 'op'; write {{op: Exp, because: a reason}}")
     op = parse_name(_text(parts["op"], "an op"), node.place)
-    because = " ".join(_text(parts["because"], "'because'").split()) if "because" in parts else _NO_REASON
+    because = " ".join(_text(parts["because"], "'because'").split()) if "because" in parts else "no reason given"
     condition = _condition(parts["when"]) if "when" in parts else None
     need = _need(parts["need"], color) if "need" in parts else None
     return Entry(*op, color, because, node.place, condition, need)

@@ -111,12 +111,11 @@ _OF_WORD: dict[Kind, Callable[[str], object]] = {
     Kind.NUMBER: float,
     Kind.WHOLE: int,
 }
-_ROW = "option"  # key of the option in the metadata of its field
 
 
 def option(default: Any, doc: str, **words: Any) -> Any:
     """Return a field of a dataclass with its option; the words are those of `Option`."""
-    return field(default=default, metadata={_ROW: Option(doc=doc, default=default, **words)})
+    return field(default=default, metadata={"option": Option(doc=doc, default=default, **words)})
 
 
 data_option, output_option = partial(option, group=DATA), partial(option, group=OUTPUT)
@@ -126,7 +125,7 @@ def options_of(record: type) -> dict[str, Option]:
     """Return the options of a dataclass by name, with kind and words from the types of its fields."""
     kinds = {tuple: Kind.LIST, bool: Kind.SWITCH, float: Kind.NUMBER, int: Kind.WHOLE}
     types, found = get_type_hints(record), dict[str, Option]()
-    for name, row in ((part.name, part.metadata.get(_ROW)) for part in fields(record)):
+    for name, row in ((part.name, part.metadata.get("option")) for part in fields(record)):
         if row is not None:
             stated = {get_origin(kind) or kind: kind for kind in (types[name], *get_args(types[name]))}
             kind = next((kinds.get(kind, row.kind) for kind in stated if kind in (str, *kinds)), row.kind)
@@ -177,10 +176,8 @@ def _is(kind: type) -> Callable[[object], bool]:
     return lambda value: isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _listed(value: object, kind: type = object) -> bool:
-    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
-        return False
-    return kind is object or all(map(_is(kind), value))
+def _lists_text(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping)) and all(map(_is(str), value))
 
 
 _FORMS: dict[str, Form] = {
@@ -189,10 +186,8 @@ _FORMS: dict[str, Form] = {
     "int": ("a whole number", _is(Integral)),
     "float": ("a number", _is(Real)),
     "str": ("text", _is(str)),
-    **dict.fromkeys(("Path", "os.PathLike", "PathLike"), ("a path", _is(os.PathLike))),
-    "Sequence[str]": ("a list of text", lambda value: _listed(value, str)),
-    "Sequence[int]": ("a list of whole numbers", lambda value: _listed(value, Integral)),
-    "tuple[str, str]": ("two names", lambda value: _listed(value, str) and len(value) == 2),
+    **dict.fromkeys(("Path", "os.PathLike"), ("a path", _is(os.PathLike))),
+    "Sequence[str]": ("a list of text", _lists_text),
     **dict.fromkeys(
         ("Sequence", "Iterable", "list", "tuple"),
         ("a list", lambda value: hasattr(value, "__iter__") and not isinstance(value, (str, bytes))),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from amp_rewrite.settings.op_lists import OpLists
     from amp_rewrite.settings.request import Request
 
-_TOPICS = ("lists", "rules")
-
 
 @parameters.command(
     click.argument(
@@ -100,7 +98,7 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
 
 
 def _known() -> list[str]:
-    return [*_TOPICS, *sorted(known_words()), *sorted(_known_ops())]
+    return ["lists", "rules", *sorted(known_words()), *sorted(_known_ops())]
 
 
 def _known_ops() -> set[str]:

@@ -103,7 +103,9 @@ def gate(
     expectations = [Expectation.parse(text) for text in expect]
     if folder := next((file for file in files if file.is_dir()), None):
         raise click.UsageError(f"{folder} is a folder; name the files in it, as in {folder / '*.onnx'}")
-    known = commit_of(base, files[0])
+    _git(files[0], "rev-parse", "--git-dir")  # outside of a repository that is an error
+    found = _git(files[0], "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}", check=False)
+    known = found.stdout.decode().strip() if found.returncode == 0 else None
     if known is None and base != _HEAD:  # a repository without a commit has no HEAD: all files are new
         raise click.UsageError(
             f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another"
@@ -205,13 +207,6 @@ class Acceptance:
 
 
 # -- files of a commit ---------------------------------------------------------------------------------------
-
-
-def commit_of(ref: str, beside: Path) -> str | None:
-    """Return the commit of a ref in the repository of a file; None without one. ReportError outside of a repository."""
-    _git(beside, "rev-parse", "--git-dir")
-    done = _git(beside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", check=False)
-    return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
 def committed(file: Path, ref: str, folder: Path) -> Path | None:

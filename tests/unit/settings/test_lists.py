@@ -303,30 +303,21 @@ def test_the_environment_moves_ops_after_the_overlays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "error", "message"),
+    ("stated", "error", "message"),
     [
+        ("DENYLIST_ADD=Sofmax", ListError, "_DENYLIST_ADD: no such op as 'Sofmax'; did you mean 'Softmax'?"),
+        ("DENYLIST_ADD=Exp ALLOWLIST_ADD=Exp", ListError, "_DENYLIST_ADD: op 'Exp' is in _ALLOWLIST_ADD too; keep one"),
         (
-            {"AMP_REWRITE_DENYLIST_ADD": "Sofmax"},
-            ListError,
-            "AMP_REWRITE_DENYLIST_ADD: no such op as 'Sofmax'; did you mean 'Softmax'?",
-        ),
-        (
-            {"AMP_REWRITE_DENYLIST_ADD": "Exp", "AMP_REWRITE_ALLOWLIST_ADD": "Exp"},
-            ListError,
-            "AMP_REWRITE_DENYLIST_ADD: op 'Exp' is in AMP_REWRITE_ALLOWLIST_ADD too; keep one",
-        ),
-        (
-            {"AMP_REWRITE_INFERLIST_ADD": "Exp"},
+            "INFERLIST_ADD=Exp",
             ConfigError,
-            "unknown environment variable AMP_REWRITE_INFERLIST_ADD; "
-            "use AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}",
+            "unknown environment variable _INFERLIST_ADD; use _{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}",
         ),
     ],
 )
-def test_a_bad_variable_is_refused(environ: dict[str, str], error: type[Exception], message: str) -> None:
+def test_a_bad_variable_is_refused(stated: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
-        environment_edits(environ)
-    assert str(caught.value) == message
+        environment_edits(dict(f"AMP_REWRITE_{word}".split("=") for word in stated.split()))
+    assert str(caught.value).replace("AMP_REWRITE", "") == message
 
 
 @pytest.mark.parametrize(

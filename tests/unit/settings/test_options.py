@@ -210,7 +210,6 @@ def test_a_torch_type_is_a_low_type() -> None:
 
 def test_every_form_of_a_type_converts() -> None:
     assert convert(NET, to=np.float16).report.to_json() == convert(NET).report.to_json()
-    assert convert(NET, to=None).report.to_json() == convert(NET).report.to_json()
     assert calibrate(NET, DATA, to=ml_dtypes.bfloat16).to == "bfloat16"
 
 
