@@ -1,4 +1,4 @@
-"""Forms of data that every function takes, and what `explain` takes: models, results and reports."""
+"""Forms of data that every function takes, what `explain` takes, and the report of a conversion, made when read."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx.numpy_helper import from_array
 
 import amp_rewrite
 from amp_rewrite import FeedError, PolicyError, bench, calibrate, convert, locate, repair, verify
@@ -87,3 +88,30 @@ def test_a_model_is_converted_with_the_options() -> None:
     model = onnx.parser.parse_model(TEXT)
     for keep, dtype in (([], "float16"), (["product"], "float32")):
         assert amp_rewrite.explain(model, "product", keep=keep).chains[0].rows[0].dtype == dtype
+
+
+# -- the report is made when it is first read ----------------------------------------------------------------
+
+RESHAPED = """<ir_version: 8, opset_import: ["": 17]>
+g (float[2,3] x) => (float[3,5] y) { a = MatMul (x, w) b = Reshape (a, shape) y = Relu (b) }"""
+
+
+def saved(path: Path) -> Path:
+    model = onnx.parser.parse_model(RESHAPED)
+    model.graph.initializer.append(from_array(np.ones((3, 5), np.float32), "w"))
+    model.graph.initializer.append(from_array(np.array([-1, 5]), "shape"))
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+    return path
+
+
+def test_it_says_the_same_once_the_source_is_overwritten(tmp_path: Path) -> None:
+    expected = convert(saved(tmp_path / "net.onnx")).report
+    converted = convert(tmp_path / "net.onnx")
+    converted.save(tmp_path / "net.onnx", overwrite=True)
+    assert converted.report == expected
+
+
+def test_it_is_made_once() -> None:
+    converted = convert(NET)
+    assert "report" not in vars(converted)
+    assert converted.report is converted.report
