@@ -84,8 +84,11 @@ class _Writer:
                 written = self._node(op, node)
                 yield from self._parted(written) if op_id in self.plan.parted else (written,)
             for result in op.outputs:
-                if result in self.bakes and self.bakes[result].keeps_original:
-                    yield self._second_constant(op, self.bakes[result])
+                if result in self.bakes and (bake := self.bakes[result]).keeps_original:
+                    second = clone(op.node)
+                    second.name, second.output[0] = unused(f"{bake.name}_constant", self.view.names), bake.name
+                    self._hold_baked(second, bake)
+                    yield second
                 if result in self.casts:
                     yield from self._casts_of(self.view.values[result])
 
@@ -165,13 +168,6 @@ class _Writer:
         old = attribute(node, name)
         in_words = old is not None and old.type == AttributeProto.STRING  # Cast-1
         restate(node, name, TensorProto.DataType.Name(dtype.code) if in_words else dtype.code)
-
-    def _second_constant(self, op: Op, bake: Bake) -> NodeProto:
-        node = clone(op.node)
-        node.name = unused(f"{bake.name}_constant", self.view.names)
-        node.output[0] = bake.name
-        self._hold_baked(node, bake)
-        return node
 
     def _hold_baked(self, node: NodeProto, bake: Bake) -> None:
         tensor = self.view.values[bake.value].tensor

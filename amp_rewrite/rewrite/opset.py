@@ -19,17 +19,9 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, ModelError, one_line, spelled
 from amp_rewrite.files.protos import clone, refill
+from amp_rewrite.ir import versions
 from amp_rewrite.ir.patterns.clusters import clusters
 from amp_rewrite.ir.schema import Signature, normal_domain, onnx_schema, signature
-from amp_rewrite.ir.versions import (
-    FIRST_FUSED,
-    FIRST_IR_WITH_FREE_INITIALIZERS,
-    FIRST_NUM_OUTPUTS,
-    MEANING_CHANGES,
-    NEWEST_MOVED,
-    OLDEST_MOVED,
-    OLDEST_SOURCE,
-)
 from amp_rewrite.ir.view import OpId, View
 from amp_rewrite.rewrite.attention.legality import sites
 from amp_rewrite.rewrite.builder import restate
@@ -54,7 +46,7 @@ def at_opset(
     None: nobody asked, so only an old model is moved, for kernels alone, and one that gains nothing goes unmentioned.
     """
     current = view.opsets.get("", 0)
-    if opset == current or not current or (opset is None and current >= OLDEST_MOVED):
+    if opset == current or not current or (opset is None and current >= versions.OLDEST_MOVED):
         return view, ()
     most = target.opset
     if isinstance(opset, int) and most is not None and opset > most:
@@ -128,7 +120,11 @@ def _gained(before: _Coverage, after: _Coverage) -> list[str]:
     return sorted({kind for (kind, a), (_, b) in zip(before, after, strict=True) if a < b})
 
 
-_ONE_OP = {rule.name: first for rule in FUSIONS if (first := FIRST_FUSED.get(rule.operator, 0)) >= OLDEST_MOVED}
+_ONE_OP = {
+    rule.name: first
+    for rule in FUSIONS
+    if (first := versions.FIRST_FUSED.get(rule.operator, 0)) >= versions.OLDEST_MOVED
+}
 """The opset from which the standard has one operator for what a cluster computes, where a move may reach it."""
 
 
@@ -138,9 +134,9 @@ def _best(view: View, judge: _KernelCheck) -> tuple[View, list[str]]:
     own = judge.covers(view)
     best, most = view, sum(times for _, times in own)
     barred: dict[str, str] = {}
-    unknown = NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
-    newest = min(NEWEST_MOVED, judge.target.opset or unknown)
-    for opset in sorted(range(OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n)):
+    unknown = versions.NEWEST_MOVED if judge.target.limits is None else current  # operators that it may not have
+    newest = min(versions.NEWEST_MOVED, judge.target.opset or unknown)
+    for opset in sorted(range(versions.OLDEST_MOVED, newest + 1), key=lambda n: (abs(n - current), n)):
         then = judge.covers(relabelled(view, opset))
         gained, lost, served_then = _gained(own, then), _gained(then, own), sum(times for _, times in then)
         if gained and lost:
@@ -188,8 +184,8 @@ def moved_to(view: View, opset: int) -> View | str:
     Local functions are inlined, since they state opsets of their own.
     """
     current = view.opsets[""]
-    if current < OLDEST_SOURCE:
-        return f"opset {current} is older than {OLDEST_SOURCE}"
+    if current < versions.OLDEST_SOURCE:
+        return f"opset {current} is older than {versions.OLDEST_SOURCE}"
     if view.model.proto.training_info:
         return "it carries its training, which states opsets of its own"
     try:
@@ -204,7 +200,7 @@ def moved_to(view: View, opset: int) -> View | str:
     for imported in proto.opset_import:
         if normal_domain(imported.domain) == "":
             imported.version = opset
-    if proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:  # its weights are inputs because they had to be
+    if proto.ir_version < versions.FIRST_IR_WITH_FREE_INITIALIZERS:  # its weights are inputs because they had to be
         held = {tensor.name for tensor in proto.graph.initializer}
         refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in held])
     least = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
@@ -247,9 +243,9 @@ def _fault(node: NodeProto, current: int, opset: int) -> str | None:
     if old is None or old.since_version == new.since_version:
         return None
     low, high = sorted((current, opset))
-    if any(low < changed <= high for changed in MEANING_CHANGES.get(node.op_type, ())):
+    if any(low < changed <= high for changed in versions.MEANING_CHANGES.get(node.op_type, ())):
         return f"means something else at opset {opset}"
-    if node.op_type == "Split" and low < FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
+    if node.op_type == "Split" and low < versions.FIRST_NUM_OUTPUTS <= high and len(node.input) == 1:
         return "has to say there into how many parts"
     value_of = onnx.helper.get_attribute_value
     for a in [a for a in node.attribute if a.name not in new.attributes]:

@@ -13,9 +13,12 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder
 from amp_rewrite.rewrite.autodiff.lowering.forms import for_gradients, has_body, in_training, with_bodies
-from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Stop, floating, nested, paths
-from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
+from amp_rewrite.rewrite.autodiff.vjp import convolution, elementwise, linear, looping, movement, reduction
+from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Joint, Paths, Rows, Stop, floating, nested, paths
 from amp_rewrite.rewrite.passes.inline import inlined
+
+VJPS: Rows = {**convolution.ROWS, **elementwise.ROWS, **linear.ROWS, **looping.ROWS, **movement.ROWS, **reduction.ROWS}
+"""The table of VJPs; `vjp.rule` says how to write a row."""
 
 
 def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str | Path | None = None) -> Model:
@@ -25,7 +28,7 @@ def gradients(model: object, loss: str, wrt: str | Sequence[str], *, folder: str
     shape of its variable. A gradient is zero where the loss does not depend on the variable.
 
     Reverse accumulation (Griewank & Walther, Evaluating Derivatives, 2008, ch. 3): each op on a path from `wrt` to
-    the loss applies its row of `rewrite.autodiff.vjp.table`. The forward pass is rewritten as in `differentiable`.
+    the loss applies its row of `rewrite.autodiff.vjp`. The forward pass is rewritten as in `differentiable`.
     A model below opset 16 is moved there. O(nodes + uses).
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -48,8 +49,7 @@ _SUMMANDS = {
 """Constants that are added to other numbers, or compared with them: their own digits count for less."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The origin of a new value: a value of the view before the shift, times 2⁻ᵉ."""
 
     value: ValueId

@@ -21,9 +21,9 @@ from amp_rewrite.ir.names import as_names
 from amp_rewrite.ir.nodes import MAIN, Role, Use, Value
 from amp_rewrite.ir.op_classes import COPIES, LABEL_LOSSES, LAYERS, RECURRENT
 from amp_rewrite.ir.view import View
+from amp_rewrite.rewrite.autodiff.gradients import VJPS
 from amp_rewrite.rewrite.autodiff.vjp.movement import padding_index
 from amp_rewrite.rewrite.autodiff.vjp.rule import Paths, Stop, paths
-from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.train.door import stated
 from amp_rewrite.train.objective.losses import type_name
 

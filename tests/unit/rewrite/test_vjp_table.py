@@ -12,9 +12,9 @@ import pytest
 from amp_rewrite import View, gradients
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.schema import signature
+from amp_rewrite.rewrite.autodiff.gradients import VJPS
 from amp_rewrite.rewrite.autodiff.lowering.forms import OWN_BODIES
 from amp_rewrite.rewrite.autodiff.vjp.rule import Joint, Stop, row
-from amp_rewrite.rewrite.autodiff.vjp.table import VJPS
 from amp_rewrite.runtime.kernels import load_kernels
 from support.paths import ROOT
 from support.train.vjp_case import Case, check_against_torch, check_along_a_line, retyped, run_float32
