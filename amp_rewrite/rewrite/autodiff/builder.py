@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import GradientError
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, names_read, refill
+from amp_rewrite.files.protos import clone, names_read
 from amp_rewrite.ir import shapes
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value, ValueId
 from amp_rewrite.ir.sizes import Size
@@ -53,7 +51,7 @@ _LARGEST_CONSTANT = 1 << 16  # elements of a constant that `NodeBuilder.constant
 
 
 class Builder(NodeBuilder):
-    """Appends nodes to a copy of one graph of a model, or puts them in front of one of its nodes."""
+    """Appends nodes to a copy of one graph of a model."""
 
     error = GradientError
 
@@ -61,7 +59,7 @@ class Builder(NodeBuilder):
         super().__init__(taken, opset=view.opset, region=region)
         self.view, self.scope = view, scope
         self.ids, self.shapes = values_in(view)[scope], shapes_of(view)
-        self._instead: dict[int, list[NodeProto]] = {}
+
         self._narrow: dict[str, str] = {}
 
     @cached_property
@@ -91,23 +89,8 @@ class Builder(NodeBuilder):
         out = clone(self.graph)
         read = {*names_read(self.nodes), *(v.name for v in self.graph.output)} if self._narrow else set()
         nodes = [n for n in self.nodes if n.output[0] not in self._narrow or n.output[0] in read]
-        placed = (self._instead.get(position, [node]) for position, node in enumerate(self.graph.node))
-        refill(out, "node", [*chain.from_iterable(placed), *nodes])
+        out.node.extend(nodes)
         return out
-
-    @contextmanager
-    def instead_of(self, position: int) -> Iterator[NodeProto]:
-        """Put what is appended inside `with` in the place of the model's node at this position, which is left out.
-
-        Gives that node. Places are to be taken from front to back, so that what was appended before is computed
-        before.
-        """
-        assert not self.nodes and all(position > place for place in self._instead)
-        behind, self.nodes = self.nodes, self._instead.setdefault(position, [])
-        try:
-            yield self.graph.node[position]
-        finally:
-            self.nodes = behind
 
     # -- what was there --------------------------------------------------------------------------------
 

@@ -16,10 +16,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import NodeProto
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
+from amp_rewrite.files.protos import refill
 from amp_rewrite.ir.nodes import MAIN, Op
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import View
@@ -52,18 +54,19 @@ def with_random_state(model: Model) -> tuple[Model, str | None]:
     """
     model = inlined(model)
     view = View.of(model)
-    ops = view.scopes[MAIN].ops
-    drawing = {position for position, op in enumerate(ops) if _draws(view, view.ops[op])}
-    if not drawing:
+    ops = [view.ops[op] for op in view.scopes[MAIN].ops]
+    if not any(_draws(view, op) for op in ops):
         return model, None
-    b = Builder.of(model, region="random")
-    shape = (len(MULTIPLIERS),)
-    state = b.input("random", DType.INT64, shape)
-    for number, position in enumerate(sorted(drawing)):
-        op = view.ops[ops[position]]
-        with b.instead_of(position):
+    b, nodes, number = Builder.of(model, region="random"), list[NodeProto](), 0
+    state = b.input("random", DType.INT64, (len(MULTIPLIERS),))
+    for op, node in zip(ops, b.graph.node, strict=True):
+        if _draws(view, op):
             draw = _Draw(b, state, Forward(b, op), number)
             draw.dropout() if op.kind == "Dropout" else draw.numbers()
+            nodes, b.nodes, number = nodes + b.nodes, [], number + 1
+        else:
+            nodes.append(node)
+    refill(b.graph, "node", nodes)
     return b.model(), state
 
 
