@@ -244,15 +244,3 @@ def policy_of_steps() -> Policy:
     """
     chosen = state.policy is not None or state.rewriting is not None
     return policy_of_sessions() if chosen else Policy("mixed_float16")
-
-
-def warn_of_plain_sessions() -> None:
-    """Warn the caller's caller if sessions were opened before the rewrite was enabled."""
-    if opened := state.plain_sessions:
-        them = "1 session was" if opened == 1 else f"{opened} sessions were"
-        warnings.warn(
-            f"{them} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open a"
-            " model again to convert it",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -196,7 +196,14 @@ def enable_mixed_precision_graph_rewrite(
             f"cannot enable the mixed precision graph rewrite: the policy is set to {policies.global_policy().name!r},"
             " and only one of the two can be active; call set_policy(None) first"
         )
-    policies.warn_of_plain_sessions()
+    if opened := policies.state.plain_sessions:
+        them = "1 session was" if opened == 1 else f"{opened} sessions were"
+        warnings.warn(
+            f"{them} opened before the mixed precision graph rewrite was enabled; what is open stays as it is: open a"
+            " model again to convert it",
+            UserWarning,
+            stacklevel=2,
+        )
     if opt is None and loss_scale != "dynamic":
         raise TrainingError(f"loss scale {loss_scale!r} needs an optimizer; pass opt, or omit the loss scale")
     wrapped = None if opt is None else LossScaleOptimizer(opt, loss_scale)

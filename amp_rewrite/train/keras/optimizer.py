@@ -161,34 +161,29 @@ class StatefulOptimizer:
         Raises:
             TrainingError: no variable has a gradient, or two share a name.
         """
-        pairs = pairs_of(grads_and_vars)
-        values = {variable.name: variable.numpy() for _, variable in pairs}
-        own = self._with_slots([variable for _, variable in pairs])
-        grads = {variable.name: gradient for gradient, variable in pairs}
-        after, slots = applied(self.rule, values, grads, own, step=self.iterations + 1)
+        pairs, slots = pairs_of(grads_and_vars), self.slots()
         for _, variable in pairs:
-            variable.assign(after[variable.name])
-        for name, after_step in slots.items():
-            own[name] = {**own.get(name, {}), **after_step}
-        self._state.count += 1
-        if global_step is not None:
-            checked(global_step).assign_add(1)
-
-    def _with_slots(self, variables: Sequence[Variable]) -> dict[str, dict[str, Array]]:
-        slots = self.slots()
-        for variable in variables:
             if self._state.variables.setdefault(variable.name, variable) is not variable:
                 raise TrainingError(f"two variables are named {variable.name!r}; give each a unique name")
-        for name, fresh in initial_slots(self.rule, {v.name: v.numpy() for v in variables}).items():
-            own = {s: a for s, a in slots.get(name, {}).items() if s in fresh or s in self._state.added}
+        values = {variable.name: variable.numpy() for _, variable in pairs}
+        for variable_name, fresh in initial_slots(self.rule, values).items():
+            known = slots.get(variable_name, {})
+            own = {slot: array for slot, array in known.items() if slot in fresh or slot in self._state.added}
             for slot, array in fresh.items():  # setting a hyperparameter during training can add a slot
                 if own.setdefault(slot, array).shape != array.shape:
                     raise TrainingError(
-                        f"slot {slot!r} of variable {name!r} has shape {own[slot].shape}, but the variable has"
+                        f"slot {slot!r} of variable {variable_name!r} has shape {own[slot].shape}, but the variable has"
                         f" {array.shape}; restore a checkpoint of this variable"
                     )
-            slots[name] = own
-        return slots
+            slots[variable_name] = own
+        grads = {variable.name: gradient for gradient, variable in pairs}
+        after, slots_after = applied(self.rule, values, grads, slots, step=self.iterations + 1)
+        for _, variable in pairs:
+            variable.assign(after[variable.name])
+            slots[variable.name] |= slots_after[variable.name]
+        self._state.count += 1
+        if global_step is not None:
+            checked(global_step).assign_add(1)
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""

@@ -144,28 +144,30 @@ class History(Named):
 
 @dataclass
 class Health:
-    """Warnings of a call of `fit`. `applied`: the first bad gradient of an applied nonfinite step."""
+    """Warnings of a call of `fit`.
+
+    `start`: the step count before it. `applied`: the first bad gradient of an applied nonfinite step. `batch`: that of
+    the last run, which was `skipped`. `before`: numbers of skipped and of nonfinite steps before it.
+    """
 
     trainer: Any
+    start: int
+    before: tuple[int, int]
     applied: str = ""
-
-    def __post_init__(self) -> None:
-        self._batch: Batch | None = None
-        self._start = self._before = (self.trainer.steps, self.trainer.skipped, self.trainer.nonfinite)
-        self._last_skipped = False
+    batch: Batch | None = None
+    skipped: bool = False
 
     def see(self, batch: Batch) -> None:
         """Look at the trainer after a run."""
-        trainer, (_, skipped, nonfinite) = self.trainer, self._before
-        self._last_skipped = trainer.skipped > skipped
-        if trainer.nonfinite > nonfinite and not self._last_skipped and not self.applied:
+        trainer, (skipped, nonfinite) = self.trainer, self.before
+        self.batch, self.skipped, self.before = batch, trainer.skipped > skipped, (trainer.skipped, trainer.nonfinite)
+        if trainer.nonfinite > nonfinite and not self.skipped and not self.applied:
             self.applied = trainer.diagnosis(batch, before=True) or "none that is left"
-        self._batch, self._before = batch, (trainer.steps, trainer.skipped, trainer.nonfinite)
 
     def warn(self, skipped: int) -> None:
         """Warn once if nothing was learned; a single skipped step only looks for a scale."""
         trainer, scale = self.trainer, self.trainer.step.loss_scale
-        if self._batch is None:
+        if self.batch is None:
             return
         nan = "look for NaN in data, weights and loss (0 / 0, log 0) with policy='float32'"
         way_out, lowest = f"Train for more steps, until the scale fits, or {nan}", False
@@ -178,9 +180,9 @@ class Health:
                 f"weights are NaN, since steps with nonfinite gradients were applied: first that of {self.applied}; use"
                 " a dynamic loss scale, which skips such steps, or a smaller learning rate, and look for NaN in data"
             )
-        elif skipped > 1 and (trainer.steps == self._start[0] or (self._last_skipped and lowest)):
-            bad = trainer.diagnosis(self._batch, before=False) or "one that the last batch does not show"
-            what = "all steps" if trainer.steps == self._start[0] else f"{skipped} steps, and the last one,"
+        elif skipped > 1 and (trainer.steps == self.start or (self.skipped and lowest)):
+            bad = trainer.diagnosis(self.batch, before=False) or "one that the last batch does not show"
+            what = "all steps" if trainer.steps == self.start else f"{skipped} steps, and the last one,"
             text = (
                 f"{what} were skipped, because gradients are not finite: first that of {bad}; the loss scale is"
                 f" {trainer.loss_scale:g}. {way_out}"
@@ -239,7 +241,8 @@ class Fitting:
     def run(self, epochs: range, learning_rate: Rate | None, progress: Progress | None) -> History:
         trainer = self.trainer
         rate: Rate | None = rate_of_config(learning_rate)
-        before, health = (trainer.skipped, trainer.nonfinite), Health(trainer)
+        before = (trainer.skipped, trainer.nonfinite)
+        health = Health(trainer, trainer.steps, before)
         per_epoch = self.steps or (self.rows.count if self.rows is not None else len(self.feed) if progress else 0)
         total, stream = len(epochs) * per_epoch, self._stream(epochs.start)
         with ExitStack() as stack:
