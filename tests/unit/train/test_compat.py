@@ -184,12 +184,8 @@ def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> No
     opt = LossScaleOptimizer(SGD(0.5), DynamicLossScale(4, 7))
     config = opt.get_config()
     again = LossScaleOptimizer.from_config(config)
-    later = {
-        "inner_optimizer": config["optimizer"],
-        "dynamic": True,
-        "initial_scale": 4,
-        "dynamic_growth_steps": 7,
-    }
+    inner = config["optimizer"]
+    later = {"inner_optimizer": inner, "dynamic": True, "initial_scale": 4, "dynamic_growth_steps": 7}
 
     assert list(config) == ["optimizer", "loss_scale"]
     for made in (again, LossScaleOptimizer.from_config(later)):

@@ -74,8 +74,6 @@ def test_counts_of_numpy_count() -> None:
         == other.fit(_arrays(), epochs=np.int64(2), batch_size=np.int8(10), seed=np.int64(0)).losses
     )
     json.dumps(other.step.optimizer.get_config())
-    with pytest.raises(TrainingError, match="epochs is True; use a whole number ≥ 0"):
-        one.fit(_arrays(), epochs=True)
 
 
 def test_an_epoch_of_some_steps_goes_on_where_the_one_before_ended() -> None:
@@ -171,8 +169,6 @@ def test_inputs_and_targets_are_given_as_in_keras() -> None:
     assert list(history.history) == list(history.epochs[0])
     labels = data["t"].astype(F32)
     assert _trainer().fit(data["x"], labels, batch_size=25, epochs=2, seed=1).losses == expected.losses
-    with pytest.raises(TrainingError, match=r"the targets 't' have 0.5, but the loss takes class indices"):
-        _trainer().fit(data["x"], labels * 0 + 0.5)
 
 
 def test_each_call_draws_an_order_of_its_own_unless_it_has_a_seed() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_rewrite.errors import TrainingError
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train.loss_scale import DynamicLossScale, FixedLossScale, IndexedSlices, serialize
 
@@ -77,9 +76,6 @@ def test_get_takes_whatever_means_a_scale_and_a_scale_is_read_as_a_copy() -> Non
     assert scales.get(8) == FixedLossScale(8.0)
     assert scales.get(None) is None
     assert scales.get(serialize(FixedLossScale(3))) == FixedLossScale(3.0)
-    with pytest.raises(TrainingError) as error:
-        scales.get("static")
-    assert str(error.value) == "invalid loss scale 'static'; use None, 'dynamic', a finite number ≥ 1 or a LossScale"
     scale = DynamicLossScale(4)
     read = scale()
     read += 1
@@ -94,15 +90,6 @@ def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> Non
 
     assert scale() == 2.0 and again() == 8.0
     assert again.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 4.0}
-    with pytest.raises(TrainingError) as error:
-        scales.deserialize({"class_name": "FixedLossScale", "config": {"value": 2}})
-    assert str(error.value) == "FixedLossScale does not take 'value'; it takes loss_scale_value"
-    with pytest.raises(TrainingError) as error:
-        scales.deserialize({"class_name": "Scale"})
-    assert str(error.value) == (
-        "not a serialized loss scale: {'class_name': 'Scale'}; use the result of serialize() of DynamicLossScale,"
-        " FixedLossScale, and name your own classes in custom_objects"
-    )
 
 
 @pytest.mark.torch
@@ -132,10 +119,6 @@ def test_a_backoff_factor_is_kept_and_checked_and_left_out_where_it_is_the_defau
 
     assert again == scale != DynamicLossScale(4.0)
     assert "backoff_factor" not in DynamicLossScale().get_config()
-    with pytest.raises(
-        TrainingError, match=r"^invalid backoff factor 1; use a number other than 1 from 1.18e-38 to 1$"
-    ):
-        DynamicLossScale(backoff_factor=1)
 
 
 def test_a_scale_falls_below_1_where_its_minimum_allows_it_and_warns_once_at_it() -> None:
@@ -146,5 +129,3 @@ def test_a_scale_falls_below_1_where_its_minimum_allows_it_and_warns_once_at_it(
     assert scales.get(serialize(scale)).get_config() == scale.get_config()  # type: ignore[union-attr]
     assert DynamicLossScale.of_grad_scaler().minimum < 1e-37 < 1 == DynamicLossScale().minimum
     assert "minimum" not in DynamicLossScale().get_config()
-    with pytest.raises(TrainingError, match=r"use a number from 1.18e-38 to 1"):
-        DynamicLossScale(minimum=0)
