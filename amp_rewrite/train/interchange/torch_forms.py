@@ -168,31 +168,26 @@ def stopping(torch: Any) -> Any:
     return Stopping()
 
 
-def mark_stops(model: Model) -> None:
-    """Turn each op of a stopped gradient into an Identity without a gradient."""
-    graph = model.proto
-    for node in graph.graph.node:
-        if (node.domain, node.op_type) == (_DOMAIN, _OP):
-            node.domain, node.op_type = "", "Identity"
-            node.metadata_props.add(key=STOP, value="")
-    refill(graph, "opset_import", [entry for entry in graph.opset_import if entry.domain != _DOMAIN])
+def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
+    """Mark what training does otherwise than inference.
 
-
-def switch_off(model: Model) -> None:
-    """Let each Dropout pass its input, as an export for inference does, until a training step switches it on."""
-    for node in model.proto.graph.node:
-        if node.op_type == "Dropout" and not node.domain:
-            del node.input[2:]
-
-
-def mark_padding(torch: Any, module: Any, model: Model) -> None:
-    """Let look-ups of the padding row of an embedding pass no gradient to it."""
+    A stopped gradient becomes an Identity without a gradient. Look-ups of the padding row of an embedding pass no
+    gradient to it. With `dropout` a Dropout passes its input, as in an export for inference, until a training step
+    switches it on.
+    """
     names = {id(tensor): name for name, tensor in module.named_parameters()}
     embeddings = (part for part in module.modules() if isinstance(part, torch.nn.Embedding))
     rows = {names[id(e.weight)]: e.padding_idx for e in embeddings if e.padding_idx is not None}
-    for node in model.proto.graph.node:
-        if node.op_type == "Gather" and not node.domain and node.input[0] in rows:
+    proto = model.proto
+    for node in proto.graph.node:
+        if (node.domain, node.op_type) == (_DOMAIN, _OP):
+            node.domain, node.op_type = "", "Identity"
+            node.metadata_props.add(key=STOP, value="")
+        elif node.op_type == "Gather" and not node.domain and node.input[0] in rows:
             node.metadata_props.add(key=PADDING, value=str(rows[node.input[0]]))
+        elif dropout and node.op_type == "Dropout" and not node.domain:
+            del node.input[2:]
+    refill(proto, "opset_import", [entry for entry in proto.opset_import if entry.domain != _DOMAIN])
 
 
 # -- what the export of a module loses ---------------------------------------------------------------------

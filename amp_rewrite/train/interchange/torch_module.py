@@ -104,10 +104,7 @@ def from_torch(
         with torch_forms.training(module, found.kept), torch_forms.written_out(torch):
             program = _exported(torch, module, inputs, state, names, axes, opset)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.tensors.items()})
-    if dropout:
-        torch_forms.switch_off(model)
-    torch_forms.mark_padding(torch, module, model)
-    torch_forms.mark_stops(model)
+    torch_forms.mark(torch, module, model, dropout)
     model.proto.graph.name = type(module).__name__
     if not found.random:
         _check_outputs(model, inputs, found.outputs)
@@ -203,13 +200,10 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
 
 
 def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
-    sizes: dict[str, set[int]] = {}
-    for name, own in axes.items():
-        for axis, dim in own.items():
-            sizes.setdefault(dim, set()).add(inputs[name].shape[axis])
+    longer = {dim for name, own in axes.items() for axis, dim in own.items() if inputs[name].shape[axis] != 1}
     doubled = dict(inputs)
     for name, own in axes.items():
-        for axis in (axis for axis, dim in own.items() if sizes[dim] == {1}):
+        for axis in (axis for axis, dim in own.items() if dim not in longer):
             doubled[name] = torch.cat((doubled[name], doubled[name]), axis)
     return doubled
 
