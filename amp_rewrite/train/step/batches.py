@@ -38,7 +38,7 @@ def batch_model(model: Model, batch: Iterable[str]) -> Model:
     return Model(proto)
 
 
-def batches_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
+def feed_of(data: object, declared: Model, target: TargetInput | None) -> Feed:
     """Return data as batches of a step: they may change, have NaN, and class indices may keep the axis of the classes.
 
     `declared`: a model of the inputs of a batch.
@@ -258,10 +258,11 @@ class BatchMeans:
                 self._sums[name] += results[name].item() * here
                 self._weights[name] += here
 
-    def means(self) -> dict[str, float]:
-        """Return the means by name; NaN without counted rows."""
-        weights = self._weights
-        return {name: total / weights[name] if weights[name] else float("nan") for name, total in self._sums.items()}
+    def scores(self, metrics: Sequence[str]) -> Scores:
+        """Return the means, those of metrics under these names; NaN without counted rows."""
+        pairs = zip(self._sums.values(), self._weights.values(), strict=True)
+        mean, *means = (total / weight if weight else math.nan for total, weight in pairs)
+        return Scores(mean, dict(zip(metrics, means, strict=True)), self.rows)
 
 
 @dataclass(frozen=True)
@@ -281,15 +282,19 @@ class Scores:
     metrics: Mapping[str, float]
     rows: int
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Loss and metrics by name."""
+        return {"loss": self.loss, **self.metrics}
+
     def __iter__(self) -> Iterator[float]:
-        return iter((self.loss, *self.metrics.values()))
+        return iter(self.numbers.values())
 
     def __len__(self) -> int:
-        return 1 + len(self.metrics)
+        return len(self.numbers)
 
     def __getitem__(self, place: int) -> float:
-        numbers: list[float] = [*self]
-        return numbers[place]
+        return [*self.numbers.values()][place]
 
 
 class HoldsSession:

@@ -283,11 +283,10 @@ class Fitting:
             sums.add(batch, results)
             self.losses.append(results[step.loss].item())
             done(len(self.losses))
-        log = dict(zip(("loss", *step.metrics), sums.means().values(), strict=True))
+        log = sums.scores(step.metrics).numbers
         seconds = time.perf_counter() - start
         if self.validation is not None:
-            scores = trainer.evaluate(self.validation)
-            log |= {"val_loss": scores.loss, **{f"val_{name}": value for name, value in scores.metrics.items()}}
+            log |= {f"val_{name}": value for name, value in trainer.evaluate(self.validation).numbers.items()}
         scale = {} if trainer.loss_scale is None else {"loss_scale": trainer.loss_scale}
         counts = {"learning_rate": trainer.last_rate, "skipped": float(trainer.skipped - skipped)}
         return {**log, **counts, **scale, "seconds": seconds}

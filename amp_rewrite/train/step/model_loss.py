@@ -27,7 +27,7 @@ from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, batch_of, lowered, with_values
-from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, batches_of, check_batch, fitted_targets
+from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, check_batch, feed_of, fitted_targets
 from amp_rewrite.train.step.training_report import TrainingReport, model_name
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
@@ -249,7 +249,7 @@ class ModelLoss(WithWeights, Loss):
         missing = sorted({v.name for v in graph.declared.proto.graph.input} - self._batch.keys())
         if missing:
             raise TrainingError(f"the batch lacks the inputs {missing}; pass a batch with loss.on(batch)")
-        (batch,) = batches_of([self._batch], graph.declared, graph.target)
+        (batch,) = feed_of([self._batch], graph.declared, graph.target)
         check_batch(graph.declared, graph.target, batch, 0)
         feeds = {**(self._held or self._weights.held()), **batch, graph.seed: seed}
         feeds |= {name: running[f"{_BUFFER}{name}"] for name in graph.buffers}

@@ -23,20 +23,9 @@ from amp_rewrite.runtime.buffers import BufferedRunner, Side
 from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train.door import Named, door, floats, whole_number
-from amp_rewrite.train.step import checkpoint
+from amp_rewrite.train.step import batches, checkpoint
 from amp_rewrite.train.step.assembly import with_outputs
-from amp_rewrite.train.step.batches import (
-    BatchMeans,
-    HoldsSession,
-    Predictions,
-    Predictor,
-    Rows,
-    Scores,
-    batch_model,
-    batches_of,
-    check_batch,
-    with_targets,
-)
+from amp_rewrite.train.step.batches import HoldsSession, Predictions, Scores
 from amp_rewrite.train.step.fitting import FitOptions, Fitting, History, Progress, Rate
 from amp_rewrite.train.step.step import TrainingStep
 
@@ -110,7 +99,7 @@ class Trainer(Named, HoldsSession):
             planned=False,
             provider_options=provider_options,
         )
-        self._declared = batch_model(step.model, step.batch)
+        self._declared = batches.batch_model(step.model, step.batch)
         runner = Runner.open(self._model, self._options)
         buffer = runner.double_buffer({v.input: v.initial for v in step.state})
         outputs = (step.loss, *step.metrics, step.finite, step.applied)
@@ -217,7 +206,7 @@ class Trainer(Named, HoldsSession):
             TrainingError: a target is out of range, an option is invalid, or a learning rate is not a number ≥ 0.
             FeedError: the data do not fit.
         """
-        data = with_targets(x, y, self.step.batch)
+        data = batches.with_targets(x, y, self.step.batch)
         epochs = whole_number("epochs", epochs, 0)
         first = whole_number("first_epoch", options.get("first_epoch", 0), 0)
         fitting = Fitting.of(self, data, batch_size, options)
@@ -234,12 +223,20 @@ class Trainer(Named, HoldsSession):
             batch: arrays by name.
             number: the number of the batch, for messages.
             learning_rate: as `fit` takes it.
+
+        Raises:
+            TrainingError: a target is out of range, or the learning rate is not a finite number ≥ 0.
         """
-        check_batch(self._declared, self.step.target, batch, number)
-        now = self._now
-        rate = self.rate(learning_rate)
-        self.last_rate = float(rate)
-        results = self._stepper.run(now.side, {**batch, self.step.learning_rate: rate})
+        batches.check_batch(self._declared, self.step.target, batch, number)
+        now, owner = self._now, self.step.owner
+        rule = self.step.optimizer if owner is None else owner.rule
+        rate = rule.learning_rate if learning_rate is None else learning_rate
+        value = rate(now.steps) if callable(rate) else rate
+        real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one is infinity in float32
+            raise TrainingError(f"the learning rate of step {now.steps + 1} is {value!r}; use a finite number ≥ 0")
+        self.last_rate = float(np.float32(value))
+        results = self._stepper.run(now.side, {**batch, self.step.learning_rate: np.array(value, np.float32)})
         applied = bool(results[self.step.applied])
         micro_batch = (now.micro_batch + 1) % self.step.micro_batches
         nonfinite = micro_batch == 0 and not results[self.step.finite]
@@ -284,24 +281,9 @@ class Trainer(Named, HoldsSession):
         shared = vars(self.step.owner or self).get("loss_scale") is self.step.loss_scale
         return {name: a for name, a in saved.items() if shared or name not in ("loss_scale", "good_steps")}
 
-    def rate(self, learning_rate: Rate | None = None) -> Array:
-        """Return the learning rate of the next step, a float32 scalar.
-
-        Raises:
-            TrainingError: it is not a finite number ≥ 0.
-        """
-        owner = self.step.owner
-        rule = self.step.optimizer if owner is None else owner.rule
-        rate = rule.learning_rate if learning_rate is None else learning_rate
-        value = rate(self.steps) if callable(rate) else rate
-        real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-        if not (real and 0 <= value <= DType.FLOAT.max):  # a larger one is infinity in float32
-            raise TrainingError(f"the learning rate of step {self.steps + 1} is {value!r}; use a finite number ≥ 0")
-        return np.array(value, np.float32)
-
-    def feed(self, batches: object) -> Feed:
+    def feed(self, data: object) -> Feed:
         """Return data as batches of the step."""
-        return batches_of(batches, self._declared, self.step.target)
+        return batches.feed_of(data, self._declared, self.step.target)
 
     def evaluate(
         self,
@@ -322,18 +304,17 @@ class Trainer(Named, HoldsSession):
             FeedError: the data do not fit.
             TrainingError: a target is out of range.
         """
-        given = with_targets(x, y, self.step.batch)
-        rows_of = Rows.of(given, self.step.batch, batch_size, False, target=self.step.target)
+        given = batches.with_targets(x, y, self.step.batch)
+        rows_of = batches.Rows.of(given, self.step.batch, batch_size, False, target=self.step.target)
         data = given if rows_of is None else lambda: rows_of.batches(0)
         runner, loss, metrics = self._evaluator
-        sums = BatchMeans(loss, metrics, self.step.target)
+        sums = batches.BatchMeans(loss, metrics, self.step.target)
         for number, batch in enumerate(self.feed(data)):
-            check_batch(self._declared, self.step.target, batch, number)
+            batches.check_batch(self._declared, self.step.target, batch, number)
             feeds = {**batch, self.step.learning_rate: np.zeros((), np.float32)}
             read = {name: array for name, array in feeds.items() if name in runner.inputs}
             sums.add(batch, runner.run(self._now.side, read))
-        mean, *means = sums.means().values()
-        return Scores(mean, dict(zip(self.step.metrics, means, strict=True)), sums.rows)
+        return sums.scores(self.step.metrics)
 
     @cached_property
     def _evaluator(self) -> tuple[BufferedRunner, str, tuple[str, ...]]:
@@ -404,7 +385,7 @@ class Trainer(Named, HoldsSession):
         Raises:
             FeedError: the data do not fit.
         """
-        return Predictor.of(self.export(), (), self._options).rows(x, batch_size, {})
+        return batches.Predictor.of(self.export(), (), self._options).rows(x, batch_size, {})
 
     def export(self) -> Model:
         """Return the model with its trained parameters as float32 initializers, ready for `convert`."""
