@@ -66,7 +66,6 @@ def digest(model: Model) -> str:
 
 
 def _described(model: Model, describe: Callable[[onnx.TensorProto], onnx.TensorProto]) -> bytes:
-    """Return a serialized model with other protos for its tensors."""
     pieces = wire.pieces(model.proto, lambda tensor: [describe(tensor).SerializeToString(deterministic=True)])
     return b"".join(p for p in pieces or [model.proto.SerializeToString(deterministic=True)] if isinstance(p, bytes))
 

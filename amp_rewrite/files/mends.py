@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx.defs
@@ -44,7 +44,7 @@ def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding,
     different values.
     """
     model = _Mending(proto, ours)
-    for rule in _RULES:
+    for rule in (_names, _old_ir, _initializers, _metadata, _spelled_out, _imports, _declarations):
         rule(model)
     return model.proto, tuple(model.findings)
 
@@ -106,9 +106,7 @@ def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tu
 
 
 def _equal(a: TensorProto, b: TensorProto) -> bool:
-    if (a.data_type, a.dims[:]) != (b.data_type, b.dims[:]):
-        return False
-    if a == b or a.data_type == TensorProto.STRING:
+    if a == b or a.data_type == TensorProto.STRING or (a.data_type, a.dims[:]) != (b.data_type, b.dims[:]):
         return bool(a == b)
     with Sources() as sources:
         return tensors.array(a, sources).tobytes() == tensors.array(b, sources).tobytes()
@@ -191,14 +189,3 @@ def bare(formal: ValueInfoProto) -> bool:
     """True for an end of a model without a type, or of a tensor without a shape, of any rank."""
     kind = formal.type.WhichOneof("value")
     return kind is None or (kind == "tensor_type" and not formal.type.tensor_type.HasField("shape"))
-
-
-_RULES: Sequence[Callable[[_Mending], None]] = (
-    _names,
-    _old_ir,
-    _initializers,
-    _metadata,
-    _spelled_out,
-    _imports,
-    _declarations,
-)

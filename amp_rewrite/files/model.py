@@ -143,8 +143,7 @@ class Model:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors after pending casts."""
-        dense = sum(map(tensors.nbytes, wire.tensors(self.proto)))
-        return dense + sum(map(tensors.nbytes, wire.tensors(self.proto, sparse=True)))
+        return sum(tensors.nbytes(t) for sparse in (False, True) for t in wire.tensors(self.proto, sparse=sparse))
 
     def stated(self, word: str) -> str:
         """Return a word of the metadata of a conversion, as in "target"; "" without one.

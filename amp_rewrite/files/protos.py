@@ -12,7 +12,6 @@ M = TypeVar("M")
 
 
 def clone(message: M) -> M:
-    """Return a copy of a message."""
     copy = type(message)()
     cast(Message, copy).CopyFrom(message)
     return copy

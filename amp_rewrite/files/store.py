@@ -272,7 +272,6 @@ def outdated(path: Path, kept: Collection[str]) -> list[Path]:
 
 
 def models_beside(path: Path) -> list[Path]:
-    """Return the other models in the folder of a model."""
     near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
     return [other for other in near if other.is_file()]
 

@@ -90,7 +90,6 @@ class Source:
 
     @property
     def in_memory(self) -> bool:
-        """True for a tensor of a program."""
         return not self.path
 
 
@@ -100,7 +99,6 @@ def stamp(status: os.stat_result) -> str:
 
 
 def is_stub(tensor: onnx.TensorProto) -> bool:
-    """True if the tensor's bytes are in a file."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
@@ -159,7 +157,6 @@ def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def drop_values(tensor: onnx.TensorProto) -> None:
-    """Clear the values of a tensor and their location."""
     for name in _VALUES:
         tensor.ClearField(f"{name}_data")
     tensor.ClearField("data_location")

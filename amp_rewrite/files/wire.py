@@ -98,7 +98,6 @@ def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorPr
 
 
 def _children(message: Message, name: str) -> Sequence[Any]:
-    """Return the messages in a field, repeated or not."""
     value: Any = getattr(message, name)
     if not isinstance(value, Message):
         return value  # type: ignore[no-any-return]

@@ -297,7 +297,6 @@ class _Graph:
 
 
 def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:
-    """Return the tensor of a Constant node; None for sparse values and strings."""
     for a in stated:
         if a.name == "value":
             tensor: TensorProto = a.t

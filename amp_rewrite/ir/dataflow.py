@@ -64,7 +64,6 @@ def only_reader(
 
 
 def alone(view: View, value: ValueId | None, reader: Op) -> bool:
-    """True if `only_reader` returns this op by default."""
     return only_reader(view, value) is view.ops[reader.id]
 
 
@@ -187,7 +186,6 @@ def multiples(view: View, *, signs: bool = False) -> Step:
 
 
 def casts_floats(view: View, op: Op) -> bool:
-    """True for a Cast between floating types."""
     ends = (op.inputs[0], op.outputs[0]) if op.kind in CASTS else ()
     return bool(ends) and all(v is not None and (t := view.dtype(v)) is not None and t.floating for v in ends)
 
@@ -234,7 +232,6 @@ class Flow:
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
-        """Yield the sources of a value, one step up."""
         made_by = self.view.producer(value)
         if made_by is not None:
             for slot in self.through(made_by):
@@ -247,7 +244,6 @@ class Flow:
             yield from self._seams.pred[value]
 
     def results(self, value: ValueId) -> Iterator[ValueId]:
-        """Yield the values computed from a value, one step down."""
         for use in self.view.uses[value]:
             op = self.view.ops[use.op]
             if use.slot in self.through(op):

@@ -72,7 +72,6 @@ class Op(NamedTuple):
 
     @property
     def ports(self) -> tuple[ValueId, ...]:
-        """The operands, then the results."""
         return (*self.operands, *self.results)
 
 

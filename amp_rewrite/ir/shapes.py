@@ -45,8 +45,6 @@ from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 Shape = tuple[int | None, ...]
 StatedDims = tuple[int | str | None, ...]
 """A shape as a model states it: dimensions that are known, named or unknown."""
-AllDims = Mapping[ValueId | None, Dims]
-"""The dimensions of each value of known rank."""
 
 # Errors of inference on models that contradict themselves; they leave shapes unknown.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
@@ -136,7 +134,7 @@ def _possible(dims: StatedDims) -> bool:
 
 
 @once
-def known_dims(view: View) -> AllDims:
+def known_dims(view: View) -> Mapping[ValueId | None, Dims]:
     """Return the dimensions of each value of known rank. O(nodes)."""
     return _ShapeWalk(view, _stated_dims(view, _inferred(view, True))).dims()
 
@@ -155,7 +153,7 @@ class _ShapeWalk:
     """Sizes by another name for them."""
     invented: InventedNames = field(default_factory=InventedNames)
 
-    def dims(self) -> AllDims:
+    def dims(self) -> Mapping[ValueId | None, Dims]:
         for op in self.view.ops:
             if op.kind in RULES or op.kind in CONTENTS:
                 self.follow(op)

@@ -214,9 +214,11 @@ class View(Index):
         """The type variables of each op, in order of first port. Ops with bodies and unknown ops have none."""
         known: list[tuple[TypeVariable, ...]] = []
         for op in self.ops:
-            omitted = [tuple([v is None for v in side]) for side in (op.inputs, op.outputs)]
-            ports = _ports(op.signature, *omitted) if op.signature is not None and not op.bodies else ()
-            known.append(tuple([TypeVariable(op.id, *port, self._type_at(op, *port[1:])) for port in ports]))
+            ports: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()
+            if op.signature is not None and not op.bodies:
+                omitted = tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
+                ports = _ports(op.signature, *omitted)
+            known.append(tuple([TypeVariable(op.id, name, a, b, self._type_at(op, a, b)) for name, a, b in ports]))
         return tuple(known)
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:

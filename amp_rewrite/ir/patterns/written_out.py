@@ -183,7 +183,6 @@ def direct_match(view: View, anchor: Op, pattern: Pattern) -> Match | None:
 
 
 def _ends(view: View, anchor: Op) -> list[Op]:
-    """Return the possible last ops of a match with this anchor, in order."""
     seen = level = {anchor.id}
     for _ in range(_MOST_STEPS):
         following = [readers(view, view.ops[op].outputs[0]) for op in level]
