@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from itertools import chain
 
 import onnx
@@ -59,14 +58,21 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
 
 def _stand_in(model: ModelProto) -> None:
     """Replace ops fatal to onnx's inference by ops with the same types and shapes."""
-    for node in all_nodes(chain(model.graph.node, *(function.node for function in model.functions))):
-        domain, result = _FATAL.get(node.op_type, (None, None))
-        if result is not None and node.domain.removeprefix("ai.onnx") == domain:
-            codes = result(node)
-            if codes is not None:
-                del node.attribute[:]
-                node.domain, node.op_type = "", "Cast" if codes else "Identity"
-                node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
+    nodes = all_nodes(chain(model.graph.node, *(function.node for function in model.functions)))
+    for node in (node for node in nodes if node.op_type in _FATAL):
+        kind, codes = (node.domain.removeprefix("ai.onnx"), node.op_type), None
+        if kind == ("", "EyeLike"):  # without a type, the result has that of the input
+            stated = [a for a in node.attribute if a.name == "dtype"]
+            codes = None if any(a.ref_attr_name for a in stated) else [a.i for a in stated]
+        elif kind == ("", "RegexFullMatch"):
+            codes = [TensorProto.BOOL]
+        elif kind == (".ml", "LabelEncoder"):  # before version 2, it states no type
+            tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
+            codes = (tensors + [_LABELS[a.name] for a in node.attribute if a.name in _LABELS])[:1] or None
+        if codes is not None:
+            del node.attribute[:]
+            node.domain, node.op_type = "", "Cast" if codes else "Identity"
+            node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
 
 
 def _without_bare_ends(model: ModelProto) -> None:
@@ -86,26 +92,8 @@ def _without_bare_ends(model: ModelProto) -> None:
         refill(graph, "node", [*nodes, *graph.node])
 
 
-def _of_ones(node: NodeProto) -> list[int] | None:
-    """Type set by an EyeLike; None if it refers to an attribute of the enclosing function."""
-    stated = [a for a in node.attribute if a.name == "dtype"]
-    return None if any(a.ref_attr_name for a in stated) else [a.i for a in stated]
-
-
-def _of_labels(node: NodeProto) -> list[int] | None:
-    """Result type of a LabelEncoder, from its label attribute; None before ai.onnx.ml 2."""
-    tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
-    return (tensors + [_LABELS[a.name] for a in node.attribute if a.name in _LABELS])[:1] or None
-
-
+_FATAL = ("EyeLike", "LabelEncoder", "RegexFullMatch")
 _LABELS = {"values_floats": TensorProto.FLOAT, "values_int64s": TensorProto.INT64, "values_strings": TensorProto.STRING}
-_FATAL: Mapping[str, tuple[str, Callable[[NodeProto], list[int] | None]]] = {
-    "EyeLike": ("", _of_ones),
-    "RegexFullMatch": ("", lambda node: [TensorProto.BOOL]),
-    "LabelEncoder": (".ml", _of_labels),
-}
-"""Ops whose inference crashes onnx, with the end of their domain and their result type: [] for that of the input, None
-if unknown."""
 
 
 def _opset(holder: ModelProto | FunctionProto) -> int:
@@ -113,12 +101,9 @@ def _opset(holder: ModelProto | FunctionProto) -> int:
 
 
 def _main_inputs(graph: GraphProto) -> None:
-    hollow = [t for t in graph.initializer if is_stub(t)]
-    if not hollow:
-        return
     inputs = {value.name for value in graph.input}
-    for tensor in hollow:
-        if tensor.name not in inputs:
+    for tensor in graph.initializer:
+        if is_stub(tensor) and tensor.name not in inputs:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     refill(graph, "initializer", [t for t in graph.initializer if not is_stub(t)])
 

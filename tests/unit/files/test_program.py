@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -94,14 +95,11 @@ def test_a_program_of_torch_is_not_serialized():
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int8", "bool", "complex64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+)
 def test_every_type_and_layout_is_read(dtype, order):
-    kind = np.dtype(dtype) if dtype in ("float32", "float64", "int8", "bool", "complex64") else None
-    if kind is None:
-        import ml_dtypes
-
-        kind = np.dtype(getattr(ml_dtypes, dtype))
-    given = np.asarray(values(3, 50, 7, 300), kind, order=order)
+    given = np.asarray(values(3, 50, 7, 300), dtype, order=order)
     found = Model.load(program(ir.Tensor(values(65, 64)), ir.Tensor(given)))
     tensor = found.proto.graph.initializer[1]
     assert is_stub(tensor)
