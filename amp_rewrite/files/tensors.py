@@ -241,8 +241,15 @@ class Sources:
                 self._held = source.held, source.held.values()
             return self._held[1][at : at + count].copy()
         out: Array = np.empty(count, np.uint8)
-        file, done = self._file(source), 0
         try:
+            if self._open is None or self._open[:2] != (source.path, source.stamp):
+                if self._open is not None:
+                    with self._open[2]:
+                        self.confirm()
+                    self._open = None
+                self._open = source.path, source.stamp, open_regular(source.path, follow=False, buffering=0)
+                self.confirm()
+            file, done = self._open[2], 0
             file.seek(source.offset + at)
             while done < count:
                 more = file.readinto(out[done:].data)  # type: ignore[attr-defined]
@@ -252,20 +259,6 @@ class Sources:
         except OSError as cause:
             raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
         return out
-
-    def _file(self, source: Source) -> BinaryIO:
-        if self._open is None or self._open[:2] != (source.path, source.stamp):
-            if self._open is not None:
-                with self._open[2]:
-                    self.confirm()
-                self._open = None
-            try:
-                file = open_regular(source.path, follow=False, buffering=0)
-            except OSError as cause:
-                raise ModelError(f"cannot read {source.path}: {cause.strerror}") from cause
-            self._open = source.path, source.stamp, file
-            self.confirm()
-        return self._open[2]
 
 
 def chunks(tensor: onnx.TensorProto, count: int, sources: Sources) -> Iterator[Array]:

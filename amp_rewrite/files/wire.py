@@ -155,19 +155,22 @@ def lightened(
     turns the tensor into a stub, or returns False to have its bytes read. ModelError for a file that is not a protobuf
     message or is truncated; `source` is its name in the error.
     """
-    walk = _WireWalk(_FileWindow(file, size, source), threshold, stub)
+    walk = _WireWalk(file, size, threshold, stub, source)
     light = walk.message(0, size, onnx.ModelProto, 0)
-    return walk.window.read(0, size) if light is None else light
+    return walk.read(0, size) if light is None else light
 
 
-class _FileWindow:
-    """A file read at random through one buffer."""
+@dataclass(slots=True)
+class _WireWalk:
+    """A walk over the messages in a file, read at random through one buffer from byte `start` on."""
 
-    __slots__ = ("buffer", "file", "size", "source", "start")
-
-    def __init__(self, file: BinaryIO, size: int, source: str) -> None:
-        self.file, self.size, self.source = file, size, source
-        self.buffer, self.start = b"", 0
+    file: BinaryIO
+    size: int
+    threshold: int
+    stub: Callable[[onnx.TensorProto, int, int], bool]
+    source: str
+    buffer: bytes = b""
+    start: int = 0
 
     def read(self, start: int, stop: int) -> bytes:
         self.file.seek(start)
@@ -182,103 +185,96 @@ class _FileWindow:
             " export or download it again"
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _WireWalk:
-    window: _FileWindow
-    threshold: int
-    stub: Callable[[onnx.TensorProto, int, int], bool]
-
     def message(self, start: int, stop: int, kind: type[Message], depth: int) -> bytes | None:
         """Return the message of this kind with stubs; None if it has no heavy tensor."""
         if depth > _DEEPEST:
-            raise self.window.bad(start, f"messages are nested deeper than {_DEEPEST}")
+            raise self.bad(start, f"messages are nested deeper than {_DEEPEST}")
         if kind is onnx.TensorProto:
             return self.tensor(start, stop)
         nested = _NESTED[kind]
         out: list[bytes] = []
         written = start
-        for number, wire, at, begin, end in _fields(self.window, start, stop):
+        for number, wire, at, begin, end in _fields(self, start, stop):
             if number not in nested:
                 continue
             if wire != 2:
-                raise self.window.bad(at, f"field {nested[number].name} of {kind.__name__} has wire type {wire}")
+                raise self.bad(at, f"field {nested[number].name} of {kind.__name__} has wire type {wire}")
             if end - begin <= self.threshold:
                 continue
             body = self.message(begin, end, nested[number].message_type._concrete_class, depth + 1)
             if body is not None:
-                out += [self.window.read(written, at), head(number, len(body)), body]
+                out += [self.read(written, at), head(number, len(body)), body]
                 written = end
         if not out:
             return None
-        return b"".join([*out, self.window.read(written, stop)])
+        return b"".join([*out, self.read(written, stop)])
 
     def tensor(self, start: int, stop: int) -> bytes | None:
         """Return the TensorProto as a stub; None if its bytes are to be read."""
         rest: list[tuple[int, int]] = []
         raw: tuple[int, int] | None = None
-        for number, wire, at, begin, end in _fields(self.window, start, stop):
+        for number, wire, at, begin, end in _fields(self, start, stop):
             if number != RAW_DATA:
                 rest.append((at, end))
             elif wire != 2:
-                raise self.window.bad(at, f"field raw_data of TensorProto has wire type {wire}")
+                raise self.bad(at, f"field raw_data of TensorProto has wire type {wire}")
             else:
                 raw = begin, end  # of a field that is there twice, the last one counts
         if raw is None or raw[1] - raw[0] <= self.threshold:
             return None
         tensor = onnx.TensorProto()
         try:
-            tensor.ParseFromString(b"".join(self.window.read(*span) for span in rest))
+            tensor.ParseFromString(b"".join(self.read(*span) for span in rest))
         except DecodeError as cause:
-            raise self.window.bad(start, "a tensor cannot be parsed") from cause
+            raise self.bad(start, "a tensor cannot be parsed") from cause
         if not self.stub(tensor, raw[0], raw[1] - raw[0]):
             return None
         return bytes(tensor.SerializeToString(deterministic=True))
 
 
-def _fields(window: _FileWindow, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _fields(walk: _WireWalk, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield (number, wire type, start, start of the value, end) of each field between start and stop."""
     at = start
     while at < stop:
-        if at < window.start or at + _LONGEST_HEAD > window.start + len(window.buffer):
-            window.start, window.buffer = at, window.read(at, min(at + _WINDOW, window.size))
-        buffer, index = window.buffer, at - window.start
+        if at < walk.start or at + _LONGEST_HEAD > walk.start + len(walk.buffer):
+            walk.start, walk.buffer = at, walk.read(at, min(at + _WINDOW, walk.size))
+        buffer, index = walk.buffer, at - walk.start
         tag = buffer[index]
         if tag < 0x80:
             index += 1
         else:
-            tag, index = _varint(window, index)
+            tag, index = _varint(walk, index)
         wire = tag & 7
         if wire == 2:
             length = buffer[index] if index < len(buffer) else 0x80
             if length < 0x80:
                 index += 1
             else:
-                length, index = _varint(window, index)
-            begin = window.start + index
+                length, index = _varint(walk, index)
+            begin = walk.start + index
             end = begin + length
         elif wire == 0:
-            begin = window.start + index
-            end = window.start + _varint(window, index)[1]
+            begin = walk.start + index
+            end = walk.start + _varint(walk, index)[1]
         elif wire in (1, 5):
-            begin = window.start + index
+            begin = walk.start + index
             end = begin + (8 if wire == 1 else 4)
         else:
-            raise window.bad(at, "cannot be read")
+            raise walk.bad(at, "cannot be read")
         if tag < 8:
-            raise window.bad(at, "cannot be read")
+            raise walk.bad(at, "cannot be read")
         if end > stop:
-            raise window.bad(at, f"field {tag >> 3} needs {end - stop} bytes more than there are")
+            raise walk.bad(at, f"field {tag >> 3} needs {end - stop} bytes more than there are")
         yield tag >> 3, wire, at, begin, end
         at = end
 
 
-def _varint(window: _FileWindow, index: int) -> tuple[int, int]:
+def _varint(walk: _WireWalk, index: int) -> tuple[int, int]:
     value = shift = 0
-    for at in range(index, min(index + 10, len(window.buffer))):
-        byte = window.buffer[at]
+    for at in range(index, min(index + 10, len(walk.buffer))):
+        byte = walk.buffer[at]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at + 1
         shift += 7
-    raise window.bad(window.start + index, "a number does not end")
+    raise walk.bad(walk.start + index, "a number does not end")

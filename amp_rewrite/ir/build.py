@@ -330,25 +330,19 @@ def _violation(schema: Signature | None, node: NodeProto, stated: Sequence[Attri
     missing = [slot for slot in schema.needed if slot >= len(read) or not read[slot]]
     if missing:
         return f"lacks input {missing[0]}; add it"
-    fault = _crash(schema.op_type, len(read), stated)
-    return fault or (_refusal(schema, node, read, stated) if schema.checked else None)
-
-
-def _crash(op_type: str, inputs: int, stated: Sequence[AttributeProto]) -> str | None:
-    """Return a fault that onnx's checker lets through, and of which its shape inference may die."""
+    # Faults that onnx's checker lets through, and of which its shape inference may die.
     numbers = {a.name: a for a in stated}
-    if op_type == "Constant" and not stated:
+    if schema.op_type == "Constant" and not stated:
         return "holds no value; export it again"
     if "axis" in numbers and abs(numbers["axis"].i) >= _LARGEST_AXIS:
         return f"has the attribute 'axis' be {numbers['axis'].i}, which no tensor has; export it again"
-    if op_type == "Transpose" and "perm" in numbers:
-        perm = list(numbers["perm"].ints)
-        valid = sorted(perm) == list(range(len(perm)))
-        return None if valid else f"turns the axes by {perm[:10]}, which is not a permutation; correct perm"
-    if op_type == "Scan" and "num_scan_inputs" in numbers:
-        scanned = numbers["num_scan_inputs"].i
-        return None if 0 < scanned <= inputs else f"scans {scanned} of its {inputs} inputs; correct num_scan_inputs"
-    return None
+    perm = list(numbers["perm"].ints) if schema.op_type == "Transpose" and "perm" in numbers else []
+    if sorted(perm) != list(range(len(perm))):
+        return f"turns the axes by {perm[:10]}, which is not a permutation; correct perm"
+    scanned = numbers["num_scan_inputs"].i if schema.op_type == "Scan" and "num_scan_inputs" in numbers else 1
+    if not 0 < scanned <= max(len(read), 1):
+        return f"scans {scanned} of its {len(read)} inputs; correct num_scan_inputs"
+    return _refusal(schema, node, read, stated) if schema.checked else None
 
 
 def _refusal(schema: Signature, node: NodeProto, read: Sequence[str], stated: Sequence[AttributeProto]) -> str | None:
