@@ -121,6 +121,9 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
         return None
     out: list[Piece] = []
     for field, value in message.ListFields():
+        if isinstance(value, bytes):  # protobuf returns text that is not UTF-8 as bytes, and takes none
+            out += [head(field.number, len(value)), value]
+            continue
         if field.name not in replaced:
             out.append(type(message)(**{field.name: value}).SerializeToString(deterministic=True))
             continue

@@ -118,10 +118,6 @@ class _Held(NamedTuple):
         size = abs(factor)
         return _Held(max(self.least * size, _LEAST / 2), min(self.most * size, _MOST * 2), pure=False)
 
-    @property
-    def mixed(self) -> _Held:
-        return self.times(1.0)
-
 
 @dataclass(slots=True)
 class FillReach:
@@ -239,13 +235,13 @@ def _step(reach: FillReach, use: Use, held: _Held) -> Iterator[tuple[ValueId, _H
     if op.bodies or use.slot in ATTENTION_MASKS.get(kind, ()) or (kind in COMPARISONS and not held.pure):
         return  # bodies: by the edges; comparisons: when all that holds the fill is known
     if use.slot in COPIES.get(kind, ()):
-        yield from _floats(view, op, held if len(COPIES[kind]) == 1 else held.mixed)
+        yield from _floats(view, op, held if len(COPIES[kind]) == 1 else held.times(1.0))
         if any((t := view.dtype(v)) is not None and not t.floating and t is not DType.BOOL for v in op.results):
             reach.exact[op.id] = None
     elif held.pure and use.slot not in PLACES.get(kind, ()):
         reach.itself.add(op.id)
     elif kind in _PICKS:
-        yield from _floats(view, op, held.mixed)
+        yield from _floats(view, op, held.times(1.0))
     elif kind in _INDICES or (kind in _SQUEEZES and held.least >= _LEAST):
         return
     elif (factor := _factor(view, op, use.slot)) is not None:

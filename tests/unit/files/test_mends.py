@@ -152,6 +152,9 @@ OVERLOOKED: Mapping[str, ModelProto] = {
     "docs that are not UTF-8": model(
         lambda m: (setattr(m.graph, "doc_string", "QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
     ),
+    "docs of a weight that are not UTF-8": model(
+        lambda m: (setattr(m.graph.initializer[0], "doc_string", "QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
+    ),
     "a branch output without a type": model(lambda m: branch(m).output[0].ClearField("type"), BRANCHES),
     "a function of another opset": model(
         lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION

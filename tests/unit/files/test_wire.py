@@ -95,10 +95,13 @@ def test_what_is_no_protobuf_is_refused_with_the_place(content, fact):
         light(content)
 
 
-def test_pieces_are_what_protobuf_would_write():
+@pytest.mark.parametrize("text", [b"QQ", b"\xffQ"])
+def test_pieces_are_what_protobuf_would_write(text):
     model = small()
-    found = wire.pieces(model, lambda tensor: [tensor.SerializeToString()])
-    assert b"".join(found) == model.SerializeToString(deterministic=True)
+    model.graph.doc_string = "QQ"
+    content = model.SerializeToString(deterministic=True).replace(b"QQ", text)
+    found = wire.pieces(onnx.ModelProto.FromString(content), lambda tensor: [tensor.SerializeToString()])
+    assert b"".join(found) == content
 
 
 def test_fields_that_onnx_does_not_know_yet_are_written_again():
