@@ -150,9 +150,8 @@ def without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
         return copy
     copy.dims.extend(tensor.dims)
     for name in ("data_type", "name", "doc_string"):
-        if tensor.HasField(name) and not isinstance(
-            value := getattr(tensor, name), bytes
-        ):  # not UTF-8: it cannot be set
+        value = getattr(tensor, name)
+        if tensor.HasField(name) and not isinstance(value, bytes):  # text that is not UTF-8 cannot be set
             setattr(copy, name, value)
     copy.metadata_props.extend(tensor.metadata_props)
     return copy

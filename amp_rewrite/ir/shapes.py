@@ -129,6 +129,8 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
 @lru_cache(1 << 12)
 def _possible(dims: StatedDims) -> bool:
     """True if a value can have the dimensions: MOST_AXES at most, none negative, an addressable number of elements."""
+    if any(isinstance(size, bytes) for size in dims):
+        return False  # its name is not UTF-8
     sizes = [size or 1 for size in dims if isinstance(size, int)]
     return min(sizes, default=1) > 0 and math.prod(sizes) <= MOST_ELEMENTS and len(dims) <= MOST_AXES
 

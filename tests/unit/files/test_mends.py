@@ -155,6 +155,12 @@ OVERLOOKED: Mapping[str, ModelProto] = {
     "docs of a weight that are not UTF-8": model(
         lambda m: (setattr(m.graph.initializer[0], "doc_string", "QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
     ),
+    "a dim's name that is not UTF-8": model(
+        lambda m: (
+            setattr(m.graph.output[0].type.tensor_type.shape.dim[0], "dim_param", "QQ"),
+            by_bytes(m, b"\x02QQ", b"\x02\xffQ"),
+        )
+    ),
     "a branch output without a type": model(lambda m: branch(m).output[0].ClearField("type"), BRANCHES),
     "a function of another opset": model(
         lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION
