@@ -172,7 +172,13 @@ def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
     else:
         yield Check("provider", FINDING, "CUDAExecutionProvider does not open: models run on the CPU")
     yield from _plugins(answer)
-    yield _table(here, installed_kernels())
+    table = installed_kernels().runtime
+    fact = f"the kernel table is that of {table}"
+    if not here or any(table.endswith(f" {package.version}") for package in here):
+        yield Check("kernels", OK, fact)
+    else:
+        fact += f", and {' and '.join(map(str, here))} is installed: its kernels may differ"
+        yield Check("kernels", FINDING, fact, install(table.replace(" ", "==")))
 
 
 def _fast(gpu: Gpu) -> str:
@@ -203,14 +209,6 @@ def _plugins(answer: Asked) -> Iterator[Check]:
         else:
             offered = f"{', '.join(plugin['providers'])} on {', '.join(plugin['devices'])}"
             yield Check("plugin", OK, f"{named} offers {offered}")
-
-
-def _table(here: Sequence[Package], kernels: Kernels) -> Check:
-    said = f"the kernel table is that of {kernels.runtime}"
-    if not here or any(kernels.runtime.endswith(f" {package.version}") for package in here):
-        return Check("kernels", OK, said)
-    fact = f"{said}, and {' and '.join(map(str, here))} is installed: its kernels may differ"
-    return Check("kernels", FINDING, fact, install(kernels.runtime.replace(" ", "==")))
 
 
 # -- a model -----------------------------------------------------------------------------------------

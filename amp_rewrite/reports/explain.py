@@ -60,9 +60,6 @@ class Explanation(Result):
 
     def text(self) -> str:
         """Return the reasons, step by step. Ends with a newline."""
-        return "\n".join(self._chains())
-
-    def _chains(self) -> list[str]:
         parts, inputs = [], set()
         for chain in self.chains:
             lines = []
@@ -81,7 +78,7 @@ class Explanation(Result):
                 if chain.alike and not i:
                     lines.append(f"    and {len(chain.alike)} more alike: {shortened(chain.alike)}")
             parts.append("\n".join(map(plain, lines)) + "\n")
-        return parts
+        return "\n".join(parts)
 
     def to_json(self) -> str:
         """Return the chains as JSON, the steps of each in order. Ends with a newline."""

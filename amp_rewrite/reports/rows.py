@@ -25,12 +25,6 @@ FIRST_INPUT = -2
 """Source of the first input of the model; -3 stands for the second, and so on."""
 
 
-Name = str
-"""A text that differs from row to row."""
-Position = int
-"""A source: the number of a row, or a negative number as above."""
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
     """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
@@ -65,7 +59,7 @@ class Row(NamedTuple):
     without defaults. `constants` is a digest of the names of the constants that the op reads.
     """
 
-    name: Name
+    name: str
     op: str
     dtype: str
     scope: str = ""
@@ -75,7 +69,7 @@ class Row(NamedTuple):
     color: str | None = None
     rule: str | None = None
     because: str | None = None
-    because_row: Position = NO_ROW
+    because_row: int = NO_ROW
     note: str = ""
     source: str = ""
     reason: str = ""
@@ -106,7 +100,7 @@ class CastRow(NamedTuple):
     as written, with free dimensions as 128; None for an unknown type.
     """
 
-    value: Name
+    value: str
     from_: str
     to: str
     origin: str = "inserted"
@@ -114,7 +108,7 @@ class CastRow(NamedTuple):
     scope: str = ""
     readers: int = 0
     size: int | None = None
-    after: Position = NO_ROW
+    after: int = NO_ROW
     slot: int = 0
 
 
@@ -124,9 +118,9 @@ class PortRow(NamedTuple):
     Of an output, `after` is its source as in `Row.reads`, and `slot` that row's output.
     """
 
-    name: Name
+    name: str
     dtype: str
-    after: Position = NO_ROW
+    after: int = NO_ROW
     slot: int = 0
 
 
@@ -134,7 +128,7 @@ class PortRow(NamedTuple):
 class BakeRow:
     """A weight stored in another type. `keeps_original`: a float32 copy stays for its other readers."""
 
-    value: Name
+    value: str
     to: str
     before: int
     after: int
@@ -152,7 +146,7 @@ class ShiftRow:
     and after. `ends` names the ops before or after which a Mul undoes the shift.
     """
 
-    value: Name
+    value: str
     exponent: int = 0
     values: int = 1
     absmax: float = 0.0

@@ -45,7 +45,11 @@ def summary(report: ReportData, *, verbose: bool = False, more: str = "", comman
     if verbose:
         found = [(f.kind, f.subject, f.message) for group in by_kind(report.findings).values() for f in group]
         findings = ["findings", *table(found)] if found else []
-        parts = [_head(report), _settings(report), *_tables(report), _every_cast(report), findings]
+        each = [
+            (c.scope + c.value, f"{c.from_} → {c.to}", f"×{c.readers}", f"{c.origin}: {c.reason}") for c in report.casts
+        ]
+        casts = ["Casts", *table(each)] if each else []
+        parts = [_head(report), _settings(report), *_tables(report), casts, findings]
         return _joined([*parts, _rows(report), extra, ending])
     token = WIDTH.set(min(WIDTH.get() or _COLUMNS, _COLUMNS))
     try:
@@ -257,14 +261,6 @@ def _cause(report: ReportData, cast: CastRow, readers: Mapping[tuple[int, str], 
         return f"after ops in {cast.from_}", _short(report.rows[cast.after].op)
     reader = readers.get((cast.after, cast.to))
     return f"before ops in {cast.to}", _short(reader.op) if reader else ""
-
-
-def _every_cast(report: ReportData) -> _Part:
-    rows = [
-        (cast.scope + cast.value, f"{cast.from_} → {cast.to}", f"×{cast.readers}", f"{cast.origin}: {cast.reason}")
-        for cast in report.casts
-    ]
-    return ["Casts", *table(rows)] if rows else []
 
 
 # -- findings ----------------------------------------------------------------------------------------

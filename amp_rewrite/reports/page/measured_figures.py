@@ -232,7 +232,11 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
         Bar(name, fit.absmin, fit.absmax, _kind(fit), _spare(fit, to), _ends(fit))
         for name, fit in islice(tight.items(), _DRAWN)
     ]
-    chart = bars(_range_axis(spans, to), spans, bands, name=f"Values with the least headroom in {to.spelling}")
+    sizes = [number for bar in spans for number in (bar.low, bar.high) if number]
+    most = _LARGEST if to is DType.FLOAT16 else math.inf  # those far beyond float16 must not squeeze the others
+    float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
+    axis = Axis.of("magnitude", [*(min(max(size, _SMALLEST), most) for size in sizes), *float16])
+    chart = bars(axis, spans, bands, name=f"Values with the least headroom in {to.spelling}")
     note = "The tightest values; the file of ranges holds all." if len(seen) > _LISTED else ""
     cells = (_cells(name, fit, to) for name, fit in islice(tight.items(), _LISTED))
     drawing = element("div", *([chart] if len(seen) > 1 else []), numbers_table(_HEAD, cells, right=7, note=note))
@@ -282,14 +286,6 @@ def _range_lead(tight: Mapping[str, Fit], to: DType, data: str, left_out: int) -
     words.append(f"The tightest is {short(name)}: {_ends(first)}, {_spare(first, to)}.")
     words += [f"{count(left_out, 'value')} zero or not seen, and left out."] if left_out else []
     return " ".join(words)
-
-
-def _range_axis(spans: Sequence[Bar], to: DType) -> Axis:
-    """Return the axis of the magnitudes; those far beyond float16 stand at its ends, not to squeeze the others."""
-    sizes = [number for bar in spans for number in (bar.low, bar.high) if number]
-    most = _LARGEST if to is DType.FLOAT16 else math.inf
-    float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
-    return Axis.of("magnitude", [*(min(max(size, _SMALLEST), most) for size in sizes), *float16])
 
 
 def _percent(part: int, whole: int) -> str:

@@ -46,7 +46,12 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
     groups = by_kind(report.findings)
     asked = [kind for kind, group in groups.items() if any(map(needs_action, group))]
     quiet = [kind for kind in groups if kind not in asked]
-    parts = [] if report.inventory else [_verdict(report, command)]
+    parts = []
+    if not report.inventory:
+        level = report.evidence.level
+        step = [element("p", "next: ", element("code", command))] if command else []
+        state = _VERDICTS.get(level, level)
+        parts.append(_card("evidence", state, str(report.evidence), *step, class_=f"card evidence {level}"))
     if asked:
         cards = (_finding(kind, groups[kind], "warning") for kind in asked)
         parts += [element("h3", "To do"), element("div", *cards, class_="cards findings")]
@@ -65,12 +70,6 @@ def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
         parts.append(folded(name, element("div", *cards, class_="cards findings")))
     lead = f"{report.model.name} as it is." if report.inventory else f"{report.model.name} in {report.model.to}."
     return Figure("summary", "Summary", lead, element("div", *parts))
-
-
-def _verdict(report: ReportData, command: str) -> Element:
-    level = report.evidence.level
-    step = [element("p", "next: ", element("code", command))] if command else []
-    return _card("evidence", _VERDICTS.get(level, level), str(report.evidence), *step, class_=f"card evidence {level}")
 
 
 def _card(name: str, value: str, *more: Element | str, **attributes: str) -> Element:
