@@ -152,19 +152,14 @@ def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
     `option`: the words after "--", where they differ from keyword and value.
     """
     if _OPTIONS.get() is None:
-        return f"{keyword}={'' if value is None else _shown(value)}"
+        shown = "" if value is None else one_line(repr(value))
+        return f"{keyword}={shown[:_LONGEST_VALUE]}{'…' if len(shown) > _LONGEST_VALUE else ''}"
     if option:
         return f"--{option}"
     name = option_of(keyword)
     if name.startswith("--set "):
         return f"{name}={'…' if value is None else str(value).lower() if isinstance(value, bool) else value}"
     return name if value is None or value is True else f"{name} {value}"
-
-
-def _shown(value: object) -> str:
-    """Return a short repr on one line."""
-    text = one_line(repr(value))
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 _LONGEST_VALUE = 80

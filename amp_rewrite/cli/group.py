@@ -136,12 +136,10 @@ class Program(click.Group):
                 )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing and not args:
-            return super().parse_args(ctx, args)
-        if not args:
+        if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(USAGE)
-        return super().parse_args(ctx, self._routed(ctx, args))
+        return super().parse_args(ctx, self._routed(ctx, args) if args else args)
 
     def _routed(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Return the words, with `convert` before them if the first is an option of it or a file."""

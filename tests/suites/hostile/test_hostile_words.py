@@ -28,17 +28,8 @@ LISTS = {
     "a billion laughs": LAUGHS,
     "nested without end": "allow: " + "[" * 100_000,
     "a tag": "allow: !!python/object/apply:os.system ['touch owned']\n",
-    "two megabytes": "# " + "x" * 2_000_000,
-    "not UTF-8": b"allow: [\xff\xfe]\n",
-    "a key twice": "allow: [MatMul]\nallow: [Conv]\n",
-    "a list of lists": "allow: [[MatMul]]\n",
-    "a key that is a list": "? [a, b]\n: c\n",
-    "a number for a list": "allow: 7\n",
-    "a second document": "allow: [MatMul]\n---\nallow: [Conv]\n",
     "an op of escape sequences": 'allow: ["\\e[31mMatMul"]\n',
     "an op of a megabyte": "allow: [" + "M" * 900_000 + "]\n",
-    "a reason that is a list": "allow: [{op: Conv, because: [1]}]\n",
-    "an unknown base": "base: nowhere\n",
 }
 
 
@@ -49,7 +40,7 @@ HEAVY = {"a billion laughs", "nested without end"}
 @pytest.mark.parametrize("name", LISTS)
 def test_a_malformed_list_is_refused(request: pytest.FixtureRequest, folder: Path, name: str) -> None:
     content, path = LISTS[name], folder / "l.yaml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.write_text(content)
     if name in HEAVY:
         outcome = attempt(request.getfixturevalue("cage"), folder, "explain", "MatMul", "--lists", "l.yaml")
         assert outcome.refused and "l.yaml" in outcome.err and len(outcome.err) < 2000, outcome
