@@ -170,18 +170,18 @@ class _Reference:
 
     def judged(self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
         """Return a conversion with the evidence of the rows."""
-        errors = [row.difference.scaled for row in rows if row.difference.scaled is not None]
+        largest = max((row.difference.scaled for row in rows if row.difference.scaled is not None), default=None)
         worst = next((row for row in rows if _is_wrong(row)), None)
         evidence = Evidence(
             level,
             self.feed.origin,
             len(self.feed),
             self.feed.random,
-            error=f"{max(errors):.2g}" if errors else "",
+            error="" if largest is None else f"{largest:.2g}",
             emulated=True,
             pinned=len(kept),
             objection=f"output {worst.label!r}: {worst.difference.because}" if worst else "",
-            largest_error=max(errors, default=None),
+            largest_error=largest,
             keep=tuple(kept),
         )
         return replace(converted, evidence=evidence)

@@ -220,10 +220,6 @@ def _norms_or_activates(view: View, context: Context) -> bool:
     return any(kind in kinds for kind in view.by_kind) or _has_clusters(view, context)
 
 
-def _has_large_weights(view: View, context: Context) -> bool:
-    return any(math.prod(tensor.dims) >= LARGE_WEIGHT for tensor in view.constants.values())
-
-
 _ATTENTIONS = ("Attention", "com.microsoft::MultiHeadAttention")
 _MOVE_BIASES = LazyPass("passes.attention_biases:move_attention_biases", when=_attends)
 _ROUNDS = (
@@ -257,7 +253,11 @@ _CONTRIB_ROUNDS = (
     (LazyPass("contrib.fuse:fuse_contrib", when=_norms_or_activates),),
     (
         LazyPass("passes.biases:widen_biases", (("MatMul",), ("Add",))),
-        LazyPass("passes.spell_out:align_products", (("MatMul",),), _has_large_weights),
+        LazyPass(
+            "passes.spell_out:align_products",
+            (("MatMul",),),
+            lambda view, _: any(math.prod(t.dims) >= LARGE_WEIGHT for t in view.constants.values()),
+        ),
     ),
 )
 """onnxruntime's own attention goes before the standard's, whose CUDA kernel is slower."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
-from amp_rewrite.ir.shapes import Shape
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.rewrite.equivalence import disagreement, drawn, trial_shape
@@ -33,49 +31,32 @@ def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Ite
     opset = view.opset if opset is None else opset
     for cluster in clusters(view):
         if cluster.kind in _FORMULAS:
-            yield judged(cluster.kind, max(cluster.ops), _fused(_Case(view, cluster, context), opset))
+            yield judged(cluster.kind, max(cluster.ops), _fused(view, cluster, context, opset))
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    view: View
-    cluster: Cluster
-    context: Context
-
-    @property
-    def shape(self) -> Shape | None:
-        return self.context.shape(self.view, self.cluster.entry)
+_Reading = tuple[Sequence[ValueId], Mapping[str, object], tuple[int, ...]]
+"""The node's inputs after the entry, its attributes, and the shape of the entry with which both are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """The node's inputs after the entry, its attributes, and the shape of the entry with which both are tried."""
-
-    reads: tuple[ValueId, ...]
-    attributes: Mapping[str, object]
-    shape: tuple[int, ...]
-
-
-def _fused(case: _Case, opset: int) -> Replacement | str:
-    view, entry, ops = case.view, case.cluster.entry, case.cluster.ops
-    op_type, read = _FORMULAS[case.cluster.kind]
+def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replacement | str:
+    entry, ops = cluster.entry, cluster.ops
+    op_type, read = _FORMULAS[cluster.kind]
     if opset < FIRST_FUSED[op_type]:
-        return too_old(opset, op_type, FIRST_FUSED[op_type], case.context)
+        return too_old(opset, op_type, FIRST_FUSED[op_type], context)
     if entry is None or not only_float32(view, ops):
         return "not all of it is float32"
-    candidate = read(case)
-    if isinstance(candidate, str):
-        return candidate
-    others = [v for v in outside(view, ops) if v not in (entry, *candidate.reads)]
+    reading = read(view, cluster, context)
+    if isinstance(reading, str):
+        return reading
+    weights, attributes, shape = reading
+    others = [v for v in outside(view, ops) if v not in (entry, *weights)]
     stray = [v for v in others if (t := view.constant(v)) is None or math.prod(t.dims) != 1]
     if stray:
         return f"it also reads {view.value_name(stray[0])}, which is not one constant number"
-    reads = [view.value_name(v) for v in (entry, *candidate.reads)]
     last = view.ops[max(ops)]
-    node = fused_node(op_type, last, reads, last.node.output[:1], candidate.attributes)
-    tried = {entry: candidate.shape}
-    tried.update((v, candidate.shape[-1:]) for v in candidate.reads)
-    fusion = Replacement(case.cluster.kind, ops, last.id, node)
+    reads = [view.value_name(v) for v in (entry, *weights)]
+    fusion = Replacement(cluster.kind, ops, last.id, fused_node(op_type, last, reads, last.node.output[:1], attributes))
+    tried = {entry: shape, **dict.fromkeys(weights, shape[-1:])}
     return disagreement(view, fusion, drawn(view, tried), {**view.opsets, "": opset}) or fusion
 
 
@@ -99,34 +80,34 @@ _DIVIDED = ("layer_normalization", "rms_normalization")
 # -- normalizations --------------------------------------------------------------------------------
 
 
-def _norm(case: _Case) -> _Candidate | str:
-    shape = case.shape
+def _norm(view: View, cluster: Cluster, context: Context) -> _Reading | str:
+    shape = context.shape(view, cluster.entry)
     width = shape[-1] if shape else None
     if shape is None or width is None:
         return "the size of the axis that it normalizes is not known"
-    wrong = _reduces_elsewhere(case, len(shape))
+    wrong = _reduces_elsewhere(view, cluster, len(shape))
     if wrong:
         return wrong
-    captured = case.cluster.values
-    epsilon = number(case.view, captured.get("guard"))
+    captured = cluster.values
+    epsilon = number(view, captured.get("guard"))
     if epsilon is None:
         return "its epsilon is not one constant number that is added below the root"
     if "scale" not in captured:
         return "no scale follows, and the operator wants one"
     reads = tuple(captured[name] for name in ("scale", "bias") if name in captured)
     for value in reads:
-        if case.context.shape(case.view, value) != (width,):
-            return f"{case.view.value_name(value)} is not one number for each of the {width} that it normalizes"
-    return _Candidate(reads, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width))
+        if context.shape(view, value) != (width,):
+            return f"{view.value_name(value)} is not one number for each of the {width} that it normalizes"
+    return reads, {"axis": -1, "epsilon": epsilon}, trial_shape(len(shape), width)
 
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool")
 
 
-def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
+def _reduces_elsewhere(view: View, cluster: Cluster, rank: int) -> str | None:
     """Return why the reductions of a cluster are not over the last axis, keeping it; None if they are."""
-    for op in (op for op_id in case.cluster.ops if (op := case.view.ops[op_id]).kind in _REDUCTIONS):
-        if op.kind == "GlobalAveragePool" or list(axes_of(case.view, op)) not in ([-1], [rank - 1]):
+    for op in (op for op_id in cluster.ops if (op := view.ops[op_id]).kind in _REDUCTIONS):
+        if op.kind == "GlobalAveragePool" or list(axes_of(view, op)) not in ([-1], [rank - 1]):
             return "it is not over the last axis alone"
         if not int_attribute(op.node, "keepdims", 1):
             return "it drops the axis that it reduces"
@@ -136,22 +117,23 @@ def _reduces_elsewhere(case: _Case, rank: int) -> str | None:
 # -- softmax, activations --------------------------------------------------------------------------
 
 
-def _softmax(case: _Case) -> _Candidate | str:
-    if case.shape is None:
+def _softmax(view: View, cluster: Cluster, context: Context) -> _Reading | str:
+    shape = context.shape(view, cluster.entry)
+    if shape is None:
         return "the rank of its operand is not known"
-    wrong = _reduces_elsewhere(case, len(case.shape))
-    return wrong or _Candidate((), {"axis": -1}, trial_shape(len(case.shape), 7))
+    return _reduces_elsewhere(view, cluster, len(shape)) or ((), {"axis": -1}, trial_shape(len(shape), 7))
 
 
-def _gelu(case: _Case) -> _Candidate | str:
-    ranks = [len(t.dims) for v in outside(case.view, case.cluster.ops) if (t := case.view.constant(v)) is not None]
-    if max(ranks, default=0) > len(case.shape or ()):
+def _gelu(view: View, cluster: Cluster, context: Context) -> _Reading | str:
+    shape = context.shape(view, cluster.entry) or ()
+    ranks = [len(t.dims) for v in outside(view, cluster.ops) if (t := view.constant(v)) is not None]
+    if max(ranks, default=0) > len(shape):
         return "the rank of its operand is not known, or less than that of its constants"
-    approximate = "tanh" if case.cluster.kind == "gelu_tanh" else "none"
-    return _Candidate((), {"approximate": approximate}, trial_shape(len(case.shape or (1,)), 61))
+    approximate = "tanh" if cluster.kind == "gelu_tanh" else "none"
+    return (), {"approximate": approximate}, trial_shape(len(shape) or 1, 61)
 
 
-_FORMULAS: Mapping[str, tuple[str, Callable[[_Case], _Candidate | str]]] = {
+_FORMULAS: Mapping[str, tuple[str, Callable[[View, Cluster, Context], _Reading | str]]] = {
     "layer_normalization": ("LayerNormalization", _norm),
     "rms_normalization": ("RMSNormalization", _norm),
     "softmax": ("Softmax", _softmax),
