@@ -50,6 +50,7 @@ WAYS: Mapping[str, Way] = {
     "float32": Way("float32", packages=EXPORT),
     "tf32": Way("float32 with TF32", file="float32", provider={"use_tf32": "1"}),
     "amp": Way("amp-rewrite", options={}),
+    "amp_diffusion": Way("amp-rewrite --fuse diffusion", options={"fuse": "diffusion"}),
     "amp_basic": Way("amp-rewrite --fuse basic", options={"fuse": "basic"}),
     "torch_half": Way("module.half()", packages=EXPORT),
     "amp_bf16": Way("amp-rewrite --to bfloat16", options={"to": "bfloat16"}),
@@ -70,11 +71,13 @@ WAYS: Mapping[str, Way] = {
 
 FEW = ("float32", "amp")
 """Ways of models with a batch of one, beside which PyTorch is timed."""
+OF_DIFFUSION = "amp_diffusion"
+"""The way of diffusion models alone."""
 
 
 def ways_of(model: str) -> tuple[str, ...]:
     """Return the ways in which a model is made."""
-    return FEW if model.endswith("_one") else tuple(WAYS)
+    return FEW if model.endswith("_one") else tuple(way for way in WAYS if way != OF_DIFFUSION or model == "unet")
 
 
 BASELINES = ("float32", "tf32", "torch_half")

@@ -89,15 +89,15 @@ class _GroupNorm:
 
     @classmethod
     def of(cls, view: View, op: Op) -> _GroupNorm | None:
-        apart = view.producer(op.inputs[0], "Reshape")
-        together = only_reader(view, op.outputs[0], "Reshape")
-        scaled = together and only_reader(view, together.outputs[0], "Mul")
-        shifted = scaled and only_reader(view, scaled.outputs[0], "Add")
-        if apart is None or together is None or scaled is None or shifted is None or not alone(view, op.inputs[0], op):
-            return None
-        scale = _by_channel(view, scaled, together.results[0])
-        shift = _by_channel(view, shifted, scaled.results[0])
-        if scale is None or shift is None or scale.size != shift.size:
+        apart, chain = view.producer(op.inputs[0], "Reshape"), [op]
+        for kind in ("Reshape", "Mul", "Add"):
+            reader = only_reader(view, chain[-1].outputs[0], kind)
+            if reader is None or apart is None or not alone(view, op.inputs[0], op):
+                return None
+            chain.append(reader)
+        _, together, scaled, shifted = chain
+        scale, shift = (_by_channel(view, b, a.results[0]) for a, b in ((together, scaled), (scaled, shifted)))
+        if apart is None or scale is None or shift is None or scale.size != shift.size:
             return None
         silu = _silu(view, shifted)
         return cls(view, op, apart, together, scale, shift, (scaled, shifted, *silu), bool(silu))

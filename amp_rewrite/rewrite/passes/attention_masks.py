@@ -7,7 +7,7 @@ to −inf, and a row that is masked throughout becomes NaN; a selection keeps ev
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import cache, partial
 
 import numpy as np
@@ -66,15 +66,12 @@ def _scored(view: View) -> list[Op]:
     read = {value for op in view.of_kinds(_SOFTMAXES) for value in op.inputs}
     adds = (op for op in view.of_kinds(("Add",)) if op.outputs[0] in read) if read else ()
     sums = [op for op in adds if view.dtype(op.outputs[0]) is DType.FLOAT]
-    filled = _filled(view, sums) if sums else frozenset()
-    return [op for op in sums if not filled.issuperset(op.inputs)]
-
-
-def _filled(view: View, sums: Sequence[Op]) -> frozenset[ValueId | None]:
+    if not sums:
+        return []
     flow = Flow(view, _CARRY)
-    origins = flow.back(value for op in sums for value in op.operands)
-    levels = fills_among(view, DType.FLOAT16, origins).items()
-    return frozenset(flow.forth(value for value, fill in levels if fill.absmax >= -LOST))
+    levels = fills_among(view, DType.FLOAT16, flow.back(value for op in sums for value in op.operands))
+    filled = frozenset(flow.forth(value for value, fill in levels.items() if fill.absmax >= -LOST))
+    return [op for op in sums if not filled.issuperset(op.inputs)]
 
 
 def _in_each_row(view: View, op: Op, value: ValueId) -> bool:

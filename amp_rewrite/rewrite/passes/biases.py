@@ -39,15 +39,12 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     for op in view.of_kinds(LAYERS):
-        if len(op.inputs) < 3 or op.outputs[0] is None or _needs_bias(op):
+        needed = op.signature is None or len(op.inputs) - 1 in op.signature.needed
+        if len(op.inputs) < 3 or op.outputs[0] is None or needed:
             continue
         most = _largest_bias(view, op.outputs[0])
         if most is not None and outweighs(view, op.inputs[2], op.inputs[1], context.to, by=most):
             yield _split(view, op)
-
-
-def _needs_bias(op: Op) -> bool:
-    return op.signature is None or len(op.inputs) - 1 in op.signature.needed
 
 
 def _largest_bias(view: View, value: ValueId) -> float | None:
