@@ -220,30 +220,32 @@ def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions,
 
     asked = BatchSettings(request, Path(output), resume=run.resume, write=not run.dry_run, summary=file)
     batch = Batch.of(words, asked)
-    worst, done, failed = 0, 0, 0
+    codes: list[int] = []
     try:
         with (
             nullcontext((None, jobs)) if isinstance(jobs, int) else executor_of(jobs) as (executor, many),
             terminal.progress(count(len(batch.jobs), "model"), quiet=run.quiet) as draw,
         ):
             for outcome in batch.run(executor, many):
-                worst = max(worst, outcome.rc)
-                done, failed = done + (outcome.rc == 0), failed + (outcome.rc != 0)
+                codes.append(outcome.rc)
                 if draw is not None:
-                    draw(min(done + failed, len(batch.jobs)), len(batch.jobs))
+                    draw(min(len(codes), len(batch.jobs)), len(batch.jobs))
                 _show(outcome, run)
     except KeyboardInterrupt:
         again = "run the same command with --resume to go on" if file else "--overwrite begins again"
         how = "nothing was written" if run.dry_run else again
-        terminal.talk(f"interrupted: {done} of {count(len(batch.jobs), 'model')} done; {how}", quiet=run.quiet)
+        terminal.talk(
+            f"interrupted: {codes.count(0)} of {count(len(batch.jobs), 'model')} done; {how}", quiet=run.quiet
+        )
         raise
+    done = codes.count(0)
     parts = [f"{count(done, 'model')} {'would be written' if run.dry_run else 'done'}"]
-    parts += [f"{failed} failed"] if failed else []
+    parts += [f"{len(codes) - done} failed"] if len(codes) > done else []
     parts += [f"{count(len(batch.copies), 'other file')} copied"] if batch.copies and not run.dry_run else []
     terminal.talk(", ".join(parts), quiet=run.quiet or run.as_json)
     if file and not run.dry_run:
         terminal.talk(f"wrote {name_of(file)}", quiet=run.quiet or run.as_json)
-    return worst
+    return max(codes, default=0)
 
 
 def _jobs(word: str) -> int | str:
