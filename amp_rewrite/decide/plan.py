@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from onnx import AttributeProto
+
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.dtypes import LOW_TYPES, DType
@@ -82,13 +84,18 @@ def plan_casts(
 
     `io`: public values and the type that they get. `saturate`: values whose Cast clamps. O(nodes + uses).
     """
-    if not (coloring.changes or io):
+    changes = any(p.dtype is coloring.to or p.rule == reasons.RAISED for p in coloring.paints.values())
+    if not (changes or io):
         return Plan(coloring.to)
     return _Planner(view, coloring, io or {}, saturate).plan()
 
 
 _TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""
+
+
+def _states_low(stated: AttributeProto) -> bool:
+    return stated.name in INNER_DTYPE_ATTRIBUTES and DType.of(stated.i) in LOW_TYPES
 
 
 @dataclass
@@ -121,6 +128,7 @@ class _Planner:
         for value, home in kept.items():
             self._provide(value, home, self.typed[value])
         identities = {op for op in self.folds if not self._dropped(op)}
+        raised = {op: view.ops[op].node for (op, _), p in self.coloring.paints.items() if p.rule == reasons.RAISED}
         return Plan(
             self.coloring.to,
             retype={v: home for v, home in kept.items() if home is not view.dtype(v)},
@@ -129,7 +137,7 @@ class _Planner:
             bakes=tuple(self.bakes),
             rewire=dict(self._rewired()),
             attributes=dict(self._attributes()),
-            raised=frozenset(self._raised()),
+            raised=frozenset(op for op, node in raised.items() if any(map(_states_low, node.attribute))),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,
@@ -167,18 +175,15 @@ class _Planner:
         dtype = self.view.dtype(value)
         if dtype not in _TYPES:
             return None
-        variable = made_variable(self.view, value)
-        if fed(self.view, value) or variable is None:
-            return self.io.get(value, dtype) if fed(self.view, value) else dtype
-        return self.coloring.dtype(*variable) or dtype
+        if fed(self.view, value):
+            return self.io.get(value, dtype)
+        return self.coloring.dtype(made_variable(self.view, value)) or dtype
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
         if op.kind == "Cast":
             return home  # widening first would change no bit of a Cast's result
-        variable = read_variable(op, use.slot)
-        dtype = self.coloring.dtype(*variable) if variable is not None else None
-        dtype = dtype or self.view.dtype(op.inputs[use.slot])
+        dtype = self.coloring.dtype(read_variable(op, use.slot)) or self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
 
@@ -292,17 +297,9 @@ class _Planner:
             if stated is not None and attribute(op.node, stated) is None:  # the type is implied
                 now = DType.FLOAT
                 if slot is not None and slot < len(op.inputs) and op.signature is not None:
-                    read = self.coloring.dtype(op.id, op.signature.input_variable(slot))
-                    now = read or self.view.dtype(op.inputs[slot])
+                    now = self.coloring.dtype(read_variable(op, slot)) or self.view.dtype(op.inputs[slot])
             if home is not None and home is not now:
                 yield op.id, home
-
-    def _raised(self) -> Iterator[OpId]:
-        for (op, _), paint in self.coloring.paints.items():
-            if paint.rule == reasons.RAISED:
-                stated = self.view.ops[op].node.attribute
-                if any(a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES for a in stated):
-                    yield op
 
     def _findings(self) -> Iterator[Finding]:
         for bake in self.bakes:

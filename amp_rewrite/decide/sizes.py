@@ -95,7 +95,7 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIM
 
 def stated_terms(view: View, op: Op) -> int:
     """Return the terms of a product by its stored factors, else by shapes; a free dimension counts as `FREE`."""
-    stored = [tuple(t.dims) if (t := view.constant(v)) is not None else None for v in op.inputs]
+    stored = [tuple(t.dims) if (t := view.constant(v)) is not None else None for v in op.inputs[:2]]
     known = any(stored) and op.kind != "Einsum"
     return min(_MANY, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], FREE))
 

@@ -248,7 +248,7 @@ def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
 
 
 def _low(view: View, coloring: Coloring, value: ValueId, variable: tuple[OpId, str] | None) -> bool:
-    dtype = (coloring.dtype(*variable) or view.dtype(value)) if variable is not None else None
+    dtype = (coloring.dtype(variable) or view.dtype(value)) if variable is not None else None
     return dtype is not None and dtype.low
 
 

@@ -128,7 +128,7 @@ class _ReportBuilder:
         if value is None or op.kind == "Cast":
             return None if value is None else self._made[value]
         variable = read_variable(op, slot)
-        painted = self.coloring.dtype(*variable) if self.coloring is not None and variable is not None else None
+        painted = self.coloring.dtype(variable) if self.coloring is not None and variable is not None else None
         return _retyped(self.view.types[value], painted)
 
     def _written(self, op: Op) -> tuple[ValueType | None, ...]:

@@ -80,7 +80,13 @@ class Gate:
         candidates = tuple(v.name for v in floats if v.name not in refusals)
         if not candidates or self.target.limits is not None:
             return Lowerable((candidates,) if candidates else (), refusals)
-        groups = self._kernel_groups(view, op, candidates)
+        unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
+        if op.kind not in _TIED and all(self.runs(view, op, union) for union in unions):
+            groups: tuple[tuple[str, ...], ...] = tuple((name,) for name in candidates)
+        elif self.runs(view, op, candidates):
+            groups = (candidates,)
+        else:
+            groups = tuple((name,) for name in candidates if self.runs(view, op, (name,)))[:1]
         for name in candidates:
             if not any(name in group for group in groups):
                 refusals[name] = float32(reasons.KERNEL_GATE, None, self._kernel_note(view, op, candidates, self.to))
@@ -120,14 +126,6 @@ class Gate:
         newer = (known for opset in opsets if (known := signature("", op.op_type, opset)) is not None)
         first = next((known.since for known in newer if known.admits(variable.name, self.to)), None)
         return float32(reasons.SCHEMA_GATE, None, f"{note}; opset {first} does" if first else note)
-
-    def _kernel_groups(self, view: View, op: Op, candidates: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        unions = (u for size in range(1, len(candidates) + 1) for u in combinations(candidates, size))
-        if op.kind not in _TIED and all(self.runs(view, op, union) for union in unions):
-            return tuple((name,) for name in candidates)
-        if self.runs(view, op, candidates):
-            return (candidates,)
-        return tuple((name,) for name in candidates if self.runs(view, op, (name,)))[:1]
 
     def runs(self, view: View, op: Op, changed: tuple[str, ...], dtype: DType | None = None) -> bool:
         """True if the target runs the op with exactly these variables in another type: the low one, or `dtype`."""

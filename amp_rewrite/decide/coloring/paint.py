@@ -47,9 +47,9 @@ class Coloring:
             known.setdefault(op, []).append(paint)
         return known
 
-    def dtype(self, op: OpId, variable: str | None) -> DType | None:
-        """Return the new type of an op's variable; None if it keeps its own."""
-        paint = self.paints.get((op, variable)) if variable is not None else None
+    def dtype(self, variable: tuple[OpId, str] | None) -> DType | None:
+        """Return the new type of a variable; None if it keeps its own."""
+        paint = self.paints.get(variable) if variable is not None else None
         return paint.dtype if paint is not None else None
 
     @property
@@ -64,10 +64,6 @@ class Coloring:
     @property
     def float32_ops(self) -> int:
         return len({op for op, _ in self.paints} - {op for op, _ in self.low})
-
-    @property
-    def changes(self) -> bool:
-        return any(p.dtype is self.to or p.rule == reasons.RAISED for p in self.paints.values())
 
 
 def paint(problem: Problem) -> Coloring:

@@ -41,9 +41,9 @@ _LARGEST = 1 << 24
 """The most elements that count: a size with free dimensions is a guess."""
 _FUSION = 0.5
 """What one kernel fewer is worth, in Casts."""
-ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
+_ONE_KERNEL = ("layer_normalization", "rms_normalization", "gelu_erf", "gelu_tanh")
 """Written-out groups that onnxruntime runs as one kernel."""
-PAIRS = {
+_PAIRS = {
     "Add": ("LayerNormalization", "Softmax", "Gelu"),
     "MatMul": ("Add",),
     "Mul": ("MatMul",),
@@ -146,7 +146,7 @@ class Labelling(Free):
             if open_to_casts and view.constant(value) is None:  # constants are stored in either type
                 self._cast(value)
         for cluster in self.problem.clusters:
-            if cluster.kind in ONE_KERNEL:
+            if cluster.kind in _ONE_KERNEL:
                 self._group(cluster, cluster.entry)
         for v in self.problem.of_kinds(CHOOSES):
             for value in filter(self.varies, self.problem.op(v).operands):
@@ -243,7 +243,7 @@ class Labelling(Free):
             return False
         reader = view.ops[uses[0].op]
         worth = reader.kind != "Softmax" or not self.problem.gains or reader.id in self.upstream
-        return worth and reader.kind in PAIRS.get(op.kind, ())
+        return worth and reader.kind in _PAIRS.get(op.kind, ())
 
     def _group(self, cluster: Cluster, entry: ValueId) -> None:
         """Let a group for one kernel cost less if its members agree."""

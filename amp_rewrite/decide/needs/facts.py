@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
@@ -183,8 +182,7 @@ _READ = 1 << 16
 """Elements of the largest constant that is read whole; of larger ones the magnitudes are known."""
 
 
-@dataclass
-class Facts:
+class Facts(dict[ValueId | None, Fact]):
     """Facts of values, for one low type: those of inputs and constants come by themselves.
 
     `most`, `tiny`: the largest and the smallest normal number of the type. `integers`: whole numbers up to here are
@@ -193,12 +191,10 @@ class Facts:
     `outside`: the walk across the edges of bodies alone.
     """
 
-    view: View
-    to: DType
-    known: dict[ValueId, Fact] = field(default_factory=dict)
-    origins: dict[ValueId, ValueId] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, view: View, to: DType) -> None:
+        super().__init__()
+        self.view, self.to = view, to
+        self.origins: dict[ValueId, ValueId] = {}
         self.most, self.tiny, self.integers = self.to.max, self.to.tiny, 2 / self.to.eps
         self.beside, self.reach = self.integers / 8, self.integers / 32
         self.narrow = self.tiny > DType.FLOAT.tiny
@@ -206,12 +202,8 @@ class Facts:
         self._looped = {out for out, _ in self.view.carried}
         self._carried = {into for _, into in self.view.carried}
 
-    def __getitem__(self, value: ValueId | None) -> Fact:
-        if value is None:
-            return NOTHING
-        fact = self.known.get(value)
-        if fact is None:
-            fact = self.known[value] = self.given(value)
+    def __missing__(self, value: ValueId | None) -> Fact:
+        fact = self[value] = NOTHING if value is None else self.given(value)
         return fact
 
     def counts_far(self, value: ValueId | None) -> bool:

@@ -36,7 +36,7 @@ def find_facts(view: View, to: DType) -> Facts:
         if op.bodies:
             for result in op.results:
                 inside = joined([facts[source] for source in facts.outside.sources(result)])
-                facts.known[result] = inside.unbounded()._replace(number=None, constant=False)
+                facts[result] = inside.unbounded()._replace(number=None, constant=False)
             continue
         row = row_of(op.kind)
         made = _made(facts, op, row)
@@ -56,7 +56,7 @@ def find_facts(view: View, to: DType) -> Facts:
             for into in [into for into, out in states if out == slot and into < len(op.inputs)]:
                 if known := facts[op.inputs[into]].states:
                     fact = fact._replace(states=known, moved=known)
-            facts.known[value] = fact
+            facts[value] = fact
     return facts
 
 
@@ -255,8 +255,7 @@ _OF_EXPONENTIALS = 2.0**8
 """Terms of moderate size that an exponential counts for in a sum."""
 _TABLES = ("Gather", "com.microsoft::RelativePositionBias", "com.microsoft::TorchEmbedding")
 _LINEAR = frozenset((Way.COPY, Way.PICK, Way.SUM, Way.SCALE, Way.REDUCE, Way.PRODUCT))
-_Forward = Callable[[Facts, Op, OpRow, list[Fact]], Fact]
-_WAYS: Mapping[Way, _Forward] = {
+_WAYS: Mapping[Way, Callable[[Facts, Op, OpRow, list[Fact]], Fact]] = {
     Way.COPY: _copied,
     Way.PICK: _copied,
     Way.SELECT: _selected,

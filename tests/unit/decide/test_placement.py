@@ -148,7 +148,7 @@ def obeys(draft: Draft, coloring: Coloring) -> list[str]:
     for op in draft.view.ops:
         if op.signature is None or op.bodies:
             continue
-        low = [v.name for v in draft.view.variables[op.id] if coloring.dtype(op.id, v.name) is coloring.to]
+        low = [v.name for v in draft.view.variables[op.id] if coloring.dtype((op.id, v.name)) is coloring.to]
         lowerable = gate.lowerable_groups(draft.view, op)
         wrong += [f"gate: {op.name}" for name in low if name in lowerable.refusals]
         wrong += [f"group: {op.name}" for group in lowerable.groups if 0 < len(set(group) & set(low)) < len(set(group))]
