@@ -25,7 +25,7 @@ from amp_rewrite.runtime.buffers import STRANGE, Array, Binding, BufferedRunner,
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
-from amp_rewrite.runtime.faults import RuntimeFault, present
+from amp_rewrite.runtime.faults import present
 from amp_rewrite.runtime.installation import check_providers, devices, model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
@@ -107,7 +107,13 @@ class Runner:
         kinds = frozenset(node.op_type for body in bodies if options.optimized for node in body)
         met = present(chosen, kinds, installed_onnxruntime().__version__, providers)
         skip = [name for fault in met for name in fault.skip]
-        by_provider, tried = _provider_options(chosen, options, met)
+        own: dict[str, Mapping[str, str]] = {providers[0]: {key: v for f in met for key, v in f.options.items()}}
+        tried = False
+        if CUDA in providers:
+            fit, asked = cuda_options(chosen), options.provider_options.get(CUDA, {})
+            tried = options.channels_last and fit.channels_last and not asked.keys() & {"use_tf32", *CHANNELS_LAST}
+            own[CUDA] = {**fit.stated, **(CHANNELS_LAST if tried else {}), **own.get(CUDA, {})}
+        by_provider = {name: {**own.get(name, {}), **options.provider_options.get(name, {})} for name in providers}
         settings = _settings(options, len(nodes))
         with model_input(chosen) as (given, entries):
             for key, value in entries.items():
@@ -343,19 +349,6 @@ def webgpu_opens() -> bool:
     except (ModelError, PolicyError):
         return False
     return any(part.ep_name == WEBGPU for part in runner.inner.get_provider_graph_assignment_info())
-
-
-def _provider_options(
-    model: Model, options: SessionOptions, met: Sequence[RuntimeFault]
-) -> tuple[dict[str, Mapping[str, str]], bool]:
-    providers, given = options.providers, options.provider_options
-    own: dict[str, Mapping[str, str]] = {providers[0]: {key: v for f in met for key, v in f.options.items()}}
-    tried = False
-    if CUDA in providers:
-        chosen, asked = cuda_options(model), given.get(CUDA, {})
-        tried = options.channels_last and chosen.channels_last and not asked.keys() & {"use_tf32", *CHANNELS_LAST}
-        own[CUDA] = {**chosen.stated, **(CHANNELS_LAST if tried else {}), **own.get(CUDA, {})}
-    return {provider: {**own.get(provider, {}), **given.get(provider, {})} for provider in providers}, tried
 
 
 def _settings(options: SessionOptions, nodes: int) -> Any:
