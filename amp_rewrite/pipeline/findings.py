@@ -114,9 +114,9 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
 
 
-def cuda_findings(view: View, made: Made, target: Target) -> tuple[Finding, ...]:
+def cuda_findings(view: View, made: Made, target: Target, *, permitted: bool = False) -> tuple[Finding, ...]:
     """Return the finding about options for a faster session of a convolutional model on CUDA, or their cost."""
-    options = cuda_options_of(view, made) if target.family == Target.ORT_CUDA else CudaOptions()
+    options = cuda_options_of(view, made, permitted=permitted) if target.family == Target.ORT_CUDA else CudaOptions()
     lines = {"channels_last": options.line, "tf32": options.cost.replace("; ", " · ", 1)}
     return tuple(Finding(kind, "CUDA", line) for kind, line in lines.items() if line)
 

@@ -302,7 +302,7 @@ def with_tf32(converted: Converted, errs: Callable[[Model], float | None], most:
     rule holds in float32 needs its digits, even if no batch shows it.
     """
     view, paints = converted.view, list[Paint | None]()
-    if any(finding.kind == TF32 for finding in converted.findings):
+    if not converted.plan.empty and any(finding.kind == TF32 for finding in converted.findings):
         paints = [converted.coloring.of(op.id) for op in float32_products(view, view.dtype)]
     if not paints or any(paint and not paint.dtype.low and REASONS[paint.rule].has_page for paint in paints):
         return converted
@@ -315,7 +315,7 @@ def with_tf32(converted: Converted, errs: Callable[[Model], float | None], most:
     number = count(sum(1 for _ in float32_products(made, made.dtype)), "float32 product")
     permitted = Finding(TF32, "CUDA", f"TF32 in {number} errs by {error:.2g} on the data, which permits it")
     others = (finding for finding in converted.findings if finding.kind != TF32)
-    findings = (*others, *cuda_findings(made, made.dtype, converted.request.target), permitted)
+    findings = (*others, *cuda_findings(made, made.dtype, converted.request.target, permitted=True), permitted)
     return replace(converted, result=result, findings=findings)
 
 

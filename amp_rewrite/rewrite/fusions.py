@@ -142,7 +142,7 @@ FUSIONS: tuple[FusionRule, ...] = (
     FusionRule(
         "skip_group_norm",
         "SkipGroupNorm",
-        "The same of x + skip",
+        "A normalization of groups of channels of x + skip, with or without x · sigmoid(x) behind it",
         f"{_IMAGES} Unknown sizes; a skip that is neither of the size of x nor one number per image and channel.",
         "diffusion",
     ),

@@ -121,6 +121,9 @@ def test_a_file_permits_tf32_where_its_outputs_allow_it(condition: float, permit
     assert (found.tf32, found.channels_last, not found.cost) == (permitted,) * 3
     notes = {finding.kind: finding.message for finding in checked.report.findings}
     assert ("TF32 in 2 float32 products errs by" in notes["tf32"]) == permitted == ("channels_last" in notes)
+    again = amp_rewrite.convert(tmp_path / "low.onnx", to="bfloat16", lower=["op=Conv"], keep=KEPT)
+    assert cuda_options(again.result).cost  # another file, that was not tried
+    assert "tf32" in {finding.kind for finding in again.report.findings}
 
 
 @pytest.mark.parametrize(("tolerance", "permitted"), [(0.2, True), (2e-3, False)])
@@ -130,6 +133,13 @@ def test_a_criterion_of_yours_decides_tf32_on_your_data(tolerance: float, permit
     repaired = amp_rewrite.repair(beside(100.0), data, tolerance=tolerance, keep=KEPT)
     assert repaired.solved
     assert cuda_options(repaired.converted.result).tf32 == permitted
+
+
+def test_a_half_model_without_changes_stays_as_it_is() -> None:
+    data = {"x": np.zeros((1, 4, 8, 8), np.float16), "w": np.zeros((4, 4, 3, 3), np.float16)}
+    repaired = amp_rewrite.repair(network(8, tail=PRODUCT), data, tolerance=1e-2, keep=["op=MatMul"])
+    assert repaired.converted.plan.empty
+    assert not cuda_options(repaired.converted.result).tf32
 
 
 def test_a_product_whose_digits_a_rule_protects_gets_no_tf32() -> None:
