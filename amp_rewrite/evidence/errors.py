@@ -329,7 +329,7 @@ def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress
     package these are `converted.view.model` and `converted.result`, and the names are those of `converted.view.ops`.
     The error is sqrt(sum (shadow - reference)^2 / sum reference^2) over all batches, the largest over all outputs; inf
     if a value is finite only in the reference. An op with bodies is measured as a whole; ops that move or select values
-    (`amp_rewrite/ir/exact_ops.py`) have no local error and are left out. `progress(done, total)` counts runs.
+    (`exact` in `ir/dataflow.py`) have no local error and are left out. `progress(done, total)` counts runs.
     ModelError if no value of the two models matches.
     """
     pairing, errors = Pairing.of(reference, low, feed), dict[str, float]()
