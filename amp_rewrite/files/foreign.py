@@ -65,15 +65,12 @@ def foreign(path: Path) -> str | None:
         return foreign(saved) if saved.is_file() else None
     with open_regular(path) as file:
         head = file.read(_HEAD)
+    names = {"file": shlex.quote(str(path)), "folder": shlex.quote(str(path.parent))}
+    names["text"] = json.dumps(str(path), ensure_ascii=False)
     for form in FORMATS:
         if re.match(form.begins, head, re.DOTALL):
-            return f"{path} {form.words}, not an ONNX model; {_remedy(form, path)}"
+            return f"{path} {form.words}, not an ONNX model; {form.remedy.format(**names)}"
     for form in FORMATS:
         if path.suffix.lower() in form.suffixes:
-            return f"{path} is not an ONNX model; by its suffix it {form.words}: {_remedy(form, path)}"
+            return f"{path} is not an ONNX model; by its suffix it {form.words}: {form.remedy.format(**names)}"
     return None
-
-
-def _remedy(form: Foreign, path: Path) -> str:
-    words = {"file": shlex.quote(str(path)), "folder": shlex.quote(str(path.parent))}
-    return form.remedy.format(**words, text=json.dumps(str(path), ensure_ascii=False))

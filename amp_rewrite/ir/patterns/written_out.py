@@ -335,8 +335,7 @@ def is_snake(view: View, sine: Op) -> bool:
     a, b, power = (view.array(match.values.get(name)) for name in ("slope", "factor", "power"))
     if a is None or b is None or ("power" in match.values and (power is None or (power != 2).any())):
         return False
-    moderate = abs(a).max() <= _MOST_SLOPE and a.size == b.size and (abs(a.ravel() * b.ravel())).max() <= _MOST_GAIN
-    return bool(moderate)
+    return abs(a).max() <= _MOST_SLOPE and a.size == b.size and bool(abs(a.ravel() * b.ravel()).max() <= _MOST_GAIN)
 
 
 # -- the search for clusters -----------------------------------------------------------------------------------
