@@ -154,7 +154,8 @@ class Model:
         Returns:
             The text behind the "=".
         """
-        entry = next((p.value for p in self.proto.metadata_props if p.key == METADATA_KEY), "")
+        texts = {p.key: p.value for p in self.proto.metadata_props if isinstance(p.value, str)}  # bytes are not UTF-8
+        entry = texts.get(METADATA_KEY, "")
         return next((value for name, _, value in (pair.partition("=") for pair in entry.split()) if name == word), "")
 
     def save(

@@ -161,6 +161,9 @@ OVERLOOKED: Mapping[str, ModelProto] = {
             by_bytes(m, b"\x02QQ", b"\x02\xffQ"),
         )
     ),
+    "metadata of a conversion that are not UTF-8": model(
+        lambda m: (m.metadata_props.add(key="amp_rewrite", value="QQ"), by_bytes(m, b"\x02QQ", b"\x02\xffQ"))
+    ),
     "a branch output without a type": model(lambda m: branch(m).output[0].ClearField("type"), BRANCHES),
     "a function of another opset": model(
         lambda m: setattr(m.functions[0].opset_import[0], "version", 13), CALL, function=FUNCTION
