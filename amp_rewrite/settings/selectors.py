@@ -177,9 +177,10 @@ def _positions(view: View, op: Op) -> Iterator[str]:
 def torch_scopes(text: str) -> list[str]:
     """Return the scopes in torch's metadata: a Python list of texts, the outermost first; none for other text.
 
-    Escapes stay as they stand. Python's own parser is not safe here: it warns, and fails in many ways.
+    Escapes stay as they stand. Python's own parser is not safe here: it warns, and fails in many ways. Text that is not
+    UTF-8 comes as bytes.
     """
-    return [name[1:-1] for name in _TEXT.findall(text)] if _TEXTS.fullmatch(text) else []
+    return [name[1:-1] for name in _TEXT.findall(text)] if isinstance(text, str) and _TEXTS.fullmatch(text) else []
 
 
 _TEXTS_OF: Mapping[str, Callable[[View, Op], Iterable[str]]] = {

@@ -101,7 +101,8 @@ def test_module_scopes_that_torch_records_are_scopes() -> None:
     model = onnx.parser.parse_model(LOOP)
     node = model.graph.node[0]
     node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'vit', 'vit.layers.3', 'linear_7']")
-    view = View.of(Model.load(model))
+    node.attribute[0].g.node[1].metadata_props.add(key="pkg.torch.onnx.name_scopes", value="QQ")
+    view = View.of(Model.load(model.SerializeToString().replace(b"\x02QQ", b"\x02\xffQ")))  # not UTF-8
 
     assert names(view, "scope=vit/layers/*") == ["steps"]
     assert names(view, "scope=vit") == ["steps"]
