@@ -24,9 +24,10 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.train import loss_scale as scales
 from amp_rewrite.train import policy as policies
 from amp_rewrite.train.door import door, floats, stated
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer, saved_state
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Differentiable, GradsAndVars, Variable, Variables, pairs_of, times
 from amp_rewrite.train.loss_scale import DynamicLossScale, Gradient, IndexedSlices, LossScale, serialize
+from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.update.optimizer import Optimizer
 from amp_rewrite.train.update.optimizers import deserialize
 
@@ -120,7 +121,7 @@ class LossScaleOptimizer(StatefulOptimizer):
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
         """Restore a checkpoint or a file of `Trainer.save`; a scale that is not there stays."""
-        saved, scale = saved_state(saved), self.loss_scale
+        saved, scale = checkpoint.saved_state(saved), self.loss_scale
         self.inner.restore(saved)
         if isinstance(scale, DynamicLossScale):
             value, good = (saved.get(name) for name in ("loss_scale", "good_steps"))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from amp_rewrite.errors import TrainingError
-from amp_rewrite.evidence.data.sources import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.train.door import door, stated, whole_number
 from amp_rewrite.train.keras.variables import (
@@ -25,6 +23,7 @@ from amp_rewrite.train.keras.variables import (
     times,
 )
 from amp_rewrite.train.loss_scale import Gradient, serialize
+from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.update.optimizer import Optimizer, applied, initial_slots
 from amp_rewrite.train.update.optimizers import deserialize
 
@@ -254,7 +253,7 @@ class StatefulOptimizer:
 
     def checkpoint(self) -> dict[str, Array]:
         """Return all state by its paths in files of `Trainer.save`: "step", "slot/<variable>/<slot>"."""
-        return {path: np.array(array) for path, array in by_path(self.iterations, self.slots()).items()}
+        return {path: np.array(array) for path, array in checkpoint.by_path(self.iterations, self.slots()).items()}
 
     def restore(self, saved: Mapping[str, Array] | str | os.PathLike[str]) -> None:
         """Restore a checkpoint of this optimizer, of a `LossScaleOptimizer` around an equal one, or of a `Trainer`.
@@ -265,18 +264,18 @@ class StatefulOptimizer:
         Raises:
             TrainingError: the step count is missing, or a slot is unknown to this optimizer.
         """
-        saved = saved_state(saved)
+        saved = checkpoint.saved_state(saved)
         count = np.asarray(saved.get("step"))
         if count.shape != () or count.dtype.kind not in "iu":
             raise TrainingError("the checkpoint lacks the step count 'step'; pass the result of checkpoint()")
-        strange = next((path for path in saved if not path.startswith(_PATHS)), None)
+        strange = next((path for path in saved if not path.startswith(checkpoint.PATHS)), None)
         if strange is not None:
             raise TrainingError(
                 f"the checkpoint has {strange!r}, which is of another tool; pass what checkpoint() gives"
             )
         slots: dict[str, dict[str, Array]] = {}
-        for path in (path for path in saved if path.startswith(_SLOT)):
-            name, _, slot = path.removeprefix(_SLOT).rpartition("/")
+        for path in (path for path in saved if path.startswith(checkpoint.SLOT)):
+            name, _, slot = path.removeprefix(checkpoint.SLOT).rpartition("/")
             if slot not in self.get_slot_names():
                 raise TrainingError(
                     f"the checkpoint has slot {slot!r} of {name!r}, but {type(self.rule).__name__} has no such slot;"
@@ -312,27 +311,3 @@ def _first(value: object, var: Variable, slot: str) -> Array:
 
 
 _ALIASES = {"lr": "learning_rate"}
-
-
-LIMIT = 1 << 40
-"""Limit for the bytes of a checkpoint in memory."""
-_SLOT = "slot/"
-_PATHS = (
-    *("step", _SLOT, "parameter/", "buffer/", "loss_scale", "good_steps", "count/", "micro_batch", "accumulated/"),
-    *("random", "amp_rewrite/"),
-)
-"""Beginnings of all paths in files of `Trainer.save`."""
-
-
-def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> Mapping[str, Array]:
-    """Return a state by path: the mapping itself, or the contents of a file. FeedError for a damaged file."""
-    if not isinstance(saved, (str, os.PathLike)):
-        return saved
-    file = Npz(Path(saved))
-    return file.read({name: name for name in file.names}, LIMIT)
-
-
-def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return a step count and slots by their paths in checkpoints."""
-    every = {f"{_SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
-    return {"step": np.array(iterations, np.int64), **every}

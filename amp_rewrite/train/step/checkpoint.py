@@ -6,6 +6,7 @@ Array names are paths: "parameter/<name>", "slot/<name>/<slot>", "buffer/<name>"
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,9 +16,16 @@ from amp_rewrite.errors import TrainingError
 from amp_rewrite.evidence.data.sources import Npz
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.disk import replacing
-from amp_rewrite.train.keras.optimizer import LIMIT
 from amp_rewrite.train.update.graph import StateVariable
 
+LIMIT = 1 << 40
+"""Limit for the bytes of a checkpoint in memory."""
+SLOT = "slot/"
+PATHS = (
+    *("step", SLOT, "parameter/", "buffer/", "loss_scale", "good_steps", "count/", "micro_batch", "accumulated/"),
+    *("random", "amp_rewrite/"),
+)
+"""Beginnings of all paths in files of `Trainer.save`."""
 VERSION = 1
 _VERSION, _MODEL = "amp_rewrite/version", "amp_rewrite/model"
 # State that a checkpoint may lack or have in addition: a loss scale then starts from its initial value.
@@ -91,3 +99,17 @@ def load(
             " parameters; make the step with the same ones"
         )
     return state
+
+
+def saved_state(saved: Mapping[str, Array] | str | os.PathLike[str]) -> Mapping[str, Array]:
+    """Return a state by path: the mapping itself, or the contents of a file. FeedError for a damaged file."""
+    if not isinstance(saved, (str, os.PathLike)):
+        return saved
+    file = Npz(Path(saved))
+    return file.read({name: name for name in file.names}, LIMIT)
+
+
+def by_path(iterations: int, slots: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return a step count and slots by their paths in checkpoints."""
+    every = {f"{SLOT}{name}/{slot}": array for name, own in slots.items() for slot, array in own.items()}
+    return {"step": np.array(iterations, np.int64), **every}

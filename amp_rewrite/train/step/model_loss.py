@@ -21,7 +21,7 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.runtime.runner import CPU, CUDA, Runner, SessionOptions, cuda_opens
 from amp_rewrite.train import policy as policies
 from amp_rewrite.train.door import Named, door, to_array
-from amp_rewrite.train.keras.optimizer import StatefulOptimizer, by_path
+from amp_rewrite.train.keras.optimizer import StatefulOptimizer
 from amp_rewrite.train.keras.variables import Loss, Variable
 from amp_rewrite.train.loss_scale import Gradient
 from amp_rewrite.train.objective.prediction import TargetInput
@@ -122,7 +122,7 @@ class Weights:
         if optimizer is not None:
             fresh = initial_slots(optimizer.rule, {name: v.numpy() for name, v in self.variables.items()})
             slots = {name: {**own, **optimizer.slots().get(name, {})} for name, own in fresh.items()}
-            state |= optimizer.checkpoint() | by_path(optimizer.iterations, slots)
+            state |= optimizer.checkpoint() | checkpoint.by_path(optimizer.iterations, slots)
         return state | self.running
 
 
