@@ -34,22 +34,11 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(options: dict[str, Any], 
 
 def test_a_checkpoint_shows_what_is_in_it(tmp_path: Path) -> None:
     trainer(optimizer="sgd,momentum=0.9").save(tmp_path / "a.npz")
-    slots = [f"{kind}/{name}{slot}" for name in ("w1", "b1", "w2", "b2") for kind, slot in _KINDS]
+    slots = [path for name in ("w1", "b1", "w2", "b2") for path in (f"parameter/{name}", f"slot/{name}/momentum")]
+    counts = ["step", "loss_scale", "good_steps", "count/skipped", "count/nonfinite"]
 
-    assert np.load(tmp_path / "a.npz").files == [
-        "amp_rewrite/version",
-        "amp_rewrite/model",
-        *slots,
-        "step",
-        "loss_scale",
-        "good_steps",
-        "count/skipped",
-        "count/nonfinite",
-    ]
+    assert np.load(tmp_path / "a.npz").files == ["amp_rewrite/version", "amp_rewrite/model", *slots, *counts]
     assert [file.name for file in tmp_path.iterdir()] == ["a.npz"]
-
-
-_KINDS = (("parameter", ""), ("slot", "/momentum"))
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [(None, "dynamic"), ("dynamic", None), (8, "dynamic")])
@@ -93,11 +82,7 @@ def _rewritten(path: Path, **changes: Array) -> None:
     ("options", "changes", "fact"),
     [
         ({"optimizer": "sgd"}, {}, "and this step differ in 'slot/w1/m': it was saved with another optimizer, or with"),
-        (
-            {"freeze": ["w1"]},
-            {},
-            "and this step differ in 'parameter/w1': it was saved with another optimizer, or with",
-        ),
+        ({"freeze": ["w1"]}, {}, "this step differ in 'parameter/w1': it was saved with another optimizer, or with"),
         ({"optimizer": "adam,clipnorm=1"}, {"parameter/w1": np.zeros((8, 15), np.float32)}, "differ in 'parameter/w1'"),
         ({}, {"amp_rewrite/version": np.array(2)}, "is a checkpoint of version 2, but this package reads version 1"),
         ({}, {"amp_rewrite/model": np.array("x")}, "is a checkpoint of another model: its ops or its weights' shapes"),

@@ -60,6 +60,7 @@ def test_two_steps_by_hand_from_3_down_a_gradient_of_2(rule: Optimizer, expected
     assert seen == pytest.approx(expected, rel=1e-6)  # epsilon is 1e-7
 
 
+ROOT_MEAN = {"lr": 0.01, "alpha": 0.9, "eps": 1e-7}
 TORCH: Mapping[str, tuple[Optimizer, str, dict[str, Any]]] = {
     "sgd": (SGD(0.1), "SGD", {"lr": 0.1}),
     "momentum": (SGD(0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
@@ -68,12 +69,8 @@ TORCH: Mapping[str, tuple[Optimizer, str, dict[str, Any]]] = {
     "adam": (Adam(0.01), "Adam", {"lr": 0.01, "eps": 1e-7}),
     "adam, decay": (Adam(0.01, weight_decay=0.05), "Adam", {"lr": 0.01, "eps": 1e-7, "weight_decay": 0.05}),
     "adamw": (AdamW(0.01), "AdamW", {"lr": 0.01, "eps": 1e-7}),
-    "rmsprop": (RMSprop(0.01), "RMSprop", {"lr": 0.01, "alpha": 0.9, "eps": 1e-7}),
-    "rmsprop, momentum": (
-        RMSprop(0.01, momentum=0.5),
-        "RMSprop",
-        {"lr": 0.01, "alpha": 0.9, "eps": 1e-7, "momentum": 0.5},
-    ),
+    "rmsprop": (RMSprop(0.01), "RMSprop", ROOT_MEAN),
+    "rmsprop, momentum": (RMSprop(0.01, momentum=0.5), "RMSprop", {**ROOT_MEAN, "momentum": 0.5}),
     "schedule": (SGD(ExponentialDecay(0.1, 20, 0.5, staircase=True)), "SGD", {"lr": 0.1}),
     "adagrad": (Adagrad(0.1), "Adagrad", {"lr": 0.1, "eps": 1e-7, "initial_accumulator_value": 0.1}),
 }
@@ -125,10 +122,7 @@ def test_rmsprop_has_the_formula_of_pytorch_and_on_request_that_of_keras_3() -> 
 
 NET = "net (float[N, 2] x) => (float[N, 3] logits) <float[2, 3] w = {1, -1, 2, 0.5, 1, -2}> { logits = MatMul (x, w) }"
 BATCH = {"x": np.array([[1, 2], [-1, 1]], F32), "label": np.array([0, 2])}
-EACH = [
-    CosineDecay(0.1, 10, 0.25),
-    ExponentialDecay(0.1, 4, 0.5, staircase=True),
-]
+EACH = [CosineDecay(0.1, 10, 0.25), ExponentialDecay(0.1, 4, 0.5, staircase=True)]
 
 
 @dataclass(frozen=True)

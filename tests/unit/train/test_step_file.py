@@ -13,15 +13,10 @@ from click.testing import CliRunner, Result
 from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.train.loss_scale import serialize
-from amp_rewrite.train.step.step import KEY, TrainingStep, save_step, training_step
-from support.train.nets import batches, mlp
+from amp_rewrite.train.step.step import KEY, save_step
+from support.train.nets import CROSS_ENTROPY, batches, mlp, step
 
-CROSS_ENTROPY = "cross_entropy(y, t)"
 DATA = list(batches(4))
-
-
-def step(**options: Any) -> TrainingStep:
-    return training_step(mlp(), **{"loss": CROSS_ENTROPY, "optimizer": "adam,lr=0.01", **options})
 
 
 @pytest.fixture
@@ -117,16 +112,10 @@ def test_neither_the_model_nor_its_data_file_is_replaced_by_its_step_unasked(fol
     before = {name: Path(name).read_bytes() for name in ("net.onnx", "net.data")}
     words = ("train-step", "net.onnx", "--loss", CROSS_ENTROPY, "-o")
 
+    discards = "overwriting it discards the model that the step was made from; name another output, or add --overwrite"
     for name, told in (
-        (
-            "net.onnx",
-            "net.onnx is the input: overwriting it discards the model that the step was made from; name"
-            " another output, or add --overwrite to this command",
-        ),
-        (
-            "net.data",
-            "cannot write net.data: it holds the weights of net.onnx, which is being read; name another",
-        ),
+        ("net.onnx", f"net.onnx is the input: {discards} to this command"),
+        ("net.data", "cannot write net.data: it holds the weights of net.onnx, which is being read; name another"),
     ):
         refused = run(*words, name)
         assert (refused.exit_code, refused.stderr) == (2, f"error: {told}\n")
@@ -159,10 +148,5 @@ def test_in_float32_the_file_omits_lowering_and_the_command_line_must_omit_it(fo
     assert told("net.step.onnx")["policy"] == "float32"
 
     refused = run(*words, "--overwrite", "--keep", "second")
-    assert (refused.exit_code, refused.stderr) == (
-        2,
-        (
-            "error: keep configures lowering, but policy 'float32' lowers nothing; remove the"
-            " options, or use mixed_float16\n"
-        ),
-    )
+    told_why = "keep configures lowering, but policy 'float32' lowers nothing; remove the options, or use mixed_float16"
+    assert (refused.exit_code, refused.stderr) == (2, f"error: {told_why}\n")
