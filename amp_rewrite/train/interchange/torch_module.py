@@ -188,8 +188,7 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
         extra = [f"input_{i}" for i in range(len(arguments), len(values))]
         given = dict(zip([*arguments, *extra], values, strict=False))
     try:
-        given = {n: v.astype(np.float32) if getattr(v, "dtype", None) == np.float64 else v for n, v in given.items()}
-        tensors = {name: torch.as_tensor(value) for name, value in given.items()}
+        tensors = {name: torch.as_tensor(_single(value)) for name, value in given.items()}
     except (RuntimeError, TypeError, ValueError) as cause:
         raise TrainingError(
             f"the example is {stated(example)}; pass a tensor or an array, a tuple of them, or a mapping from names"
@@ -197,6 +196,10 @@ def _inputs(torch: Any, module: Any, example: object) -> dict[str, Any]:
     if not tensors:
         raise TrainingError("the example is empty; pass one input of the module, or several")
     return tensors
+
+
+def _single(value: object) -> object:
+    return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
 
 
 def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
