@@ -28,7 +28,7 @@ from amp_rewrite.train.objective.prediction import TargetInput
 from amp_rewrite.train.step import checkpoint
 from amp_rewrite.train.step.assembly import ModelOptions, Prepared, Subject, batch_of, lowered, with_values
 from amp_rewrite.train.step.batches import HoldsSession, Predictor, batch_model, check_batch, feed_of, fitted_targets
-from amp_rewrite.train.step.training_report import TrainingReport, model_name
+from amp_rewrite.train.step.step import TrainingReport, model_name
 from amp_rewrite.train.update.graph import StateVariable
 from amp_rewrite.train.update.optimizer import initial_slots
 
