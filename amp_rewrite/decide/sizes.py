@@ -93,11 +93,11 @@ def summed_terms(op: Op, shapes: Sequence[Shape | None], free: int = UNKNOWN_DIM
     return max(1, prod(free if length is None else length for length in lengths) // max(1, groups))
 
 
-def stated_terms(view: View, op: Op) -> int:
-    """Return the terms of a product by its stored factors, else by shapes; a free dimension counts as `FREE`."""
+def stated_terms(view: View, op: Op, free: int = FREE) -> int:
+    """Return the terms of a product by its stored factors, else by shapes; `free` stands for an unknown length."""
     stored = [tuple(t.dims) if (t := view.constant(v)) is not None else None for v in op.inputs[:2]]
     known = any(stored) and op.kind != "Einsum"
-    return min(_MANY, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], FREE))
+    return min(_MANY, summed_terms(op, stored if known else [shape_of(view, v) for v in op.inputs], free))
 
 
 def summed_labels(op: Op) -> list[list[tuple[int, str]]]:

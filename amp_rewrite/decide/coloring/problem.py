@@ -271,8 +271,7 @@ class Spread:
                 self.low[v] = Paint(to, reasons.FORCE_ALL, None, "forced by the level")
 
     def _deny(self) -> None:
-        """Deny the ops on the deny list, and every path from one through clear and gray ops to its last deny or gray
-        op."""
+        """Deny the ops on the deny list, and every path from one to its last deny or gray op."""
         p, graph = self.problem, self.problem.graph
         denied = [v for v, color in enumerate(p.colors) if color is Color.DENY]
         self.denied = {v: float32(reasons.DENY, None, p.vertices[v].entry.because) for v in denied}

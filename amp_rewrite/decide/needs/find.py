@@ -12,7 +12,7 @@ from amp_rewrite.decide.needs.backward import Backward
 from amp_rewrite.decide.needs.facts import Facts
 from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.decide.reasons import Paint, described, float32
-from amp_rewrite.decide.sizes import summed_terms
+from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, stated_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.ir.dataflow import Flow, axes_of, computes, float32_ops
@@ -20,7 +20,7 @@ from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RA
 from amp_rewrite.ir.ops import Need
 from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, snakes
 from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
-from amp_rewrite.ir.shapes import combined_elements, shape_of
+from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
@@ -102,8 +102,7 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
 
 def sum_lengths(view: View) -> Mapping[OpId, int]:
     """Return the number of terms in each result of float32 products and global pools. O(nodes)."""
-    sums = float32_ops(view, _SUMMING)
-    return {op.id: summed_terms(op, [shape_of(view, value) for value in op.inputs]) for op in sums}
+    return {op.id: stated_terms(view, op, UNKNOWN_DIMENSION) for op in float32_ops(view, _SUMMING)}
 
 
 # -- needs that no reader has -------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def notes(body: str) -> list[str]:
         ("(float[4,40] x, float[40,3] w) => (float[4,3] y) { y = MatMul (x, w) }", 40),
         ("(float[4,N] x, float[N,3] w) => (float[4,3] y) { y = MatMul (x, w) }", 128),
         ("(float[50,4] x, float[50,3] w) => (float[4,3] y) { y = Gemm <transA = 1> (x, w) }", 50),
+        ("(float[4,50] x, float[50,3] w) => (float[4,3] y) <float[3] b = {1, 2, 3}> { y = Gemm (x, w, b) }", 50),
         ("(float[1,8,9,9] x, float[4,8,3,3] w) => (float[1,4,7,7] y) { y = Conv (x, w) }", 72),
         ("(float[1,64,9] x, float[64,4,2] w) => (float[1,4,10] y) { y = ConvTranspose (x, w) }", 64),
         ('(float[4,40] x, float[40,3] w) => (float[4,3] y) { y = Einsum <equation = "ij,jk->ik"> (x, w) }', 40),
