@@ -226,11 +226,19 @@ def matrix_sum(b: LowBuilder, site: LowOp) -> list[str] | None:
     if blocks == 1 and not mean:
         return None
     plain = b.reduce("ReduceSum", site.input(0), axes, keepdims=_kept(site))
+    rows = elements([shape[axis] for axis in axes])
     if blocks == 1:
         total = b.rounded(plain)
     else:
-        total = b.op("Reshape", _by_blocks(b, site, axes, blocks, height), b.op("Shape", plain))
-    return [b.low("Div", total, _count(b, site, axes)) if mean else total]
+        assert rows is not None, "a grid of blocks is that of a known number of rows"
+        total = b.op("Reshape", _by_blocks(b, site, rows, blocks, height), b.op("Shape", plain))
+    if not mean:
+        return [total]
+    if rows is not None:
+        return [b.low("Div", total, b.number(rows))]
+    found = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
+    count = b.op("Cast", b.reduce("ReduceProd", found, [0], keepdims=False), to=DType.FLOAT.code)
+    return [b.low("Div", total, b.rounded(count))]
 
 
 def _grid(shape: Shape, axes: Sequence[int]) -> tuple[int, int]:
@@ -248,10 +256,8 @@ def _power_above(number: int) -> int:
     return 1 << (max(1, number) - 1).bit_length()
 
 
-def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], blocks: int, height: int) -> str:
+def _by_blocks(b: LowBuilder, site: LowOp, rows: int, blocks: int, height: int) -> str:
     """Return a sum over leading axes: rows go to blocks in turn, blocks add up in float32, and then in the low type."""
-    rows = elements([(site.shape(0) or ())[axis] for axis in axes])
-    assert rows is not None, "a grid of blocks is that of a known number of rows"
     turned = b.op("Transpose", b.shaped(site.input(0), [rows, -1]), perm=[1, 0])
     parts = b.shaped(b.filled(turned, rows, blocks * height), [0, -1, blocks, height])
     sums = b.rounded(b.reduce("ReduceSum", parts, [1, 3], keepdims=False))
@@ -262,14 +268,6 @@ def _by_blocks(b: LowBuilder, site: LowOp, axes: Sequence[int], blocks: int, hei
         return [body.low("Add", states[0], parts[0])]
 
     return b.scan([start], [(b.unsqueeze(backward, [1]), 2)], added, 2)[0]
-
-
-def _count(b: LowBuilder, site: LowOp, axes: Sequence[int]) -> str:
-    count = elements([(site.shape(0) or ())[axis] for axis in axes])
-    if count is not None:
-        return b.number(count)
-    found = b.op("Gather", b.op("Shape", site.input(0)), b.ints(axes), axis=0)
-    return b.rounded(b.op("Cast", b.reduce("ReduceProd", found, [0], keepdims=False), to=DType.FLOAT.code))
 
 
 # -- functions of one value ------------------------------------------------------------------------

@@ -202,10 +202,9 @@ def run_round(
     refusals: list[Outcome] = []
     taken: set[OpId] = set()
     for outcome in (outcome for each in passes for outcome in each(view, context)):
-        why = None if isinstance(outcome, Refusal) else objection(view, outcome)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
-        elif why is not None:
+        elif (why := objection(view, outcome)) is not None:
             refusals.append(Refusal(outcome.kind, outcome.last, why))
         elif taken.isdisjoint(outcome.ops):
             taken.update(outcome.ops)

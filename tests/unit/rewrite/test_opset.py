@@ -19,7 +19,7 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.opset import at_opset, moved_to
 from amp_rewrite.settings.choices import AUTO_OPSET as AUTO
 from amp_rewrite.settings.choices import Opset, Target
-from support.fusing import parsed
+from support.fusing import kinds, parsed
 from support.objections import session as opened
 
 POOL = "a = Conv (x, w)  y = MaxPool <kernel_shape = [2, 2]> (a)"
@@ -152,10 +152,6 @@ def run(model: ModelProto) -> list[np.ndarray]:
         if port.name == "scales":
             feed[port.name] = np.float32([1, 1, 2, 3])
     return session.run(None, feed)
-
-
-def kinds(model: ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
 
 
 X4, Y4 = "float[2,3,4,5] x", "float[A,B,C,D] y"
