@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -23,7 +23,6 @@ from amp_rewrite.ir.schema import TENSOR, default_attributes
 from amp_rewrite.ir.versions import FIRST_SCATTER_ADD
 from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.autodiff.builder import Builder, shapes_of
-from amp_rewrite.rewrite.autodiff.vjp.looping import append_scan
 from amp_rewrite.rewrite.autodiff.vjp.rule import Forward
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
@@ -306,10 +305,10 @@ class _Layer(Forward):
         begin = [self._each(_STATES + i)[direction] or self._zeros() for i in range(self.cell.states)]
         running = self._running()
         turned = [int(self.direction == "reverse" or direction == 1)]
-        directions = {"scan_input_directions": turned * (1 + len(running)), "scan_output_directions": turned}
-        name, body = self.b.fresh(self.op.name), self._step(way, bool(running))
-        scanned = [self._product(direction), *running]
-        *last, sequence = append_scan(self.b, name, body, begin, scanned, **directions)
+        body, scanned = self._step(way, bool(running)), [self._product(direction), *running]
+        layout: dict[str, Any] = {"body": body, "num_scan_inputs": len(scanned)}
+        layout.update(scan_input_directions=turned * len(scanned), scan_output_directions=turned)
+        *last, sequence = self.b.ops("Scan", *begin, *scanned, results=self.cell.states + 1, **layout)
         return [sequence, *last]
 
     def _step(self, way: _Direction, bounded: bool) -> GraphProto:

@@ -8,7 +8,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
@@ -72,18 +72,6 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
     refill(graph, "output", ends)
     refill(graph, "node", needed(graph.node, [end.name for end in ends]))
     return graph
-
-
-def append_scan(
-    b: Builder, name: str, body: GraphProto, begin: Sequence[str], scanned: Sequence[str], **layout: Any
-) -> list[str]:
-    """Append a Scan from initial states and scanned inputs; return its outputs. `layout`: axes and directions."""
-    outputs = [b.fresh(f"{name}_{i}") for i in range(len(body.output))]
-    inputs = [*begin, *scanned]
-    b.nodes.append(
-        onnx.helper.make_node("Scan", inputs, outputs, name=name, body=body, num_scan_inputs=len(scanned), **layout)
-    )
-    return outputs
 
 
 # -- If --------------------------------------------------------------------------------------------
@@ -212,14 +200,15 @@ def _back(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     begin = [v.gradients[c.output] or v.zeros(c.slot) for c in carried]
     begin += [v.b.zeros_like(name, summed(v.b, name)) for name in names]
     scanned = [*kept.values(), *[v.x(s.slot) for s in again], *[v.gradients[s.slot] or "" for s in arrived]]
-    graph.name = v.b.fresh(f"{v.op.name}_grad")
+    graph.name = f"{v.op.name}_grad"
     sliced = [_Sliced("", 0)] * len(kept) + again + arrived
-    last = append_scan(
-        v.b,
-        graph.name,
-        graph,
-        begin,
-        scanned,
+    last = v.b.ops(
+        "Scan",
+        *begin,
+        *scanned,
+        results=len(results),
+        body=graph,
+        num_scan_inputs=len(scanned),
         scan_input_axes=[s.axis for s in sliced],
         scan_input_directions=[1 - s.direction for s in sliced],
         scan_output_axes=[s.axis for s in read] or None,
