@@ -19,7 +19,6 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.op_classes import UNREPEATABLE
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_REDUCTION_AXES_INPUT
-from amp_rewrite.rewrite.builder import new_node
 
 
 class NodeBuilder:
@@ -103,9 +102,7 @@ class NodeBuilder:
             inner = self.inner(self._region)
             result = build(inner)  # a body reads the values around it
             branches[name] = onnx.helper.make_graph(inner.nodes, result, [], [ValueInfoProto(name=result)])
-        result = self._numbered("If")
-        self.nodes.append(new_node("If", [condition], result, result, **branches))
-        return result
+        return self.op("If", condition, **branches)
 
     def name(self, source: str, result: str) -> None:
         """Append an Identity with this result: a free name, or the name of a value without a node."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import onnx.helper
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from amp_rewrite.dtypes import DType
@@ -79,18 +78,14 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
     """Gradients of the captured values; a branch that does not read a value gives zeros."""
-    node = NodeProto(op_type="If", name=v.b.fresh(f"{v.op.name}_grad"), input=v.op.node.input)
-    outputs = [v.b.fresh(f"{node.name}_{i}") for i in range(len(names))]
-    node.output.extend(outputs)
+    branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
         refuse_random(v, scope, "branch")
         b = v.b.body(scope)
         results = [o.name for o in b.graph.output]
         gradients = v.backward(b, arrivals(v, zip(results, v.gradients, strict=True)), names)
-        body = body_graph(b, [(gradients[name], declared_like(b, name, name)) for name in names])
-        node.attribute.append(onnx.helper.make_attribute(attribute, body))
-    v.b.nodes.append(node)
-    return outputs
+        branches[attribute] = body_graph(b, [(gradients[name], declared_like(b, name, name)) for name in names])
+    return v.b.ops("If", v.x(0), results=len(names), **branches)
 
 
 # -- Scan and Loop ---------------------------------------------------------------------------------
