@@ -15,24 +15,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 _STATEMENT = re.compile(r"^([\w,]+)=(?:([\w.]+)::)?(\w+)(?:\[([^\]]*)\])?\(([\w,]*)\)$")
 _TYPES = {"bool": TensorProto.BOOL, "int": TensorProto.INT64, "half": TensorProto.FLOAT16, "float": TensorProto.FLOAT}
-IR_VERSIONS = {
-    9: 4,
-    10: 5,
-    11: 6,
-    12: 7,
-    13: 7,
-    14: 7,
-    15: 8,
-    16: 8,
-    17: 8,
-    18: 8,
-    19: 9,
-    20: 9,
-    21: 10,
-    22: 10,
-    23: 11,
-    24: 12,
-}
 
 
 def build(
@@ -63,7 +45,7 @@ def build(
     free = [helper.make_empty_tensor_value_info(name) for name in outputs]
     imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, v) for d, v in (domains or {}).items())]
     model = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, free, tensors), opset_imports=imports, ir_version=IR_VERSIONS[opset]
+        helper.make_graph(nodes, "g", inputs, free, tensors), opset_imports=imports, ir_version=ir_version(opset)
     )
     found = {v.name: v for v in onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output}
     del model.graph.output[:]
@@ -73,6 +55,11 @@ def build(
         _give_shape(found[name].type, shapes.get(name, (8, 8)))
         model.graph.output.append(found[name])
     return model
+
+
+def ir_version(opset: int) -> int:
+    """The lowest IR version that an opset of ai.onnx needs."""
+    return helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
 
 
 def _give_shape(proto: onnx.TypeProto, shape: Sequence[int]) -> None:

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx.parser
 from hypothesis import strategies as st
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 
+from support.cases import ir_version
 from support.objections import graphs as bodies
 from support.random_rarer import CONSTANTS as RARELY
 from support.random_rarer import FUNCTIONS, RARER
 from support.random_templates import LATEST, NOTHING_PROMISED, TEMPLATES, Spread, Template
 
 TRIPS = 2
-_HALVES, _QUARTERS = ["0.5"] * 16, ["-0.25"] * 16
 _FINITE = 1e4
 """Larger values could leave float16's range on the way."""
 
@@ -86,7 +86,6 @@ class Graph:
         """The graph in ONNX text."""
         domains = {s.template.domain for s in _steps(self.steps)} - {""}
         imports = [f'"": {self.opset}', *(f'"{domain}": 1' for domain in sorted(domains))]
-        version = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)])
         inputs = "float[4,4] x, float[4,4] z, bool c" + (", float[4,4] w1" if self.overridable else "")
         edges = ", ".join(f"float[4,4] {name}" for name in self.outputs)
         body = "\n".join(map(_rendered, self.steps))
@@ -104,7 +103,7 @@ class Graph:
         if any(name in body for name in ("own.G", "own.H")):
             function += FUNCTIONS.format(opset=self.opset)
         return (
-            f"<ir_version: {version}, opset_import: [{', '.join(imports)}]>\n"
+            f"<ir_version: {ir_version(self.opset)}, opset_import: [{', '.join(imports)}]>\n"
             f"g ({inputs}) => ({edges}) {{\n{body}\n}}\n{function if 'own' in domains else ''}"
         )
 

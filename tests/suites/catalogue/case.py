@@ -80,7 +80,7 @@ class Case:
         imports = {"": self.opset, **self.domains}
         spelled = ", ".join(f'"{domain}": {version}' for domain, version in imports.items())
         model = onnx.parser.parse_model(
-            f"<ir_version: {self.ir or cases.IR_VERSIONS[self.opset]}, opset_import: [{spelled}]>\n{self.text}"
+            f"<ir_version: {self.ir or cases.ir_version(self.opset)}, opset_import: [{spelled}]>\n{self.text}"
         )
         rng = np.random.default_rng(self.row)
         for name, given in self.weights.items():

@@ -1,8 +1,6 @@
-"""The GPU measurement, without a GPU: its road on the CPU provider and its pages."""
+"""The GPU measurement, without a GPU: its road on the CPU provider."""
 
-import argparse
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +10,11 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from amp_rewrite.runtime.runner import CPU, CUDA, cuda_opens
+from amp_rewrite.runtime.runner import CPU, cuda_opens
 from benchmarks.gpu import (
-    gpu,
     gpu_beside,
-    gpu_kernels,
     gpu_make,
     gpu_models,
-    gpu_tables,
     gpu_trials,
     gpu_turns,
     skeleton,
@@ -80,60 +75,6 @@ def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def folder_of(names: list[str], folder: Path, grown: Path) -> Path:
-    """A folder that says it holds grown models of these names."""
-    for name in names:
-        shutil.copy(grown / f"{SMALL}.json", folder / f"{name}.json")
-    return folder
-
-
-def arguments(models: Path, **given: Any) -> argparse.Namespace:
-    standard = {"models": models, "out": Path("out"), "provider": "cuda", "tiny": False, "rounds": 1, "warm": 1}
-    return argparse.Namespace(**{**standard, "queued": 0.0, "only": None, **given})
-
-
-def test_every_job_has_a_name_of_its_own_and_the_headline_comes_first(grown: Path, tmp_path: Path) -> None:
-    models = folder_of(sorted(gpu_models.REAL), tmp_path, grown)
-    jobs = list(gpu.jobs(arguments(models)))
-    names = [job["name"] for job in jobs]
-    assert len(names) == len(set(names))
-    assert names[: 1 + len(gpu_models.REAL)] == ["ceilings", *(f"latency {name}" for name in gpu_models.REAL)]
-    assert list(dict.fromkeys(job["kind"] for job in jobs)) == list(gpu.LIMITS)
-    assert {job.get("model") for job in gpu.jobs(arguments(models, only=["llama"])) if job["kind"] == "kernels"} == {
-        "llama"
-    }
-
-
-def test_errors_are_relative_and_count_what_is_not_finite() -> None:
-    a = [np.array([3.0, 4.0]), np.array([[0.0, 10.0]])]
-    b = [np.array([3.0, 5.0]), np.array([[0.0, np.inf]])]
-    assert gpu_turns.error(a, b) == {"l2": 0.2, "largest": 0.25, "nonfinite": 1, "argmax": 1.0}
-    assert gpu_turns.error(a, a) == {"l2": 0.0, "largest": 0.0, "nonfinite": 0, "argmax": 1.0}
-    nothing = {"l2": None, "largest": None, "nonfinite": None, "argmax": None}
-    assert gpu_turns.error(a, b[:1]) == nothing
-
-
-def test_kernels_are_grouped_by_what_their_names_say() -> None:
-    names = [
-        "sm90_xmma_gemm_f16f16_tn",
-        "sm80_xmma_gemm_f32f32_tf32f32",
-        "void cub::Cast",
-        "Memcpy HtoD",
-        "nvjet_hsh",
-    ]
-    events = [{"cat": "kernel", "name": name, "dur": 10.0 * n} for n, name in enumerate(names, 1)]
-    events += [{"cat": "kernel", "name": names[0], "dur": 30.0}, {"cat": "cpu_op", "name": "aten::mm", "dur": 1e9}, {}]
-    found = gpu_kernels.summary(events, 10)
-    assert {group: [round(x, 9) for x in numbers] for group, numbers in found["groups"].items()} == {
-        "products low": [0.3, 9.0],
-        "products TF32": [0.1, 2.0],
-        "Casts": [0.1, 3.0],
-        "copies host/device": [0.1, 4.0],
-    }
-    assert (found["launches"], found["busy_us"]) == (pytest.approx(0.6), pytest.approx(18.0))
-    assert found["top"][0] == ["nvjet_hsh", 0.1, 5.0]
-
-
 def test_a_kernel_that_became_the_columns_of_a_product_is_drawn_again() -> None:
     how = {"k": {"shape": [40, 3, 8, 8], "mean": 0.0, "std": 1.0}}
     columns = skeleton.drawn("k", **how["k"]).reshape(40, -1).T.astype(np.float16)  # type: ignore[arg-type]
@@ -151,9 +92,6 @@ def test_what_the_checkout_holds_is_not_packed_again(skeletons: Path, tmp_path: 
     assert list((tmp_path / "folder").iterdir()) == []
     skeleton_files.pack(skeletons, SMALL, rest, tmp_path / "missing.tar.xz")
     assert rest.read_bytes() == whole.read_bytes()
-
-
-# -- what ten minutes are for --------------------------------------------------------------------------
 
 
 def road_of(skeletons: Path, folder: Path) -> tuple[dict[str, Any], str]:
@@ -256,13 +194,6 @@ def test_pytorch_attends_by_its_kernels_for_half_and_without_a_mask_of_ones(monk
     assert seen == [(torch.float16, None)] * 2
 
 
-def test_the_plan_begins_with_what_matters_most(grown: Path, tmp_path: Path) -> None:
-    models = folder_of([*gpu_models.REAL, SMALL], tmp_path, grown)
-    names = [job["name"] for job in gpu.planned(list(gpu.jobs(arguments(models))))]
-    assert len(names) == len(set(names)) == 1 + len(gpu_trials.TRIALS) + len(gpu_models.REAL) + 1
-    assert [names[0], names[-1]] == ["kernels gpt2", f"beside {SMALL}"]
-
-
 ODD = "g (float16[1,5,8] x) => (float16[1,5,3] y) <float16[1,1,8] b = {1,2,3,4,5,6,7,8}, float16[8,3] w = {WORDS},"
 ODD += " float16[8,5] zeros_5 = {ZEROS}, int64[1] first = {0}, int64[1] end = {3}, int64[1] last = {-1}> {"
 ODD += (
@@ -279,64 +210,3 @@ def test_a_trial_takes_a_rewrite_back_and_changes_no_result(edit: gpu_trials.Edi
     (wanted,) = outputs_of(model, feed)
     assert edit(model) == 1
     np.testing.assert_allclose(outputs_of(model, feed)[0], wanted, atol=0.05)
-
-
-# -- pages -------------------------------------------------------------------------------------------
-
-
-def timing(ms: float) -> dict[str, Any]:
-    seconds = ms / 1e3
-    return {
-        "median": seconds,
-        "p5": seconds,
-        "p95": seconds,
-        "runs": 2,
-        "rounds": [seconds],
-        "card": [1500.0, 300.0, 40.0],
-    }
-
-
-def recorded(**times: float) -> dict[str, Any]:
-    """A row of latencies, as a run leaves it."""
-    timings = {way: timing(ms) for way, ms in times.items()}
-    bases = [base for base in ("float32", "tf32", "torch_half") if base in timings]
-    error = {"l2": 1e-3, "largest": 2e-3, "nonfinite": 0, "argmax": 1.0}
-    return {
-        "time": timings,
-        "ratio": {w: {b: gpu_turns.ratio(timings[b], timings[w]) for b in bases} for w in timings},
-        "error": dict.fromkeys(timings, error),
-        "memory": {"amp": 60_000_000},
-        "faults": {"occ": "not made: a | b"},
-        "open": {},
-    }
-
-
-def test_the_tables_of_recorded_rows() -> None:
-    job = {"kind": "latency", "name": "latency m", "model": "m", "flops": 2e12}
-    rows = [
-        {"kind": "ceilings", "name": "ceilings", "row": {"float16": 800.0, "float32": 50.0, "copy": 4.3}},
-        {**job, "row": recorded(float32=8.0, tf32=4.0, amp=2.0)},
-        {**job, "model": "n", "row": recorded(float32=9.0, tf32=4.0, amp=1.0)},
-    ]
-    about = {"device": "an H200", "date": "d", "driver": "1", "cuda": "13", "provider": CUDA, "cpu": "c", "cores": 1}
-    about |= {
-        "system": "s",
-        "python": "3",
-        "versions": {},
-        "tiny": False,
-        "packed": "a part alone",
-        "card": {"name": "H200"},
-    }
-    page = gpu_tables.page(about, rows)
-    assert "a part alone." in page
-    assert "| amp-rewrite | 6.00× (4.00, 2) | 2.83× (2.00, 2) | – |" in page
-    assert (
-        "| m | amp-rewrite | 2 | 2–2 | 4.00× (4.00–4.00) | 2.00× (2.00–2.00) | – | 1e+03 | 125 % | 60 | 1.0e-03"
-        " | 2.0e-03 | 0 | 1.000 | 1500, 300, 40 |"
-    ) in page
-    assert "| m | onnxconverter-common | not made: a \\| b | – | – | – | – | – | – | – | – | – | – | – | – |" in page
-    assert "Products, TFLOP/s: float16 800, float32 50. A copy: 4.30 TB/s." in page
-    widths = {line.replace("\\|", "").count("|") for line in page if line.startswith(("| m |", "| n |"))}
-    assert widths == {16}
-    assert not any("no time here" in line for line in page)
-    assert any("no time here means anything" in line for line in gpu_tables.page({**about, "card": {}}, rows))

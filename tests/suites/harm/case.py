@@ -18,7 +18,7 @@ from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.emulate import emulate
 from support import objections
-from support.cases import IR_VERSIONS
+from support.cases import ir_version
 from support.rounded_products import relative_error, rounded_products
 
 TOLERANCE = {DType.FLOAT16: 2e-2, DType.BFLOAT16: 16e-2}
@@ -79,7 +79,7 @@ class Case:
     def model(self) -> ModelProto:
         """Return a fresh copy of the model."""
         imports = ", ".join(f'"{d}": {v}' for d, v in {"": self.opset, **self.domains}.items())
-        head = f"<ir_version: {IR_VERSIONS[self.opset]}, opset_import: [{imports}]>"
+        head = f"<ir_version: {ir_version(self.opset)}, opset_import: [{imports}]>"
         model = onnx.parser.parse_model(f"{head}\n{self.text}")
         for name, array in next(self.arrays(self.weights)).items():
             model.graph.initializer.append(numpy_helper.from_array(array, name))

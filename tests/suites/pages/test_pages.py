@@ -1,19 +1,27 @@
-"""The pages in docs/: links lead somewhere, and what they name is there."""
+"""The pages in docs/: links lead somewhere, what they name is there, and those made from code are what it makes."""
 
+import json
 import re
+import runpy
 
 import click
+import pytest
 
 from amp_rewrite.cli import program
 from amp_rewrite.cli.group import COMMANDS
 from amp_rewrite.compat import autocast
-from support.paths import ROOT
+from support.paths import ROOT, imported
+
+REFERENCE = ROOT / "docs" / "reference"
+OPTIONS = {
+    name: [option for option in command.params if option.opts[0].startswith("-")]
+    for name in COMMANDS
+    if (command := program.get_command(None, name))
+}
 
 
-def command_of(name: str) -> click.Command:
-    command = program.get_command(None, name)
-    assert command is not None
-    return command
+def spellings(options: list[click.Parameter]) -> set[str]:
+    return {name for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -23,17 +31,38 @@ def test_every_link_leads_somewhere() -> None:
     assert len(links) > 40
 
 
-def test_the_page_for_those_who_come_from_elsewhere_names_options_that_are_there() -> None:
+def test_the_page_for_those_who_come_from_elsewhere_and_the_readme_name_options_that_are_there() -> None:
     page = (ROOT / "docs" / "how-to" / "migrating.md").read_text("utf-8")
-    known = {name for option in command_of("convert").params for name in (*option.opts, *option.secondary_opts)}
-    known |= {name for action in autocast.parser()._actions for name in action.option_strings}
+    theirs = {name for action in autocast.parser()._actions for name in action.option_strings}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", page))
-    assert named - known == set()
+    assert named - spellings(OPTIONS["convert"]) - theirs == set()
     assert len(named) > 10
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "README.md").read_text("utf-8")))
+    assert named <= spellings([option for options in OPTIONS.values() for option in options])
 
 
 def test_every_option_of_the_command_line_is_named_on_a_page() -> None:
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
-    params = [option for command in map(command_of, COMMANDS) for option in command.params]
-    spelled = [(*option.opts, *option.secondary_opts) for option in params if option.opts[0].startswith("-")]
+    spelled = [(*option.opts, *option.secondary_opts) for options in OPTIONS.values() for option in options]
     assert {names for names in spelled if not any(re.search(rf"{name}(?![\w-])", pages) for name in names)} == set()
+
+
+# -- pages made from code: red after a change of it; make pages --------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["findings", "commands", "options", "decisions"])
+def test_a_page_is_that_which_the_script_makes(name: str) -> None:
+    made = runpy.run_path(str(ROOT / "tools" / f"build_{name}.py"))["page"]()
+    assert (REFERENCE / f"{name}.md").read_text("utf-8") == made
+
+
+def test_the_pages_of_rules_and_of_the_api_are_those_of_the_code() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "build_rules.py"))["pages"]()
+    assert {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "rules").iterdir()} == made
+    made = runpy.run_path(str(ROOT / "tools" / "build_api.py"))["pages"]()
+    assert {name: (REFERENCE / name).read_text("utf-8") for name in made} == made
+
+
+def test_the_page_of_harm_is_that_of_the_measured_rows() -> None:
+    harm = imported("benchmarks.harm.harm_page")
+    assert harm.PAGE.read_text("utf-8") == harm.page(json.loads(harm.RESULTS.read_text("utf-8")))

@@ -8,26 +8,18 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 
-import click
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 
 from amp_rewrite.cli import program
-from amp_rewrite.cli.group import COMMANDS
 from amp_rewrite.pipeline.repair import Repaired
 from support.hard_models import HARD
 from support.paths import ROOT
 
 OUTLIER = ROOT / "examples" / "outlier"
 README = (ROOT / "README.md").read_text("utf-8")
-
-
-def command_of(name: str) -> click.Command:
-    command = program.get_command(None, name)
-    assert command is not None
-    return command
 
 
 def blocks(language: str) -> list[str]:
@@ -68,12 +60,6 @@ def test_the_python_shown_runs(folder: Path, capsys: pytest.CaptureFixture[str])
     assert isinstance(names["result"], Repaired)
     assert "46 of 46" in capsys.readouterr().out
     assert (folder / "model_fp16.onnx").is_file()
-
-
-def test_the_options_named_exist() -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
-    options = (option for command in COMMANDS for option in command_of(command).params)
-    assert named <= {name for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
 def test_the_model_shown_is_the_hard_one_of_the_tests() -> None:

@@ -22,8 +22,7 @@ from amp_rewrite.runtime.kernels import (
 from support import stub
 from support.paths import ROOT
 
-F16, BF16, F32, F64 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"
-I32, I64 = "tensor(int32)", "tensor(int64)"
+F16, BF16, F32 = "tensor(float16)", "tensor(bfloat16)", "tensor(float)"
 
 
 def kernels(*registrations: Registration, aliases: dict[int, int] | None = None) -> Kernels:

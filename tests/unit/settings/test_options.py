@@ -1,7 +1,6 @@
 """Options of a conversion: from files, variables, keywords and the command line, which wins, and values refused."""
 
 import os
-import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -174,11 +173,6 @@ def test_a_request_tells_of_the_stages_of_a_conversion() -> None:
     Draft.of(ROOT / "examples" / "models" / "digits_cnn.onnx", request)
     assert told == [("read", 0, 1), ("decide", 0, 1)]
     assert request == Request.of()
-
-
-def test_the_page_of_options_is_generated() -> None:
-    page = runpy.run_path(str(ROOT / "tools" / "build_options.py"))["page"]()
-    assert (ROOT / "docs" / "reference" / "options.md").read_text("utf-8") == page
 
 
 NET = onnx.parser.parse_model(
