@@ -47,7 +47,7 @@ def shape(view: View, value: ValueId | None) -> tuple[int, ...]:
 
 
 def _known(view: View, value: ValueId | None) -> Shape | None:
-    """Return the shape that the model states, else the inferred one."""
+    """Return the stated shape, else the inferred one."""
     stated = _stated(view).get(view.value_name(value)) if value is not None else None
     return shape_of(view, value) if stated is None or value is None or view.values[value].scope != MAIN else stated
 
@@ -101,7 +101,7 @@ def stated_terms(view: View, op: Op, free: int = FREE) -> int:
 
 
 def summed_labels(op: Op) -> list[list[tuple[int, str]]]:
-    """Return the axes that an Einsum sums, with their labels, for each operand."""
+    """Return the summed axes of an Einsum, with their labels, for each operand."""
     operands, result = equation(op.node)
     parts = [labels.partition("...") for labels in operands]
     axes = ((*enumerate(front), *enumerate(back, -len(back))) for front, _, back in parts)

@@ -191,7 +191,7 @@ class Side:
 
 
 def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the outputs to compare, and the differences in names and order that refuse a candidate."""
+    """Return the outputs to compare, and the refusing differences in names and order."""
     mine, theirs = reference.outputs, candidate.outputs
     first, second = reference.ran.model, candidate.ran.model
     for name in chosen:

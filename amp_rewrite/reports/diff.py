@@ -75,7 +75,7 @@ def diff(a: ReportSource, b: ReportSource) -> Delta:
 
 
 def _alike(a: Report, b: Report, to_b: Mapping[int, int]) -> int:
-    """Return the number of pairs that read the same pairs."""
+    """Return the number of pairs with the same pairs as inputs."""
 
     def read(report: Report, row: int, names: Mapping[int, int]) -> list[int]:
         return [names.get(source, source) if source >= 0 else NO_ROW for source in report.rows[row].reads]
@@ -227,7 +227,7 @@ def _copies(row: Row) -> bool:
 
 
 def live_casts(report: Report) -> list[tuple[int, CastRow]]:
-    """Return the casts that change a type in the result, with their positions."""
+    """Return the casts to another type in the result, with their positions."""
     casts = enumerate(report.casts)
     return [(at, c) for at, c in casts if c.origin != "folded" and c.readers and c.from_ != c.to]
 

@@ -145,7 +145,7 @@ class Criterion:
 
     @property
     def measured(self) -> str:
-        """Name of the number that is judged."""
+        """Name of the judged number."""
         names = {ALLCLOSE: "error in units of the allowed one", "scaled": "error relative to the largest value"}
         return names.get(self.name, self.name)
 

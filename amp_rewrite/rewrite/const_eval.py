@@ -62,7 +62,7 @@ def numbers(view: View, value: ValueId) -> Array | None:
 
 @once
 def _made(view: View, value: ValueId) -> Array | None:
-    """Return the numbers of a value that ops make of constants.
+    """Return the numbers of a value computed from constants.
 
     None if there are more than 64 ops, one is not cheap to evaluate, or a constant is a large weight.
     """

@@ -41,7 +41,7 @@ class LowBuilder(NodeBuilder):
         return self.rounded(self.op(op_type, *inputs, **attributes))
 
     def number(self, value: float) -> str:
-        """Return a constant that holds the value as float16 does."""
+        """Return a constant, rounded as by float16."""
         with np.errstate(over="ignore"):
             return self.constant(np.array(value, DType.FLOAT16.numpy).astype(np.float32))
 

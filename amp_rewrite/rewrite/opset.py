@@ -215,7 +215,7 @@ def moved_to(view: View, opset: int) -> View | str:
 
 
 def _changes(view: View, opset: int) -> list[Replacement] | str:
-    """Return the ops of a view that differ at another opset, as they are there; or what holds the model.
+    """Return the changed ops of a view at another opset; or the obstacle to it.
 
     A node that is valid there as it stands, and means the same, stays.
     """

@@ -149,7 +149,7 @@ class Binding:
 
 
 def target(port: Port, tensor: object, device: str) -> Any:
-    """Return the memory of a tensor that an output is to be written into."""
+    """Return the memory of a tensor for an output."""
     value = as_value(tensor)
     where = value.device_name().lower()
     if where != device:

@@ -289,7 +289,7 @@ def checked(function: F) -> F:
 
 
 def check_known(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError for a keyword that a function does not take, with the nearest one."""
+    """Raise TypeError for an unknown keyword of a function, with the nearest one."""
     for name in keywords:
         if name not in known:
             hint = advice(name, known, f"it takes {', '.join(known)}")

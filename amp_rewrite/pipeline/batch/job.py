@@ -172,7 +172,7 @@ def key_of(request: Request, served: Request) -> str:
 
 
 def _key(job: Job) -> str:
-    """Return the key of a job with the states of all files that it reads."""
+    """Return the key of a job with the states of all its files."""
     files = [job.place(job.source), *map(job.place, job.files)]
     for place in map(Path, filter(None, (job.asked.request.data, job.asked.request.ranges))):
         files += sorted(place.rglob("*")) if place.is_dir() else [place]

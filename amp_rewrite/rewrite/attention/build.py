@@ -63,7 +63,7 @@ class SeenRows(Surroundings):
         self.site = site
 
     def bools(self) -> str:
-        """Return a bool that is true where the mask shows a key."""
+        """Return a bool, true for the visible keys of the mask."""
         hiding = self.site.form.hiding
         assert hiding is not None
         stem = self.view.value_name(hiding.value)

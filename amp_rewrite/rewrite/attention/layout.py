@@ -110,7 +110,7 @@ def _carried(entry: Dims, steps: tuple[_Step, ...]) -> _Move | None:
 
 
 def _behind(x: Array, steps: Sequence[_Step], sizes: Mapping[str, int]) -> Array | None:
-    """Return what moves make of numbers; None if they do not fit."""
+    """Return numbers behind moves; None if they do not fit."""
     moved: Array | None = x
     for kind, perm, end in steps:
         shape = _sized(end, sizes)

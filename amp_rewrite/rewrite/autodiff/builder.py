@@ -69,7 +69,7 @@ class Builder(NodeBuilder):
 
     @classmethod
     def of(cls, model: Model, *, region: str = "backward") -> Builder:
-        """A builder for the main graph of a model, which is not changed. ModelError as `View.of` raises it."""
+        """A builder for the main graph of a model; the model stays. ModelError as `View.of` raises it."""
         view = View.of(model)
         return cls(view, MAIN, taken=set(view.names), region=region)
 
@@ -95,12 +95,12 @@ class Builder(NodeBuilder):
     # -- what was there --------------------------------------------------------------------------------
 
     def known(self, name: str) -> Value | None:
-        """The value of the model itself that the name means; None for what was appended, and for no value."""
+        """The value of the model itself by its name; None for an appended one, and for no value."""
         value = self.ids.get(name)
         return None if value is None else self.view.values[value]
 
     def dtype(self, name: str) -> DType | None:
-        """The element type of a value of the model, or of an input or constant that was appended."""
+        """The element type of a value of the model, or of an appended input or constant."""
         value = self.known(name)
         return super().dtype(name) if value is None else self.view.dtype(value.id)
 
@@ -112,7 +112,7 @@ class Builder(NodeBuilder):
         return dtype
 
     def shape(self, name: str) -> Shape | None:
-        """The shape of a value of the model; None where its rank is unknown, and for what was appended."""
+        """The shape of a value of the model; None for one of unknown rank, and for an appended one."""
         value = self.known(name)
         return None if value is None else self.shapes.get(value.id)
 
@@ -124,7 +124,7 @@ class Builder(NodeBuilder):
     # -- nodes -----------------------------------------------------------------------------------------
 
     def extra_output(self, position: int, slot: int) -> str:
-        """The name of an output of the model's node at this position; one that was left out is added to it."""
+        """The name of an output of the model's node at this position; a missing one is added to it."""
         proto = self.graph.node[position]
         while len(proto.output) <= slot:
             proto.output.append("")
@@ -133,13 +133,13 @@ class Builder(NodeBuilder):
         return str(proto.output[slot])
 
     def spread(self, x: str, shape: str) -> str:
-        """Expand a value to a shape; `narrow` gives it back. An Expand that no node reads is left out."""
+        """Expand a value to a shape; `narrow` gives it back. An unread Expand is left out."""
         spread = self.op("Expand", x, shape)
         self._narrow[spread] = x
         return spread
 
     def narrow(self, x: str) -> str:
-        """The value that `spread` expanded into `x`, else `x` itself; for ops that broadcast."""
+        """The source of `x` before `spread`, else `x` itself; for ops with broadcasting."""
         return self._narrow.get(x, x)
 
     # -- inputs and outputs ----------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Builder(NodeBuilder):
         return name
 
     def reshape_like(self, x: str, like: str) -> str:
-        """Reshape to the shape of a value; with one dim at most that is not known, no Shape is computed."""
+        """Reshape to the shape of a value; with at most one unknown dim, no Shape is computed."""
         shape = self.shape(like)
         if shape is None or 0 in shape or sum(not isinstance(d, int) for d in shape) > 1:
             return self.reshape(x, self.shape_of(like))

@@ -125,7 +125,7 @@ def backward(b: Builder, seeds: Mapping[str, str], wrt: Sequence[str]) -> dict[s
 
 
 def _accumulated(b: Builder, arrived: Mapping[str, str], wrt: Sequence[str]) -> dict[str, str]:
-    """Append the backward pass from gradients that already have the shapes of their values."""
+    """Append the backward pass from gradients of the same shapes as their values."""
     view, ids = b.view, b.ids
     route = paths(view, b.scope, [ids[name] for name in arrived], [ids[name] for name in wrt], VJPS)
     arriving: dict[ValueId, list[str]] = {ids[name]: [gradient] for name, gradient in arrived.items()}

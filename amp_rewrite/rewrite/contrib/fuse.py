@@ -58,7 +58,7 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
 
 def operators(view: View, context: Context, kinds: Sequence[str]) -> Iterator[Operator]:
-    """Yield operators of the standard of these kinds, also those that are written out."""
+    """Yield operators of the standard of these kinds, also written-out ones."""
     yield from (Operator((op.id,), op, op.node, op.inputs) for op in view.of_kinds(kinds))
     for fusion in fuse_clusters(view, context, LATEST):
         if isinstance(fusion, Replacement) and fusion.node.op_type in kinds:
@@ -152,7 +152,7 @@ class Site:
         return trial_shape(len(self.shape(value) or (None,)), _WIDTH)
 
     def proved(self, fusion: Replacement, tried: Tried) -> Outcome:
-        """Return a replacement that gives the same as its ops, or its refusal.
+        """Return a replacement proved equal to its ops, or its refusal.
 
         `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for
         weights whose numbers do not matter.
@@ -313,7 +313,7 @@ def _quick_gelus(site: Site) -> Iterator[Outcome]:
 
 
 def _factor(site: Site, op: Op | None, x: ValueId) -> float | None:
-    """Return the one number by which a Mul or Div scales a value; None for other ops, and for 0."""
+    """Return the one factor of a Mul or Div; None for other ops, and for 0."""
     rank = len(site.shape(x) or (None,))
     for slot in (1, 0) if op is not None and op.kind == "Mul" else (1,):
         if op is not None and op.kind in SCALINGS and op.inputs[1 - slot] == x:

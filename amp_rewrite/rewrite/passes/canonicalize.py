@@ -101,7 +101,7 @@ def _unmatched(view: View, patterns: Sequence[str]) -> list[str]:
 
 
 def _overrides(view: View, request: Request, *, but: Collection[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops that the patterns of a request name, without some of the patterns."""
+    """Return the ops of a request's patterns, without some of the patterns."""
     keep, lower = ([text for text in texts if text not in but] for texts in (request.keep, request.lower))
     if not keep and not lower:
         return {}, {}

@@ -102,7 +102,7 @@ def _channel_axis(linear: Op) -> int:
 
 
 def _unfit_numbers(axis: int, old: Array, weight: Array, bias: Array, to: DType) -> str | None:
-    """Return what in the numbers forbids folding.
+    """Return the fault of the numbers for folding.
 
     Rounding to subnormals is off by half the least of them; beside a largest weight of `tiny` or more that is no more
     than half an epsilon. So each channel has to keep one weight of that size, if it had one.

@@ -242,7 +242,7 @@ class _ShiftEmitter:
         return self.constants[key]
 
     def _mul(self, op: Op, made: Origin, result: str, around: Surroundings) -> NodeProto:
-        """Return the Mul that makes a value at another exponent."""
+        """Return the Mul to another exponent of a value."""
         self.muls.setdefault(op.id, []).append(made)
         by = self.natural.get(made.value, 0) - made.exponent
         factor = around.constant(f"shift_by_{by}".replace("-", "m"), np.array(math.ldexp(1.0, by), np.float32))

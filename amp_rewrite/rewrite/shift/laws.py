@@ -79,7 +79,7 @@ def _port(name: str) -> OpPort:
 
 
 def _law(**terms: int) -> Law:
-    """Return the law by which these multiples of exponents add up to zero."""
+    """Return the law of a zero sum of these multiples of exponents."""
     return tuple((factor, _port(name)) for name, factor in terms.items())
 
 

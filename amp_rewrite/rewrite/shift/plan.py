@@ -249,7 +249,7 @@ class PortProblem:
 
 
 def solve_ports(laws: Sequence[Law], asked: PortProblem) -> Mapping[OpPort, int]:
-    """Return exponents of all ports by which every law holds.
+    """Return exponents of all ports under every law.
 
     Where computed inputs and results do not agree, a result is made at another exponent, or a Mul stands before an
     input. All exponents are 0, which always holds, if no others are found.

@@ -169,7 +169,7 @@ def stopping(torch: Any) -> Any:
 
 
 def mark(torch: Any, module: Any, model: Model, dropout: bool) -> None:
-    """Mark what training does otherwise than inference.
+    """Mark differences of training from inference.
 
     A stopped gradient becomes an Identity without a gradient. Look-ups of the padding row of an embedding pass no
     gradient to it. With `dropout` a Dropout passes its input, as in an export for inference, until a training step

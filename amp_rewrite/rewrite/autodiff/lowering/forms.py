@@ -31,7 +31,7 @@ from amp_rewrite.rewrite.passes.inline import function_body, inlined
 
 
 def for_gradients(model: Model) -> tuple[Model, tuple[str, ...]]:
-    """Return the model at an opset that has the ops of its gradients, with a note if it was moved there."""
+    """Return the model at an opset with the ops of its gradients, and a note if it was moved there."""
     opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), FIRST_SCATTER_ADD)
     if opset >= FIRST_SCATTER_ADD:
         return model, ()
@@ -80,7 +80,7 @@ def _instance_norm(v: Forward) -> list[str]:
 
 
 def _beside(v: Forward) -> list[int]:
-    """Shape by which a value per channel broadcasts with [N, C, d…]."""
+    """Shape of a value per channel for broadcasting with [N, C, d…]."""
     return [-1, *[1] * (v.rank() - 2)]
 
 

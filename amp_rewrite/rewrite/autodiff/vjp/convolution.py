@@ -164,7 +164,7 @@ Pads = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def explicit_pads(v: Call, rank: int) -> Pads | None:
-    """Padding that an op's attributes give; None if `auto_pad` derives it from the dims."""
+    """Padding in an op's attributes; None if `auto_pad` derives it from the dims."""
     mode = v.attr("auto_pad", "NOTSET")
     if mode not in ("NOTSET", "VALID"):
         return None

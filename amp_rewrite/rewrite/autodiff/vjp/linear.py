@@ -143,7 +143,7 @@ def _resizable(v: Call) -> list[int]:
 
 
 def _resized(v: Call) -> list[int]:
-    """Axes that may be resized."""
+    """Resizable axes."""
     constant, own = v.constant(_SCALES), v.shape(0) or ()
     if constant is not None and constant.size:
         return [axis for axis, scale in zip(_resizable(v), constant, strict=True) if scale != 1]

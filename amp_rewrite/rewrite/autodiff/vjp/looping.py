@@ -77,7 +77,7 @@ def body_graph(b: Builder, results: Iterable[tuple[str, ValueInfoProto]]) -> Gra
 
 
 def _if(v: Call, slots: Sequence[int], names: Sequence[str]) -> Sequence[str]:
-    """Gradients of the captured values; a branch that does not read a value gives zeros."""
+    """Gradients of the captured values; zeros from a branch without the value."""
     branches: dict[str, GraphProto] = {}
     for scope, (attribute, _) in zip(v.op.bodies, bodies(v.op.node), strict=True):
         refuse_random(v, scope, "branch")

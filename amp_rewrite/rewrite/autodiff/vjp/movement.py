@@ -19,7 +19,7 @@ _EXTREMES = ("max", "min")
 
 
 def padding_index(node: NodeProto) -> int | None:
-    """Return the row that a Gather looks up for padding; None without one."""
+    """Return the row of a Gather for padding; None without one."""
     return next((int(entry.value) for entry in node.metadata_props if entry.key == PADDING), None)
 
 

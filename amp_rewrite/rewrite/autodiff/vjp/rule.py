@@ -97,7 +97,7 @@ class Forward:
     op: Op
 
     def x(self, slot: int) -> str:
-        """Name of an input, which must be present."""
+        """Name of a required input."""
         name: str = self.op.node.input[slot]
         assert name
         return name
@@ -156,7 +156,7 @@ class Forward:
         return parts[0] if len(parts) == 1 else self.b.op("Concat", *parts, axis=axis)
 
     def error(self, fact: str) -> GradientError:
-        """Make an error that names this op."""
+        """Make an error about this op."""
         return GradientError(f"node {self.op.name!r} ({self.op.kind}): {fact}")
 
 
@@ -320,7 +320,7 @@ class Paths:
         return f"{start} → … → {op.kind} {op.name!r} → … → {end}"
 
     def received(self, op: Op) -> list[ValueId | None]:
-        """Values that receive a gradient from the op."""
+        """Values with a gradient from the op."""
         return [*[op.inputs[s] for s in self.slots[op.id]], *self.captured[op.id]]
 
     def _end(
