@@ -226,21 +226,22 @@ _INTRODUCTION = """\
 
 This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
 [tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
-op lists and constants alone do not. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
+op lists and constants alone do not show it. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
 ([emulation.md](../concepts/emulation.md)); nothing was run on a GPU. `tests/suites/models/test_hard_models.py`
-checks the results. Nothing is shifted here (`--set shift=none`), so that guard and search show alone; what
-[range shifting](../concepts/shift.md) does by default is measured with
+checks the results. Nothing is shifted here (`--set shift=none`), to show only guard and search.
+[Range shifting](../concepts/shift.md), which is on by default, is measured with
 [its own models](../../benchmarks/results/shift.md)."""
 
 _READING = {
     "float16": """\
 *All by hand*: every tensor float16, as `astype` gives it. *By the lists*: `amp-rewrite model.onnx --no-check`. *With
-data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs are of the
-size of 1; those of `large_logits` are probabilities). A number is the largest error in units of the allowed error:
-up to 1 is ok. *Pinned* lists the regions that the search kept in float32 beyond the guard, in so many *trials*; each of
-them is necessary. For `large_logits` the tolerance only shows the absence of NaN: at 90 000 a softmax is 0 or 1.""",
+data*: `amp-rewrite model.onnx --data batch.npz --set rtol=1e-2 --set atol=1e-2 --set shift=none` (outputs are of
+magnitude 1; those of `large_logits` are probabilities). A number is the largest error in units of the allowed error:
+up to 1 is ok. *Pinned* lists the regions that the search kept in float32 beyond the guard; each of them is necessary.
+*Trials* counts the conversions that the search tried. For `large_logits` the tolerance only shows the absence of NaN:
+at 90 000 a softmax is 0 or 1.""",
     "bfloat16": """\
-bfloat16 has float32's range and three bits less than float16, so the tolerance is eight times as wide: 8e-2. Values
+bfloat16 has float32's range and three bits fewer than float16, so the tolerance is eight times as wide: 8e-2. Values
 that overflow float16 fit; computations that need digits fail more easily.""",
 }
 
