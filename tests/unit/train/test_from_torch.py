@@ -68,6 +68,19 @@ def _norm(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda torch: torch.nn.Sequential(torch.nn.Linear(8, 16), make(torch.nn), torch.nn.Linear(16, 6))
 
 
+def _train_alike(step: TrainingStep, net: Any, optimizer: Any, data: list[Any]) -> None:
+    """Train here and in PyTorch; each loss is the same."""
+    torch = pytest.importorskip("torch")
+    trainer = Trainer(step, **PLACE)
+    for x in data:
+        label = RNG.integers(0, 6, len(x))
+        loss = torch.nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(label))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.fit([{step.batch[0]: x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "data"),
     [
@@ -89,15 +102,7 @@ def test_losses_are_those_of_pytorch_and_all_of_its_parameters_are_trained(make:
         from_torch(net, data(2)), loss=LOSS, optimizer="adam,lr=0.05,epsilon=1e-8", policy="float32", training_mode=True
     )
     assert set(step.parameters) == {name for name, _ in net.named_parameters()}
-    trainer, optimizer = Trainer(step, **PLACE), torch.optim.Adam(net.parameters(), 0.05)
-    source = step.batch[0]
-    for rows in (9, 9, 4):
-        x, label = data(rows), RNG.integers(0, 6, rows)
-        loss = torch.nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(label))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert trainer.fit([{source: x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
+    _train_alike(step, net, torch.optim.Adam(net.parameters(), 0.05), [data(rows) for rows in (9, 9, 4)])
 
 
 def test_the_report_names_padding_rows_buffers_frozen_parameters_and_constants() -> None:
@@ -152,14 +157,7 @@ def test_stopped_gradients_are_those_of_pytorch() -> None:
     step = training_step(from_torch(net, _rows(2)), loss=LOSS, optimizer="sgd,lr=0.5", policy="float32")
     assert set(step.parameters) == {"first.weight", "first.bias", "line.weight"}
     assert _why(step, "line.bias") == _why(step, "target.weight") == "no gradient of the loss reaches it"
-    trainer, optimizer = Trainer(step, **PLACE), torch.optim.SGD(net.parameters(), 0.5)
-    for _ in range(4):
-        x, label = _rows(5), RNG.integers(0, 6, 5)
-        loss = torch.nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(label))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert trainer.fit([{"x": x, "label": label}]).losses[0] == pytest.approx(loss.item(), abs=2e-6)
+    _train_alike(step, net, torch.optim.SGD(net.parameters(), 0.5), [_rows(5) for _ in range(4)])
 
 
 def _odd(torch: Any, way: str) -> Any:

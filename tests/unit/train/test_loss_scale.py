@@ -88,7 +88,7 @@ def test_a_scale_comes_back_from_its_configuration_in_its_initial_state() -> Non
     scale.update([np.array(np.inf)])
     again = scales.deserialize(serialize(scale))
 
-    assert scale() == 2.0 and again() == 8.0
+    assert scale() == 2.0 and again() == 8.0 and "current_loss_scale=2.0" in repr(scale)
     assert again.get_config() == {"initial_loss_scale": 8.0, "increment_period": 3, "multiplier": 4.0}
 
 

@@ -5,6 +5,8 @@
 
 import copy
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ import pytest
 from amp_rewrite.deploy.session import Session
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import PolicyError, TrainingError
+from amp_rewrite.files.model import Model
+from amp_rewrite.rewrite.emulate import emulate
+from amp_rewrite.runtime.runner import Runner
 from amp_rewrite.settings.op_lists import load_lists
 from amp_rewrite.train.keras.loss_scale_optimizer import (
     LossScaleOptimizer,
@@ -55,14 +60,6 @@ def test_enabling_takes_dynamic_a_number_or_a_loss_scale(given: tuple[Any, ...],
     opt = enable_mixed_precision_graph_rewrite(SGD(0.5), *given)
     assert isinstance(opt, LossScaleOptimizer) and opt.loss_scale == scale
     assert not isinstance(given[-1] if given else None, LossScale) or opt.loss_scale is given[-1]
-
-
-def test_while_the_rewrite_is_on_only_policies_that_are_not_mixed_can_be_set() -> None:
-    enable_mixed_precision_graph_rewrite()
-    for name in ("mixed_float16", "mixed_bfloat16"):
-        with pytest.raises(ValueError, match="the mixed precision graph rewrite is enabled"):
-            set_policy(name)
-    set_policy("float32")
 
 
 @pytest.mark.filterwarnings("ignore:a GPU")
@@ -390,16 +387,6 @@ def test_single_layers_stay_float32_on_request(make: Any) -> None:
     }
 
 
-@pytest.mark.filterwarnings("ignore:gradients are not finite at the least")
-def test_a_dynamic_scale_stays_between_1_and_what_float32_holds() -> None:
-    largest = DynamicLossScale(2.0**127, 1)
-    assert [largest.update([np.ones(1)]) and float(largest()) for _ in range(2)] == [2.0**127] * 2
-    least = DynamicLossScale(1.5, 1)
-    assert [least.update([np.full(1, np.nan)]) and float(least()) for _ in range(2)] == [1.0, 1.0]
-    with pytest.raises(ValueError, match="invalid loss scale inf"):
-        FixedLossScale(float("inf"))
-
-
 # -- the guide's custom loop ---------------------------------------------------------------------------
 
 
@@ -631,3 +618,62 @@ def test_predictions_are_probabilities_unless_from_logits_says_otherwise(way: st
 
     assert read == of_logits
     assert float(kind()(targets, predictions["y"])) == pytest.approx(each.mean(), rel=1e-5)
+
+
+ROOT = Path(__file__).parents[3]
+TABLE = ROOT / "docs" / "reference" / "tensorflow.md"
+ROWS = [line for line in TABLE.read_text("utf-8").splitlines() if re.match(r"\| [^-]", line)]
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if _cells(r)[2] != "tests"], ids=lambda row: _cells(row)[0][:40])
+def test_each_line_of_the_table_names_its_tests_unless_there_is_nothing_to_test(row: str) -> None:
+    _, here, tests = _cells(row)
+    named = re.findall(r"`([^`]+)`", tests)
+    assert named or here.startswith("not")
+    for name in named:
+        assert (ROOT / name if "/" in name else Path(__file__).with_name(name)).is_file()
+
+
+LINES = [
+    line for line in Path(__file__).with_name("tensorflow_rows.txt").read_text("utf-8").splitlines() if "|" in line
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.partition(" | ")[0])
+def test_each_line_of_tensorflow_has_tests_that_exist_or_says_why_not(line: str) -> None:
+    tests = line.partition(" | ")[2]
+    for part in () if tests.startswith("- ") else tests.split("; "):
+        name, _, functions = part.partition(": ")
+        path = ROOT / "tests" / f"{name}.py" if "/" in name else Path(__file__).with_name(f"{name}.py")
+        defined = set(re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
+        assert functions and set(functions.split(", ")) <= defined
+
+
+@pytest.mark.parametrize(("value", "square"), [(256.0, np.inf), (1e-5, 0.0), (255.0, 65024.0)])
+def test_squares_overflow_and_vanish_in_float16(value: float, square: float) -> None:
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float16[1] x) => (float16[1] y) { y = Mul (x, x) }'
+    runner = Runner.open(emulate(Model(onnx.parser.parse_model(text))))
+    (result,) = runner.run({"x": np.array([value], runner.inputs[0].dtype.numpy)}).values()
+    with np.errstate(over="ignore", under="ignore"):
+        assert np.float16(value) * np.float16(value) == np.asarray(result)[0] == square
+
+
+@pytest.mark.parametrize(
+    ("op_type", "color"),
+    [("ArgMax", "clear"), ("Floor", "clear"), ("Conv", "allow"), ("Add", "gray"), ("AveragePool", "gray")],
+)
+def test_the_lists_have_the_classes_of_tensorflow(op_type: str, color: str) -> None:
+    for to in (DType.FLOAT16, DType.BFLOAT16):
+        assert load_lists(to).classify("", op_type, {}, 2).color.value == color
+
+
+def test_weights_that_are_set_back_train_as_before() -> None:
+    trainer = Trainer(training_step(mlp(), loss=CROSS_ENTROPY, optimizer=SGD(0.1)), **PLACE)
+    start, data = trainer.get_weights(), list(batches(4))
+    first = trainer.fit(data).losses
+    trainer.set_weights(start)
+    assert trainer.fit(data).losses == first
