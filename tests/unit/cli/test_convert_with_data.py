@@ -10,7 +10,7 @@ import pytest
 
 from unit.cli.test_cli import files, folder, run
 from unit.cli.test_next_step import model
-from unit.evidence.test_feedback import DRIP, LEAKY, SUM
+from unit.evidence.test_feed import DRIP, LEAKY, SUM
 from unit.pipeline.test_repair import BATCH
 
 __all__ = ["folder", "model"]
