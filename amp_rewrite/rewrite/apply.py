@@ -240,7 +240,8 @@ class _Writer:
         source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            fresh.append((self.plan.rename[value.id], self._declared(value) or DType.FLOAT))
+            home = self.plan.retype.get(value.id) or self.view.dtype(value.id)  # a baked copy has the old name
+            fresh.append((self.plan.rename[value.id], home or DType.FLOAT))
         bake = self.bakes.get(value.id)
         if bake is not None and bake.keeps_original:
             fresh.append((bake.name, bake.to))
