@@ -1,4 +1,4 @@
-"""Conversion as a pass of Microsoft Olive; docs/how-to/pipelines.md says how to register it."""
+"""Conversion as a pass of Microsoft Olive. docs/how-to/pipelines.md shows how to register it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from amp_rewrite.settings.request import KEYWORDS, OPTIONS, Request
 
 logger = logging.getLogger("olive.passes.amp_rewrite")  # below Olive's own, whose level a workflow sets
 
-_FILES = Union[Path, str]  # noqa: UP007
+_PATH = Union[Path, str]  # noqa: UP007
 _TYPES: Mapping[Kind, Any] = {
     Kind.TEXT: str,
     Kind.LIST: Union[str, list[Any]],  # noqa: UP007  # pydantic reads it
     Kind.SWITCH: bool,
     Kind.NUMBER: float,
-    Kind.PATH: _FILES,
+    Kind.PATH: _PATH,
 }
-_SEARCHED = {"level": Categorical(["default", "tensor-cores-only", "treat-gray-as-deny"])}
+_SEARCH_DEFAULTS = {"level": Categorical(["default", "tensor-cores-only", "treat-gray-as-deny"])}
 _CATEGORIES = {"data": ParamCategory.DATA, "ranges": ParamCategory.PATH}
-_MORE = ("data", "tolerance", "ranges", "headroom", "external_data")
+_OTHER_OPTIONS = ("data", "tolerance", "ranges", "headroom", "external_data")
 """Options besides those of `convert`."""
 
 
@@ -43,13 +43,13 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
     """Convert a model to mixed precision; with data and a tolerance, keep ops in float32 for the outputs.
 
     Its parameters are the options of `amp_rewrite.convert`, and data, tolerance, ranges, headroom and external_data.
-    A search tries the values of `level`, and those that the workflow gives to others as a Categorical.
+    A search tries the values of `level`, and of any other option given as a Categorical by the workflow.
     """
 
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         target = BY_PROVIDER.get(str(accelerator_spec.execution_provider))
-        config = {name: _parameter(OPTIONS[name]) for name in (*KEYWORDS, *_MORE)}
+        config = {name: _parameter(OPTIONS[name]) for name in (*KEYWORDS, *_OTHER_OPTIONS)}
         config["fuse"].default_value = "basic"  # passes after it may not know onnxruntime's operators
         config["headroom"].default_value = HEADROOM
         if target is not None:
@@ -58,14 +58,14 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
     @classmethod
     def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
-        """Return True if the options fit together; a search leaves out others."""
-        given = _given(config)
+        """Return True if the options fit together. A search skips combinations that do not."""
+        options = _options(config)
         try:
-            Request.of(**{name: value for name, value in given.items() if name in KEYWORDS})
+            Request.of(**{name: value for name, value in options.items() if name in KEYWORDS})
         except AmpRewriteError as error:
             logger.error("AmpRewrite: %s", error)
             return False
-        if "tolerance" in given and "data" not in given:
+        if "tolerance" in options and "data" not in options:
             logger.error("AmpRewrite: a tolerance needs data to measure errors on; give data, too")
             return False
         return True
@@ -75,18 +75,18 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
     ) -> ONNXModelHandler:
         source = Path(model.model_path)
         path = Path(resolve_onnx_path(output_model_path, source.name))
-        given = _given(config)
-        external = f"{path.name}.data" if given.pop("external_data", False) else None  # a name as Olive gives
-        if "tolerance" in given:
-            repaired = repair(source, given.pop("data"), **given)
+        options = _options(config)
+        external = f"{path.name}.data" if options.pop("external_data", False) else None  # a name as Olive gives
+        if "tolerance" in options:
+            repaired = repair(source, options.pop("data"), **options)
             if not repaired.solved:
                 raise EvidenceError(
-                    f"no choice of ops in float32 brings the outputs within {given['tolerance']}; widen the tolerance,"
-                    " or keep float32 inputs and outputs"
+                    f"no choice of ops in float32 brings the outputs within {options['tolerance']}; widen the"
+                    " tolerance, or keep float32 inputs and outputs"
                 )
             converted = repaired.converted
         else:
-            converted = convert(source, **given)
+            converted = convert(source, **options)
         logger.info("AmpRewrite: %s", converted.report.brief)
         converted.save(path, overwrite=True, external_data=external)
         if data_files(path):
@@ -94,16 +94,16 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
         return ONNXModelHandler(model_path=str(path))
 
 
-def _parameter(row: Option) -> PassConfigParam:
-    words, searched = row.doc.replace("`", ""), _SEARCHED.get(row.name)
-    default = None if row.environment else row.default or None  # a variable counts where nothing is stated
-    kind = Union[int, str] if row.name in ("opset", "shift") else _TYPES[row.kind]  # noqa: UP007
-    category = _CATEGORIES.get(row.name, ParamCategory.NONE)
+def _parameter(option: Option) -> PassConfigParam:
     return PassConfigParam(
-        type_=kind, default_value=default, description=words, search_defaults=searched, category=category
+        type_=Union[int, str] if option.name in ("opset", "shift") else _TYPES[option.kind],  # noqa: UP007
+        default_value=None if option.environment else option.default or None,  # without a value, the variable counts
+        description=option.doc.replace("`", ""),
+        search_defaults=_SEARCH_DEFAULTS.get(option.name),
+        category=_CATEGORIES.get(option.name, ParamCategory.NONE),
     )
 
 
-def _given(config: type[BasePassConfig]) -> dict[str, Any]:
+def _options(config: type[BasePassConfig]) -> dict[str, Any]:
     values: Mapping[str, Any] = config.model_dump()
-    return {name: values[name] for name in (*KEYWORDS, *_MORE) if values.get(name) is not None}
+    return {name: values[name] for name in (*KEYWORDS, *_OTHER_OPTIONS) if values.get(name) is not None}

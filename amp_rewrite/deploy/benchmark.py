@@ -34,7 +34,7 @@ from amp_rewrite.runtime.installation import has_provider, offered_device, packa
 from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.probes import apart
 from amp_rewrite.runtime.providers import cuda_options
-from amp_rewrite.runtime.runner import CPU, CUDA, MOST_THREADS, Runner
+from amp_rewrite.runtime.runner import CPU, CUDA, MAX_THREADS, Runner
 from amp_rewrite.settings.option import Data, checked
 from amp_rewrite.version import VERSION
 
@@ -45,7 +45,7 @@ Seconds = NDArray[Any]
 _RESAMPLES = 2000  # of the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
 _WARM = 10  # runs of each model that do not count
-_ROUND, _MOST_RUNS = 0.05, 50  # seconds of a round for the slowest call, and runs in it
+_ROUND, _MAX_RUNS = 0.05, 50  # seconds of a round for the slowest call, and runs in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +230,9 @@ def bench(
         raise PolicyError("no model given; give at least one")
     if rounds < 1:
         raise PolicyError(f"{spelled('rounds', rounds)} is too small; give at least 1")
-    if threads > MOST_THREADS:
+    if threads > MAX_THREADS:
         raise PolicyError(
-            f"{spelled('threads', threads)} is too many; give at most {MOST_THREADS}, or leave it out for one per core"
+            f"{spelled('threads', threads)} is too many; give at most {MAX_THREADS}, or leave it out for one per core"
         )
     require("bench")
     tell = progress or (lambda stage, done, total: None)
@@ -394,7 +394,7 @@ def interleaved(
 
 def runs_per_round(latencies: Sequence[float]) -> int:
     """Return the number of runs in a round, by the seconds of each call."""
-    return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MOST_RUNS)
+    return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MAX_RUNS)
 
 
 # -- memory ------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import (
     CPU,
     CUDA,
-    MOST_THREADS,
+    MAX_THREADS,
     TENSORRT,
     CudaGraphs,
     Given,
@@ -101,8 +101,8 @@ class Session:
         **options: Any,
     ) -> None:
         check_known("Session", options, [name for name in signature(convert).parameters if name not in _OWN])
-        if not 0 <= threads <= MOST_THREADS:
-            raise PolicyError(f"threads is {threads!r}; give at most {MOST_THREADS} for one op, or 0 for one per core")
+        if not 0 <= threads <= MAX_THREADS:
+            raise PolicyError(f"threads is {threads!r}; give at most {MAX_THREADS} for one op, or 0 for one per core")
         require("Session")
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"

@@ -173,7 +173,7 @@ def dtype(tensor: onnx.TensorProto) -> DType:
     return kind
 
 
-MOST_ELEMENTS = 1 << 60
+MAX_ELEMENTS = 1 << 60
 """Elements of a tensor or a shape; more cannot be addressed, so that sizes fit 64 bits, and floats."""
 
 
@@ -183,7 +183,7 @@ def elements(tensor: onnx.TensorProto) -> int:
     if dims and min(dims) < 0:
         raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export it again")
     count: int = math.prod(dims)
-    if count > MOST_ELEMENTS:
+    if count > MAX_ELEMENTS:
         raise ModelError(f"tensor {tensor.name!r} has dims of more elements than any file holds; export it again")
     return count
 

@@ -327,7 +327,7 @@ def _violation(schema: Signature | None, node: NodeProto, stated: Sequence[Attri
     if schema is None:
         return None
     read = node.input[:]
-    missing = [slot for slot in schema.needed if slot >= len(read) or not read[slot]]
+    missing = [slot for slot in schema.required if slot >= len(read) or not read[slot]]
     if missing:
         return f"lacks input {missing[0]}; add it"
     # Faults that onnx's checker lets through, and of which its shape inference may die.

@@ -20,7 +20,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, stated_dtype
+from amp_rewrite.ir.schema import TENSOR, Signature, ValueType, explicit_dtype
 from amp_rewrite.ir.versions import FIRST_UNBATCHED_SCAN
 
 OpId = NewType("OpId", int)
@@ -132,7 +132,7 @@ def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> Val
     if settled:
         return known
     _bound(op, types)  # for its errors
-    return known and known.of(stated_dtype(op.node, inputs) or known.dtype)
+    return known and known.of(explicit_dtype(op.node, inputs) or known.dtype)
 
 
 @lru_cache(maxsize=_REMEMBERED)

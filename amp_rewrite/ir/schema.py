@@ -88,7 +88,7 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A formal input or output. `variable` is the type variable, or the one linked with it; else the `fixed` type."""
+    """A formal input or output. `variable`: its type variable, or the one linked with it; else the `fixed` type."""
 
     type: str
     variable: str
@@ -111,8 +111,8 @@ class Signature:
     """True if the schema has a function body."""
     checked: bool
     """True if onnx's checker knows the schema."""
-    needed: tuple[int, ...]
-    """The inputs that no node may leave out."""
+    required: tuple[int, ...]
+    """Positions of the required inputs."""
 
     @property
     def kind(self) -> str:
@@ -185,15 +185,15 @@ def signature(domain: str, op_type: str, opset: int) -> Signature | None:
         return Param(spelling, linked.get(spelling, spelling), fixed, option == "Variadic", homogeneous)
 
     inputs, outputs = (tuple([param(*formal) for formal in side]) for side in sides)
-    needed = tuple([slot for slot, (_, _, option, *_) in enumerate(sides[0]) if option == "Single"])
-    return Signature(domain, op_type, since, inputs, outputs, types, expandable, checked, needed)
+    required = tuple([slot for slot, (_, _, option, *_) in enumerate(sides[0]) if option == "Single"])
+    return Signature(domain, op_type, since, inputs, outputs, types, expandable, checked, required)
 
 
 def _contrib_name(domain: str, op_type: str) -> str:
     return f"{domain or 'ai.onnx'}::{op_type}"
 
 
-def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
+def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
     """True for an operator of ai.onnx refused by onnx's checker, but perhaps not by runtimes.
 
     It is unknown to onnx at this opset, or deprecated there with a function that runtimes still compute.
@@ -204,7 +204,7 @@ def refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
     return schema is None or bool(schema.deprecated and schema.has_context_dependent_function)  # type: ignore[attr-defined]
 
 
-def of_runtime_alone(domain: str, op_type: str, opset: int) -> bool:
+def is_runtime_only(domain: str, op_type: str, opset: int) -> bool:
     """True for an operator of ai.onnx known to onnxruntime, and not to onnx at this opset.
 
     Its optimizers write them: LayerNormalization below opset 17, SimplifiedLayerNormalization at any.
@@ -224,14 +224,14 @@ def _table(name: str) -> Mapping[str, Any]:
     return ops
 
 
-# Variables that name one element type twice: once bare, once inside a container.
+# Variables of one element type under two names: bare, and inside a container.
 _SEQUENCES = ("SequenceAt", "SequenceInsert", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence")
 _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {
     **{("", op): {"S": "T"} for op in _SEQUENCES},
     **{("", op): {"O": "V"} for op in ("Optional", "OptionalGetElement")},
 }
 
-# The attribute that states the element type of the output, by operator; all hold a DataType code.
+# The attribute with the element type of the output, by operator; its value is a DataType code.
 DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     **{("", op): "output_datatype" for op in GENERATORS},
     **{("", op): "dtype" for op in (*RANDOM, "EyeLike", "SequenceEmpty")},
@@ -242,7 +242,7 @@ DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     ("com.microsoft", "GemmFloat8"): "dtype",
 }
 
-# Attributes that choose the type of a computation inside an operator; they hold a DataType code.
+# Attributes for the type of a computation inside an operator; their value is a DataType code.
 INNER_DTYPE_ATTRIBUTES = frozenset({"stash_type", "softmax_precision", "precision"})
 
 # Without the attribute, these give the type of this input; the others give float32.
@@ -269,29 +269,29 @@ def default_attributes(signature: Signature) -> Mapping[str, onnx.AttributeProto
     schema = onnx_schema(signature.domain, signature.op_type, signature.since)
     if schema is not None:
         return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.type}
-    stated = _table("contrib_defaults").get(_contrib_name(signature.domain, signature.op_type), {})
-    return {name: onnx.helper.make_attribute(name, value) for name, value in stated.items()}
+    defaults = _table("contrib_defaults").get(_contrib_name(signature.domain, signature.op_type), {})
+    return {name: onnx.helper.make_attribute(name, value) for name, value in defaults.items()}
 
 
-Inputs = Sequence[ValueType | None]
+InputTypes = Sequence[ValueType | None]
 
 
-def stated_dtype(node: NodeProto, inputs: Inputs) -> DType | None:
-    """Return the element type of an output bound by no input: by an attribute or the operator's own rule.
+def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
+    """Return the element type of an output set by an attribute or by a rule of the operator.
 
-    None if the schema's type constraint must decide.
+    None if the schema's type constraints decide.
     """
     key = _, op = normal_domain(node.domain), node.op_type
     name = DTYPE_ATTRIBUTES.get(key)
     if name is None:
-        rule = _STATED.get(key)
+        rule = _OUTPUT_RULES.get(key)
         return rule(node, inputs) if rule else None
-    stated = attribute(node, name)
-    if stated is not None and (stated.i or stated.s):  # before opset 6, Cast stated a word
-        code = _CODES.get(stated.s.decode("utf-8", "replace"), 0) if stated.s else stated.i
+    given = attribute(node, name)
+    if given is not None and (given.i or given.s):  # before opset 6, Cast named the type in words
+        code = _CODES.get(given.s.decode("utf-8", "replace"), 0) if given.s else given.i
         if code in _CODES.values() and code:
             return DType.of(code)
-        what = f"{stated.s[:80] or stated.i!r}, which is not an element type"
+        what = f"{given.s[:80] or given.i!r}, which is not an element type"
         raise ModelError(f"node {node.name or node.output[0]!r} ({op}) states {name}={what}; export it again")
     slot = IMPLIED_BY_INPUT.get(op)
     if slot is None:
@@ -305,31 +305,31 @@ def stated_dtype(node: NodeProto, inputs: Inputs) -> DType | None:
 _CODES = dict(TensorProto.DataType.items())
 
 
-def _stated_value(node: NodeProto, inputs: Inputs) -> DType | None:
-    """Return the type of the numbers or labels in an attribute; for labels it is a part of the attribute's name."""
+def _dtype_in_attributes(node: NodeProto, inputs: InputTypes) -> DType | None:
+    """Return the type of the values or labels in an attribute; that of labels is a part of the attribute's name."""
     for a in node.attribute:
         if a.name in ("value", "values_tensor"):
             return DType.of(a.t.data_type)
         if a.name == "sparse_value":
             return DType.of(a.sparse_tensor.values.data_type)
         if a.name == "classes_strings":  # LabelEncoder-1 turns strings into integers and back
-            return DType.INT64 if _first(node, inputs) is DType.STRING else DType.STRING
-        if a.name in _VALUES:
-            return _VALUES[a.name]
+            return DType.INT64 if _dtype_of_first(node, inputs) is DType.STRING else DType.STRING
+        if a.name in _DTYPE_BY_ATTRIBUTE:
+            return _DTYPE_BY_ATTRIBUTE[a.name]
     return DType.FLOAT if node.op_type == "ConstantOfShape" else None
 
 
-def _first(_: NodeProto, inputs: Inputs) -> DType | None:
+def _dtype_of_first(_: NodeProto, inputs: InputTypes) -> DType | None:
     return inputs[0].dtype if inputs and inputs[0] else None
 
 
-def _optional(node: NodeProto, inputs: Inputs) -> DType | None:
-    stated = attribute(node, "type")
-    content = type_of_proto(stated.tp) if stated is not None and not inputs else None
-    return content.dtype if content else _first(node, inputs)
+def _dtype_of_optional(node: NodeProto, inputs: InputTypes) -> DType | None:
+    given = attribute(node, "type")
+    content = type_of_proto(given.tp) if given is not None and not inputs else None
+    return content.dtype if content else _dtype_of_first(node, inputs)
 
 
-_VALUES = {
+_DTYPE_BY_ATTRIBUTE = {
     **{name: dtype for name, (dtype, _) in PLAIN_CONSTANTS.items()},
     "values_floats": DType.FLOAT,
     **dict.fromkeys(("values_strings", "classlabels_strings"), DType.STRING),
@@ -337,14 +337,14 @@ _VALUES = {
 }
 _CLASSIFIERS = ("LabelEncoder", "LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
-_STATED: Mapping[tuple[str, str], Callable[[NodeProto, Inputs], DType | None]] = {
-    **{("ai.onnx.ml", op): _stated_value for op in _CLASSIFIERS},
-    **{("com.microsoft", op): _first for op in _ATTENTIONS},
-    **{("", op): _stated_value for op in ("Constant", "ConstantOfShape")},
+_OUTPUT_RULES: Mapping[tuple[str, str], Callable[[NodeProto, InputTypes], DType | None]] = {
+    **{("ai.onnx.ml", op): _dtype_in_attributes for op in _CLASSIFIERS},
+    **{("com.microsoft", op): _dtype_of_first for op in _ATTENTIONS},
+    **{("", op): _dtype_in_attributes for op in ("Constant", "ConstantOfShape")},
     **dict.fromkeys(
         (("", "LayerNormalization"), ("", "SimplifiedLayerNormalization")),
         lambda node, _: DType.of(int_attribute(node, "stash_type", DType.FLOAT.code)),
     ),
-    ("", "LinearAttention"): _first,
-    ("", "Optional"): _optional,
+    ("", "LinearAttention"): _dtype_of_first,
+    ("", "Optional"): _dtype_of_optional,
 }

@@ -16,7 +16,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ValueInfoProto
 
 from amp_rewrite.files.protos import all_graphs, clone
-from amp_rewrite.files.tensors import MOST_ELEMENTS
+from amp_rewrite.files.tensors import MAX_ELEMENTS
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, number
 from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
@@ -24,15 +24,15 @@ from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.sizes import (
     CONTENTS,
     INTEGERS,
-    MADE_UP,
-    MOST_AXES,
+    INVENTED_PREFIX,
+    MAX_AXES,
     Contents,
     Dim,
     Dims,
     InventedNames,
-    Reading,
-    countable,
-    held,
+    OpInputs,
+    integer_contents,
+    is_nonnegative,
     minus,
     names_in,
     over,
@@ -128,11 +128,11 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
 
 @lru_cache(1 << 12)
 def _possible(dims: StatedDims) -> bool:
-    """True if a value can have the dimensions: MOST_AXES at most, none negative, an addressable number of elements."""
+    """True if a value can have the dimensions: MAX_AXES at most, none negative, an addressable number of elements."""
     if any(isinstance(size, bytes) for size in dims):
         return False  # its name is not UTF-8
     sizes = [size or 1 for size in dims if isinstance(size, int)]
-    return min(sizes, default=1) > 0 and math.prod(sizes) <= MOST_ELEMENTS and len(dims) <= MOST_AXES
+    return min(sizes, default=1) > 0 and math.prod(sizes) <= MAX_ELEMENTS and len(dims) <= MAX_AXES
 
 
 @once
@@ -177,25 +177,25 @@ class _ShapeWalk:
         inferred, counts = self.at(result), self.view.dtype(result) in INTEGERS
         if result is None or (not counts and inferred is not None and all(isinstance(d, int) for d in inferred)):
             return  # onnx knows the shape, and floats state no other
-        contents = [self.contents[v] if v in self.contents else held(self.view, v) for v in op.inputs]
-        reading = Reading(op, [self.at(v) for v in op.inputs], contents, self.invented)
-        dims = _ruled(RULES, reading)
+        contents = [self.contents[v] if v in self.contents else integer_contents(self.view, v) for v in op.inputs]
+        inputs = OpInputs(op, [self.at(v) for v in op.inputs], contents, self.invented)
+        dims = _ruled(RULES, inputs)
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
             dims = self.known[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
             if op.scope == MAIN:
                 for mine, other in zip(dims, inferred or (), strict=False):  # the model's names of sizes with another
                     if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
                         self.same.setdefault(other, mine)
-        made, rank = _ruled(CONTENTS, reading) if counts else None, self.at(result)
+        made, rank = _ruled(CONTENTS, inputs) if counts else None, self.at(result)
         if made is not None and rank is not None and len(rank) <= 1:
             self.contents[result] = made
 
 
 def _better(followed: Dim, inferred: Dim) -> Dim:
-    if not countable(followed) or isinstance(inferred, int):
+    if not is_nonnegative(followed) or isinstance(inferred, int):
         return inferred
-    vague = any(name.startswith(MADE_UP) for name in names_in(followed))
-    return inferred if vague and isinstance(inferred, str) and not inferred.startswith(MADE_UP) else followed
+    vague = any(name.startswith(INVENTED_PREFIX) for name in names_in(followed))
+    return inferred if vague and isinstance(inferred, str) and not inferred.startswith(INVENTED_PREFIX) else followed
 
 
 # -- rules: the dimensions of an op's first result --------------------------------------------------
@@ -205,26 +205,26 @@ def _better(followed: Dim, inferred: Dim) -> Dim:
 _MISFITS = (ValueError, IndexError, ArithmeticError)
 
 
-def _ruled(rules: Mapping[str, Callable[[Reading], tuple[Dim, ...] | None]], reading: Reading) -> Dims | None:
-    rule = rules.get(reading.op.kind)
+def _ruled(rules: Mapping[str, Callable[[OpInputs], tuple[Dim, ...] | None]], inputs: OpInputs) -> Dims | None:
+    rule = rules.get(inputs.op.kind)
     try:
-        return rule(reading) if rule is not None else None
+        return rule(inputs) if rule is not None else None
     except _MISFITS:
         return None
 
 
-def _product(reading: Reading) -> Dims | None:
-    a, b = reading.shape(0), reading.shape(1)
-    outer = reading.broadcast((a[:-2], b[:-2]))
+def _product(inputs: OpInputs) -> Dims | None:
+    a, b = inputs.shape(0), inputs.shape(1)
+    outer = inputs.broadcast((a[:-2], b[:-2]))
     return None if outer is None or len(a) < 2 or len(b) < 2 else (*outer, a[-2], b[-1])
 
 
-def _reshaped(reading: Reading) -> Dims | None:
-    if reading.contents[1] is None:
-        (rank,) = reading.shape(1)
-        return (None,) * rank if isinstance(rank, int) and rank <= MOST_AXES else None
-    x, shape = reading.dims[0], reading.elements(1)
-    copies = not reading.stated("allowzero", 0)
+def _reshaped(inputs: OpInputs) -> Dims | None:
+    if inputs.contents[1] is None:
+        (rank,) = inputs.shape(1)
+        return (None,) * rank if isinstance(rank, int) and rank <= MAX_AXES else None
+    x, shape = inputs.dims[0], inputs.elements(1)
+    copies = not inputs.attribute("allowzero", 0)
     whole = x if x is not None else ()
     dims = [(whole[i] if i < len(whole) else None) if d == 0 and copies else d for i, d in enumerate(shape)]
     if -1 in dims:
@@ -233,56 +233,56 @@ def _reshaped(reading: Reading) -> Dims | None:
     return tuple(dims)
 
 
-def _concatenated(reading: Reading) -> Dims:
-    shapes = [reading.shape(slot) for slot in range(len(reading.dims))]
+def _concatenated(inputs: OpInputs) -> Dims:
+    shapes = [inputs.shape(slot) for slot in range(len(inputs.dims))]
     dims: list[Dim] = [next((d for d in column if d is not None), None) for column in zip(*shapes, strict=True)]
-    axis = reading.stated("axis", 0) % len(dims)
-    dims[axis] = reading.invented.total([x[axis] for x in shapes])
+    axis = inputs.attribute("axis", 0) % len(dims)
+    dims[axis] = inputs.invented.total([x[axis] for x in shapes])
     return tuple(dims)
 
 
-def _sliced(reading: Reading) -> Dims | None:
-    x, starts, ends = reading.shape(0), reading.elements(1), reading.elements(2)
-    axes = reading.elements(3) if len(reading.contents) > 3 else range(len(starts))
-    steps = reading.contents[4] if len(reading.contents) > 4 else (1,) * len(starts)
+def _sliced(inputs: OpInputs) -> Dims | None:
+    x, starts, ends = inputs.shape(0), inputs.elements(1), inputs.elements(2)
+    axes = inputs.elements(3) if len(inputs.contents) > 3 else range(len(starts))
+    steps = inputs.contents[4] if len(inputs.contents) > 4 else (1,) * len(starts)
     dims = list(x)
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = axes[i]
         if not isinstance(axis, int):
             return None
         axis %= len(x)
-        dims[axis] = _cut(reading, x[axis], start, end) if steps is not None and steps[i] == 1 else None
+        dims[axis] = _cut(inputs, x[axis], start, end) if steps is not None and steps[i] == 1 else None
     return tuple(dims)
 
 
 _TO_THE_END = 2**31 - 1  # exporters write this, or the largest int64
 
 
-def _cut(reading: Reading, whole: Dim, start: Dim, end: Dim) -> Dim:
+def _cut(inputs: OpInputs, whole: Dim, start: Dim, end: Dim) -> Dim:
     if whole is None or start is None or end is None:
         return None
     if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int):
         return len(range(*slice(start, end).indices(whole)))
     last = end == whole or (isinstance(end, int) and end >= _TO_THE_END)
-    if last and countable(minus(whole, start)) and countable(start):
+    if last and is_nonnegative(minus(whole, start)) and is_nonnegative(start):
         return minus(whole, start)
     bounds: list[Dim] = [whole]
-    if countable(start) and countable(end):
+    if is_nonnegative(start) and is_nonnegative(end):
         bounds.append(minus(end, start))
-    return reading.invented.name(f"{whole}[{start}:{end}]", *bounds)
+    return inputs.invented.name(f"{whole}[{start}:{end}]", *bounds)
 
 
-def _counted(reading: Reading) -> Dims | None:
-    (start,), (limit,), (step,) = (x if x is not None else (None,) for x in reading.contents)
+def _counted(inputs: OpInputs) -> Dims | None:
+    (start,), (limit,), (step,) = (x if x is not None else (None,) for x in inputs.contents)
     length = minus(limit, start)
-    return (length,) if step == 1 and countable(length) else None
+    return (length,) if step == 1 and is_nonnegative(length) else None
 
 
-RULES: Mapping[str, Callable[[Reading], Dims | None]] = {
-    **dict.fromkeys(SAME_SHAPE, lambda reading: reading.shape(0)),
-    **dict.fromkeys(BROADCASTS, lambda reading: reading.broadcast(reading.dims)),
+RULES: Mapping[str, Callable[[OpInputs], Dims | None]] = {
+    **dict.fromkeys(SAME_SHAPE, lambda inputs: inputs.shape(0)),
+    **dict.fromkeys(BROADCASTS, lambda inputs: inputs.broadcast(inputs.dims)),
     "Concat": _concatenated,
-    "Expand": lambda reading: reading.broadcast((reading.dims[0], reading.contents[1])),
+    "Expand": lambda inputs: inputs.broadcast((inputs.dims[0], inputs.contents[1])),
     "MatMul": _product,
     "Range": _counted,
     "Reshape": _reshaped,

@@ -1,4 +1,4 @@
-"""Sizes: products of names and numbers, and the inputs of an op as shape rules see them."""
+"""Sizes: products of names and numbers, and the inputs of an op for rules of shapes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Size(NamedTuple):
 
 
 Dim = int | str | Size | None
-"""The length of an axis: a number, a name that is one size wherever it stands, a product of such, None if unknown."""
+"""The length of an axis: a number, a name (of one size in all places), a product of these; None if unknown."""
 Dims = tuple[Dim, ...]
 """A shape whose free dimensions may have names: equal names, equal sizes."""
-MADE_UP = "unk__"
-"""The prefix of names that inference invents: the size of such a name may have another name at the next run."""
-MOST_AXES: int = getattr(np, "MAXDIMS", 64)
+INVENTED_PREFIX = "unk__"
+"""Prefix of names made up by inference: the size of such a name may have another name at the next run."""
+MAX_AXES: int = getattr(np, "MAXDIMS", 64)
 """Axes of an array: numpy has 64, and had 32 before version 2."""
 
 
@@ -72,7 +72,7 @@ def over(a: Dim, b: Dim) -> Dim:
     return None if n % divisor or min(rest.values(), default=0) < 0 else _dim(n // divisor, tuple(rest.elements()))
 
 
-def countable(dim: Dim) -> bool:
+def is_nonnegative(dim: Dim) -> bool:
     """True if a size is at least 0 for all values of its names."""
     return dim is not None and _parts(dim).factor >= 0
 
@@ -104,18 +104,18 @@ Contents = tuple[Dim, ...]
 
 @dataclass(slots=True)
 class InventedNames:
-    """Names for sizes without a better one, equal for equal words, and upper bounds of these sizes."""
+    """Names for sizes without a better one, equal for equal formulas, and upper bounds of these sizes."""
 
     names: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, set[Dim]] = field(default_factory=dict)
 
-    def name(self, words: str, *bounds: Dim) -> str:
-        name = self.names.setdefault(words, f"{MADE_UP}~{len(self.names)}")
+    def name(self, formula: str, *bounds: Dim) -> str:
+        name = self.names.setdefault(formula, f"{INVENTED_PREFIX}~{len(self.names)}")
         self.bounds.setdefault(name, set()).update(b for b in bounds if b is not None)
         return name
 
     def total(self, dims: Sequence[Dim]) -> Dim:
-        """Return the sum of sizes: a new name for one of different names. None if one is unknown."""
+        """Return the sum of sizes, under a new name if their names differ. None if one is unknown."""
         one: Dim = 0
         known = reduce(plus, dims, one)
         return known if known is not None or None in dims else self.name(" + ".join(sorted(map(str, dims))))
@@ -126,7 +126,7 @@ class InventedNames:
 
 
 @dataclass(slots=True)
-class Reading:
+class OpInputs:
     """The inputs of an op: dimensions, and contents of shapes."""
 
     op: Op
@@ -142,7 +142,7 @@ class Reading:
         """Return the contents of an input; raise ValueError without them."""
         return _known(self.contents, slot)
 
-    def stated(self, name: str, default: int) -> int:
+    def attribute(self, name: str, default: int) -> int:
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class Reading:
             raise ValueError("a number is not known")
         return numbers
 
-    def widest(self, a: Dim, b: Dim) -> Dim:
+    def broadcast_dim(self, a: Dim, b: Dim) -> Dim:
         """Return the broadcast size of two: they are equal, or one is 1."""
         if a is None or b is None:
             return a if b == 1 else b if a == 1 else next((d for d in (a, b) if isinstance(d, int) and d > 1), None)
@@ -171,56 +171,56 @@ class Reading:
         rank = max(map(len, known))
         result: Dims = (1,) * rank
         for shape in known:
-            result = tuple(map(self.widest, result, (1,) * (rank - len(shape)) + tuple(shape)))
+            result = tuple(map(self.broadcast_dim, result, (1,) * (rank - len(shape)) + tuple(shape)))
         return result
 
 
-def _known(inputs: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]:
-    held = inputs[slot] if slot < len(inputs) else None
-    if held is None:
+def _known(rows: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]:
+    row = rows[slot] if slot < len(rows) else None
+    if row is None:
         raise ValueError("an input is not known")
-    return held
+    return row
 
 
-# -- contents of small integer values: shapes, bounds and axes that a model computes, as named sizes ------
+# -- contents of small integer values: shapes, bounds and axes computed by the model -------------------
 
-_LONGEST = 16  # more axes than any shape has
+_MAX_LENGTH = 16  # more axes than any shape has
 INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
-"""The types of contents that rules know."""
+"""The types of contents."""
 _NUMBERS = INTEGERS - {DType.BOOL}
 
 
-def held(view: View, value: ValueId | None) -> Contents | None:
+def integer_contents(view: View, value: ValueId | None) -> Contents | None:
     """Return the elements of a small integer constant; None for other values."""
     tensor = view.constant(value) if view.dtype(value) in INTEGERS else None
-    if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _LONGEST:
+    if tensor is None or len(tensor.dims) > 1 or math.prod(tensor.dims) > _MAX_LENGTH:
         return None
     return tuple(int(number) for number in view.model.array(tensor).reshape(-1))
 
 
-def _sliced(reading: Reading) -> Contents:
-    start, end = (reading.integers(slot)[0] for slot in (1, 2))  # axis 0 is the only one
-    step = reading.integers(4)[0] if len(reading.contents) > 4 else 1
-    return reading.elements(0)[start:end:step]
+def _sliced(inputs: OpInputs) -> Contents:
+    start, end = (inputs.integers(slot)[0] for slot in (1, 2))  # axis 0 is the only one
+    step = inputs.integers(4)[0] if len(inputs.contents) > 4 else 1
+    return inputs.elements(0)[start:end:step]
 
 
-def _concatenated(reading: Reading) -> Contents | None:
-    elements = [x for slot in range(len(reading.contents)) for x in reading.elements(slot)]
-    return tuple(elements) if len(elements) <= _LONGEST else None
+def _concatenated(inputs: OpInputs) -> Contents | None:
+    elements = [x for slot in range(len(inputs.contents)) for x in inputs.elements(slot)]
+    return tuple(elements) if len(elements) <= _MAX_LENGTH else None
 
 
-def _filled(reading: Reading) -> Contents | None:
-    shape, fill = reading.integers(0), attribute(reading.op.node, "value")
-    if len(shape) > 1 or math.prod(shape) > _LONGEST or fill is None:
+def _filled(inputs: OpInputs) -> Contents | None:
+    shape, fill = inputs.integers(0), attribute(inputs.op.node, "value")
+    if len(shape) > 1 or math.prod(shape) > _MAX_LENGTH or fill is None:
         return None
     number = to_array(fill.t).item()
     return (int(number),) * math.prod(shape) if isinstance(number, int) else None
 
 
-def _elementwise(rule: Callable[..., Dim]) -> Callable[[Reading], Contents]:
+def _elementwise(rule: Callable[..., Dim]) -> Callable[[OpInputs], Contents]:
 
-    def apply(reading: Reading) -> Contents:
-        operands = [reading.elements(slot) for slot in range(len(reading.contents))]
+    def apply(inputs: OpInputs) -> Contents:
+        operands = [inputs.elements(slot) for slot in range(len(inputs.contents))]
         longest = max(map(len, operands))
         aligned = (x if len(x) == longest else x * longest for x in operands)
         return tuple(rule(*row) for row in zip(*aligned, strict=True))
@@ -229,13 +229,13 @@ def _elementwise(rule: Callable[..., Dim]) -> Callable[[Reading], Contents]:
 
 
 def _equal(a: Dim, b: Dim) -> Dim:
-    """Compare sizes, all of them at least 0: a negative number differs from all."""
+    """Compare sizes. All are at least 0, so a negative number equals none."""
     if a is None or b is None:
         return None
     if (isinstance(a, int) and isinstance(b, int)) or a == b:
         return int(a == b)
-    signs = [(x, y) for x, y in ((a, b), (b, a)) if isinstance(x, int) and x < 0 and countable(y)]
-    return 0 if signs else None
+    differ = any(isinstance(x, int) and x < 0 and is_nonnegative(y) for x, y in ((a, b), (b, a)))
+    return 0 if differ else None
 
 
 def _quotient(a: Dim, b: Dim) -> Dim:
@@ -245,19 +245,19 @@ def _quotient(a: Dim, b: Dim) -> Dim:
     return over(a, b)
 
 
-CONTENTS: Mapping[str, Callable[[Reading], Contents | None]] = {
-    **dict.fromkeys(RELABELS - {"Flatten"}, lambda reading: reading.elements(0)),
+CONTENTS: Mapping[str, Callable[[OpInputs], Contents | None]] = {
+    **dict.fromkeys(RELABELS - {"Flatten"}, lambda inputs: inputs.elements(0)),
     "Add": _elementwise(plus),
-    "Cast": lambda reading: reading.elements(0) if DType.of(reading.stated("to", 0)) in _NUMBERS else None,
+    "Cast": lambda inputs: inputs.elements(0) if DType.of(inputs.attribute("to", 0)) in _NUMBERS else None,
     "Concat": _concatenated,
     "ConstantOfShape": _filled,
     "Div": _elementwise(_quotient),
     "Equal": _elementwise(_equal),
-    "Gather": lambda reading: tuple(reading.elements(0)[at] for at in reading.integers(1)),
+    "Gather": lambda inputs: tuple(inputs.elements(0)[at] for at in inputs.integers(1)),
     "Mul": _elementwise(times),
-    "Shape": lambda reading: reading.shape(0)[reading.stated("start", 0) : reading.stated("end", MOST_AXES)],
+    "Shape": lambda inputs: inputs.shape(0)[inputs.attribute("start", 0) : inputs.attribute("end", MAX_AXES)],
     "Slice": _sliced,
     "Sub": _elementwise(minus),
     "Where": _elementwise(lambda test, a, b: (a if test else b) if isinstance(test, int) else None),
 }
-"""Rules by op, for inputs whose contents are all known and of at most one axis."""
+"""Rules by op, for inputs of known contents and at most one axis."""

@@ -36,15 +36,14 @@ R = TypeVar("R")
 def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[View, P], R]:
     """Let an analysis run once for each view and arguments; callers share the result and must not change it."""
 
-    def known(view: View, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(view: View, /, *args: P.args, **kwargs: P.kwargs) -> R:
         key = analysis, args, tuple(kwargs.items())
-        if key not in view._known:
-            view._known[key] = analysis(view, *args, **kwargs)
-        result: R = view._known[key]
+        if key not in view._results:
+            view._results[key] = analysis(view, *args, **kwargs)
+        result: R = view._results[key]
         return result
 
-    update_wrapper(known, analysis)
-    return known
+    return update_wrapper(wrapper, analysis)
 
 
 @dataclass(repr=False, eq=False)
@@ -69,8 +68,8 @@ class View(Index):
     """
 
     model: Model
-    _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Results of analyses that run `once`."""
+    _results: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Results of analyses with the decorator `once`."""
 
     @classmethod
     def of(cls, model: Model) -> View:
@@ -85,13 +84,13 @@ class View(Index):
             ordered = in_order(model.proto)
             if ordered is None:
                 raise
-            words = "its nodes were not in the order in which they run; the result has them in order"
-            model = replace(model, proto=ordered, mends=(*model.mends, Finding("mended", "model", words)))
+            note = "its nodes were not in the order in which they run; the result has them in order"
+            model = replace(model, proto=ordered, mends=(*model.mends, Finding("mended", "model", note)))
             index = build(ordered)
         return cls(**vars(index), model=model)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}  # a copy asks again
+        return {**self.__dict__, "_results": {}}  # a copy computes them again
 
     def __repr__(self) -> str:
         return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
@@ -139,10 +138,10 @@ class View(Index):
 
     def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
         """Return the producer of a value; None for inputs and initializers, and for an op of other kinds."""
-        made_by = self.values[value].producer if value is not None else None
-        if made_by is None:
+        producer = self.values[value].producer if value is not None else None
+        if producer is None:
             return None
-        op = self.ops[made_by]
+        op = self.ops[producer]
         return op if not kinds or op.kind in kinds else None
 
     def of_kinds(self, kinds: Container[str]) -> Sequence[Op]:
@@ -153,10 +152,10 @@ class View(Index):
     @cached_property
     def by_kind(self) -> Mapping[str, Sequence[Op]]:
         """The ops of each kind, in order."""
-        own: dict[str, list[Op]] = {}
+        ops: dict[str, list[Op]] = {}
         for op in self.ops:
-            own.setdefault(op.kind, []).append(op)
-        return own
+            ops.setdefault(op.kind, []).append(op)
+        return ops
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
         """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
@@ -167,11 +166,10 @@ class View(Index):
     @cached_property
     def constants(self) -> Mapping[ValueId, TensorProto]:
         """The tensors of all constant values, in order."""
-        held = ((v.id, v.tensor) for v in self.values if v.tensor is not None and not v.overridable)
-        return dict(held)
+        return {v.id: v.tensor for v in self.values if v.tensor is not None and not v.overridable}
 
     def copied(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant value or, behind Identities, of its source: to be read, not written."""
+        """Return the tensor of a constant, also behind Identities: for reading, not for writing."""
         return self.constant(value) or (self._copies.get(value) if value is not None else None)
 
     @cached_property
@@ -199,10 +197,10 @@ class View(Index):
     @cached_property
     def values_of(self) -> tuple[tuple[Value, ...], ...]:
         """The values of each scope, in order."""
-        own: tuple[list[Value], ...] = tuple([] for _ in self.scopes)
+        values: tuple[list[Value], ...] = tuple([] for _ in self.scopes)
         for value in self.values:
-            own[value.scope].append(value)
-        return tuple(map(tuple, own))
+            values[value.scope].append(value)
+        return tuple(map(tuple, values))
 
     @cached_property
     def yielded(self) -> frozenset[ValueId]:
@@ -233,8 +231,8 @@ class View(Index):
         return next((t for t in types if t is not None and t.container == TENSOR), types[0] if types else None)
 
     def forget(self) -> None:
-        """Drop the graph and the results of analyses run `once`, for their memory; they are made again if asked."""
-        self._known.clear()
+        """Free the memory of the graph and of the results of analyses; both are computed again on use."""
+        self._results.clear()
         for name in ("flow", "graph"):
             self.__dict__.pop(name, None)
 
@@ -242,7 +240,7 @@ class View(Index):
     def graph(self) -> nx.MultiDiGraph[OpId]:
         """The ops as a networkx graph, with the bodies of If, Loop and Scan in it.
 
-        Nodes are op ids, of which `ops` and `variables` tell scope and types. An edge leads from the producer of a
+        Nodes are op ids: `ops` and `variables` have their scopes and types. An edge leads from the producer of a
         value to each reader, captures included, and from the producer of a body's output to the op with the body; its
         key is the pair of the value and the reader's slot, or None for the latter. Edges from one iteration to the next
         are marked `carried`. O(nodes + uses).
@@ -253,12 +251,12 @@ class View(Index):
             for op in self.ops:
                 inner = ((None, out) for body in op.bodies for out in self.scopes[body].outputs)
                 for slot, value in (*enumerate(op.inputs), *inner):
-                    if value is not None and (made_by := self.values[value].producer) is not None:
-                        graph.add_edge(made_by, op.id, (value, slot))
+                    if value is not None and (producer := self.values[value].producer) is not None:
+                        graph.add_edge(producer, op.id, (value, slot))
             for out, into in self.carried:
-                if (made_by := self.values[out].producer) is not None:
+                if (producer := self.values[out].producer) is not None:
                     for use in self.uses[into]:
-                        graph.add_edge(made_by, use.op, (out, use.slot), carried=True)
+                        graph.add_edge(producer, use.op, (out, use.slot), carried=True)
         return graph
 
     @cached_property
@@ -284,26 +282,26 @@ def _ports(
 ) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
     """Return the type variables of an op with their inputs and outputs. True stands for an omitted port."""
     variables: dict[str, tuple[list[int], list[int]]] = {}
-    for side, (missing, named) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
-        for slot, absent in enumerate(missing):
-            if not absent and (name := named(slot)) is not None:
+    for side, (absent, variable) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
+        for slot, omitted in enumerate(absent):
+            if not omitted and (name := variable(slot)) is not None:
                 variables.setdefault(name, ([], []))[side].append(slot)
     return tuple((name, tuple(ins), tuple(outs)) for name, (ins, outs) in variables.items())
 
 
 def in_order(proto: ModelProto) -> ModelProto | None:
-    """Return a copy of a model with its nodes in topological order; None if there is none.
+    """Return a copy of a model with its nodes in topological order; None for a model with a cycle.
 
     Nodes keep their order as far as possible. O(nodes · log nodes).
     """
     ordered = clone(proto)
     bodies_of_functions = (body for f in ordered.functions for node in f.node for _, body in bodies(node))
     for holder in chain(ordered.functions, *map(all_graphs, (ordered.graph, *bodies_of_functions))):
-        makers = {name: at for at, node in enumerate(holder.node) for name in node.output if name}
+        producers = {name: at for at, node in enumerate(holder.node) for name in node.output if name}
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_nodes_from(range(len(holder.node)))
         for at, node in enumerate(holder.node):
-            graph.add_edges_from((makers[name], at) for name in _names_needed(node) if name in makers)
+            graph.add_edges_from((producers[name], at) for name in _names_read(node) if name in producers)
         try:
             nodes = [holder.node[at] for at in nx.lexicographical_topological_sort(graph)]
         except nx.NetworkXUnfeasible:
@@ -312,11 +310,11 @@ def in_order(proto: ModelProto) -> ModelProto | None:
     return ordered
 
 
-def _names_needed(node: NodeProto) -> set[str]:
+def _names_read(node: NodeProto) -> set[str]:
     read = set(filter(None, node.input))
     for _, body in bodies(node):
-        inside = {formal.name for formal in body.output}.union(*map(_names_needed, body.node))
-        own = {held.name for held in (*body.input, *body.initializer)}
+        inside = {formal.name for formal in body.output}.union(*map(_names_read, body.node))
+        own = {named.name for named in (*body.input, *body.initializer)}
         own.update(sparse.values.name for sparse in body.sparse_initializer)
-        read |= inside - own.union(*(step.output for step in body.node))
+        read |= inside - own.union(*(inner.output for inner in body.node))
     return read

@@ -35,13 +35,13 @@ from amp_rewrite.settings.selectors import exactly
 
 WRONG = 0.1
 """Error, relative to the largest value of an output, above which a random batch shows a conversion wrong."""
-MOST_WEIGHTS = 10**9
+MAX_WEIGHTS = 10**9
 """Bytes of weights above which a conversion is not checked unless asked."""
 _MORE = 1.5
 """The error with TF32 that a random batch permits, as a multiple of that without."""
 _FREE = 16
 """Size of free dimensions whose name does not say what they are."""
-_MOST_INPUT = 1 << 28
+_MAX_INPUT = 1 << 28
 """Bytes of an input above which a conversion is not checked: what it declares may be a mistake."""
 _ROUNDS = 2
 """Repairs at most; the second one starts from what the first one keeps."""
@@ -97,7 +97,7 @@ def _copied(source: Model, unchanged: Converted) -> Converted:
     """Return a conversion without changes, with the objection if onnxruntime does not open the model."""
     try:
         require("the check of a conversion")
-        if source.nbytes <= MOST_WEIGHTS:
+        if source.nbytes <= MAX_WEIGHTS:
             Runner.open(source, _LIGHT)
     except ModelError as why:
         if NO_KERNEL not in str(why):  # a GPU may have one
@@ -137,9 +137,9 @@ class _Reference:
         """Run the reference. AmpRewriteError, saying why, for an unfit model."""
         require("the check of a conversion")
         source = draft.source
-        if source.nbytes > MOST_WEIGHTS:
+        if source.nbytes > MAX_WEIGHTS:
             raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB, and more than 1 GB is not fed unasked")
-        usual = Drawing(scale=HEADROOM, free=_FREE, limit=_MOST_INPUT)
+        usual = Drawing(scale=HEADROOM, free=_FREE, limit=_MAX_INPUT)
         feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(usual, **batch))
         for note in drawing(source, "the model"):
             raise ModelError(note)

@@ -17,7 +17,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.ir.dataflow import Flow, computes
 from amp_rewrite.ir.op_classes import COPIES, RECURRENT
 from amp_rewrite.ir.ops import row_of
-from amp_rewrite.ir.schema import normal_domain, of_runtime_alone
+from amp_rewrite.ir.schema import is_runtime_only, normal_domain
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
 from amp_rewrite.runtime.faults import Made
 from amp_rewrite.runtime.kernels import release_number
@@ -155,7 +155,7 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> Itera
     if target.family not in (Target.ORT_CUDA, Target.WEBGPU):
         note = f"not in ai.onnx opset {opset}: an operator of onnxruntime alone, which its optimizers write"
         kinds = sorted({op.op_type for op in view.ops if not op.domain})
-        yield from (Finding("runtime_only", kind, note) for kind in kinds if of_runtime_alone("", kind, opset))
+        yield from (Finding("runtime_only", kind, note) for kind in kinds if is_runtime_only("", kind, opset))
     for op in _unknown(view):
         yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: taken for a plugin of TensorRT")
     if target.opset is not None and opset > target.opset:

@@ -18,10 +18,10 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_graphs, all_nodes, clone
 from amp_rewrite.ir.schema import (
     Signature,
+    is_refused_by_onnx,
+    is_runtime_only,
     normal_domain,
-    of_runtime_alone,
     onnx_schema,
-    refused_by_onnx,
     type_of_proto,
 )
 from amp_rewrite.ir.versions import FIRST_CAST_BY_CODE
@@ -49,7 +49,7 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
         raise ModelError(wrong) from unplanned  # onnx refuses the source, or trusts a wrong declaration in it
     for kind, (op, *_) in view.by_kind.items():
         operator = op.domain, op.op_type, view.opset
-        if refused_by_onnx(*operator) and not of_runtime_alone(*operator):
+        if is_refused_by_onnx(*operator) and not is_runtime_only(*operator):
             doubts += (Finding("unchecked", kind, f"not checked: onnx does not accept it at opset {view.opset}"),)
     return doubts
 
@@ -125,7 +125,7 @@ def _dense(skeleton: ModelProto) -> ModelProto:
 def _set_apart(proto: ModelProto) -> None:
     for holder, nodes in ((proto, proto.graph.node), *((function, function.node) for function in proto.functions)):
         opset = next((o.version for o in holder.opset_import if not normal_domain(o.domain)), 1)
-        alone = [node for node in all_nodes(nodes) if refused_by_onnx(node.domain, node.op_type, opset)]
+        alone = [node for node in all_nodes(nodes) if is_refused_by_onnx(node.domain, node.op_type, opset)]
         for node in alone:
             node.domain = _APART
         if alone:

@@ -35,9 +35,9 @@ _EVALUATED = frozenset(
     - SCATTERS
 )
 """Ops that take a moment per element; onnx's reference runs windows, cells and scatters in loops of Python."""
-_MOST_OPS = 64
-_MOST_ELEMENTS = 1 << 24  # of a constant that is looked at
-_MOST_FLAGS = 1 << 28  # of a constant mask, of which one batch is computed with if all are equal
+_MAX_OPS = 64
+_MAX_ELEMENTS = 1 << 24  # of a constant that is looked at
+_MAX_FLAGS = 1 << 28  # of a constant mask, of which one batch is computed with if all are equal
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
@@ -55,7 +55,7 @@ def numbers(view: View, value: ValueId) -> Array | None:
     if view.constant(value) is None:
         return _made(view, value)
     held = view.array(value, _most(view, value))
-    if held is None or held.size <= _MOST_ELEMENTS or held.ndim != 4:
+    if held is None or held.size <= _MAX_ELEMENTS or held.ndim != 4:
         return held
     return held[:1] if all(np.array_equal(batch, held[0]) for batch in held[1:]) else held
 
@@ -73,7 +73,7 @@ def _made(view: View, value: ValueId) -> Array | None:
             leaves.add(read)
             continue
         op = view.producer(read) if tensor is None else None
-        if op is None or op.kind not in _EVALUATED or len(ops) >= _MOST_OPS:
+        if op is None or op.kind not in _EVALUATED or len(ops) >= _MAX_OPS:
             return None
         if op.id not in ops:
             ops.add(op.id)
@@ -86,7 +86,7 @@ def _made(view: View, value: ValueId) -> Array | None:
 
 
 def _most(view: View, value: ValueId) -> int:
-    return _MOST_FLAGS if view.dtype(value) is DType.BOOL else _MOST_ELEMENTS
+    return _MAX_FLAGS if view.dtype(value) is DType.BOOL else _MAX_ELEMENTS
 
 
 # -- folding ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats, confined
-from amp_rewrite.ir.sizes import MOST_AXES
+from amp_rewrite.ir.sizes import MAX_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import Replacement
@@ -47,7 +47,7 @@ class Trial:
 
 def drawn(view: View, shapes: Mapping[ValueId, tuple[int, ...]]) -> list[Trial]:
     """Return trials on random numbers of these shapes, the same for ops and nodes; none if numpy has no such rank."""
-    if any(len(shape) > MOST_AXES for shape in shapes.values()):
+    if any(len(shape) > MAX_AXES for shape in shapes.values()):
         return []
     rng = np.random.default_rng(0)
     feeds = (

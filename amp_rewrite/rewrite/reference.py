@@ -30,7 +30,7 @@ from amp_rewrite.ir.schema import normal_domain, onnx_schema
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
 DOMAIN = "com.microsoft"
-MOST_ELEMENTS = 1 << 25
+MAX_ELEMENTS = 1 << 25
 """Elements of all results of a run in float64, 256 MB; of bools eight times as many."""
 
 Shape = tuple[int, ...]
@@ -42,7 +42,7 @@ def run(
     result: str,
     feeds: Sequence[Arrays],
     opsets: Mapping[str, int],
-    most: int = MOST_ELEMENTS,
+    most: int = MAX_ELEMENTS,
 ) -> list[Array] | str:
     """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them.
 

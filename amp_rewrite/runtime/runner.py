@@ -39,11 +39,11 @@ Given = Array | list[Any] | dict[Any, Any] | None
 
 TENSORRT = "TensorrtExecutionProvider"
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Upper limit of threads per op: onnxruntime needs minutes to start more."""
 
 # For some graphs of thousands of nodes, planning memory reuse takes longer than the rest of opening.
-_MOST_PLANNED_NODES = 4000
+_MAX_PLANNED_NODES = 4000
 # FATAL: errors are raised as exceptions too.
 QUIET, _DEFAULT_SEVERITY = 4, 2
 _BATCH, _SIZE = 1, 64
@@ -293,7 +293,7 @@ class CudaGraphs:
                 binding.feed(given)
                 return dict(binding.arrays())
             results = self.runner.run(feeds, outputs)
-            if key not in self.bindings and len(self.bindings) < MOST_GRAPHS:
+            if key not in self.bindings and len(self.bindings) < MAX_GRAPHS:
                 self.bindings[key] = self._recorded(given, results)
             return results
 
@@ -319,7 +319,7 @@ def _graph_number(number: int) -> Any:
     return options
 
 
-MOST_GRAPHS = 8
+MAX_GRAPHS = 8
 """Sets of shapes of one session that are recorded; each keeps memory for its inputs and results."""
 
 
@@ -356,7 +356,7 @@ def _settings(options: SessionOptions, nodes: int) -> Any:
     settings = ort.SessionOptions()
     settings.log_severity_level = QUIET
     settings.intra_op_num_threads = options.threads
-    settings.enable_mem_reuse = options.planned and nodes <= _MOST_PLANNED_NODES
+    settings.enable_mem_reuse = options.planned and nodes <= _MAX_PLANNED_NODES
     settings.enable_mem_pattern = options.pooled
     level = ort.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimized else level.ORT_DISABLE_ALL

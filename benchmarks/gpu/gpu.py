@@ -66,7 +66,7 @@ LIBRARIES = ("nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cuda-runtime")
 DIGITS = ("digits_cnn", "digits_vit")
 PACKED = "AMP_REWRITE_GPU_PACKED"
 """Environment variable by which `gpu_remote` says what of onnxruntime was left out."""
-LEAST_SECONDS = 10.0
+MIN_SECONDS = 10.0
 """Seconds that have to be left for another row to begin."""
 
 PLAN: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -169,7 +169,7 @@ class Suite:
 
     def _told(self, place: str, job: Job) -> None:
         """Measure a job, unless its row is there or the time is up, and say how that went."""
-        if self.row(job) is None and self.deadline - time.monotonic() > LEAST_SECONDS:
+        if self.row(job) is None and self.deadline - time.monotonic() > MIN_SECONDS:
             start = time.perf_counter()
             told = self._measured(job).get("fault") or "done"
             print(f"{place}  {job['name']}: {told}  {time.perf_counter() - start:.0f} s", flush=True)

@@ -22,7 +22,7 @@ from onnx import numpy_helper
 
 LEAST = 512
 """Elements; smaller tensors stay in the file. Biases are as many as features."""
-MOST_NOTED = 0.02
+MAX_NOTED = 0.02
 """Share of elements that a recipe may note one by one."""
 SAMPLE = 1024
 SHORTEST = 8
@@ -125,7 +125,7 @@ class Sources:
                 view = _laid(self.arrays[key], base)
                 if view.shape != array.shape:
                     continue
-                if np.mean(view[index].astype(array.dtype) != sample) <= MOST_NOTED:
+                if np.mean(view[index].astype(array.dtype) != sample) <= MAX_NOTED:
                     found = _noted(base, view.astype(array.dtype), array)
                 else:
                     found = self._scaled(base, view, array) if _alike(view, array) else None
@@ -224,7 +224,7 @@ def _noted(recipe: Recipe, made: Array, wanted: Array) -> Recipe | None:
     """Add the elements in which a recipe errs; None if they are too many."""
     made_bits, bits = bits_of(made), bits_of(wanted)
     at = np.flatnonzero(made_bits != bits)
-    if len(at) > MOST_NOTED * bits.size:
+    if len(at) > MAX_NOTED * bits.size:
         return None
     recipe = {**recipe, "type": wanted.dtype.name}
     if not len(at):

@@ -249,12 +249,12 @@ def _casts_on_cuda(models: Sequence[Path]) -> list[int | None]:
 
     Models of more than 400 MB are left out: the stub copies weights, and takes minutes for them.
     """
-    if stub.folder()[0] is None or sum(file.stat().st_size for file in models[0].parent.iterdir()) > MOST_ON_CUDA:
+    if stub.folder()[0] is None or sum(file.stat().st_size for file in models[0].parent.iterdir()) > MAX_ON_CUDA:
         return [None] * len(models)
     return [row.get("casts") for row in stub.placements(models)]
 
 
-MOST_ON_CUDA = 400e6 * 2
+MAX_ON_CUDA = 400e6 * 2
 """Bytes of our conversion and that of the other state."""
 BATCHES = ("built", "masked")
 """The batches of the benchmark of architectures that count: as built, and with a row that is masked throughout."""

@@ -23,15 +23,15 @@ INF = math.inf
 T = TypeVar("T")
 Values = frozenset[ValueId]
 Pairs = frozenset[Values]
-MOST_NAMED = 64
+MAX_NAMED = 64
 """The most values that a fact names: sums of more stay linear in time."""
 
 
 def union(sets: Iterable[frozenset[T]]) -> frozenset[T]:
-    """Return the elements of several sets, at most `MOST_NAMED`: those of small sets first, since they tell more."""
+    """Return the elements of several sets, at most `MAX_NAMED`: those of small sets first, since they tell more."""
     several = sorted(sets, key=len)
     together: frozenset[T] = frozenset().union(*several)
-    return together if len(together) <= MOST_NAMED else frozenset(islice(dict.fromkeys(chain(*several)), MOST_NAMED))
+    return together if len(together) <= MAX_NAMED else frozenset(islice(dict.fromkeys(chain(*several)), MAX_NAMED))
 
 
 class Beyond(NamedTuple):

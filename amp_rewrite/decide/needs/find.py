@@ -25,7 +25,7 @@ from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
 from amp_rewrite.settings.choices import Target
 
-MOST_TERMS = 128
+MAX_TERMS = 128
 """Terms of all sums of a model that stay in float16, together: they add at most 3.5e-3 to the error of outputs."""
 _SUMMING = LAYERS | {"Einsum", "GlobalAveragePool"}
 
@@ -93,10 +93,10 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
     terms = sum_lengths(view)
     left = sum(terms.values())
     for op in sorted(terms, key=lambda op: (-terms[op], -op)):
-        if left <= MOST_TERMS:
+        if left <= MAX_TERMS:
             return
         left -= terms[op]
-        note = f"adds up {terms[op]} terms; in float16, all such sums of a model may have {MOST_TERMS} on this target"
+        note = f"adds up {terms[op]} terms; in float16, all such sums of a model may have {MAX_TERMS} on this target"
         yield op, note
 
 

@@ -25,7 +25,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, advice, one_line, spelled
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.sizes import MOST_AXES
+from amp_rewrite.ir.sizes import MAX_AXES
 from amp_rewrite.reports.render import count
 from amp_rewrite.runtime.ports import Port
 
@@ -274,8 +274,8 @@ def _drawn_shapes(ports: Sequence[Port], asked: Drawing, assumed: dict[str, int]
             raise FeedError(f"input {port.name!r} has {stated}; give all sizes, as in {words}")
         if not port.admits(sizes) or any(size < 0 for size in sizes):
             raise FeedError(f"the shape {list(sizes)} does not fit input {port.name!r}, which has {stated}")
-        if len(sizes) > MOST_AXES or math.prod(max(1, size) for size in sizes) * 8 > asked.limit:
-            most = f"at most {MOST_AXES} axes and {asked.limit} bytes"
+        if len(sizes) > MAX_AXES or math.prod(max(1, size) for size in sizes) * 8 > asked.limit:
+            most = f"at most {MAX_AXES} axes and {asked.limit} bytes"
             raise FeedError(f"the shape {list(sizes)} of input {port.name!r} is too large: {most}")
         shapes[port.name] = sizes
     return shapes

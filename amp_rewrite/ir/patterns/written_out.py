@@ -19,11 +19,11 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 
 ENTRY = "x"
 """The name of the input of a matched computation."""
-_MOST_READERS = 4
+_MAX_READERS = 4
 """The most readers of a value within a match. A value with more is read outside."""
-_MOST_STEPS = 8
+_MAX_STEPS = 8
 """The most ops from the anchor of a match to its last op."""
-_MOST_OPS = 8
+_MAX_OPS = 8
 """The most ops of an expression of any form within a match."""
 
 
@@ -50,98 +50,103 @@ class Match:
 
 Pattern = Callable[[View, ValueId, Match], Iterator[Match]]
 """Extend a match by the ops behind a value, in every fitting way."""
-Test = Callable[[View, ValueId], bool]
+Predicate = Callable[[View, ValueId], bool]
 
 
-def op(kinds: str, *of: Pattern, name: str = "", casts: bool = True) -> Pattern:
+def op(kinds: str, *operands: Pattern, name: str = "", casts: bool = True) -> Pattern:
     """Return a pattern for an op of one of these kinds, separated by "|", with these first operands.
 
     `casts`: Casts of the result belong to the match.
     """
-    known = frozenset(kinds.split("|"))
+    wanted = frozenset(kinds.split("|"))
 
-    def match(view: View, value: ValueId, match: Match) -> Iterator[Match]:
-        bare, passed = match.bare(view, value)
-        op = view.producer(bare)
-        if op is None or op.kind not in known or len(op.inputs) < len(of):
+    def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
+        bare, passed = so_far.bare(view, value)
+        producer = view.producer(bare)
+        if producer is None or producer.kind not in wanted or len(producer.inputs) < len(operands):
             return
-        bound = match.bind(name, bare)
+        bound = so_far.bind(name, bare)
         if bound is None:
             return
-        taken = bound.take(op.id, *(passed if casts else ()))
-        swaps = op.kind in COMMUTATIVE and len(op.inputs) > 1
-        orders = dict.fromkeys(permutations(op.inputs, len(of))) if swaps else (op.inputs,)
+        taken = bound.take(producer.id, *(passed if casts else ()))
+        swaps = producer.kind in COMMUTATIVE and len(producer.inputs) > 1
+        orders = dict.fromkeys(permutations(producer.inputs, len(operands))) if swaps else (producer.inputs,)
         for order in orders:
-            yield from _all(view, order, of, taken)
+            yield from _all(view, order, operands, taken)
 
     return match
 
 
-def _all(view: View, values: Sequence[ValueId | None], of: Sequence[Pattern], match: Match) -> Iterator[Match]:
-    if not of:
+def _all(view: View, values: Sequence[ValueId | None], patterns: Sequence[Pattern], match: Match) -> Iterator[Match]:
+    if not patterns:
         yield match
     elif values[0] is not None:
-        for extended in of[0](view, values[0], match):
-            yield from _all(view, values[1:], of[1:], extended)
+        for extended in patterns[0](view, values[0], match):
+            yield from _all(view, values[1:], patterns[1:], extended)
 
 
 def anything(
-    name: str = "", test: Test | None = None, *, unless: Pattern | None = None, read: bool = False, casts: bool = False
+    name: str = "",
+    test: Predicate | None = None,
+    *,
+    unless: Pattern | None = None,
+    read: bool = False,
+    casts: bool = False,
 ) -> Pattern:
-    """Return a pattern for any value, but for a test and for matches of `unless`.
+    """Return a pattern for any value with `test` true and without a match of `unless`.
 
     `read`: capture the value as it is read, not the one behind Casts. `casts`: these Casts belong to the match.
     """
 
-    def match(view: View, value: ValueId, match: Match) -> Iterator[Match]:
-        bare, passed = (value, []) if read else match.bare(view, value)
-        bound = match.bind(name, bare)
+    def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
+        bare, passed = (value, []) if read else so_far.bare(view, value)
+        bound = so_far.bind(name, bare)
         if bound is None or (test is not None and not test(view, bare)):
             return
-        if unless is None or next(unless(view, bare, Match(direct=match.direct)), None) is None:
+        if unless is None or next(unless(view, bare, Match(direct=so_far.direct)), None) is None:
             yield bound.take(*passed) if casts else bound
 
     return match
 
 
-def either(*of: Pattern) -> Pattern:
+def either(*alternatives: Pattern) -> Pattern:
     """Return a pattern for one of several, tried in order."""
 
-    def match(view: View, value: ValueId, match: Match) -> Iterator[Match]:
-        for part in of:
-            yield from part(view, value, match)
+    def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
+        for pattern in alternatives:
+            yield from pattern(view, value, so_far)
 
     return match
 
 
-def through(kinds: str, of: Pattern, most: int = _MOST_OPS) -> Pattern:
-    """Return a pattern with up to `most` ops of these kinds between it and its reader."""
-    return either(of, op(kinds, through(kinds, of, most - 1))) if most else of
+def through(kinds: str, pattern: Pattern, max_ops: int = _MAX_OPS) -> Pattern:
+    """Return a pattern with up to `max_ops` ops of these kinds between it and its reader."""
+    return either(pattern, op(kinds, through(kinds, pattern, max_ops - 1))) if max_ops else pattern
 
 
 def made_of(kinds: str) -> Pattern:
     """Return a pattern for an expression of the captured entry and weights, of a few ops of these kinds."""
-    known = frozenset(kinds.split("|"))
+    wanted = frozenset(kinds.split("|"))
 
-    def match(view: View, value: ValueId, match: Match) -> Iterator[Match]:
+    def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
         pending: list[ValueId | None] = [value]
         count = 0
         while pending:
-            read = pending.pop()
-            if read is None:
+            operand = pending.pop()
+            if operand is None:
                 return
-            bare, passed = match.bare(view, read)
-            if bare == match.values[ENTRY] or weight(view, bare):
+            bare, passed = so_far.bare(view, operand)
+            if bare == so_far.values[ENTRY] or weight(view, bare):
                 continue
-            op = view.producer(bare)
-            if op is None or op.kind not in known:
+            producer = view.producer(bare)
+            if producer is None or producer.kind not in wanted:
                 return
-            count += op.id not in match.ops
-            if count > _MOST_OPS:
+            count += producer.id not in so_far.ops
+            if count > _MAX_OPS:
                 return
-            match = match.take(op.id, *passed)
-            pending.extend(op.inputs)
-        yield match
+            so_far = so_far.take(producer.id, *passed)
+            pending.extend(producer.inputs)
+        yield so_far
 
     return match
 
@@ -156,9 +161,9 @@ def constant(view: View, value: ValueId) -> bool:
 def weight(view: View, value: ValueId) -> bool:
     """True for an initializer, a Constant, or the result of a single op of these."""
     bare, _ = behind_casts(view, value)
-    made_by = view.producer(bare)
-    read = (bare,) if made_by is None or made_by.kind == "Constant" else made_by.inputs
-    return bool(read) and all(v is not None and view.values[v].tensor is not None for v in read)
+    producer = view.producer(bare)
+    sources = (bare,) if producer is None or producer.kind == "Constant" else producer.inputs
+    return bool(sources) and all(v is not None and view.values[v].tensor is not None for v in sources)
 
 
 # -- the search for a pattern ----------------------------------------------------------------------------------------
@@ -184,9 +189,9 @@ def direct_match(view: View, anchor: Op, pattern: Pattern) -> Match | None:
 
 def _ends(view: View, anchor: Op) -> list[Op]:
     seen = level = {anchor.id}
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         following = [readers(view, view.ops[op].outputs[0]) for op in level]
-        near = {op for ops in following if len(ops) <= _MOST_READERS for op in ops}
+        near = {op for ops in following if len(ops) <= _MAX_READERS for op in ops}
         level = {op for op in near - seen if view.ops[op].kind in CARRIERS}
         seen = seen | level
     return [view.ops[op] for op in sorted(seen)]
@@ -199,8 +204,8 @@ def with_entry_casts(view: View, match: Match) -> Match:
     """
     ops, entry = set(match.ops), match.values[ENTRY]
     for reader in view.readers(entry):
-        mine = all(use.op in ops for value in reader.results for use in view.uses[value])
-        if is_transparent(view, reader) and mine and _encloses(view, ops, reader):
+        read_inside = all(use.op in ops for value in reader.results for use in view.uses[value])
+        if is_transparent(view, reader) and read_inside and _encloses(view, ops, reader):
             ops.add(reader.id)
     for op_id in sorted(ops):
         cast = view.ops[op_id]
@@ -254,16 +259,16 @@ def _negative(view: View, value: ValueId) -> bool:
 
 def _per_feature(view: View, value: ValueId) -> bool:
     """True for a weight, and for an input of one dimension: a scale or bias fed by the caller."""
-    held = view.values[behind_casts(view, value)[0]]
-    if held.role is not Role.INPUT:
+    source = view.values[behind_casts(view, value)[0]]
+    if source.role is not Role.INPUT:
         return weight(view, value)
-    formals = view.scopes[held.scope].graph.input
-    return any(formal.name == held.name and len(formal.type.tensor_type.shape.dim) == 1 for formal in formals)
+    inputs = view.scopes[source.scope].graph.input
+    return any(info.name == source.name and len(info.type.tensor_type.shape.dim) == 1 for info in inputs)
 
 
 def _normalized(value: Pattern, squared: Pattern, reductions: str, between: str) -> Pattern:
     """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
-    # An exponent that is computed at run time passes for 2: onnxruntime does not check it.
+    # An exponent computed at run time passes for 2: onnxruntime does not check it.
     two = anything(test=lambda view, value: (array := view.array(value)) is None or bool((array == 2).all()))
     square = either(op("Pow", squared, two), op("Mul", squared, squared))
     total = op(reductions, square)
@@ -301,7 +306,7 @@ SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
 
 
 def _gated(bell: Pattern) -> Pattern:
-    """Return the pattern of x · ½ · (1 + bell), the products in any order, with any numbers."""
+    """Return the pattern of x · ½ · (1 + bell), the products in any order, with any constants."""
     x, one = anything(ENTRY, lambda view, value: not weight(view, value)), op("Add", bell, _WEIGHT)
     return either(
         op("Mul|Div", op("Mul", x, one), _WEIGHT),
@@ -319,12 +324,14 @@ _SINE = op("Sin", op("Mul", X, anything("slope", constant)))
 SNAKE = op(
     "Add", X, op("Mul", either(op("Mul", _SINE, _SINE), op("Pow", _SINE, anything("power"))), anything("factor"))
 )
-_MOST_SLOPE, _MOST_GAIN = 16.0, 4.0
-"""Largest a: for x up to 4094 the argument a·x fits float16. Largest product of a and the factor behind the square."""
+_MAX_SLOPE = 16.0
+"""Largest a: for x up to 4094 the argument a·x fits float16."""
+_MAX_GAIN = 4.0
+"""Largest product of a and the factor behind the square."""
 
 
 def is_snake(view: View, sine: Op) -> bool:
-    """True for the sine of a snake x + sin²(a·x)/a with constants: it is not that of a position.
+    """True for the sine of a snake x + sin²(a·x)/a with constants, which is not the sine of a position.
 
     The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by x·ε, which is the rounding error of the
     sum with x. With a large a, a·x would overflow before x does.
@@ -335,13 +342,13 @@ def is_snake(view: View, sine: Op) -> bool:
     a, b, power = (view.array(match.values.get(name)) for name in ("slope", "factor", "power"))
     if a is None or b is None or ("power" in match.values and (power is None or (power != 2).any())):
         return False
-    return abs(a).max() <= _MOST_SLOPE and a.size == b.size and bool(abs(a.ravel() * b.ravel()).max() <= _MOST_GAIN)
+    return abs(a).max() <= _MAX_SLOPE and a.size == b.size and bool(abs(a.ravel() * b.ravel()).max() <= _MAX_GAIN)
 
 
 # -- the search for clusters -----------------------------------------------------------------------------------
 
 
-_KINDS: Sequence[tuple[str, tuple[str, ...], Pattern, tuple[Pattern, ...]]] = (
+_CLUSTERS: Sequence[tuple[str, tuple[str, ...], Pattern, tuple[Pattern, ...]]] = (
     ("layer_normalization", ("Sqrt", "Pow"), LAYER, (SCALE, BIAS)),
     ("rms_normalization", ("Sqrt", "Pow"), RMS, (SCALE,)),
     ("l2_normalization", ("Sqrt", "Pow", "ReduceL2"), L2, ()),
@@ -353,17 +360,17 @@ _KINDS: Sequence[tuple[str, tuple[str, ...], Pattern, tuple[Pattern, ...]]] = (
 before; in the order in which they take ops."""
 
 
-Found = tuple[str, tuple[OpId, ...], ValueId, tuple[OpId, ...], Mapping[str, ValueId]]
-"""Kind, ops, entry, tail and values of a computation."""
+Cluster = tuple[str, tuple[OpId, ...], ValueId, tuple[OpId, ...], Mapping[str, ValueId]]
+"""Kind, ops, entry, ops of the tail, and captured values of a computation."""
 
 
-def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Found]:
+def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Cluster]:
     """Yield the computations of a model in these types; no op is in two of them.
 
     O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
     """
     taken: set[OpId] = set()
-    for kind, anchors, pattern, tail in _KINDS:
+    for kind, anchors, pattern, tail in _CLUSTERS:
         for anchor in view.of_kinds(anchors):
             if anchor.id in taken or not computes(view, anchor, dtypes):
                 continue
@@ -373,13 +380,13 @@ def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Found]:
                 if is_closed(view, match, last):
                     if taken.isdisjoint(match.ops):
                         taken |= match.ops
-                        behind = tuple(sorted(whole.ops - core.ops))
-                        yield kind, tuple(sorted(match.ops)), match.values[ENTRY], behind, match.values
+                        tail_ops = tuple(sorted(whole.ops - core.ops))
+                        yield kind, tuple(sorted(match.ops)), match.values[ENTRY], tail_ops, match.values
                     break
 
 
 def _with_tail(view: View, tail: Iterable[Pattern], match: Match, last: Op) -> tuple[Match, Op]:
-    """Return the match with the tail, as far as each op is the only reader of the one before; and the last op."""
+    """Extend a match by the tail, as far as each op is the only reader of the one before; return the last op, too."""
     for step in tail:
         result = last.outputs[0]
         following = readers(view, result)

@@ -26,7 +26,7 @@ from amp_rewrite.rewrite.equivalence import Trial, differing, double
 from amp_rewrite.rewrite.reference import Arrays
 from amp_rewrite.rewrite.replacement import ATTENTION, Context, Outcome, Refusal, fused_node, judged, too_old
 
-_MOST_STORED = 1 << 24  # flags of a mask that a file gets as a constant
+_MAX_STORED = 1 << 24  # flags of a mask that a file gets as a constant
 
 
 def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
@@ -149,7 +149,7 @@ class _AttentionWriter(SeenRows):
         hiding = self.site.form.hiding
         assert hiding is not None
         stem = self.view.value_name(hiding.value)
-        known = hiding.shown if hiding.shown is None or hiding.shown.size <= _MOST_STORED else None
+        known = hiding.shown if hiding.shown is None or hiding.shown.size <= _MAX_STORED else None
         if known is not None and not (hiding.shows and self.site.boolean):
             shown = self.shown = self.constant(f"{stem}_shown", known)
         else:

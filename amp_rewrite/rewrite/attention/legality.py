@@ -214,7 +214,7 @@ def _unbounded(view: View, bias: ValueId, to: DType) -> str | None:
                 return f"the bias of its scores reaches {most:.3g}, beyond the range of {to.spelling}"
         elif op is not None and _within_bounds(op):
             continue
-        elif op is None or not _bounded(view, op) or len(seen) > _MOST_VALUES:
+        elif op is None or not _bounded(view, op) or len(seen) > _MAX_VALUES:
             return (
                 f"the bias of its scores comes from {view.value_name(value)}, which may hold −inf: NaN would become 0"
             )
@@ -237,7 +237,7 @@ def _bounded(view: View, op: Op) -> bool:
     return op.kind in _BOUNDED or (divisor is not None and abs(divisor) >= 1)
 
 
-_MOST_VALUES = 64
+_MAX_VALUES = 64
 _PICKS = ("Gather", "GatherElements", "GatherND", "Slice")
 _BOUNDED = frozenset((*TRACED_MOVES, *_PICKS, *PAIR_SUMS, "Cast", "Concat", "MatMul", "Mul", "Neg", "Where"))
 _SMALL = frozenset(("LayerNormalization", "RMSNormalization", "Sigmoid", "Softmax", "Tanh"))

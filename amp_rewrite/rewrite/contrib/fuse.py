@@ -19,7 +19,7 @@ from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.written_out import ENTRY, QUICK_GELU, direct_match
 from amp_rewrite.ir.shapes import fixed, known_dims
-from amp_rewrite.ir.sizes import MADE_UP, Dims
+from amp_rewrite.ir.sizes import INVENTED_PREFIX, Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View, once
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
@@ -97,7 +97,9 @@ def _declaring(view: View, outcome: Outcome) -> Outcome:
         known = dims.get(_ids(view).get((scope, alike.get(name, name))))
         if known is not None and scope != MAIN:
             known = fixed(known)  # the turns of a body may differ in what a name stands for
-        stable = (d if isinstance(d, int | str) and not str(d).startswith(MADE_UP) else None for d in known or ())
+        stable = (
+            d if isinstance(d, int | str) and not str(d).startswith(INVENTED_PREFIX) else None for d in known or ()
+        )
         shape = None if known is None else list(stable)
         results.append(declared(name, DType.FLOAT, shape))
     return replace(outcome, declared=tuple(results))

@@ -29,7 +29,7 @@ from amp_rewrite.rewrite.replacement import Outcome, Replacement, fused_node, ju
 KIND = "rotary_embedding"
 _KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
 """Ops of whose result each half is made of the same half of what they read, as long as its last axis stays."""
-_MOST_STEPS = 16
+_MAX_STEPS = 16
 _STANDARD = "RotaryEmbedding"
 
 
@@ -112,7 +112,7 @@ def _stated(table: Dims, wanted: Dims) -> bool:
 
 def _doubled(view: View, value: ValueId, width: int) -> bool:
     """True if the first half of the last axis of a value equals the second."""
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         known, op = dims_of(view, value), view.producer(value)
         if known[-1:] != (width,):
             return False

@@ -39,7 +39,7 @@ def split_biases(view: View, context: Context) -> Iterator[Outcome]:
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     for op in view.of_kinds(LAYERS):
-        needed = op.signature is None or len(op.inputs) - 1 in op.signature.needed
+        needed = op.signature is None or len(op.inputs) - 1 in op.signature.required
         if len(op.inputs) < 3 or op.outputs[0] is None or needed:
             continue
         most = _largest_bias(view, op.outputs[0])

@@ -23,7 +23,7 @@ from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.equivalence import Trial, disagreement, double
-from amp_rewrite.rewrite.reference import MOST_ELEMENTS, Arrays
+from amp_rewrite.rewrite.reference import MAX_ELEMENTS, Arrays
 from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replacement, judged
 
 _TRIED = 15
@@ -156,4 +156,4 @@ def _input_shape(linear: Op, weight: Array) -> tuple[int, ...] | None:
     extent = tuple((k - 1) * d + 2 for k, d in zip(spatial, steps, strict=True))
     transposed = linear.kind == "ConvTranspose"
     inner = weight.shape[0] if transposed else weight.shape[1] * groups
-    return (1, inner, *extent) if inner * math.prod(extent) <= MOST_ELEMENTS else None
+    return (1, inner, *extent) if inner * math.prod(extent) <= MAX_ELEMENTS else None

@@ -300,7 +300,7 @@ def _changed(law: Law, found: dict[OpPort, int], changed: set[OpPort], asked: Po
 # -- rounding --------------------------------------------------------------------------------------
 
 
-MOST_ADDED_ERROR = 1.1
+MAX_ADDED_ERROR = 1.1
 """Largest ratio of the rounding errors after and before a shift."""
 _SAMPLE = 1 << 18
 """Elements of a constant whose rounding is compared: more do not change the root of their mean square."""
@@ -324,7 +324,7 @@ def constant_keeps(chunks: Iterable[Array], fit: Fit, exponent: int, to: DType, 
     step = max(1, fit.count // _SAMPLE)
     exact = np.concatenate([np.zeros(0), *(chunk[::step] for chunk in chunks)])
     shifted = _error(np.ldexp(exact, -exponent), to, flush=flush)
-    return math.ldexp(shifted, exponent) <= MOST_ADDED_ERROR * _error(exact, to, flush=False)
+    return math.ldexp(shifted, exponent) <= MAX_ADDED_ERROR * _error(exact, to, flush=False)
 
 
 def _error(exact: Array, to: DType, *, flush: bool) -> float:
@@ -352,4 +352,4 @@ def value_keeps(fit: Fit, exponent: int, to: DType, *, flush: bool) -> bool:
     below = min(1.0, math.ldexp(share, exponent))
     step = to.tiny / math.sqrt(3) if flush else to.smallest_subnormal / math.sqrt(12)
     added = math.ldexp(step * math.sqrt(below), exponent)
-    return math.hypot(usual, added) <= MOST_ADDED_ERROR * usual
+    return math.hypot(usual, added) <= MAX_ADDED_ERROR * usual

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 OPSET = 20
 """From 22 on, onnxruntime has no CUDA kernels of MaxPool and Dropout; below 20, Gelu is not one op."""
-_LEAST_OPSET = 18
+_MIN_OPSET = 18
 """What PyTorch's exporter writes at least."""
 
 
@@ -81,7 +81,7 @@ def from_torch(
         raise TrainingError(
             f"from_torch needs PyTorch and onnxscript, but {cause.name} is not installed; pip install torch onnxscript"
         ) from cause
-    opset = whole_number("opset", opset, _LEAST_OPSET)
+    opset = whole_number("opset", opset, _MIN_OPSET)
     if not isinstance(module, torch.nn.Module):
         raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
     if isinstance(module, torch.jit.ScriptModule):

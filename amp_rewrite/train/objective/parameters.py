@@ -261,7 +261,7 @@ _NAMES = re.compile(
 )
 """Names of buffers in PyTorch and Keras, at the end of a path."""
 _ROWS = 4096  # of a table that is examined
-_LEAST_ROWS, _LEAST_EQUATIONS = 4, 8
+_MIN_ROWS, _MIN_EQUATIONS = 4, 8
 _CLOSE = 1e-3
 _TURN = 0.1
 """Least difference from 2 of the factor of some column: 0 is that of a line."""
@@ -316,11 +316,11 @@ def is_sinusoids(table: Array) -> bool:
     Such a column x obeys x(p + 1) + x(p - 1) = 2 cos(w) x(p), for sine and cosine alike. First rows up to one of zeros,
     that of padding, are left out.
     """
-    padding = np.flatnonzero(~table[:_LEAST_ROWS].any(axis=1))
+    padding = np.flatnonzero(~table[:_MIN_ROWS].any(axis=1))
     table = table[padding[-1] + 1 :] if padding.size else table
-    if len(table) < _LEAST_ROWS or (len(table) - _LEAST_ROWS + 1) * table.shape[1] < _LEAST_EQUATIONS:
+    if len(table) < _MIN_ROWS or (len(table) - _MIN_ROWS + 1) * table.shape[1] < _MIN_EQUATIONS:
         return False
-    few = table[:_LEAST_ROWS]  # rejects most weights without a copy of all
+    few = table[:_MIN_ROWS]  # rejects most weights without a copy of all
     for rows in (few, table[:_ROWS]):
         size = np.abs(rows).max()
         if not 0 < size < np.inf or not np.ptp(rows):

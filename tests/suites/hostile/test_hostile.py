@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.wire import head
-from amp_rewrite.ir.sizes import MOST_AXES
+from amp_rewrite.ir.sizes import MAX_AXES
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.autodiff.builder import shapes_of
@@ -250,7 +250,7 @@ def test_what_reads_a_value_of_unknown_type_stays_float32(steps: str) -> None:
     assert (first.input[0], last.input[0]) == ("x_float16", "c" if steps else "b_float16")
 
 
-@pytest.mark.parametrize(("axes", "known"), [(MOST_AXES, True), (MOST_AXES + 1, False)])
+@pytest.mark.parametrize(("axes", "known"), [(MAX_AXES, True), (MAX_AXES + 1, False)])
 def test_a_shape_that_declares_more_axes_than_an_array_has_is_not_believed(axes: int, known: bool) -> None:
     """A model of 300 bytes declares 2^31 of them."""
     made = onnx.parser.parse_model(

@@ -44,7 +44,7 @@ LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-MOST_IN_ONE_FILE = 1_500_000_000
+MAX_IN_ONE_FILE = 1_500_000_000
 """Bytes of weights above which they get a file of their own: protobuf writes no more than 2 GiB."""
 # onnxruntime's own exceptions share no base class below Exception.
 REFUSALS = tuple(e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))
@@ -90,7 +90,7 @@ def session(model: onnx.ModelProto, level: str) -> tuple[list[Node], onnx.ModelP
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory() as folder:
         source, optimized = Path(folder, "source.onnx"), Path(folder, "optimized.onnx")
-        apart = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MOST_IN_ONE_FILE
+        apart = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_IN_ONE_FILE
         onnx.save(model, source, save_as_external_data=apart)
         options.optimized_model_filepath = str(optimized)
         if apart:

@@ -11,8 +11,8 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite.decide.needs.backward import Backward
-from amp_rewrite.decide.needs.facts import MOST_NAMED
-from amp_rewrite.decide.needs.find import MOST_TERMS, find_needs, long_sums
+from amp_rewrite.decide.needs.facts import MAX_NAMED
+from amp_rewrite.decide.needs.find import MAX_TERMS, find_needs, long_sums
 from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model
@@ -85,11 +85,11 @@ def test_a_need_passes_many_iterations_in_few_visits(monkeypatch: pytest.MonkeyP
 
 
 def test_a_sum_of_many_values_names_few_and_its_own_state_among_them() -> None:
-    names = [f"s{i}" for i in range(3 * MOST_NAMED)]
+    names = [f"s{i}" for i in range(3 * MAX_NAMED)]
     sums = [f"a{i + 1}=Add(a{i},{name})" for i, name in enumerate(names)]
     view = view_of(["a0=Identity(x)", *sums], f"a{len(names)}")
     fact = find_facts(view, F16)[view.scopes[0].outputs[0]]
-    assert len(fact.sources) == len(fact.levels) == len(fact.states) == MOST_NAMED
+    assert len(fact.sources) == len(fact.levels) == len(fact.states) == MAX_NAMED
     assert names[-1] in {view.value_name(state) for state in fact.states}
 
 
@@ -116,23 +116,23 @@ def notes(body: str) -> list[str]:
     ],
 )
 def test_a_sum_is_pinned_with_the_number_of_its_terms(body: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amp_rewrite.decide.needs.find.MOST_TERMS", terms - 1)
+    monkeypatch.setattr("amp_rewrite.decide.needs.find.MAX_TERMS", terms - 1)
     assert notes(body) == [f"adds up {terms} terms"]
-    monkeypatch.setattr("amp_rewrite.decide.needs.find.MOST_TERMS", terms)
+    monkeypatch.setattr("amp_rewrite.decide.needs.find.MAX_TERMS", terms)
     assert notes(body) == []
 
 
 def test_the_longest_sums_are_pinned_until_the_others_have_few_terms_in_all() -> None:
     body = """(float[4,99] x, float[99,80] a, float[80,60] b, float[60,50] c, float[50,3] d) => (float[4,3] y)
     { p = MatMul (x, a) q = MatMul (p, b) r = MatMul (q, c) y = MatMul (r, d) }"""
-    assert 50 + 60 <= MOST_TERMS < 50 + 60 + 80
+    assert 50 + 60 <= MAX_TERMS < 50 + 60 + 80
     assert notes(body) == ["adds up 99 terms", "adds up 80 terms"]
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        f"(float[4,{MOST_TERMS}] x, float[{MOST_TERMS},3] w) => (float[4,3] y) {{ y = MatMul (x, w) }}",
+        f"(float[4,{MAX_TERMS}] x, float[{MAX_TERMS},3] w) => (float[4,3] y) {{ y = MatMul (x, w) }}",
         "(float[1,64,9,9] x, float[64,1,3,3] w) => (float[1,64,7,7] y) { y = Conv <group = 64> (x, w) }",
         "(float[1,64,9] x, float[64,1,2] w) => (float[1,64,10] y) { y = ConvTranspose <group = 64> (x, w) }",
         '(float[4,9] x, float[4,9] w) => (float[4,9] y) { y = Einsum <equation = "ij,ij->ij"> (x, w) }',

@@ -9,7 +9,19 @@ import pytest
 
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.shapes import known_dims
-from amp_rewrite.ir.sizes import MADE_UP, Dim, Dims, Size, countable, minus, over, plus, product, renamed, times
+from amp_rewrite.ir.sizes import (
+    INVENTED_PREFIX,
+    Dim,
+    Dims,
+    Size,
+    is_nonnegative,
+    minus,
+    over,
+    plus,
+    product,
+    renamed,
+    times,
+)
 from amp_rewrite.ir.view import MAIN, View
 from support.paths import TESTS
 
@@ -40,7 +52,7 @@ def followed(body: str, inputs: str = "float[b,n,32] x") -> Dims:
     model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float y) <{NUMBERS}> {{ {body} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     found = dims_by_name(model)["y"]
-    return tuple("?" if isinstance(d, str) and d.startswith(MADE_UP) else d for d in found)
+    return tuple("?" if isinstance(d, str) and d.startswith(INVENTED_PREFIX) else d for d in found)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ def test_another_name_for_what_is_known_is_the_same_name() -> None:
         (product(("a", None)), None),
         (renamed(times("a", "b"), {"a": 3}), times("b", 3)),
         (str(times("a", 2)), "2*a"),
-        (countable(times("a", -1)), False),
+        (is_nonnegative(times("a", -1)), False),
         (times("a", "b"), Size(1, ("a", "b"))),
     ],
 )

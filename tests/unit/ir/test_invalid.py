@@ -151,7 +151,7 @@ def test_what_onnx_would_let_through_or_die_of_is_refused(model: ModelProto, sai
 @pytest.mark.parametrize(("op_type", "needed"), [("QuickGelu", (0,)), ("MoE", (0, 1, 2, 4))])
 def test_an_operator_of_the_runtime_needs_its_inputs_too(op_type: str, needed: tuple[int, ...]) -> None:
     schema = signature("com.microsoft", op_type, 1)
-    assert schema is not None and schema.needed == needed
+    assert schema is not None and schema.required == needed
     model = changed("y = com.microsoft.F ()")
     model.graph.node[0].op_type = op_type
     with pytest.raises(ModelError, match="lacks input 0; add it"):

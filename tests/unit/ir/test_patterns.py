@@ -307,4 +307,4 @@ def test_onnxruntime_opens_a_norm_iff_tail_and_entry_have_one_type(behind: int, 
 
 
 def test_each_cluster_has_an_op_by_which_it_is_looked_for() -> None:
-    assert {anchor for _, anchors, *_ in patterns._KINDS for anchor in anchors} == ANCHORS
+    assert {anchor for _, anchors, *_ in patterns._CLUSTERS for anchor in anchors} == ANCHORS

@@ -101,7 +101,7 @@ def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, made: st
 
 
 def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "MOST_WEIGHTS", 100)
+    monkeypatch.setattr(check, "MAX_WEIGHTS", 100)
     assert "more than 1 GB" in convert(loud(), check=True).report.evidence.objection
 
 

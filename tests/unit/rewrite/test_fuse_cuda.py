@@ -371,7 +371,7 @@ def test_a_constant_triangle_is_causality_for_all_batches_alike(shape: tuple[int
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(const_eval, "_MOST_ELEMENTS", 40)
+    monkeypatch.setattr(const_eval, "_MAX_ELEMENTS", 40)
     text = (
         "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);c=And(seen,seen);s=Where(c,p,lowest);" + SOFTMAX + "y=MatMul(h,v)"
     )
@@ -385,8 +385,8 @@ def test_a_large_mask_is_read_one_batch_for_all_that_are_alike(alike: bool, monk
 def test_a_large_mask_is_causality_too_and_no_file_gets_another_one(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(const_eval, "_MOST_ELEMENTS", 20)
-    monkeypatch.setattr(build, "_MOST_STORED", 20)
+    monkeypatch.setattr(const_eval, "_MAX_ELEMENTS", 20)
+    monkeypatch.setattr(build, "_MAX_STORED", 20)
     text = "kt=Transpose[perm=0 1 3 2](k);p=MatMul(q,kt);s=Where(hidden,lowest,p);" + SOFTMAX + "y=MatMul(h,v)"
     hidden = np.broadcast_to(~np.tri(5, dtype=bool), shape).copy()
     causal = after(model(text, shapes=FOUR, hidden=hidden))

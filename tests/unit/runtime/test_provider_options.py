@@ -17,7 +17,7 @@ from amp_rewrite.deploy.benchmark import Candidate
 from amp_rewrite.evidence.opening import in_tf32, session_on
 from amp_rewrite.runtime import runner as runner_module
 from amp_rewrite.runtime.providers import CHANNELS_LAST, CudaOptions, cuda_options
-from amp_rewrite.runtime.runner import CPU, CUDA, MOST_GRAPHS, CudaGraphs, Runner, SessionOptions
+from amp_rewrite.runtime.runner import CPU, CUDA, MAX_GRAPHS, CudaGraphs, Runner, SessionOptions
 from support import stub
 
 PRODUCT = "p = Cast <to = 1> (v) q = MatMul (p, p) y = Cast <to = 10> (q)"
@@ -323,10 +323,10 @@ def test_a_graph_is_recorded_once_for_each_shape_and_results_outlive_the_next_ru
 
 def test_shapes_beyond_the_limit_and_what_cannot_be_recorded_run_as_usual() -> None:
     model, recorded = graphs()
-    for size in range(MOST_GRAPHS + 2):
+    for size in range(MAX_GRAPHS + 2):
         recorded.run({"x": np.zeros(size, np.float32)})
         recorded.run({"x": np.zeros(size, np.float32)})
-    assert (model.bound, model.usual) == (MOST_GRAPHS, MOST_GRAPHS + 4)
+    assert (model.bound, model.usual) == (MAX_GRAPHS, MAX_GRAPHS + 4)
     model, recorded = graphs(records=False)
     for _ in range(3):
         np.testing.assert_array_equal(recorded.run({"x": np.ones(2)})["y"], [2, 2])

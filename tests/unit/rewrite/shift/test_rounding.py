@@ -5,7 +5,7 @@ import pytest
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array, Fit
-from amp_rewrite.rewrite.shift.plan import MOST_ADDED_ERROR, constant_keeps, is_exact, value_keeps
+from amp_rewrite.rewrite.shift.plan import MAX_ADDED_ERROR, constant_keeps, is_exact, value_keeps
 
 TO = DType.FLOAT16
 NORMAL = np.random.default_rng(0).standard_normal(1 << 14)
@@ -36,7 +36,7 @@ def added(array: Array, exponent: int, *, flush: bool) -> float:
 def test_counts_tell_a_shift_that_costs_digits_from_one_that_does_not(size: float, flush: bool) -> None:
     array = (NORMAL * size).astype(np.float32).astype(np.float64)
     told = [e for e in range(40) if value_keeps(fit_of(array), e, TO, flush=flush)]
-    kept = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MOST_ADDED_ERROR]
+    kept = [e for e in range(40) if e == 0 or added(array, e, flush=flush) <= MAX_ADDED_ERROR]
     assert told == list(range(len(told)))
     assert kept[-1] - 6 <= told[-1] <= kept[-1]
     parts = np.split(array.astype(np.float32), [5000])
