@@ -10,7 +10,7 @@ computed them.
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ HIDDEN = 32
 
 # Hugging Face's default of 0.02 gives activations so small that a broken model would pass for a rounded one.
 SPREAD = 0.15
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "intermediate_size": 64, "initializer_range": SPREAD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,8 @@ def cnn() -> Built:
 class Bert(nn.Module):
     def __init__(self, attention: str) -> None:
         super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=VOCAB,
-            hidden_size=HIDDEN,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-            initializer_range=SPREAD,
-            attn_implementation=attention,
-        )
+        heads = {"num_attention_heads": 2, "attn_implementation": attention}
+        config = transformers.BertConfig(**SIZES, **heads, vocab_size=VOCAB, max_position_embeddings=32)
         self.bert = transformers.BertModel(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,16 +157,8 @@ def gpt2() -> Built:
 class Llama(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        config = transformers.LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=HIDDEN,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            initializer_range=SPREAD,
-        )
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        config = transformers.LlamaConfig(**SIZES, **heads, vocab_size=VOCAB, max_position_embeddings=64)
         self.llama = transformers.LlamaForCausalLM(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -220,16 +205,7 @@ def t5() -> Built:
 class Vit(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        config = transformers.ViTConfig(
-            image_size=32,
-            patch_size=8,
-            hidden_size=HIDDEN,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            initializer_range=SPREAD,
-            num_labels=10,
-        )
+        config = transformers.ViTConfig(**SIZES, num_attention_heads=2, image_size=32, patch_size=8, num_labels=10)
         self.vit = transformers.ViTForImageClassification(config)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -425,11 +401,7 @@ def while_loop() -> Built:
     return Built(While().eval(), {"x": torch.randn(3, 16), "steps": torch.tensor(4)}, ("y",))
 
 
-class ScriptedLoop(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.step = nn.Linear(16, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-
+class ScriptedLoop(While):
     def forward(self, x: Tensor, steps: Tensor) -> Tensor:
         h = self.stem(x)
         for _ in range(int(steps)):
@@ -441,11 +413,7 @@ def scripted_loop() -> Built:
     return Built(torch.jit.script(ScriptedLoop().eval()), {"x": torch.randn(3, 16), "steps": torch.tensor(4)}, ("y",))
 
 
-class ScriptedIf(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.wide, self.thin = nn.Linear(16, HIDDEN), nn.Linear(HIDDEN, 8), nn.Linear(HIDDEN, 8)
-
+class ScriptedIf(Cond):
     def forward(self, x: Tensor, wide: Tensor) -> Tensor:
         hidden = torch.relu(self.stem(x))
         if bool(wide):
@@ -528,31 +496,15 @@ FIXTURES: dict[str, Fixture] = {
 
 def export(fixture: Fixture, built: Built, path: Path) -> None:
     """Writes the exporter's model to `path`, weights inline."""
-    args = tuple(built.inputs.values())
-    common = {"input_names": list(built.inputs), "output_names": list(built.outputs), **fixture.options}
     if fixture.exporter == "torchscript":
-        torch.onnx.export(
-            built.module,
-            args,
-            path,
-            dynamo=False,
-            opset_version=fixture.opset,
-            dynamic_axes={n: dict(a) for n, a in built.dynamic.items()},
-            **common,
-        )
-        return
-    dims = {name: torch.export.Dim(name) for axes in built.dynamic.values() for name in axes.values()}
-    shapes = tuple({axis: dims[name] for axis, name in built.dynamic.get(n, {}).items()} for n in built.inputs)
-    torch.onnx.export(
-        built.module,
-        args,
-        path,
-        dynamo=True,
-        opset_version=fixture.opset,
-        dynamic_shapes=shapes if built.dynamic else None,
-        external_data=False,
-        **common,
-    )
+        exporter = {"dynamo": False, "dynamic_axes": {n: dict(a) for n, a in built.dynamic.items()}}
+    else:
+        dims = {name: torch.export.Dim(name) for axes in built.dynamic.values() for name in axes.values()}
+        shapes = tuple({axis: dims[name] for axis, name in built.dynamic.get(n, {}).items()} for n in built.inputs)
+        exporter = {"dynamo": True, "dynamic_shapes": shapes if built.dynamic else None, "external_data": False}
+    names = {"input_names": list(built.inputs), "output_names": list(built.outputs)}
+    args = tuple(built.inputs.values())
+    torch.onnx.export(built.module, args, path, opset_version=fixture.opset, **exporter, **names, **fixture.options)
 
 
 def strip(model: onnx.ModelProto) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from amp_rewrite.dtypes import DType
@@ -17,7 +16,6 @@ from amp_rewrite.rewrite.shift.emit import Shift, shifted_by
 from amp_rewrite.rewrite.shift.plan import Equations, ShiftPlan, ShiftRequest, solve_classes
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
-Arrays = Mapping[str, NDArray[Any]]
 WANT = ShiftRequest(DType.FLOAT16, 2.0)
 EXPONENTS = (0, 0, 1, 2, 3, 6, -2)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from suites.catalogue.case import Case, converted, lowered, of_result
-from suites.catalogue.test_failures_page import CASES
+from suites.catalogue.test_catalogue import CASES
 
 WAYS: Mapping[str, Mapping[str, str]] = {
     "bfloat16 at the opset that serves it": {"to": "bfloat16", "opset": "auto"},

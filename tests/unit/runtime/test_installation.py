@@ -12,7 +12,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import onnx.parser
-import onnxruntime
 import pytest
 
 from amp_rewrite.deploy.doctor import _plugins
@@ -317,12 +316,3 @@ def test_doctor_lists_plugins_with_their_devices() -> None:
     works, fails = _plugins({"plugins": rows})
     assert (works.state, works.fact) == ("ok", f"a 1 offers {PROVIDER} on ACME GPU")
     assert (fails.state, fails.fact) == ("unknown", "b 2: it offers no device on this machine")
-
-
-# -- a real one ----------------------------------------------------------------------------------------
-
-
-def real() -> str:
-    """A provider of an installed plugin with a device; "" without one."""
-    usable = (plugin for plugin in installation.registered(onnxruntime) if not plugin.failure)
-    return next((plugin.providers[0] for plugin in usable), "")

@@ -1,17 +1,41 @@
-"""docs/failures has a page for each class, and names what tests it."""
+"""Every class of failures: loud ones, at which a conversion dies or its result does not load, and silent ones, of which
+the result loads, runs, and is wrong or slow. docs/failures has a page for each class, and names what tests it.
+"""
 
 import runpy
 
 import pytest
 
-from suites.catalogue import test_catalogue_apart, test_catalogue_loud, test_catalogue_silent
-from suites.catalogue.case import of_naive
+from suites.catalogue import test_catalogue_apart
+from suites.catalogue.case import Case, converted, every, lowered, naive_fails, of_naive, of_result, table
 from support.paths import ROOT
 
 TOOL = runpy.run_path(str(ROOT / "tools" / "build_failures.py"))
 ROWS = TOOL["rows"]()
-CASES = (*test_catalogue_loud.CASES, *test_catalogue_silent.CASES)
+LOUD = ("loud_types", "loud_names", "loud_scopes", "loud_edges", "loud_kinds")
+SILENT = ("silent_ranges", "silent_constants", "silent_integers")
+CASES = tuple(case for family in (*LOUD, *SILENT) for case in table(family))
 APART = {29, 30, 36, 43, 55, 59, 60}
+
+
+@every(CASES)
+def test_the_result_is_valid_opens_and_computes_what_it_did(case: Case) -> None:
+    assert of_result(case, converted(case).model) == []
+
+
+@every(CASES)
+def test_what_should_be_low_is_low_and_nothing_that_should_not(case: Case) -> None:
+    low = lowered(case)
+    assert set(case.lowers.split()) <= low
+    assert low.isdisjoint(case.stays.split())
+
+
+@every(CASES)
+def test_naive_conversion_fails_on_every_case(case: Case) -> None:
+    assert naive_fails(case)
+
+
+# -- the pages ---------------------------------------------------------------------------------------------
 
 
 def test_the_pages_are_those_that_the_script_makes() -> None:
