@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from suites.conformance.page import page, score
-from suites.conformance.run import run_all
-from suites.conformance.worker import Worker
+from suites.conformance.worker import Worker, run_all
 
 
 def main() -> int:

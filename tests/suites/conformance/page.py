@@ -10,8 +10,8 @@ import onnxruntime as ort
 from amp_rewrite.version import VERSION
 from suites.conformance.case import NEWEST_IR, NEWEST_OPSET
 from suites.conformance.judge import DEEP_ENOUGH
-from suites.conformance.run import Results
 from suites.conformance.trial import MODES, Outcome
+from suites.conformance.worker import Results
 
 HOW = {
     "rounded": "the float32 model's results on inputs rounded to the low type. There the rounding of the inputs alone "

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from suites.conformance.run import run_cases
-from suites.conformance.worker import Worker
+from suites.conformance.worker import Worker, run_cases
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,8 @@ from suites.conformance import trial
 from suites.conformance.case import Case
 from suites.conformance.judge import DEEP_ENOUGH, bound, objection, unlike
 from suites.conformance.page import page, score
-from suites.conformance.run import Results
 from suites.conformance.trial import MODES, Ground, Outcome
-from suites.conformance.worker import TRIAL_LIMIT, Worker
+from suites.conformance.worker import TRIAL_LIMIT, Results, Worker
 
 EPS = DType.FLOAT16.eps
 ONE = np.float32([1.0, -2.0, 0.5])

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+from onnx import ModelProto
 
 import amp_rewrite
 from amp_rewrite.decide.needs.find import sum_lengths
@@ -17,10 +19,16 @@ from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.faults import CPU
 from amp_rewrite.runtime.kernels import load_webgpu_kernels
 from amp_rewrite.runtime.runner import WEBGPU
-from suites.webgpu.models import FACTOR, Feeds, error, fixtures, rms, whole
 from suites.webgpu.op_cases import CASES, OpCase
 from suites.webgpu.worker import Device
+from support.paths import ROOT, TESTS
+from support.rounded_products import relative_error
 
+LEAST, FACTOR = 0.7, 8.0
+"""The smallest and the largest error on the device in errors of the emulation: of an op, and of a converted fixture."""
+_DIGITS = ROOT / "examples" / "models"
+
+Feeds = dict[str, np.ndarray]
 Row = dict[str, Any]
 
 
@@ -103,3 +111,37 @@ def floats_on_cpu(view: View, on_cpu: Collection[str]) -> set[str]:
     """The kinds of ops that read or make floats, of those whose nodes are on the CPU by name."""
     named = (op for op in view.ops if op.name in on_cpu)
     return {op.kind for op in named if any((t := view.dtype(value)) is not None and t.floating for value in op.ports)}
+
+
+# -- the models that run on the device: the exported fixtures and the shipped ones ----------------------------
+
+
+def fixtures() -> Iterator[tuple[str, Path, Feeds]]:
+    """Name, file and inputs of each model."""
+    with np.load(_DIGITS / "digits_test.npz") as stored:
+        images = stored["x"][:8]
+    for path in sorted(_DIGITS.glob("*.onnx")):
+        yield path.stem, path, {"image": images}
+    for path in sorted((TESTS / "models").glob("*.onnx")):
+        with np.load(path.with_suffix(".npz")) as stored:
+            feeds = {key.removeprefix("input/"): stored[key] for key in stored.files if key.startswith("input/")}
+        yield path.stem, path, feeds
+
+
+def whole(model: Model) -> ModelProto:
+    """A model in memory, its weights too."""
+    proto: ModelProto = model.to_proto()
+    return onnx.load_from_string(proto.SerializeToString())
+
+
+def error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """The largest difference of a float output, of its largest float32 value; infinite where one side alone is so."""
+    floats = [at for at, array in enumerate(expected) if array.dtype.kind == "f"]
+    return relative_error([expected[at] for at in floats], [found[at] for at in floats])
+
+
+def rms(found: np.ndarray, expected: np.ndarray) -> float:
+    """The root of the mean squared difference, over what is finite on both sides."""
+    wide, right = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    held = np.isfinite(wide) & np.isfinite(right)
+    return float(np.sqrt(np.mean((wide - right)[held] ** 2))) if held.any() else 0.0

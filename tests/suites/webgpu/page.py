@@ -5,7 +5,8 @@ from statistics import median
 from textwrap import fill
 from typing import Any
 
-from suites.webgpu.models import BOUND, FACTOR, LEAST
+from suites.webgpu.measure import FACTOR, LEAST
+from suites.webgpu.worker import BOUND
 
 Numbers = dict[str, Any]
 

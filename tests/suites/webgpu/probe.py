@@ -18,8 +18,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.ir.schema import signature
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.runner import WEBGPU
-from suites.webgpu.worker import Device
-from support import webgpu
+from suites.webgpu.worker import Device, absence
 from support.child import Lost
 from support.paths import ROOT
 from support.retyped import retyped
@@ -36,7 +35,7 @@ _PACKAGE = "onnxruntime-ep-webgpu"
 
 def table(device: Device) -> dict[str, Any]:
     """The table as JSON; `probed` lists by operator and version the float types that the device took."""
-    if reason := webgpu.absence():
+    if reason := absence():
         raise SystemExit(f"no WebGPU device: {reason}")
     rows = sorted(registrations(), key=lambda row: row[:3])
     return assembled(rows, dict(sorted(probes(device, rows))))

@@ -12,10 +12,9 @@ from amp_rewrite.ir.view import View
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.runtime.runner import CPU, WEBGPU
 from amp_rewrite.settings.choices import Target
-from suites.webgpu.measure import floats_on_cpu, model_row, op_row
-from suites.webgpu.models import BOUND, FACTOR, LEAST, fixtures, whole
+from suites.webgpu.measure import FACTOR, LEAST, fixtures, floats_on_cpu, model_row, op_row, whole
 from suites.webgpu.op_cases import CASES, OpCase
-from suites.webgpu.worker import Device
+from suites.webgpu.worker import BOUND, Device
 
 pytestmark = pytest.mark.webgpu
 

@@ -1,18 +1,27 @@
 """The process that runs models on the device: its driver may die, and each death costs one request."""
 
+import ctypes
+import json
+import os
+import sys
 from collections import Counter, defaultdict
+from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import onnx
 
 import amp_rewrite
 from amp_rewrite.files.model import Model
-from amp_rewrite.runtime.runner import CPU, WEBGPU, Runner, SessionOptions
-from suites.webgpu.models import BOUND
-from support import webgpu
+from amp_rewrite.runtime.runner import CPU, WEBGPU, Runner, SessionOptions, webgpu_opens
 from support.child import Child, hush
+from support.paths import ROOT
 
+DEVICE = ROOT / "build" / "webgpu" / "device.json"
+"""Mesa's software device, where `make webgpu` has prepared it; else a real one is looked for."""
+BOUND = 4e-3
+"""The largest error of a fixture that was converted for the device, of the largest float32 value."""
 LIMIT = 120.0
 """Seconds for one request: a shader is compiled for each op and shape."""
 
@@ -22,10 +31,24 @@ Reply = dict[str, Any]
 def serve(connection: Connection, talk: str) -> None:
     """Answer requests: the name of a function below, and its arguments."""
     hush(talk)
-    connection.send(webgpu.absence())
+    connection.send(absence())
     while (request := connection.recv()) is not None:
         function, *arguments = request
         connection.send({"answer": answer, "verified": verified}[function](*arguments))
+
+
+@cache
+def absence() -> str | None:
+    """The reason why there is no device; None where there is one, which this process can use from now on."""
+    stated = json.loads(DEVICE.read_text("utf-8")) if DEVICE.exists() else None
+    if stated is not None and os.environ.get("VK_DRIVER_FILES", stated["driver"]) == stated["driver"]:
+        if not all(Path(library).exists() for library in stated["libraries"] if library):
+            return "build/webgpu is not whole; remove it and run make webgpu"
+        sys.path.append(str(DEVICE.with_name("site")))
+        for library in filter(None, stated["libraries"]):
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        os.environ |= {"VK_DRIVER_FILES": stated["driver"], "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}
+    return None if webgpu_opens() else "no WebGPU device runs float16 here; make webgpu prepares one"
 
 
 def answer(data: bytes, feeds: dict[str, Any] | None, provider: str, optimized: bool) -> Reply:
