@@ -79,7 +79,7 @@ NEEDS = (
         "",
         (
             "test_no_run_exceeds_a_bound",
-            "test_fusions_refused.py::test_the_numbers_are_those_of_float32",
+            "test_fusions.py::test_the_numbers_are_those_of_float32",
             "lost_digits hit",
         ),
     ),

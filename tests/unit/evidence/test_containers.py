@@ -26,9 +26,6 @@ def found(a: Any, b: Any, **more: Any) -> dict[str, Difference]:
     return dict(differences(a, b, Criterion("scaled", 0.01), **more))
 
 
-# -- maps --------------------------------------------------------------------------------------------------
-
-
 def test_maps_are_judged_by_key_in_any_order_and_a_sequence_of_them_as_a_matrix() -> None:
     other = [{"cat": 0.25, "dog": 0.72}, {"cat": 0.5, "dog": 0.5}]
     ((part, difference),) = found(NAMES, other).items()
@@ -60,9 +57,6 @@ def test_other_keys_lengths_and_kinds_fail_and_say_so(a: Any, b: Any, because: s
     assert (difference.ok, difference.because) == (False, because)
 
 
-# -- sequences and optionals ------------------------------------------------------------------------------
-
-
 def containers() -> ModelProto:
     """An empty optional, a full one, an empty sequence, a sequence of two shapes, and a tensor."""
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [None])
@@ -87,9 +81,6 @@ FED = {"x": np.ones(3, np.float32), "y": np.full(5, 2, np.float32)}
 def test_empty_sequences_and_optionals_are_equal() -> None:
     verdict = verify(containers(), containers(), FED, tolerance=0.0)
     assert verdict.ok and verdict.notes == ()
-
-
-# -- a classifier with ZipMap -----------------------------------------------------------------------------
 
 
 def test_a_classifier_agrees_with_itself_and_with_its_conversion() -> None:

@@ -179,9 +179,6 @@ def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
     assert refusal(data) == message
 
 
-# -- checks of a batch ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -220,8 +217,6 @@ def test_a_batch_that_does_not_fit_is_refused(batch: Mapping[str, Any], message:
     assert refusal(batch).startswith(message)
 
 
-# -- arrays that no input takes ------------------------------------------------------------------------
-
 LABELS = {**BATCH, "label": I, "weight": X}
 NOTE = "ignored: 'label', 'weight', because no input takes them"
 
@@ -244,9 +239,6 @@ def test_labels_beside_the_inputs_are_named_and_ignored(tmp_path: Path, kind: st
     assert feed.notes == (NOTE,)
     same(feed, *[BATCH] * len(feed))
     assert Feed.of(feed, MODEL).notes == (NOTE,)
-
-
-# -- casts ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -489,9 +481,6 @@ def outputs(feed: Feed, of: Model = SUM) -> list[list[float]]:
     return [np.ravel(runner.run(batch)["hn"]).tolist() for batch in unrolled(feed, of)]
 
 
-# -- which runs follow each other -----------------------------------------------------------------------------
-
-
 STATES = [{"x": ROW, "h": np.float32([10, 20])}, {"x": ROW, "h": np.float32([99, 99])}]
 
 
@@ -583,9 +572,6 @@ def test_each_model_gets_its_own_states_and_a_first_one_of_unknown_shape_is_give
     assert values == [(0, "-2", "-4"), (1, "-6", "-12"), (2, "-12", "-24"), (3, "-20", "-40")]
 
 
-# -- what runs on it ------------------------------------------------------------------------------------------
-
-
 def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
     tens = np.diag(np.full(8, 10)).ravel().tolist()
     growing = model(
@@ -597,8 +583,6 @@ def test_a_conversion_keeps_in_float32_what_overflows_at_a_later_step() -> None:
     feeds = [Feed.of({"x": x}, growing, feedback="hn=h", steps=steps) for steps in (2, 7)]
     assert [convert(growing, data=feed, target="onnx", shift="none").plan.empty for feed in feeds] == [False, True]
 
-
-# -- states that a model seems to have ------------------------------------------------------------------------
 
 BODY = "{out} = Add ({into}, x) y = Neg ({out})"
 

@@ -195,9 +195,6 @@ def test_ranges_come_from_a_file_and_are_those_of_the_type(tmp_path: Path) -> No
     assert str(error.value) == "the ranges are for bfloat16, not for float16; calibrate with to='float16'"
 
 
-# -- bad input ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("headroom", "said"), [(1.0, "1"), (0.0, "0"), (math.nan, "nan"), (math.inf, "inf")])
 def test_a_headroom_must_leave_room(headroom: float, said: str) -> None:
     with pytest.raises(PolicyError) as error:

@@ -189,9 +189,6 @@ def test_a_reference_that_is_half_is_measured_against_its_float32_twin() -> None
     assert all(1e-5 < (row.accumulated or 0) < 1e-3 for row in rounded.rows)
 
 
-# -- matching ------------------------------------------------------------------------------------------------
-
-
 def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
     out = onnx.ModelProto()
     out.CopyFrom(model)
@@ -238,9 +235,6 @@ def test_models_that_cannot_be_compared_inside_are_refused(b: onnx.ModelProto, m
     assert str(refused.value) == message
 
 
-# -- statistics ---------------------------------------------------------------------------------------------------
-
-
 INF, NAN = math.inf, math.nan
 
 
@@ -266,9 +260,6 @@ def test_masks_and_lost_elements_do_not_count_as_size(
     found = ErrorStats.of(np.float32(value), np.float32(reference), 65504.0 if is_low else 2.0**64)
     for part in ("max_abs", "absmax", "noise", "signal", "lost"):
         assert getattr(found, part) == pytest.approx(getattr(expected, part), rel=1e-6)
-
-
-# -- text and JSON --------------------------------------------------------------------------------------------
 
 
 def two() -> Iterator[Located]:

@@ -154,9 +154,6 @@ def test_what_is_no_file_and_what_is_too_large_are_refused(tmp_path: Path) -> No
     ]
 
 
-# -- the table -----------------------------------------------------------------------------------------------
-
-
 def test_the_table_shows_no_control_characters_of_a_file() -> None:
     text = replace(RANGES, model="\x1b[31m", origin="\x1b", values={"\x1b]0;x": X}, untapped={"\x1b": "\n"}).text()
     assert "\x1b" not in text
@@ -276,9 +273,6 @@ def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
 
 def _value(view: View, name: str) -> int:
     return next(v.id for v in view.values if v.name == name)
-
-
-# -- models that are half already ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("to", "io"), [("float16", "keep"), ("bfloat16", "low")])

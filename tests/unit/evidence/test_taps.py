@@ -106,9 +106,6 @@ def test_older_opsets_are_refused_with_the_way_out() -> None:
     )
 
 
-# -- what is tapped ------------------------------------------------------------------------------------------
-
-
 def test_floats_are_tapped_by_new_names_and_constants_are_read() -> None:
     view = view_of("""g (float[2,3] x, int64[2] s) => (float[6] f, int64[2] t) <float[3] w = {1, 2, 3}> {
         r = Reshape (x, s)
@@ -200,9 +197,6 @@ def test_a_scans_slices_and_states_are_merged() -> None:
     assert found["scan/body:s"] == seen(start, t[0], t[1])
     assert found["scan/body:t"] == seen(t)
     assert found["scan/body:f"] == found["y"]
-
-
-# -- the model around them -----------------------------------------------------------------------------------
 
 
 WITHOUT_TAPS = {"custom_domain", "strings_and_integers", "function_of_integers", "random_normal_like"}

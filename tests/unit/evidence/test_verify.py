@@ -161,9 +161,6 @@ def test_overflow_of_rounded_half_fails_by_default_and_passes_in_a_plain_cpu_ses
     )
 
 
-# -- what runs where ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(cuda_opens(), reason="CUDA opens")
 def test_a_provider_that_does_not_open_is_an_error_and_not_a_verdict() -> None:
     with pytest.raises((ModelError, PolicyError)):
@@ -181,16 +178,10 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(monkeypatch: pytest.Mon
     )
 
 
-# -- what is given ------------------------------------------------------------------------------------------
-
-
 def test_an_input_that_only_the_candidate_has_is_an_error_that_names_it() -> None:
     two = model("y = Add (x, b)", x="float[2,3] x, float[1] b")
     with pytest.raises(FeedError, match="'b'"):
         verify(RELU, two, X, rtol=0.0)
-
-
-# -- text and JSON -------------------------------------------------------------------------------------------
 
 
 def test_a_failed_verdict_names_the_tolerance_that_the_candidate_passes_with() -> None:
@@ -211,9 +202,6 @@ def test_json_spells_infinities_out_and_is_the_same_again() -> None:
     zero = model("y = Sub (x, x)")
     assert '"score": "inf"' in verify(zero, RELU, X, rtol=1.0).to_json()
     assert texts[0] == texts[1]
-
-
-# -- weights -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -243,9 +231,6 @@ def f32(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-# -- tolerance -----------------------------------------------------------------------------------------
-
-
 def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> None:
     a, b = f32(100, -1, 0), f32(101, -1.5, 0.25)
     found = compare(a, b, Criterion(ALLCLOSE, rtol=0.25, atol=0.5))
@@ -262,9 +247,6 @@ def test_a_tolerance_is_numpys_allclose_and_shows_the_element_that_decides() -> 
         reference="-1",
         candidate="-1.5",
     )
-
-
-# -- what is never ok ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,9 +283,6 @@ def test_no_metric_admits_nan_on_both_sides(name: str) -> None:
     by = Criterion(name, worst)
     assert compare(f32(1, 2), f32(1, 2), by).ok
     assert not compare(f32(NAN, 2), f32(NAN, 2), by).ok
-
-
-# -- what is ok, and said ------------------------------------------------------------------------------
 
 
 def test_nan_on_both_sides_is_ok_only_if_it_is_asked_for() -> None:
@@ -361,8 +340,6 @@ def test_top1_of_one_class_is_refused(shape: tuple[int, ...]) -> None:
         " or the outputs that hold classes"
     )
 
-
-# -- criteria --------------------------------------------------------------------------------------------
 
 NONE = (
     "no criterion given, and there is no default; give tolerance=, rtol= and/or atol=, or metric= with its bound;"

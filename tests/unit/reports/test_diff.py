@@ -156,9 +156,6 @@ def test_operands_are_told_apart_by_position_and_ops_below_others_by_their_names
     assert set(match(sums("Exp", "p", "q"), sums("Tanh", "q", "p"))) == {(2, 3), (3, 2), (4, 4)}
 
 
-# -- models ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
 def test_a_conversion_s_report_and_the_inventory_of_what_it_made_do_not_differ(path: Path) -> None:
     converted = convert(path)

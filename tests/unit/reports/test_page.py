@@ -47,9 +47,6 @@ def noted(**metadata: str) -> onnx.NodeProto:
     return node
 
 
-# -- modules and scopes ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("scopes", "module"),
     [
@@ -81,9 +78,6 @@ def test_scopes_come_from_names_bodies_and_inputs_and_give_way_or_are_split() ->
     flat = tree_of([()] * 20_000, range(20_000))
     assert max(len(parts) for parts in flat.parts(range(20_000)).values()) <= MOST
     assert all(parent < scope for scope, parent in enumerate(flat.parents))
-
-
-# -- layers ----------------------------------------------------------------------------------------------
 
 
 def layers(paths: list[tuple[str, ...]], edges: list[tuple[int, int]]) -> list[int]:
@@ -189,9 +183,6 @@ def test_groups_are_named_after_modules_or_the_ends_of_what_they_hold() -> None:
     assert not any("#" in name for name in names)
 
 
-# -- graphs of a difference ------------------------------------------------------------------------------
-
-
 def chain(*kinds: str, scope: str = "/net/layer.{}/") -> Report:
     rows = [
         Row(f"{scope.format(i // 3)}{kind}_{i}", kind, "float32", inputs=("float32",), outputs=("float32",),
@@ -271,8 +262,6 @@ def outputs(scores: list[OutputRow], limit: float = 1.0, verdict: str = "ok", no
     return outputs_figure(scores, Criterion("scaled", limit), verdict, notes)
 
 
-# -- any numbers ---------------------------------------------------------------------------------------
-
 FITS = st.builds(
     lambda ends, rest: Fit(20, rest[0], max(ends), min(ends), *rest[1:]), st.tuples(SIZE, SIZE), st.tuples(*[COUNT] * 4)
 )
@@ -299,8 +288,6 @@ def test_any_scores_are_drawn(scores: list[OutputRow], allowed: Criterion) -> No
     assert len(rows(figure)) == len(scores)
 
 
-# -- many numbers --------------------------------------------------------------------------------------
-
 MANY = 20_000
 
 
@@ -324,9 +311,6 @@ def test_many_outputs_leave_the_worst_and_caveats_stand_below() -> None:
     assert "<li>random data show little</li><li>&lt;i&gt;NaN&lt;/i&gt;</li>" in html
     (figure,) = Delta("a", "b", settings=(("to", "float16", "bfloat16"),)).figures()
     assert rows(figure) == [["to", "float16", "bfloat16"]]
-
-
-# -- what is said --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,6 @@ def results(name: str) -> dict[str, Result]:
 KINDS = ("Converted", "Report", "Verdict", "Located", "Ranges", "Delta", "Repaired", "Explanation", "Benchmark")
 
 
-# -- one line, text, HTML ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_repr_is_one_short_line_and_a_str_is_the_text(kind: str) -> None:
     result = results("first")[kind]
@@ -97,9 +94,6 @@ def test_html_holds_the_text_and_hostile_names_stay_text(kind: str) -> None:
         "\n".join(map(plain, result.text().splitlines()))
     )
     assert "\x1b" not in html + repr(result)
-
-
-# -- results compose --------------------------------------------------------------------------------------
 
 
 def test_a_repair_has_model_report_and_save(tmp_path: Path) -> None:
@@ -184,9 +178,6 @@ def test_explain_takes_types_inputs_outputs_and_several_names() -> None:
         ("first", "float16"),
         ("second", "float16"),
     ]
-
-
-# -- copies ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -176,9 +176,6 @@ def test_a_default_of_an_input_stays_one() -> None:
         np.testing.assert_array_equal(run(found, {"x": x, "w": x})[0], np.array([1, 4], kind))
 
 
-# -- casts of the model itself -------------------------------------------------------------------------
-
-
 def test_casts_of_the_model_round_or_vanish() -> None:
     model = parsed("""g (float[2] x) => (float[2] y, int64[2] n, float[2] z) {
         a = Cast <to = 10> (x)  b = Cast <to = 16> (a)  y = Cast <to = 1> (b)  n = Cast <to = 7> (a)
@@ -358,9 +355,6 @@ def test_text_has_the_digits_of_the_low_type() -> None:
     assert kinds(found) == ["Cast→float16", "Cast→float32", "Cast→float16", "Cast→string"]
 
 
-# -- onnxruntime's own ops -----------------------------------------------------------------------------
-
-
 def test_fused_ops_are_rounded_at_their_outputs_and_a_sum_before_its_norm() -> None:
     gelu = "f = com.microsoft.FastGelu (x, w)"
     norm = "y, m, v, sum = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (f, x, w)"
@@ -382,9 +376,6 @@ def test_fused_ops_are_rounded_at_their_outputs_and_a_sum_before_its_norm() -> N
         np.testing.assert_array_equal(mine, rounded(right))
 
 
-# -- names and opsets ----------------------------------------------------------------------------------
-
-
 def test_a_model_of_other_domains_alone_gets_the_opset_of_its_casts() -> None:
     model = parsed(
         "g (float16[2] x) => (float16[2] y) { y = com.microsoft.QuickGelu (x) }", domains=', "com.microsoft": 1'
@@ -393,9 +384,6 @@ def test_a_model_of_other_domains_alone_gets_the_opset_of_its_casts() -> None:
     found = twin(model)
     assert {o.domain: o.version for o in found.opset_import} == {"com.microsoft": 1, "": 13}
     session(found)
-
-
-# -- the widened twin: low types as if they were float32 -------------------------------------------------
 
 
 def widened(model: object, io: str = "float32") -> ModelProto:

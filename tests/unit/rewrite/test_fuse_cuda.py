@@ -398,8 +398,6 @@ def test_a_large_mask_is_causality_too_and_no_file_gets_another_one(
     assert [tuple(t.dims) for t in other.graph.initializer if t.data_type == TensorProto.BOOL] == [shape]
 
 
-# -- a bias before a table of positions ------------------------------------------------------------
-
 TABLED = "m=MatMul(x,wq);b=Add(m,bq);c=Concat[axis=1](first,b);y=Add(c,table)"
 TABLE: dict[str, object] = {
     "table": RNG.standard_normal((1, 6, 8)).astype(np.float32),

@@ -86,13 +86,6 @@ def test_momentum_goes_on_through_changes_of_the_scale_and_can_be_turned_on_late
     assert variable.numpy().tolist() == [1 - 1 - 1 - 1.5, 2 - 1 - 1 - 1.5]
 
 
-def test_a_fixed_scale_applies_even_nan() -> None:
-    var = Variable(1.0)
-    LossScaleOptimizer(SGD(1.0), 2).apply_gradients([(np.array(np.nan), var)])
-
-    assert np.isnan(var.numpy())
-
-
 def test_gradients_are_unscaled_in_their_own_type_by_any_scale_and_none_is_kept() -> None:
     opt = LossScaleOptimizer(SGD(), 2)
     sparse = IndexedSlices(np.array([[8.0]], np.float32), np.array([3]), (4, 1))

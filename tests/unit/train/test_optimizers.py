@@ -114,9 +114,6 @@ def test_200_steps_are_those_of_pytorch(name: str) -> None:
     assert np.abs(ours["v"] - theirs.detach().numpy()).max() < 200 * 8 * 2.0**-24 * max(1.0, np.abs(ours["v"]).max())
 
 
-# -- words -------------------------------------------------------------------------------------------
-
-
 def test_an_optimizer_is_spelled_with_its_hyperparameters() -> None:
     assert named("adam") == Adam()
     assert named("SGD, lr=0.1, momentum=0.9, nesterov=true") == SGD(0.1, 0.9, nesterov=True)

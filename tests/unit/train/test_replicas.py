@@ -77,9 +77,6 @@ def test_a_process_without_others_or_pytorch_or_with_several_gpus(monkeypatch: p
         parallel._device("nccl", 2)
 
 
-# -- processes -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.torch
 def test_two_processes_train_as_one_and_skip_together(tmp_path: Path) -> None:
     pytest.importorskip("torch")

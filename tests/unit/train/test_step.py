@@ -141,9 +141,6 @@ def test_a_loss_may_be_a_value_inside_the_model() -> None:
     assert run.state["w"].tolist() == [0.0, 0.0, 0.0]
 
 
-# -- types -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_products_are_low_forward_and_backward_and_the_update_is_float32(policy: str) -> None:
     step = training_step(mlp(), loss=CROSS_ENTROPY, optimizer="adamw", policy=policy)
@@ -415,9 +412,6 @@ def test_in_training_mode_dropout_drops() -> None:
 
     assert set(moved[False].tolist()) == {1.0}
     assert set(moved[True].tolist()) == {0.0, 2.0}
-
-
-# -- where it would run --------------------------------------------------------------------------------
 
 
 @pytest.mark.stub

@@ -340,8 +340,6 @@ def test_training_mode_says_which_dropout_is_not_in_the_export() -> None:
     assert notes[True, True][0].startswith("the export left out the dropout of 'layers', 'alpha'; from_torch(")
 
 
-# -- a transformer ---------------------------------------------------------------------------------------
-
 WORDS, TOKENS, WIDTH, TRANSFORMER_STEPS = 40, 12, 32, 30
 
 

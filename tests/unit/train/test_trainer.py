@@ -83,9 +83,6 @@ def test_the_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: Any) -> None
     assert "digits" in drawn.getvalue() and "100%" in drawn.getvalue()
 
 
-# -- interrupts --------------------------------------------------------------------------------------
-
-
 def test_an_interrupt_within_a_step_leaves_the_state_of_the_step_before(monkeypatch: Any) -> None:
     made = Trainer(step(micro_batches=2), **PLACE)
     made.fit(DATA[:3])
@@ -121,9 +118,6 @@ def test_a_run_that_fails_changes_nothing() -> None:
         made.fit([{**batch, "x": np.array([0, 9])}])
 
     assert same(before, made.state) and made.steps == 1
-
-
-# -- the trained model -------------------------------------------------------------------------------
 
 
 def test_the_exported_model_computes_what_was_learned_and_converts() -> None:

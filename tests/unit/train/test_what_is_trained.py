@@ -161,8 +161,6 @@ def test_a_converted_model_is_trained_once_it_is_widened_and_tied_weights_are_to
     assert _why(_step(model))["scale"] == ("trained", "read by 2 ops")
 
 
-# -- merged and expanded ones --------------------------------------------------------------------------
-
 _TWO_NORMS = """net (float[N,4] x) => (float loss) {
   a = LayerNormalization (x, scale)  h = MatMul (a, w)  b = LayerNormalization (h, scale)
   s = Mul (b, x)  loss = ReduceMean <keepdims = 0> (s)
@@ -183,9 +181,6 @@ def test_weights_that_an_exporter_merged_are_an_error_with_the_way_out() -> None
     assert _step(model, freeze="scale").parameters == ("w",)
 
 
-# -- opset -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("opset", [12, 15])
 def test_an_embedding_below_opset_16_is_moved_and_told(opset: int) -> None:
     model = parsed("net (int64[N] ids) => (float[N,4] y) { e = Gather (table, ids)  y = MatMul (e, w) }", opset)
@@ -200,9 +195,6 @@ def test_an_embedding_below_opset_16_is_moved_and_told(opset: int) -> None:
         f"the step is at ai.onnx opset 16, whose ScatterND adds gradients; the model at {opset}",
     )
     assert trainer.export().proto.opset_import[0].version == opset
-
-
-# -- PyTorch -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.torch
