@@ -22,9 +22,9 @@ PAGE = measure.ROOT / "docs" / "evidence" / "peers.md"
 OURS = "amp-rewrite"
 INTRO = """# Compared with other converters
 
-Time, memory, Casts and errors of one conversion to float16, on models of real size with random weights. Each is a whole
-process, from import to written file, on {machine}. The error is relative (L2) to the outputs
-of the float32 model, under emulation. [The whole table](../../benchmarks/results/peers.md) has every tool, wall times
+Time, memory, Casts and error of one conversion to float16, on full-size models with random weights. Each measurement
+is a whole process, from import to written file, on {machine}. The error is relative (L2) to the outputs
+of the float32 model, under emulation. [The full table](../../benchmarks/results/peers.md) lists every tool, wall times
 and versions; `python benchmarks/run.py peers` measures it.
 """
 
