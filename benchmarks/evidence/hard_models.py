@@ -226,8 +226,8 @@ _INTRODUCTION = """\
 
 This page shows seven small models with the numerical problems of large ones. Each is built from a seed in
 [tests/support/hard_models.py](../../tests/support/hard_models.py), with data that shows the problem; for most of them,
-op lists and constants alone do not show it. `python benchmarks/run.py hard_models` writes this page. Low precision is emulated
-([emulation.md](../concepts/emulation.md)); nothing was run on a GPU. `tests/suites/models/test_hard_models.py`
+op lists and constants alone do not show it. `python benchmarks/run.py hard_models` writes this page. Low precision is
+[emulated](../concepts/emulation.md); nothing was run on a GPU. `tests/suites/models/test_hard_models.py`
 checks the results. Nothing is shifted here (`--set shift=none`), to show only guard and search.
 [Range shifting](../concepts/shift.md), which is on by default, is measured with
 [its own models](../../benchmarks/results/shift.md)."""
