@@ -1,16 +1,23 @@
-"""The last look at a converted model: whoever tells the types, a result that is not as planned is refused."""
+"""The last look at a converted model, and operators that onnxruntime registers and onnx does not know."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import onnx.parser
+import onnxruntime
 import pytest
+from onnx import ModelProto
 
+import amp_rewrite
 from amp_rewrite.dtypes import DType
-from amp_rewrite.errors import ConversionError
+from amp_rewrite.errors import ConversionError, ModelError
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.check import check
+from support.objections import run
+from support.paths import TESTS
 
 index = View.of
 
@@ -61,3 +68,77 @@ def test_a_value_of_another_type_than_planned_is_refused(teller: str) -> None:
         check(found.view.model, found.view, lied, found.result)
     told = f"value {name!r} is float16 after the conversion, not float32 as planned; nothing was written;"
     assert str(caught.value) == f"{told} please report this"
+
+
+TARGETS = ("ort-cuda", "onnx", "tensorrt")
+
+
+def model(op: str, *, opset: int = 13) -> ModelProto:
+    """A product, this op, and a product."""
+    return _parsed(f"a = MatMul (x, w)  n = {op}  y = MatMul (n, w)", opset)
+
+
+def _parsed(body: str, opset: int = 13, functions: str = "") -> ModelProto:
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "own": 1]>'
+    held = "float[8] s = {1, 2, 3, 4, 1, 2, 3, 4}, float[8] b = {0, 1, 0, 1, 0, 1, 0, 1}, bool yes = {1}"
+    text = f"{head} g (float[N,8] x) => (float[N,8] y) <{held}> {{ {body} }} {functions}"
+    proto = onnx.parser.parse_model(text)
+    weight = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return proto
+
+
+def outputs(proto: ModelProto) -> np.ndarray:
+    return np.asarray(run(proto, {"x": np.linspace(-1, 2, 24, dtype=np.float32).reshape(3, 8)})[0])
+
+
+@pytest.mark.parametrize(
+    "op",
+    ["SimplifiedLayerNormalization (a, s)", "LayerNormalization (a, s, b)", "LayerNormalization <axis = -1> (a, s)"],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_norms_of_the_runtime_are_lowered_and_open(op: str, target: str) -> None:
+    proto = model(op)
+    result = convert(proto, target=target)
+    assert {row.dtype for row in result.report.rows} == {"float16"}
+    np.testing.assert_allclose(outputs(result.model), outputs(proto), rtol=1e-2, atol=1e-2)
+    told = [finding.subject for finding in result.report.findings if finding.kind == "runtime_only"]
+    assert told == ([op.partition(" ")[0]] if target != "ort-cuda" else [])
+
+
+NORM = '<domain: "own", opset_import: ["": 13]> norm (a, b) => (n) { n = SimplifiedLayerNormalization (a, b) }'
+BRANCHES = """m = MatMul (x, w)  y = If (yes) <
+    then_branch = t () => (float[N,8] p) { p = SimplifiedLayerNormalization (m, s) },
+    else_branch = e () => (float[N,8] q) { q = LayerNormalization (m, s) }>"""
+
+
+@pytest.mark.parametrize("fuse", ["basic", "none"])
+def test_they_may_stand_in_bodies_and_functions(fuse: str) -> None:
+    """onnxruntime 1.31.1 dies of such a function; converted, it is inlined."""
+    called, plain = (f"n = {norm} (x, s)  y = MatMul (n, w)" for norm in ("own.norm", "SimplifiedLayerNormalization"))
+    for proto, same in ((_parsed(called, functions=NORM), _parsed(plain)), (_parsed(BRANCHES), _parsed(BRANCHES))):
+        result = convert(proto, fuse=fuse)
+        assert result.report.totals.compute_lowered == 1
+        np.testing.assert_allclose(outputs(result.model), outputs(same), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "op", ["SimplifiedLayerNorm (a, s)", "LayerNormalisation (a, s, b)", "RMSNormalization (a, s)"]
+)
+def test_a_name_that_nobody_registers_is_refused(op: str) -> None:
+    with pytest.raises(ModelError, match="opset 13 has no operator"):
+        convert(model(op))
+
+
+def test_a_file_of_the_runtimes_optimizer_is_converted_and_verified(tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    source = TESTS / "models" / "t5_ts14.onnx"
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    result = convert(tmp_path / "optimized.onnx")
+    assert result.report.totals.compute_lowered > 0
+    arrays = np.load(source.with_suffix(".npz"))
+    feeds = {key[6:]: arrays[key] for key in arrays.files if key.startswith("input/")}
+    assert amp_rewrite.verify(tmp_path / "optimized.onnx", result.model, data=[feeds], rtol=0.1, atol=0.1).ok
