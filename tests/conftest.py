@@ -28,10 +28,13 @@ if LACKING or kernels.installed_release() not in kernels.releases():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what an old version is known to lack."""
-    for item in items if LACKING else ():
-        if (reason := reason_for(item.nodeid)) is not None:
+    """Skip what an old version is known to lack; of integrations, warnings are those of other packages."""
+    for item in items:
+        if LACKING and (reason := reason_for(item.nodeid)) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        if "suites/integrations" in item.path.as_posix():
+            item.add_marker("integrations")
+            item.add_marker(pytest.mark.filterwarnings("ignore"), append=False)
 
 
 @pytest.hookimpl(wrapper=True)

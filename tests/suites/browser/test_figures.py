@@ -10,7 +10,7 @@ import pytest
 
 import amp_rewrite
 from amp_rewrite.reports.result import Result
-from support.browser import NARROW, WIDE, Visiting
+from suites.browser.conftest import NARROW, WIDE, Visiting
 from support.paths import ROOT
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

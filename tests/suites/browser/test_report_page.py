@@ -17,7 +17,7 @@ from amp_rewrite.reports.page.page import page_of
 from amp_rewrite.reports.page.report_figures import report_figures
 from amp_rewrite.reports.rows import CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.reports.sources import report_in
-from support.browser import NARROW, WIDE, Visit, Visiting
+from suites.browser.conftest import NARROW, WIDE, Visit, Visiting
 from support.corpus import exported, text_model
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -6,5 +6,5 @@
 - `test_NAME.py`, whose first lines skip it where the package is missing:
   `pytest.importorskip("MODULE", reason="needs PACKAGE; make integrations sets it up")`.
 
-`conftest.py` gives each test here the marker `integrations`. Warnings of other packages are no errors here.
+`tests/conftest.py` gives each test here the marker `integrations`. Warnings of other packages are no errors here.
 """

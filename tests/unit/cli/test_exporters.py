@@ -1,12 +1,9 @@
 """Models of skl2onnx and tf2onnx through the commands that a user types first, by default options."""
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
-import onnx
 import pytest
 
 from support.paths import TESTS
@@ -68,20 +65,3 @@ def test_data_repair_and_check_compare_all_outputs(name: str) -> None:
     told = ran("model.onnx", "-o", "checked.onnx")
     assert (": no gross error, " in told) == (name in LOWERED)
     assert ("next: " in told) == (name in LOWERED)
-
-
-def written_by(folder: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"write_{folder}", MODELS / folder / "write.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(("package", "folder"), [("skl2onnx", "sklearn"), ("tf2onnx", "tf2onnx")])
-def test_the_models_are_those_of_their_script(package: str, folder: str, tmp_path: Path) -> None:
-    pytest.importorskip(package)
-    written_by(folder).main(tmp_path)
-    for path in sorted((MODELS / folder).glob("*.onnx")):
-        ops, own = ([node.op_type for node in onnx.load(file).graph.node] for file in (path, tmp_path / path.name))
-        assert ops == own

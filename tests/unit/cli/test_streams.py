@@ -52,16 +52,6 @@ def test_closed_standard_streams_are_opened_on_the_null_device(
     assert opened == {number: (os.devnull, flags[number]) for number in closed}
 
 
-# -- a second file ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("words", [(NET, "out.onnx"), ("convert", NET, "--to", "float16", "out.onnx")])
-def test_a_second_file_that_does_not_exist_is_the_output(words: tuple[str, ...]) -> None:
-    done = run(*words)
-    assert (done.exit_code, done.stderr) == (0, "wrote out.onnx\n")
-    assert files() == [NET, "out.onnx", "temporary"]
-
-
 # -- folders ------------------------------------------------------------------------------------------------
 
 
@@ -70,6 +60,7 @@ def test_a_second_file_that_does_not_exist_is_the_output(words: tuple[str, ...])
     [
         (("convert", NET, "-o", "a/b/out.onnx", "--report", "a/c/report.json"), "a/c/report.json"),
         ((NET, "a/b/out.onnx"), "a/b/out.onnx"),
+        (("convert", NET, "--to", "float16", "a/b/out.onnx"), "a/b/out.onnx"),
         (("emulate", NET, "-o", "a/b/out.onnx"), "a/b/out.onnx"),
         (("train-step", NET, "--loss", "mean_squared_error(y,t)", "-o", "a/b/out.onnx"), "a/b/out.onnx"),
         (("calibrate", NET, "--random", "-o", "a/b/out.json"), "a/b/out.json"),
