@@ -28,36 +28,33 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 
 
-class _Models(click.Path):
-    """The path of a file; `made`: its folders are made while the command runs."""
+class _FilePath(click.Path):
+    """The path of a file. `output`: its folders are made while the command runs."""
 
-    def __init__(self, *, made: bool = False) -> None:
+    def __init__(self, *, output: bool = False) -> None:
         super().__init__(path_type=Path)
-        self.made = made
+        self.output = output
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = file_named(os.fspath(value), ctx, written=self.made)
-        if self.made and ctx is not None and not ctx.resilient_parsing and not url_of(path):
-            ctx.find_root().with_resource(made_folders(path))
+        path = file_path(os.fspath(value), ctx, output=self.output)
+        if self.output and ctx is not None and not ctx.resilient_parsing and not url_of(path):
+            ctx.find_root().with_resource(parent_folders(path))
         return path
 
 
-def file_named(word: str, ctx: click.Context | None = None, *, written: bool = False) -> Path:
-    """Return the path of a word. UsageError if it names no file, or, where that is written, a folder."""
-    if word in ("", "-"):
-        fact = (
-            "the name of the file is empty"
-            if not word
-            else "- is not a file: models cannot be read from or written to a pipe"
-        )
-        raise click.UsageError(f"{fact}; name a file", ctx)
-    if written and word.endswith(("/", os.sep)):
+def file_path(word: str, ctx: click.Context | None = None, *, output: bool = False) -> Path:
+    """Return the path of a word. UsageError for an empty word and "-", and for a folder as an output."""
+    if not word:
+        raise click.UsageError("the name of the file is empty; name a file", ctx)
+    if word == "-":
+        raise click.UsageError("- is not a file: models cannot be read from or written to a pipe; name a file", ctx)
+    if output and word.endswith(("/", os.sep)):
         raise click.UsageError(f"{word} is a folder; name a file in it", ctx)
     return Path(word)
 
 
-MODEL = _Models()
-FILE_OUT = _Models(made=True)
+MODEL = _FilePath()
+FILE_OUT = _FilePath(output=True)
 
 
 def is_folder(word: str) -> bool:
@@ -65,21 +62,21 @@ def is_folder(word: str) -> bool:
     return word.endswith(("/", os.sep)) or bool(url_of(word)) or Path(word).is_dir()
 
 
-def beside(model: Path, suffix: str) -> Path:
-    """Return the path for an output named after a model."""
+def path_beside(model: Path, suffix: str) -> Path:
+    """Return the path of an output named after a model."""
     return model.parent / f"{model.stem}.{suffix}"
 
 
 @contextmanager
-def made_folders(path: Path) -> Iterator[None]:
-    """Make the folders of a file, and remove those left empty by the body."""
+def parent_folders(path: Path) -> Iterator[None]:
+    """Make the folders of a file; afterwards remove new ones if they are empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         make_folder(path)
         yield
     finally:
         for folder in missing:
-            with suppress(OSError):  # it holds something, is spelled with "..", or was never made
+            with suppress(OSError):  # not empty, spelled with "..", or never made
                 folder.rmdir()
 
 
@@ -101,7 +98,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
         advice = "the suffix tells the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
     check_place(file, ReportError)
-    if os.path.realpath(file) in map(os.path.realpath, read):  # behind links; those in a circle are another file
+    if os.path.realpath(file) in map(os.path.realpath, read):  # behind links
         raise ReportError(f"cannot write a report to {file}: it would replace what is read; name another file")
     if file.exists() and not overwrite:
         raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
@@ -127,7 +124,7 @@ def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
 
 
 def write_file(file: Path, text: str, fate: str) -> None:
-    """Write a text to a file, whole or not at all. ReportError with the fate on failure."""
+    """Write a text to a file, whole or not at all. ReportError on failure; `fate`: what then happened."""
     try:
         write_whole(Path(os.path.realpath(file)), text.encode())
     except OSError as error:
@@ -162,22 +159,19 @@ class Batches:
         return cls(settings if feedback else replace(settings, feedback=(), steps=None), shapes, random)
 
     def feed(self, model: Model, *, quiet: bool) -> Feed:
-        """Return the batches for a model, and print their notes unless `quiet`.
-
-        FeedError as `Feed.of` and `Feed.randomly` raise it.
-        """
+        """Return the batches for a model, and print their notes unless `quiet`. FeedError as from `Feed.of`."""
         from amp_rewrite.evidence.data.feed import Feed
         from amp_rewrite.pipeline.convert import feed_of
 
         settings, feed = self.settings, None if self.random else feed_of(self.settings, model)
         if feed is None:
-            words = drawn(settings, self.shapes)
-            return Feed.randomly(model, **words, feedback=settings.feedback, steps=settings.steps)
+            keywords = _random_keywords(settings, self.shapes)
+            return Feed.randomly(model, **keywords, feedback=settings.feedback, steps=settings.steps)
         for note in feed.notes:
             terminal.talk(note, quiet=quiet)
         return feed
 
-    def compared(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
+    def compare(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
         """Return the result of `verify` or `locate` for two models on the batches, with a progress bar."""
         from amp_rewrite.files.model import Model
 
@@ -187,25 +181,25 @@ class Batches:
             return function(reference, Model.load(b), feed, progress=progress, **words)
 
 
-def drawn(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
+def _random_keywords(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
     """Return the keywords of `Feed.randomly`."""
     from amp_rewrite.evidence.data.sources import parse_int_ranges, parse_shapes
 
     return {"shapes": parse_shapes(shapes), "int_ranges": parse_int_ranges(settings.int_range)}
 
 
-def guided(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Request:
-    """Return the request of a conversion, with no more data and criteria than guide it.
+def guided_request(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Request:
+    """Return the request of a conversion, reduced to the data and criteria in use.
 
-    A criterion of a settings file judges where there is data; if a file names ranges and data, a repair uses the data,
-    and the ranges guard without one. UsageError for options of the command line, `explicit`, that lack or contradict
-    others.
+    A criterion of a settings file judges if there is data. If a file names ranges and data, a repair uses the data, and
+    a conversion without one the ranges. UsageError for options of the command line (`explicit`) in conflict or without
+    the data they need.
     """
     ranges, data = settings.ranges, settings.data
     judged = data and settings.criterion
-    lacking = {"budget": not judged, "headroom": not (data or ranges)}
+    unusable = {"budget": not judged, "headroom": not (data or ranges)}
     for word in explicit:
-        if lacking.get(word, not data and word in (*CRITERION, "feedback", "steps")):
+        if unusable.get(word, not data and word in (*CRITERION, "feedback", "steps")):
             raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE, and --tolerance X to repair")
     if data and shapes:
         raise click.UsageError("--shape describes random input; leave it out, or the data")
@@ -214,9 +208,9 @@ def guided(settings: Request, shapes: Collection[str], explicit: Collection[str]
             ways = "leave one out, or add --tolerance X to repair"
             raise click.UsageError(f"--ranges and --data both give ranges; {ways}")
         data, ranges = (data, None) if judged else (None, ranges)
-    without: dict[str, Any] = {} if judged else dict.fromkeys((*CRITERION, "budget"))
-    random = drawn(settings, shapes) if settings.check else None
-    return replace(settings, data=data, ranges=ranges, drawn=random, **without)
+    unused: dict[str, Any] = {} if judged else dict.fromkeys((*CRITERION, "budget"))
+    random = _random_keywords(settings, shapes) if settings.check else None
+    return replace(settings, data=data, ranges=ranges, drawn=random, **unused)
 
 
 def convert_guided(
@@ -228,6 +222,6 @@ def convert_guided(
 
     source = Model.load(model) if request.data else None
     feed = None if source is None else feed_of(request, source)
-    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict has them, too
+    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict has them as well
         terminal.talk(note, quiet=quiet)
     return convert_by(request, source or model, feed, tell)

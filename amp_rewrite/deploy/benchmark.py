@@ -38,13 +38,13 @@ from amp_rewrite.runtime.runner import CPU, CUDA, MAX_THREADS, Runner
 from amp_rewrite.settings.option import Data, checked
 from amp_rewrite.version import VERSION
 
-Tell = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 Seconds = NDArray[Any]
-"""float64[rounds, runs]: how long each run took."""
+"""float64[rounds, runs]: the duration of each run."""
 
 _RESAMPLES = 2000  # of the bootstrap
 _TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
-_WARM = 10  # runs of each model that do not count
+_WARM_UP = 10  # runs of each model before the measurement
 _ROUND, _MAX_RUNS = 0.05, 50  # seconds of a round for the slowest call, and runs in it
 
 
@@ -158,11 +158,11 @@ class Benchmark(Result):
         )
         lines = [", ".join(dict.fromkeys(entry.name for entry in self.entries)), *table(facts), ""]
         head = ["latency, ms", "median", "p5", "p95", *(f"vs {name}" for name in self.baselines)]
-        rows = [[entry.name, *_numbers(entry, self.baselines)] for entry in self.entries]
+        rows = [[entry.name, *_cells(entry, self.baselines)] for entry in self.entries]
         if any(entry.memory is not None for entry in self.entries):
             head.append("peak memory")
-            weighed = ["-" if entry.memory is None else size(entry.memory) for entry in self.entries]
-            rows = [[*row, memory] for row, memory in zip(rows, weighed, strict=True)]
+            peaks = ["-" if entry.memory is None else size(entry.memory) for entry in self.entries]
+            rows = [[*row, peak] for row, peak in zip(rows, peaks, strict=True)]
         lines += [*table(rows, head=head, right=" >>>" + ">" * 9), "", *(f"note: {note}" for note in self.notes)]
         return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -171,7 +171,7 @@ class Benchmark(Result):
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
 
-def _numbers(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
+def _cells(entry: BenchEntry, baselines: Sequence[str]) -> Iterator[str]:
     yield from map(_ms, (entry.latency.median, entry.latency.p5, entry.latency.p95))
     for name in baselines:
         speed_up = entry.speed_ups.get(name)
@@ -195,7 +195,7 @@ def bench(
     rounds: int = 20,
     memory: bool = True,
     threads: int = 0,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Benchmark:
     """Measure latency and peak memory of models on the first batch of `data`.
 
@@ -235,24 +235,13 @@ def bench(
             f"{spelled('threads', threads)} is too many; give at most {MAX_THREADS}, or leave it out for one per core"
         )
     require("bench")
-    tell = progress or (lambda stage, done, total: None)
+    progress = progress or (lambda stage, done, total: None)
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         sides = candidates(models, data, usual_provider(provider), threads, Path(folder))
-        pairs = []
-        for number, side in enumerate(sides):
-            tell("open sessions", number, len(sides))
-            pairs.append((side, side.opened()))
-        first = sides[0]
-        entries, runs = _timed(pairs, rounds, tell)
-        notes = [note for pair in pairs for note in _remarks(*pair)]
-        del pairs  # the measurements below need the device for themselves
-        for number, side in enumerate(sides if memory else ()):
-            tell("memory", number, len(sides))
-            try:
-                peak = peak_memory(side.file, side.batch, side.provider, side.threads, side.options)
-                entries[number] = replace(entries[number], memory=peak)
-            except MachineError as fault:
-                entries[number] = replace(entries[number], fault=str(fault))
+        entries, runs, notes = _time(sides, rounds, progress)
+        if memory:
+            entries = _with_memory(entries, sides, progress)
+    first = sides[0]
     feed = Feed.of(data, first.model)
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in first.batch.items())
     return Benchmark(
@@ -262,7 +251,7 @@ def bench(
         f"{feed.origin}: {shapes}",
         rounds,
         runs,
-        _WARM,
+        _WARM_UP,
         tuple(entries),
         (*notes, *_notes(entries, first.provider, feed.random)),
     )
@@ -296,11 +285,12 @@ class Candidate:
 
 
 def candidates(models: Sequence[object], data: object, provider: str, threads: int, folder: Path) -> list[Candidate]:
-    """Return the models, and a float32 baseline on CUDA again with TF32.
+    """Return the models, and on CUDA a float32 baseline once more with TF32.
 
-    `folder`: for models that are not files. FeedError and ModelError name the model.
+    `folder`: for models without a file. FeedError and ModelError name the model.
     """
-    names = [name_of(source, f"model {number}") for number, source in enumerate(models)]  # numbered if they are equal
+    names = [name_of(source, f"model {number}") for number, source in enumerate(models)]
+    # Equal names get numbers.
     names = [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
     sides: list[Candidate] = []
     feed: Feed | None = None
@@ -308,9 +298,9 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
         model = Model.load(source)
         feed = feed or Feed.of(data, model)
         ports = {port.name for port in input_ports(model)}
-        mine = {key: array for key, array in next(iter(feed)).items() if key in ports}
+        inputs = {key: array for key, array in next(iter(feed)).items() if key in ports}
         try:
-            batch = next(iter(Feed.of(mine, model, allow_nonfinite=True)))
+            batch = next(iter(Feed.of(inputs, model, allow_nonfinite=True)))
         except FeedError as error:
             raise FeedError(f"{name}: {error}") from error
         file = folder / f"{number}.onnx"
@@ -328,27 +318,33 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
 # -- latency -----------------------------------------------------------------------------------------
 
 
-def _timed(pairs: Sequence[tuple[Candidate, Runner]], rounds: int, tell: Tell) -> tuple[list[BenchEntry], int]:
-    calls: dict[str, Callable[[], object]] = {c.name: r.bind(c.batch).run for c, r in pairs}
+def _time(sides: Sequence[Candidate], rounds: int, progress: Progress) -> tuple[list[BenchEntry], int, list[str]]:
+    """Return the entries without memory, the runs of a round, and notes. Close all sessions."""
+    runners = []
+    for number, side in enumerate(sides):
+        progress("open sessions", number, len(sides))
+        runners.append(side.opened())
+    calls = {side.name: runner.bind(side.batch).run for side, runner in zip(sides, runners, strict=True)}
     latencies = []
-    tell("warm up", 0, 1)
+    progress("warm up", 0, 1)
     for name, call in calls.items():
         try:
-            latencies.append(min(timeit.repeat(call, number=1, repeat=_WARM)))
+            latencies.append(min(timeit.repeat(call, number=1, repeat=_WARM_UP)))
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from error
     runs = runs_per_round(latencies)
-    seconds = interleaved(calls, rounds=rounds, runs=runs, progress=partial(tell, "latency"))
-    baselines = [c.name for c, _ in pairs if c.number == 0]
+    seconds = interleaved(calls, rounds=rounds, runs=runs, progress=partial(progress, "latency"))
+    baselines = [side.name for side in sides if side.number == 0]
     entries = []
-    for candidate, _ in pairs:
-        mine = seconds[candidate.name]
-        speed_ups = {name: speed_up(seconds[name], mine) for name in baselines}
-        entries.append(BenchEntry(candidate.name, candidate.types, Timing.of(mine), speed_ups))
-    return entries, runs
+    for side in sides:
+        own = seconds[side.name]
+        speed_ups = {name: speed_up(seconds[name], own) for name in baselines}
+        entries.append(BenchEntry(side.name, side.types, Timing.of(own), speed_ups))
+    notes = [note for side, runner in zip(sides, runners, strict=True) for note in _notes_of_model(side, runner)]
+    return entries, runs, notes
 
 
-def _remarks(candidate: Candidate, runner: Runner) -> Iterator[str]:
+def _notes_of_model(candidate: Candidate, runner: Runner) -> Iterator[str]:
     arrays = [value for value in runner.run(candidate.batch).values() if isinstance(value, np.ndarray)]
     arrays = [array for array in arrays if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy]
     bad = sum(int(np.count_nonzero(~np.isfinite(array))) for array in arrays)
@@ -400,6 +396,18 @@ def runs_per_round(latencies: Sequence[float]) -> int:
 # -- memory ------------------------------------------------------------------------------------------
 
 
+def _with_memory(entries: Sequence[BenchEntry], sides: Sequence[Candidate], progress: Progress) -> list[BenchEntry]:
+    measured = []
+    for number, (entry, side) in enumerate(zip(entries, sides, strict=True)):
+        progress("memory", number, len(sides))
+        try:
+            peak = peak_memory(side.file, side.batch, side.provider, side.threads, side.options)
+            measured.append(replace(entry, memory=peak))
+        except MachineError as error:
+            measured.append(replace(entry, fault=str(error)))
+    return measured
+
+
 _STATUS = Path("/proc/self/status")
 _CPUS = Path("/proc/cpuinfo")
 
@@ -449,13 +457,13 @@ def resident(*, peak: bool = False) -> int:
     return int(line.split()[0]) << 10 if line else 0
 
 
-_SECONDS = 3600.0  # for a process that opens a model and runs it twice
+_TIMEOUT = 3600.0  # seconds to open a model and run it twice
 
 
 def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, options: Mapping[str, str] = {}) -> int:
     """Return the bytes of a model beyond those in use before it is opened, measured in a process of its own.
 
-    MachineError if they are not known: the process ends before, or this system does not tell.
+    MachineError if they are unknown: the process fails, or the system does not report them.
     """
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
         arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
@@ -463,23 +471,23 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
         job = json.dumps([os.fspath(model.resolve()), f"{folder}/batch.npz", provider, threads, dict(options)])
         function = own_peak.__name__
         program = f"import json; from {__name__} import {function}; print({function}(*json.loads(sys.argv[1])))"
-        told = int(apart(program, job, subject="its process", seconds=_SECONDS))
-    if not told:
+        peak = int(apart(program, job, subject="its process", seconds=_TIMEOUT))
+    if not peak:
         raise MachineError("this system does not tell how much is in use")
-    return told
+    return peak
 
 
 def own_peak(file: str, data: str, provider: str, threads: int, options: Mapping[str, str]) -> int:
     """Open a model, run it twice, and return the bytes in use beyond those before; 0 if unknown."""
     model = Model.load(file)
     batch = next(iter(Feed.of(data, model, allow_nonfinite=True)))
-    has_provider(provider)  # loads the runtime's library, which does not belong to the model
+    has_provider(provider)  # load the runtime's library first: it is not part of the model
     before = gpu_memory() if provider == CUDA else resident()
     # The arena grows by the requested size, not by powers of two.
     own = {**options, "arena_extend_strategy": "kSameAsRequested"} if provider == CUDA else options
     binding = Runner.open(model, session_on(provider, threads, own)).bind(batch)
     for _ in range(2):  # the second run shows whether memory is used again
         binding.run()
-    # The binding is held until here, because a session frees its arena on the GPU with itself.
+    # Keep the binding until here: a session frees its arena on the GPU when it goes.
     after = gpu_memory() if provider == CUDA else resident(peak=True)
     return max(after - before, 0)

@@ -54,7 +54,7 @@ Provider = str | tuple[str, Mapping[str, object]]
 IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
 _ON_GPU = (CUDA, TENSORRT)
 _OFF = ("", "0", "false", "no", "off")
-_OWN = ("model", "to", "folder", "data")  # arguments of convert that a Session settles itself, or cannot cache
+_NOT_OPTIONS = ("model", "to", "folder", "data")  # arguments of convert set by Session itself, or not cached
 
 
 class Session:
@@ -69,7 +69,7 @@ class Session:
         model: as `convert` takes it.
         policy: "mixed_float16", "mixed_bfloat16" or a `Policy`; None: that of the process (`set_policy`), or float32.
         providers: those of onnxruntime, by name or with options; by default CUDA if available, then the CPU.
-        cuda_graph: record the work of each shape on CUDA, and replay it.
+        cuda_graph: capture the work of each shape on CUDA as a graph, and replay it.
         threads: per op on the CPU; 0 for one per core.
         ignore_performance: convert anyway; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
         cache: a `Cache` or a folder; True: the user's own; None for no cache.
@@ -100,76 +100,76 @@ class Session:
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
-        check_known("Session", options, [name for name in signature(convert).parameters if name not in _OWN])
+        check_known("Session", options, [name for name in signature(convert).parameters if name not in _NOT_OPTIONS])
         if not 0 <= threads <= MAX_THREADS:
             raise PolicyError(f"threads is {threads!r}; give at most {MAX_THREADS} for one op, or 0 for one per core")
         require("Session")
         source = Model.load(model, folder=folder)
         self._name = source.path.name if source.path else "the model"
-        settings = _resolved(providers)
-        first = next(iter(settings))
+        provider_options = _provider_options(providers)
+        first = next(iter(provider_options))
         if (unfit := unfit_here(source, installed_onnxruntime().__version__, first)) is not None:
             raise ModelError(f"{self._name}: {unfit}")
-        if cuda_graph and CUDA in settings:
-            settings[CUDA] = {_GRAPH: "1", **settings[CUDA]}
-        number = settings[first].get("device_id", "0")
+        if cuda_graph and CUDA in provider_options:
+            provider_options[CUDA] = {_GRAPH: "1", **provider_options[CUDA]}
+        number = provider_options[first].get("device_id", "0")
         if not number.isdecimal():
             raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
         self._device = int(number)
         opening = SessionOptions(
-            providers=tuple(settings), provider_options=settings, channels_last=True, threads=threads
+            providers=tuple(provider_options), provider_options=provider_options, channels_last=True, threads=threads
         )
         if ignore_performance is None:
             ignore_performance = os.environ.get(IGNORE_PERFORMANCE, "0").lower() not in _OFF
         chosen = policies.policy_of_sessions() if policy is None else Policy.of(policy)
         to = None if chosen.lowers is None else low_type(chosen)
-        slow = "" if to is None or ignore_performance else _slow(first, to, self._device)
-        ready = _ModelToOpen(source, left=slow)
+        slow = "" if to is None or ignore_performance else _obstacle(first, to, self._device)
+        prepared = _Prepared(source, unconverted=slow)
         if to is not None and not slow:
-            asked = {"target": BY_PROVIDER.get(first, Target.ONNX), **options, "to": to}
-            ready = _converted(source, asked, chosen_cache(cache))
-        if ready.report is not None:
+            keywords = {"target": BY_PROVIDER.get(first, Target.ONNX), **options, "to": to}
+            prepared = _converted(source, keywords, chosen_cache(cache))
+        if prepared.report is not None:
             try:
-                self._runner, unopened = _opened(ready.model, opening)
-            except ModelError as refused:
-                ready = _ModelToOpen(source, left=f"what was converted does not open ({refused})")
-        if ready.report is None:
-            self._runner, unopened = _opened(source, opening)
-        self._report_json = ready.report
-        recorded = _records({self.provider: self._runner.provider_options})
-        self._graphs = CudaGraphs(self._runner, self._device) if recorded else None
-        wanted = cuda_graph or _records(settings)
-        self.notes = tuple(self._notes(ready, first, unopened, providers is not None, wanted))
+                self._runner, fallback = _open(prepared.model, opening)
+            except ModelError as cause:
+                prepared = _Prepared(source, unconverted=f"what was converted does not open ({cause})")
+        if prepared.report is None:
+            self._runner, fallback = _open(source, opening)
+        self._report_json = prepared.report
+        captures = _captures_graphs({self.provider: self._runner.provider_options})
+        self._graphs = CudaGraphs(self._runner, self._device) if captures else None
+        graph_requested = cuda_graph or _captures_graphs(provider_options)
+        self.notes = tuple(self._notes(prepared, first, fallback, providers is not None, graph_requested))
         for note in self.notes:
             warnings.warn(note, UserWarning, stacklevel=3)
         if self._report_json is None:
             policies.state.plain_sessions += 1
 
-    def _notes(self, ready: _ModelToOpen, first: str, unopened: str, named: bool, graph: bool) -> Iterator[str]:
-        """Yield differences from the request. `named`: the caller named the providers."""
-        if ready.left:
-            yield f"{self._name} is not converted and runs as it is, on {self.provider}: {ready.left}"
-        if ready.unkept and self.converted:
-            yield f"{self._name} is converted anew each time: {ready.unkept}"
-        if self.provider != first and (named or hardware().gpus):
-            closed = unopened or _closed(first)
-            if closed not in ready.left:
-                yield f"{self._name} runs on {self.provider}: {closed}"
+    def _notes(self, prepared: _Prepared, first: str, fallback: str, explicit: bool, graph: bool) -> Iterator[str]:
+        """Yield differences from the request. `explicit`: the caller named the providers."""
+        if prepared.unconverted:
+            yield f"{self._name} is not converted and runs as it is, on {self.provider}: {prepared.unconverted}"
+        if prepared.uncached and self.converted:
+            yield f"{self._name} is converted anew each time: {prepared.uncached}"
+        if self.provider != first and (explicit or hardware().gpus):
+            reason = fallback or _failure_to_open(first)
+            if reason not in prepared.unconverted:
+                yield f"{self._name} runs on {self.provider}: {reason}"
         if graph and self._graphs is None:
-            why = unopened if self.provider == CUDA else f"it runs on {self.provider}"
-            yield f"{self._name} runs without a CUDA graph: {why}"
+            reason = fallback if self.provider == CUDA else f"it runs on {self.provider}"
+            yield f"{self._name} runs without a CUDA graph: {reason}"
         exact = self.provider == CUDA and self._runner.provider_options.get("use_tf32") == "0"
-        if exact and self.converted and (cost := cuda_options(ready.model).cost):
+        if exact and self.converted and (cost := cuda_options(prepared.model).cost):
             yield f"{self._name}: {cost}"
 
     def __repr__(self) -> str:
         report = self.report
-        as_ = f"converted to {report.model.to}" if report is not None else "as it is"
-        return f"<{type(self).__name__} {self._name} {as_}, on {self.provider}>"
+        state = f"converted to {report.model.to}" if report is not None else "as it is"
+        return f"<{type(self).__name__} {self._name} {state}, on {self.provider}>"
 
     @property
     def provider(self) -> str:
-        """The opened provider: it runs every op with a kernel of its own."""
+        """The first opened provider: every op runs on it if it has a kernel."""
         return self._runner.provider
 
     @property
@@ -232,18 +232,18 @@ class Session:
         return self._runner.inner
 
 
-def _slow(first: str, to: DType, device: int) -> str:
+def _obstacle(first: str, to: DType, device: int) -> str:
     """Return the obstacle to a faster low type on the first provider; "" without one, as far as its speed is known."""
-    why = ""
+    reason = ""
     if first == CPU:
-        why = f"on a CPU {to.spelling} is slower, not faster"
+        reason = f"on a CPU {to.spelling} is slower, not faster"
     elif first in _ON_GPU:
-        why = refusal(hardware(), to, device) or ("" if cuda_opens() else _closed(first))
-    return f"{why}; ignore_performance=True converts it anyway" if why else ""
+        reason = refusal(hardware(), to, device) or ("" if cuda_opens() else _failure_to_open(first))
+    return f"{reason}; ignore_performance=True converts it anyway" if reason else ""
 
 
-def _closed(first: str) -> str:
-    """Return the obstacle to opening the first provider, as far as known."""
+def _failure_to_open(first: str) -> str:
+    """Return the reason why the first provider does not open, as far as known."""
     if first not in _ON_GPU:
         return f"{first} does not open here"
     if absence := hardware().absence:
@@ -253,38 +253,38 @@ def _closed(first: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _ModelToOpen:
-    """A model to open: converted, with its report, or the source, with the reason. `unkept`: why it is not cached."""
+class _Prepared:
+    """A model to open, with its report if it is converted. `unconverted`, `uncached`: the reason for either, or ""."""
 
     model: Model
     report: str | None = None
-    left: str = ""
-    unkept: str = ""
+    unconverted: str = ""
+    uncached: str = ""
 
 
-def _converted(source: Model, options: Mapping[str, Any], cache: Cache | None) -> _ModelToOpen:
+def _converted(source: Model, options: Mapping[str, Any], cache: Cache | None) -> _Prepared:
     key = "" if cache is None else cache.key(source, _settings(options))
-    if cache is not None and (kept := cache.load(key)) is not None:
-        return _ModelToOpen(kept.model, kept.report)
+    if cache is not None and (entry := cache.load(key)) is not None:
+        return _Prepared(entry.model, entry.report)
     try:
         converted = convert(source, **options)
     except ConversionError as cause:  # a bug of this package; the source model is fine
-        return _ModelToOpen(source, left=str(cause))
+        return _Prepared(source, unconverted=str(cause))
     if converted.plan.empty:
-        return _ModelToOpen(source, left="nothing in it can be lowered")
+        return _Prepared(source, unconverted="nothing in it can be lowered")
     report = converted.report.to_json()
     if cache is None:
-        return _ModelToOpen(converted.result, report)
+        return _Prepared(converted.result, report)
     try:
         cache.store(key, converted.result, report)
     except ModelError as cause:
-        return _ModelToOpen(converted.result, report, unkept=str(cause))
-    kept = cache.load(key)
-    return _ModelToOpen(converted.result if kept is None else kept.model, report)
+        return _Prepared(converted.result, report, uncached=str(cause))
+    entry = cache.load(key)
+    return _Prepared(converted.result if entry is None else entry.model, report)
 
 
 def _settings(options: Mapping[str, Any]) -> str:
-    """Return the text of all settings behind the result of a conversion, those of the environment included."""
+    """Return all settings of a conversion as a text, including those of the environment."""
     request = Request.of(**{name: value for name, value in options.items() if name in KEYWORDS})
     more = {name: value for name, value in options.items() if name not in KEYWORDS}
     if (ranges := more.pop("ranges", None)) is not None:
@@ -292,43 +292,43 @@ def _settings(options: Mapping[str, Any]) -> str:
     return repr((VERSION, request, request.op_lists.fingerprint, sorted(more.items())))
 
 
-def _opened(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open the model; without its CUDA graph, or without TensorRT, and with the reason, if it does not open so."""
+def _open(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
+    """Open a model, if need be without CUDA graphs or without TensorRT; then return the reason, too."""
     try:
         return Runner.open(model, opening), ""
     except ModelError as cause:
         first, *others = opening.providers
-        if _records(opening.provider_options):
+        if _captures_graphs(opening.provider_options):
             cuda = {**opening.provider_options[CUDA], _GRAPH: "0"}
-            instead = replace(opening, provider_options={**opening.provider_options, CUDA: cuda})
+            fallback = replace(opening, provider_options={**opening.provider_options, CUDA: cuda})
         elif first == TENSORRT and others:
-            instead = replace(opening, providers=others)
+            fallback = replace(opening, providers=others)
         else:
             raise
-        return Runner.open(model, instead), str(cause)
+        return Runner.open(model, fallback), str(cause)
 
 
 _GRAPH = "enable_cuda_graph"
 
 
-def _records(options: Mapping[str, Mapping[str, str]]) -> bool:
+def _captures_graphs(options: Mapping[str, Mapping[str, str]]) -> bool:
     return options.get(CUDA, {}).get(_GRAPH) == "1"
 
 
-def _resolved(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
-    """Return the options of each provider, in order. PolicyError for anything else than names and pairs."""
-    named = ((CUDA, CPU) if has_provider(CUDA) else (CPU,)) if providers is None else providers
+def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
+    """Return the options of each provider, in order. PolicyError for anything but names and pairs."""
+    usual = (CUDA, CPU) if has_provider(CUDA) else (CPU,)
     try:
-        pairs = ((name, {}) if isinstance(name, str) else name for name in named)
-        found = {name: {key: str(value) for key, value in options.items()} for name, options in pairs}
+        pairs = ((p, {}) if isinstance(p, str) else p for p in (usual if providers is None else providers))
+        result = {name: {key: str(value) for key, value in options.items()} for name, options in pairs}
     except (AttributeError, TypeError, ValueError):
-        found = {}
-    if not found:
+        result = {}
+    if not result:
         raise PolicyError(
             f"{spelled('providers', providers)} names no provider; give names, as in [{CPU!r}], or add options, as in"
             f" [({CPU!r}, {{}})]"
         )
-    return found
+    return result
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
@@ -341,12 +341,12 @@ def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
 # -- cache -------------------------------------------------------------------------------------------
 
 
-LIMIT = 20 << 30
-"""Default limit of a cache in bytes."""
+DEFAULT_LIMIT = 20 << 30
+"""Bytes in a cache."""
 
-_FORM = 1  # version of the layout and of the keys
+_LAYOUT = 1  # version of the folders and of the keys
 _MODEL, _REPORT = "model.onnx", "report.json"
-_IN_USE = 600.0  # seconds after its last use in which an entry stays, since a process may be opening it
+_IN_USE = 600.0  # seconds after the last use of an entry: a process may still be opening it
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +361,8 @@ class CacheEntry:
 class Cache:
     """A folder of converted models; the least recently used entries are evicted first.
 
-    Any number of processes of one user may use it at once. An entry appears atomically. A folder in which others may
-    write is not used. Entries used in the last ten minutes are not evicted, so the limit may be exceeded for that long.
+    Any number of processes of one user may use it at once. An entry appears atomically. A folder writable for other
+    users is not used. Entries used in the last ten minutes stay, so the cache may exceed its limit for that long.
 
     Args:
         folder: the folder; it is made when needed.
@@ -370,15 +370,15 @@ class Cache:
     """
 
     folder: Path
-    limit: int = LIMIT
+    limit: int = DEFAULT_LIMIT
 
     @classmethod
     def usual(cls, environ: Mapping[str, str]) -> Cache | None:
-        """Return the cache of the user, in XDG_CACHE_HOME or ~/.cache; None for one without a home."""
-        stated = Path(environ.get("XDG_CACHE_HOME", ""))
-        # XDG Base Directory Specification 0.8: a path that is not absolute is to be ignored.
+        """Return the cache of the user, in XDG_CACHE_HOME or ~/.cache; None for a user without a home."""
+        configured = Path(environ.get("XDG_CACHE_HOME", ""))
+        # XDG Base Directory Specification 0.8: ignore a path that is not absolute.
         try:
-            folder = stated if stated.is_absolute() else Path.home() / ".cache"
+            folder = configured if configured.is_absolute() else Path.home() / ".cache"
         except RuntimeError:
             return None
         return cls(folder / "amp-rewrite")
@@ -397,13 +397,13 @@ class Cache:
         if not _private(self._home):
             return None
         try:
-            kept = CacheEntry(Model.load(entry / _MODEL), read_regular(entry / _REPORT, MAX_CHARACTERS).decode())
+            loaded = CacheEntry(Model.load(entry / _MODEL), read_regular(entry / _REPORT, MAX_CHARACTERS).decode())
         except (ModelError, OSError, UnicodeDecodeError):
             shutil.rmtree(entry, ignore_errors=True)
             return None
         with suppress(OSError):  # the cache may be read-only
             os.utime(entry)
-        return kept
+        return loaded
 
     def store(self, key: str, model: Model, report: str) -> None:
         """Store a model and its report; existing entries stay.
@@ -419,12 +419,12 @@ class Cache:
                     " here; name another folder, or remove this one"
                 )
             with tempfile.TemporaryDirectory(dir=self._home, ignore_cleanup_errors=True) as scratch:
-                made = Path(scratch) / key
-                made.mkdir()
-                model.save(made / _MODEL)
-                write_whole(made / _REPORT, report.encode())
+                entry = Path(scratch) / key
+                entry.mkdir()
+                model.save(entry / _MODEL)
+                write_whole(entry / _REPORT, report.encode())
                 with suppress(OSError):  # another process stored the same entry first
-                    made.rename(self._home / key)
+                    entry.rename(self._home / key)
         except OSError as cause:
             where = cause.filename or self.folder
             raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
@@ -445,7 +445,7 @@ class Cache:
 
     @property
     def _home(self) -> Path:
-        return self.folder / f"v{_FORM}"
+        return self.folder / f"v{_LAYOUT}"
 
 
 def _private(folder: Path) -> bool:

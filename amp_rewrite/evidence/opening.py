@@ -112,7 +112,7 @@ def unrolled(feed: Feed, model: Model) -> Feed:
     def source() -> Iterator[Batch]:
         outputs: dict[str, Any] = {}
         for number, batch in enumerate(feed):
-            yield (fed := back.fed(number, batch, outputs))
+            yield (fed := back.inputs(number, batch, outputs))
             outputs = runner.run(fed, names)
 
     return replace(feed, feedback=None, _allow_nonfinite=True, _source=source, _count=len(feed), _mark=None)

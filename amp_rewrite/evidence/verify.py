@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
-from amp_rewrite.evidence.data.feedback import state_pairs, words_of
+from amp_rewrite.evidence.data.feedback import option_values, state_pairs
 from amp_rewrite.evidence.metric import criterion, differences
 from amp_rewrite.evidence.opening import Device, check_as_is, drawing, low_types, name_of, open_on, opening, session_on
 from amp_rewrite.files.model import Model, ModelSource
@@ -115,7 +115,7 @@ def verdict_of(
     expected: Mapping[str, Given] = {}
     results: Mapping[str, Given] = {}
     for number, batch in enumerate(() if refusals else feed):
-        first, second = (batch if back is None else back.fed(number, batch, found) for found in (expected, results))
+        first, second = (batch if back is None else back.inputs(number, batch, found) for found in (expected, results))
         expected, results = reference.run(number, first, read), candidate.run(number, second, read)
         rows += (added := list(rows_of(feed.place(number), expected, results, outputs, comparison)))
         if progress:
@@ -123,7 +123,7 @@ def verdict_of(
         if comparison.to_failure and not all(row.difference.ok for row in added):
             break
     states = {} if feed.feedback or not rows else state_pairs(reference.model)
-    words = words_of(states, reference.outputs)
+    words = option_values(states, reference.outputs)
     notes = list(_caveats(reference, candidate, feed, outputs, comparison))
     if states:
         (out, into), told = next(iter(states.items())), spelled("feedback", words[0]) + " …" * (len(words) > 1)

@@ -75,7 +75,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     from amp_rewrite.evidence.verify import verify
 
     given |= {"outputs": given.pop("only"), **bound}
-    verdict = batches.compared(verify, a, b, quiet=quiet, **given)
+    verdict = batches.compare(verify, a, b, quiet=quiet, **given)
     command = ""
     if verdict.states and not as_json:  # the same, with states fed back
         typed = click.get_current_context().find_root().obj
@@ -110,7 +110,7 @@ def locate(
     check_report(report_file, overwrite=settings.overwrite, read=(a, b))
     from amp_rewrite.evidence.locate import locate
 
-    located = batches.compared(locate, a, b, quiet=quiet)
+    located = batches.compare(locate, a, b, quiet=quiet)
     shown = {} if top is None else {"top": top}
     text = located.to_json(**shown) if as_json else located.text(**shown)
     present(located, text, report_file, as_json=as_json, quiet=quiet)

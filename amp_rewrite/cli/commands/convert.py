@@ -16,14 +16,14 @@ import click
 from amp_rewrite.cli import parameters, terminal
 from amp_rewrite.cli.files import (
     SUFFIXES,
-    beside,
     check_report,
     convert_guided,
-    file_named,
-    guided,
+    file_path,
+    guided_request,
     is_folder,
     is_page,
-    made_folders,
+    parent_folders,
+    path_beside,
     write_file,
 )
 from amp_rewrite.cli.group import FINDING
@@ -71,18 +71,18 @@ def convert(
     )
     shapes, overwrite, explicit = given.pop("shape"), bool(given["overwrite"]), parameters.explicit(given)
     if is_batch(model, out, output):
-        request = guided(parameters.in_force(given), shapes, explicit)
+        request = guided_request(parameters.in_force(given), shapes, explicit)
         return convert_batch((model, *map(Path, out)), output, run, request)
     for word in ("jobs", "resume"):
         if getattr(run, word):
             raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and -o FOLDER")
     target = _destination(out, output)
     settings = parameters.in_force(given)
-    request = guided(settings, shapes, explicit)
-    target = target or beside(model, f"{settings.to.spelling}.onnx")
+    request = guided_request(settings, shapes, explicit)
+    target = target or path_beside(model, f"{settings.to.spelling}.onnx")
     command = _typed(request, [*out], fed=bool(settings.data))
     run = replace(run, makes_folder=not (dry_run or target.parent.is_dir()))
-    with made_folders(target) if run.makes_folder else nullcontext():
+    with parent_folders(target) if run.makes_folder else nullcontext():
         return _convert_one(model, target, run, request, overwrite=overwrite, command=command)
 
 
@@ -175,7 +175,7 @@ def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
     (word,) = out or (output,)
     if word is None:
         return None
-    path = file_named(word, written=True)
+    path = file_path(word, output=True)
     if out and (os.path.lexists(path) or path.suffix.lower() != ".onnx"):
         fact = "exists, and may be an input" if os.path.lexists(path) else "is not the name of an .onnx file"
         raise click.UsageError(f"{word!r} {fact}; to write there, use -o {shlex.quote(word)}")
@@ -194,7 +194,7 @@ def _page(converted: Converted, repaired: Repaired | None, command: str) -> str:
 def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
     """True if words of the command line stand for a batch: one is a folder or a glob, or the output is a folder."""
     for word in more if output is None else (*more, output):
-        file_named(word)
+        file_path(word)
     several = bool(more) and output is not None and Path(output).suffix.lower() != ".onnx"
     folder = output is not None and is_folder(output)
     return several or folder or any(map(is_several, (str(model), *more)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.files import MODEL, check_report, convert_guided, guided, is_page, write_file
+from amp_rewrite.cli.files import MODEL, check_report, convert_guided, guided_request, is_page, write_file
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS, RULES, meaning
@@ -68,7 +68,7 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
         from amp_rewrite.pipeline.convert import explain
 
         with terminal.stages(model.name, model, quiet=False) as tell:
-            converted, _ = convert_guided(model, guided(settings, shapes, explicit), tell, quiet=False)
+            converted, _ = convert_guided(model, guided_request(settings, shapes, explicit), tell, quiet=False)
         explanation = explain(converted, *names)
     terminal.show(explanation.to_json() if as_json else explanation.text())
 

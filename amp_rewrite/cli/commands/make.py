@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from amp_rewrite.cli import parameters, terminal
-from amp_rewrite.cli.files import Batches, beside, check_report, write_report
+from amp_rewrite.cli.files import Batches, check_report, path_beside, write_report
 from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.settings.option import PRECISION
@@ -41,7 +41,7 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
     """
     settings, quiet = parameters.in_force(given), given.pop("quiet")
     batches, overwrite = Batches.of(settings, given), settings.overwrite
-    output = output or beside(model, "ranges.json")
+    output = output or path_beside(model, "ranges.json")
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.evidence.ranges import check_writable
     from amp_rewrite.files.model import Model
@@ -86,7 +86,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
 
     settings = parameters.in_force(given)
     saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
-    output = output or beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
+    output = output or path_beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
     check_target(output, settings.overwrite, read=model)  # before the work, not after it
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         source = Model.load(model)
@@ -147,7 +147,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     """
     from amp_rewrite.train.step.step import save_step, training_step
 
-    output, overwrite = output or beside(model, "step.onnx"), bool(given["overwrite"])
+    output, overwrite = output or path_beside(model, "step.onnx"), bool(given["overwrite"])
     own = {name: given.pop(name) for name in [*given] if name not in (*OPTIONS, "settings", "config")}
     explicit = parameters.explicit(given)
     settings = parameters.in_force(given)

@@ -131,7 +131,7 @@ class Feed:
         if isinstance(data, Feed):
             origin = data.origin
             if data.feedback is not None:
-                back, origin = back or data.feedback.on(model), origin.removesuffix(f", {data.feedback}")
+                back, origin = back or data.feedback.for_model(model), origin.removesuffix(f", {data.feedback}")
             nonfinite = allow_nonfinite or data._allow_nonfinite
             feed = cls(origin, data.random, back, (), ports, data._source, data._count, nonfinite)
         else:

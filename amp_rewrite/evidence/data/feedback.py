@@ -17,14 +17,14 @@ from amp_rewrite.ir.schema import TENSOR
 from amp_rewrite.reports.render import count, shortened
 from amp_rewrite.runtime.ports import Port, input_ports, output_ports
 
-_SHOWN = 8  # names in an error
+_MAX_NAMES = 8  # in an error
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """Pairs of an output and its input in the next run.
 
-    `steps`: each batch starts a sequence of so many runs on it; None: all batches are the steps of one sequence.
+    `steps`: runs on each batch, as a sequence of its own; None: all batches are the steps of one sequence.
     `ports`: the inputs of the model.
     """
 
@@ -41,14 +41,14 @@ class Feedback:
         if steps is not None and (steps < 1 or not words):
             raise FeedError(f"{spelled('steps', steps)} needs {spelled('feedback', 'OUT=IN')}, and 1 step or more")
         outputs = [port.name for port in output_ports(model)]
-        pairs = tuple(pair for text in as_names(words) for pair in expanded(text, outputs))
-        return cls(pairs, steps, {}).on(model) if pairs else None
+        pairs = tuple(pair for text in as_names(words) for pair in expand(text, outputs))
+        return cls(pairs, steps, {}).for_model(model) if pairs else None
 
-    def on(self, model: Model) -> Feedback:
-        """Return the same for a model. FeedError if it lacks a name, or if an output cannot be its input."""
+    def for_model(self, model: Model) -> Feedback:
+        """Return the same pairs for a model. FeedError if it lacks a name, or if an output cannot be its input."""
         inputs = {port.name: port for port in input_ports(model)}
         outputs = {port.name: port for port in output_ports(model)}
-        taken: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for out, into in self.pairs:
             where = spelled("feedback", f"{out}={into}")
             for kind, name, known in (("output", out, outputs), ("input", into, inputs)):
@@ -56,30 +56,30 @@ class Feedback:
                     hint = advice(name, known, f"it has {_quoted(list(known))}")
                     raise FeedError(f"{where}: the model has no {kind} {name!r}; {hint}")
             if not fits(outputs[out], inputs[into]):
-                fact = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} {_typed(inputs[into])}"
+                types = f"output {out!r} is {_typed(outputs[out])}, and input {into!r} {_typed(inputs[into])}"
                 fitting = [port.name for port in outputs.values() if fits(port, inputs[into])]
-                raise FeedError(f"{where}: {fact}; outputs that fit {into!r}: {_quoted(fitting)}")
-            if taken.setdefault(into, out) != out:
-                raise FeedError(f"{where}: input {into!r} takes {taken[into]!r} already; name one output for it")
+                raise FeedError(f"{where}: {types}; outputs that fit {into!r}: {_quoted(fitting)}")
+            if sources.setdefault(into, out) != out:
+                raise FeedError(f"{where}: input {into!r} takes {sources[into]!r} already; name one output for it")
         return replace(self, ports=inputs)
 
     def __str__(self) -> str:
         (out, into), *others = self.pairs
         more = f" and {len(others)} more" if others else ""
-        how = "one sequence" if self.steps is None else f"{count(self.steps, 'step')} each"
-        return f"{how}, {out} fed back to {into}{more}"
+        length = "one sequence" if self.steps is None else f"{count(self.steps, 'step')} each"
+        return f"{length}, {out} fed back to {into}{more}"
 
     @property
     def states(self) -> frozenset[str]:
-        """Fed-back inputs."""
+        """Inputs of the pairs."""
         return frozenset(into for _, into in self.pairs)
 
     def place(self, run: int) -> tuple[int, int | None]:
-        """Return the number of a run's batch, and of its step on it if each batch has several."""
+        """Return the number of a run's batch, and of the step on it if batches have several."""
         return (run, None) if self.steps is None else divmod(run, self.steps)
 
-    def fed(self, run: int, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the batch of a run, with states from the outputs of the run before unless it begins a sequence."""
+    def inputs(self, run: int, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the inputs of a run: a batch, and states from the run before unless it begins a sequence."""
         begins = run == 0 if self.steps is None else run % self.steps == 0
         return batch if begins else {**batch, **{into: outputs[out] for out, into in self.pairs}}
 
@@ -94,12 +94,13 @@ class Feedback:
             yield batch
 
     def _zeros(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return zeros for required states not in a batch; free dimensions are those of its arrays."""
+        """Return zeros for the required states missing in a batch; free dimensions are those of its arrays."""
         sizes: dict[int | str | None, int] = {}
         for name, array in batch.items():
             sizes |= dict(zip(self.ports[name].shape or (), getattr(array, "shape", ()), strict=False))
         zeros = {}
-        for port in (self.ports[name] for name in sorted(self.states - batch.keys()) if self.ports[name].required):
+        missing = [self.ports[name] for name in sorted(self.states - batch.keys())]
+        for port in (port for port in missing if port.required):
             shape = [dim if isinstance(dim, int) else sizes.get(dim or "") for dim in port.shape or (None,)]
             known = [size for size in shape if size is not None]
             if port.dtype is None or port.container != TENSOR or len(known) < len(shape):
@@ -115,43 +116,44 @@ _BEFORE = re.compile(
     r"(?:past_key_values|past|previous|prev|initial|init|old)[._](.+)|(.+?)(?:[._](?:in|prev|past|old)|_?0)"
 )
 _AFTER = re.compile(r"(?:present|next|new|updated)[._](.+)|(.+?)(?:[._](?:out|next|new|n)|n|N)")
-"""Names of a state before and after a run; a group holds what is equal in both."""
+"""Names of a state before and after a run, with the equal part as a group."""
 
 
 def state_pairs(model: Model) -> Mapping[str, str]:
-    """Return outputs by name, type and shape like the next value of an input, each with the input.
+    """Return the outputs like the next value of an input by name, type and shape, each with this input.
 
-    Empty if every input is one.
+    Empty if every input is a state.
     """
     inputs, outputs = input_ports(model), output_ports(model)
     fitting = {out.name: [into.name for into in inputs if fits(out, into)] for out in outputs}
     if len(inputs) < 2 or not any(fitting.values()):
         return {}
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for out, names in fitting.items():
-        named = [name for name in names if name not in found.values() and _cores(out, _AFTER) & _cores(name, _BEFORE)]
-        found |= {out: named[0]} if named else {}
-    return found if len(found) < len(inputs) else {}
+        free = (name for name in names if name not in pairs.values())
+        into = next((name for name in free if _stems(out, _AFTER) & _stems(name, _BEFORE)), None)
+        pairs |= {} if into is None else {out: into}
+    return pairs if len(pairs) < len(inputs) else {}
 
 
-def _cores(name: str, words: re.Pattern[str]) -> set[str]:
-    match = words.fullmatch(name)
+def _stems(name: str, pattern: re.Pattern[str]) -> set[str]:
+    match = pattern.fullmatch(name)
     return {name, *filter(None, match.groups() if match else ())}
 
 
-def words_of(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
-    """Return the fewest words for the option: one with a * for pairs of like ends. `outputs`: of the model."""
-    words: dict[str, None] = {}
+def option_values(pairs: Mapping[str, str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the fewest values of --feedback for pairs; a * joins those of equal ends. `outputs`: of the model."""
+    values: dict[str, None] = {}
     for out, into in pairs.items():
         shared = len([*takewhile(lambda ends: ends[0] == ends[1], zip(reversed(out), reversed(into), strict=False))])
         end = re.search(r"[._/].*", out[len(out) - shared :])
         star = f"{out.removesuffix(end[0])}*={into.removesuffix(end[0])}*" if end else ""
-        covered = dict(expanded(star, outputs)) if star else {}
-        words[star if len(covered) > 1 and covered.items() <= pairs.items() else f"{out}={into}"] = None
-    return tuple(words)
+        covered = dict(expand(star, outputs)) if star else {}
+        values[star if len(covered) > 1 and covered.items() <= pairs.items() else f"{out}={into}"] = None
+    return tuple(values)
 
 
-def expanded(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
+def expand(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of "OUT=IN"; a * in OUT is any text, and the * in IN the same. FeedError for other words."""
     out, _, into = (part.strip() for part in text.partition("="))
     if not out or not into or out.count("*") != into.count("*") or out.count("*") > 1:
@@ -160,14 +162,14 @@ def expanded(text: str, outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield out, into
         return
     pattern = re.compile("(.+)".join(map(re.escape, out.split("*"))))
-    found = [match for match in map(pattern.fullmatch, outputs) if match]
-    if not found:
+    matches = [match for match in map(pattern.fullmatch, outputs) if match]
+    if not matches:
         raise FeedError(f"{spelled('feedback', text)} matches no output; the model has {_quoted(outputs)}")
-    yield from ((match[0], into.replace("*", match[1])) for match in found)
+    yield from ((match[0], into.replace("*", match[1])) for match in matches)
 
 
 def fits(out: Port, into: Port) -> bool:
-    """True if an output may be an input: of the same type, and of no other size."""
+    """True if an output may be fed to an input: same type, and no contradicting sizes."""
     if out.dtype is None or (out.dtype, out.container) != (into.dtype, into.container):
         return False
     if out.shape is None or into.shape is None:
@@ -183,4 +185,4 @@ def _typed(port: Port) -> str:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return shortened(list(map(repr, names)), _SHOWN) or "none"
+    return shortened(list(map(repr, names)), _MAX_NAMES) or "none"

@@ -14,8 +14,8 @@ from amp_rewrite.errors import ModelError, PatternError, PolicyError, ReportErro
 from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.pipeline.batch.job import FAILED, BatchSettings, Job, Outcome, Summary, key_of, run
-from amp_rewrite.pipeline.batch.places import SUFFIX, copy, data_of, files_of, listed, real
-from amp_rewrite.pipeline.batch.processes import Processes, cores, through
+from amp_rewrite.pipeline.batch.places import SUFFIX, copy, data_of, files_of, list_store, real
+from amp_rewrite.pipeline.batch.processes import Processes, cores, run_jobs
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.option import Options, checked, takes
 from amp_rewrite.settings.request import KEYWORDS, Request
@@ -163,7 +163,7 @@ class Batch:
             if pool is None:
                 yield from map(run, planned)
             else:
-                with closing(through(planned, run, pool, jobs, _failed)) as results:
+                with closing(run_jobs(planned, run, pool, jobs, _failed)) as results:
                     yield from results
 
     def _check_patterns(self, outcomes: Sequence[Outcome]) -> None:
@@ -228,7 +228,7 @@ def _check_targets(
     if asked.out.exists() and not asked.out.is_dir():
         raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
     if asked.write and not (asked.request.overwrite or asked.resume):
-        exists = {path for path, _ in listed(asked.out)[1]}.__contains__ if url_of(asked.out) else os.path.lexists
+        exists = {path for path, _ in list_store(asked.out)[1]}.__contains__ if url_of(asked.out) else os.path.lexists
         there = [name_of(target) for _, target in (*models, *copies) if exists(target)]
         if there:
             more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""

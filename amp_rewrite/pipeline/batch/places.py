@@ -1,7 +1,7 @@
 """Files of a batch, of this machine and of stores: names, folders and globs; stores through fsspec.
 
-A URL is held as a Path, from whose text `url_of` makes it again. An object store cannot rename, but an object appears
-whole: of a result, data files are put first, then the model that reads them.
+URLs are Paths here, and `url_of` restores them. An object store cannot rename a file, but an object appears whole: data
+files are uploaded first, then the model with references to them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from amp_rewrite.files.store import data_files, data_files_in
 
 SUFFIX = ".onnx"
 _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the package of the store, such as s3fs"
-_PIECE = 1 << 20  # bytes
+_CHUNK = 1 << 20  # bytes
 
 
 def real(place: str | os.PathLike[str]) -> str:
-    """Return the same text for all names of one file."""
+    """Return one path for all names of a file: links are resolved."""
     return os.path.normpath(Path(place)) if url_of(place) else os.path.realpath(place)
 
 
@@ -45,12 +45,12 @@ def _store_of(place: Path) -> tuple[Any, str]:
 
 
 @contextmanager
-def _named_error(place: Path, verb: str) -> Iterator[None]:
+def _store_errors(place: Path, verb: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as cause:
         raise ModelError(f"cannot {verb} {name_of(place)}: there is no such file; name another") from cause
-    except Exception as cause:  # the border to packages of stores, each with classes of its own
+    except Exception as cause:  # packages of stores have error classes of their own
         reason = one_line(cause) or type(cause).__name__
         raise ModelError(f"cannot {verb} {name_of(place)}: {reason}; see that it may be reached") from cause
 
@@ -59,25 +59,25 @@ def _named_error(place: Path, verb: str) -> Iterator[None]:
 
 
 def data_of(place: Path) -> tuple[str, ...]:
-    """Return the data files of a model; of one in a store only the graph is read if the store reads in parts."""
+    """Return the data files of a model. A store with partial reads is asked for the graph alone."""
     if not url_of(place):
         return tuple(map(real, data_files(place)))
     store, path = _store_of(place)
-    with _named_error(place, "read"), store.open(path, "rb") as file:
+    with _store_errors(place, "read"), store.open(path, "rb") as file:
         return tuple(map(real, data_files_in(file, int(store.size(path)), place)))
 
 
 def size_of(place: Path) -> int | None:
-    """Return the bytes of a file; None if it is not there."""
+    """Return the bytes of a file; None for a missing file."""
     if not url_of(place):
         return place.stat().st_size if os.path.lexists(place) else None
     store, path = _store_of(place)
-    with _named_error(place, "read"):
+    with _store_errors(place, "read"):
         return int(store.size(path) or 0) if store.exists(path) else None
 
 
 def state_of(place: Path) -> str:
-    """Return a text for the state of a file: another state, another text; empty if it is not there."""
+    """Return a text for the state of a file, new after each change; empty for a missing file."""
     if not url_of(place):
         try:
             status = place.stat()
@@ -85,23 +85,23 @@ def state_of(place: Path) -> str:
             return ""
         return f"{status.st_size}:{status.st_mtime_ns}"
     store, path = _store_of(place)
-    with _named_error(place, "read"):
+    with _store_errors(place, "read"):
         return str(store.ukey(path)) if store.exists(path) else ""
 
 
-def _fetched(source: Path, here: Path) -> Path:
+def _fetch(source: Path, here: Path) -> Path:
     if not url_of(source):
         return source
     store, path = _store_of(source)
     here.parent.mkdir(parents=True, exist_ok=True)
-    with _named_error(source, "fetch"):
+    with _store_errors(source, "fetch"):
         store.get_file(path, str(here))
     return here
 
 
 @contextmanager
 def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[Path, Path]]:
-    """Yield local paths to read a model and to write it; files of stores go by a temporary folder.
+    """Yield local paths to read a model and to write it; files of stores pass through a temporary folder.
 
     `files`: the external data of the source.
     """
@@ -111,18 +111,18 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         read, written = Path(folder, "read"), Path(folder, "written")
         try:
-            here = _fetched(source, read / source)
+            here = _fetch(source, read / source)
             for file in files:
-                _fetched(Path(file), read / file)
+                _fetch(Path(file), read / file)
             yield here, written / target if url_of(target) else target
-        except AmpRewriteError as error:  # whose text names places that the user does not know
+        except AmpRewriteError as error:  # its text names the temporary folder
             text = str(error).replace(f"{read}{os.sep}", "").replace(f"{written}{os.sep}", "")
             raise type(error)(text) from error
-        made = [path for path in written.rglob("*") if path.is_file()]
-        for path in sorted(made, key=lambda path: (path.suffix == SUFFIX, path)):
+        results = [path for path in written.rglob("*") if path.is_file()]
+        for path in sorted(results, key=lambda path: (path.suffix == SUFFIX, path)):
             place = path.relative_to(written)
             store, name = _store_of(place)
-            with _named_error(place, "write"):
+            with _store_errors(place, "write"):
                 store.makedirs(store._parent(name), exist_ok=True)
                 store.put_file(str(path), name)
 
@@ -133,54 +133,53 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
     ModelError for another file in its place without `overwrite`, and if it cannot be copied.
     """
     try:
-        there = size_of(target)
-        if resume and there == size_of(source):
+        existing = size_of(target)
+        if resume and existing == size_of(source):
             return
-        if there is not None and not overwrite:
+        if existing is not None and not overwrite:
             way = f"name another folder, or replace it with {spelled('overwrite', True)}"
             raise ModelError(f"{name_of(target)} exists and differs from {name_of(source)}; {way}")
         with staged(source, target, ()) as (here, path):
             make_folder(path)
             with open_regular(here, buffering=0) as file, replacing(path) as out:
-                shutil.copyfileobj(file, out, _PIECE)
+                shutil.copyfileobj(file, out, _CHUNK)
     except OSError as cause:
         raise ModelError(
             f"cannot copy {name_of(source)} to {name_of(target)}: {cause.strerror or cause}; allow it, or leave it out"
         ) from cause
 
 
-# -- what sources stand for ----------------------------------------------------------------------------
+# -- files of folders and globs ------------------------------------------------------------------------
 
 
 def files_of(words: Iterable[str], out: Path) -> dict[Path, Path]:
     """Return the files of folders, globs, URLs and names, in order, with their places below the folder or glob.
 
-    Several folders keep their own names, too. Files in the folder `out`, in folders whose name begins with a dot and in
-    links to folders are left out, as are pipes and devices. ModelError for a word that does not exist or matches
-    nothing.
+    Several folders keep their own names, too. Files in the folder `out`, in hidden folders and in links to folders are
+    left out, as are pipes and devices. ModelError for a word without a file.
     """
     words = list(words)
     several = sum(Path(word).is_dir() for word in words) > 1
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for word in words:
-        base, pairs = listed(Path(word)) if url_of(word) else _listed_here(word)
-        begin = Path(Path(word).resolve().name) if several and Path(word).is_dir() else Path()
+        base, pairs = list_store(Path(word)) if url_of(word) else _list_local(word)
+        root = Path(Path(word).resolve().name) if several and Path(word).is_dir() else Path()
         inside = Path(real(base)).is_relative_to(real(out))
         for path, relative in pairs:
             hidden = any(part.startswith(".") for part in relative.parts[:-1])
             scratch = relative.name.startswith(".amp-rewrite.")
             if not (hidden or scratch) and (inside or not Path(real(path.parent)).is_relative_to(real(out))):
-                found.setdefault(path, begin / relative)
-    return found
+                files.setdefault(path, root / relative)
+    return files
 
 
-def listed(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
+def list_store(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
     """Return the folder of a URL or of a glob in a store, and the files below it: path, and path below the folder.
 
     ModelError if the store cannot be read.
     """
     store, root = _store_of(place)
-    with _named_error(place, "list"):
+    with _store_errors(place, "list"):
         if has_magic(root):
             entries = store.glob(root, detail=True)
             parts = PurePosixPath(root).parts
@@ -194,7 +193,7 @@ def listed(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
     return place, [(place / relative, Path(relative)) for relative in below]
 
 
-def _listed_here(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
+def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
     path = Path(word)
     if not is_several(path):
         if not os.path.lexists(word):
@@ -212,7 +211,7 @@ def _listed_here(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return the files below a folder, but none in hidden folders. ModelError for a folder that cannot be read."""
+    """Return the files below a folder, except in hidden folders. ModelError if a folder cannot be read."""
     files = list[Path]()
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -23,31 +23,31 @@ _INSTALL = "install the extra, from a checkout: pip install '.[fleet]'"
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads can hang
 
 
-def through(
-    jobs: Iterator[J], function: Callable[[J], R], executor: Executor, limit: int, lost: Callable[[J, str], R]
+def run_jobs(
+    jobs: Iterator[J], function: Callable[[J], R], executor: Executor, limit: int, on_failure: Callable[[J, str], R]
 ) -> Generator[R, None, None]:
     """Yield the result of each job as it comes, with at most `limit` in flight: results never pile up.
 
-    `lost` makes the result of a job that the executor fails to do, from the reason. Closing the iterator cancels jobs
-    that have not begun.
+    `on_failure` returns the result of a job from the reason of its failure. Closing the iterator cancels all jobs that
+    have not begun.
     """
-    flying: dict[Future[R], J] = {}
+    in_flight: dict[Future[R], J] = {}
     try:
         while True:
-            while len(flying) < limit and (job := next(jobs, None)) is not None:
+            while len(in_flight) < limit and (job := next(jobs, None)) is not None:
                 try:
-                    flying[executor.submit(function, job)] = job
+                    in_flight[executor.submit(function, job)] = job
                 except BrokenExecutor as error:
-                    yield lost(job, _reason(error))
-            if not flying:
+                    yield on_failure(job, _reason(error))
+            if not in_flight:
                 return
-            # In turns, since a signal that comes just before a wait does not end it.
-            done, _ = wait(flying, 1, FIRST_COMPLETED)
+            # Wait in turns: a signal just before a wait does not end it.
+            done, _ = wait(in_flight, 1, FIRST_COMPLETED)
             for future in done:
-                job, cause = flying.pop(future), future.exception()
-                yield future.result() if cause is None else lost(job, _reason(cause))
+                job, cause = in_flight.pop(future), future.exception()
+                yield future.result() if cause is None else on_failure(job, _reason(cause))
     finally:
-        for future in flying:
+        for future in in_flight:
             future.cancel()
 
 
@@ -67,15 +67,15 @@ class Processes(ThreadPoolExecutor):
         self._running: list[tuple[Any, connection.Connection]] = []
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        return super().submit(self._done, fn, *args, **kwargs)
+        return super().submit(self._run, fn, *args, **kwargs)
 
-    def _done(self, function: Callable[[J], R], job: J) -> R:
+    def _run(self, function: Callable[[J], R], job: J) -> R:
         if not hasattr(self._own, "pipe"):
-            self._own.pipe, there = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_serve, args=(there,), daemon=True)
-            with _interrupts_held():
+            self._own.pipe, childs_end = _SPAWN.Pipe()
+            process = _SPAWN.Process(target=_serve, args=(childs_end,), daemon=True)
+            with _interrupts_blocked():
                 process.start()
-            there.close()
+            childs_end.close()
             self._running.append((process, self._own.pipe))
         try:
             self._own.pipe.send((function, job))
@@ -85,8 +85,8 @@ class Processes(ThreadPoolExecutor):
             raise MachineError(_KILLED) from cause
         return result
 
-    def __exit__(self, kind: Any, error: Any, lines: Any) -> None:
-        if kind is not None:
+    def __exit__(self, exc_type: Any, _exc: Any, _traceback: Any) -> None:
+        if exc_type is not None:
             self.shutdown(wait=False, cancel_futures=True)
             for process, _ in self._running:
                 process.terminate()
@@ -97,12 +97,12 @@ class Processes(ThreadPoolExecutor):
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Keep Ctrl-C from this thread, and from what it starts: a process that loads answers it with a traceback."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread and in processes started by it: one that is loading would print a traceback."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    resource_tracker.ensure_running()  # which lets them through once it has started
+    resource_tracker.ensure_running()  # it unblocks them once it has started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -111,7 +111,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """Do jobs from a pipe, until SIGTERM, or the end of the parent, also if it was killed; Ctrl-C is the parent's."""
+    """Do jobs from a pipe until SIGTERM or the end of the parent, also if it is killed; leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -49,7 +49,7 @@ def from_torch(
     The module is exported in evaluation mode; it is not changed. Parameters with requires_grad=False and buffers are in
     the model, but not trained; look-ups of an embedding's padding_idx give its row no gradient, and neither do
     `detach()` and `torch.no_grad()`. Inputs have the names of the arguments of `forward`. The report of a step names
-    modules whose dropout is not in the model, or which compute otherwise in training mode or in their gradient.
+    modules without their dropout, and those with other results in training mode or in their gradient.
 
     Args:
         module: the module, in float32.
@@ -82,18 +82,13 @@ def from_torch(
             f"from_torch needs PyTorch and onnxscript, but {cause.name} is not installed; pip install torch onnxscript"
         ) from cause
     opset = whole_number("opset", opset, _MIN_OPSET)
-    if not isinstance(module, torch.nn.Module):
-        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TrainingError(
-            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
-        )
+    _check_module(torch, module)
     given = _inputs(torch, module, example)
     axes = _axes(given, dynamic)
-    inputs, state = _doubled(torch, given, axes), _ModuleState.of(torch, module)
+    inputs, state = _with_two_rows(torch, given, axes), _ModuleState.of(torch, module)
 
     def call(tensors: dict[str, Any]) -> dict[str, Any]:
-        return tensors_of(torch, state.called(torch, module, inputs, tensors))
+        return tensors_of(torch, state.call(torch, module, inputs, tensors))
 
     with _quiet():
         found = torch_forms.ForwardFindings.of(torch, module, call, dropout)
@@ -102,7 +97,7 @@ def from_torch(
             count = len(found.outputs)
             raise TrainingError(f"{len(names)} names for {count} outputs of the module; give one name for each")
         with torch_forms.training(module, found.kept), torch_forms.written_out(torch):
-            program = _exported(torch, module, inputs, state, names, axes, opset)
+            program = _export(torch, module, inputs, state, names, axes, opset)
     model = bind(program, {name: tensor.detach().cpu().numpy() for name, tensor in state.tensors.items()})
     torch_forms.mark(torch, module, model, dropout)
     model.proto.graph.name = type(module).__name__
@@ -113,6 +108,15 @@ def from_torch(
 
 
 # -- torch -------------------------------------------------------------------------------------------
+
+
+def _check_module(torch: Any, module: object) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TrainingError(f"not a PyTorch module: {stated(module)}; pass a torch.nn.Module, made and not its class")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TrainingError(
+            "the module is compiled by torch.jit, which PyTorch cannot export; pass the module before it"
+        )
 
 
 @contextmanager
@@ -163,13 +167,13 @@ class _ModuleState:
         trained = {name: "" if p.requires_grad else NO_GRAD for name, p in parameters.items()}
         return cls(tensors, {**trained, **dict.fromkeys(buffers, BUFFER)}, places)
 
-    def called(self, torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> Any:
+    def call(self, torch: Any, module: Any, inputs: Mapping[str, Any], tensors: dict[str, Any]) -> Any:
         """Call the module with these tensors by name in place of its own; changed ones are put back into `tensors`."""
         own = {place: tensors[name] for place, name in self.places.items() if name in tensors}
         args, kwargs = _arguments(inputs)
-        made = torch.func.functional_call(module, own, args, kwargs, tie_weights=False)
+        result = torch.func.functional_call(module, own, args, kwargs, tie_weights=False)
         tensors.update((name, own[name]) for name in tensors)
-        return made
+        return result
 
 
 # -- inputs and outputs --------------------------------------------------------------------------------
@@ -202,13 +206,13 @@ def _single(value: object) -> object:
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
 
 
-def _doubled(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
+def _with_two_rows(torch: Any, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]) -> dict[str, Any]:
     longer = {dim for name, own in axes.items() for axis, dim in own.items() if inputs[name].shape[axis] != 1}
-    doubled = dict(inputs)
+    example = dict(inputs)
     for name, own in axes.items():
         for axis in (axis for axis, dim in own.items() if dim not in longer):
-            doubled[name] = torch.cat((doubled[name], doubled[name]), axis)
-    return doubled
+            example[name] = torch.cat((example[name], example[name]), axis)
+    return example
 
 
 def _axes(inputs: Mapping[str, Any], dynamic: Mapping[str, Mapping[int, str]] | None) -> dict[str, dict[int, str]]:
@@ -243,7 +247,7 @@ def _arguments(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
 # -- export --------------------------------------------------------------------------------------------
 
 
-def _exported(
+def _export(
     torch: Any,
     module: Any,
     inputs: Mapping[str, Any],
@@ -261,21 +265,21 @@ def _exported(
             super().__init__()
             self.module = module
 
-        def forward(self, given: list[Any], held: list[Any]) -> Any:
-            tensors, arguments = dict(zip(state.tensors, held, strict=True)), dict(zip(names, given, strict=True))
+        def forward(self, values: list[Any], weights: list[Any]) -> Any:
+            tensors, arguments = dict(zip(state.tensors, weights, strict=True)), dict(zip(names, values, strict=True))
             with torch_forms.stopping(torch):
-                made = state.called(torch, self.module, arguments, tensors)
-            return tuple(tensors_of(torch, made).values())
+                result = state.call(torch, self.module, arguments, tensors)
+            return tuple(tensors_of(torch, result).values())
 
     dims = {dim: torch.export.Dim(dim, min=1) for own in axes.values() for dim in own.values()}
     shapes = [{axis: dims[dim] for axis, dim in axes[name].items()} for name in names]
-    taken = {*state.tensors}
+    reserved = {*state.tensors}
     try:
         program = torch.onnx.export(
             Functional(),
             (list(inputs.values()), tensors),
-            input_names=[*(claimed(name, taken) for name in names), *state.tensors],
-            output_names=[claimed(name, taken) for name in outputs],
+            input_names=[*(claimed(name, reserved) for name in names), *state.tensors],
+            output_names=[claimed(name, reserved) for name in outputs],
             dynamic_shapes=(shapes, [None] * len(tensors)),
             opset_version=opset,
             dynamo=True,
@@ -299,11 +303,11 @@ def _check_outputs(model: Model, inputs: Mapping[str, Any], expected: Mapping[st
         return
     example = {v.name: tensor.detach().cpu().numpy() for v, tensor in zip(graph.input, inputs.values(), strict=True)}
     try:
-        found = Runner.open(model, SessionOptions(optimized=False, planned=False)).run(example)
+        outputs = Runner.open(model, SessionOptions(optimized=False, planned=False)).run(example)
     except AmpRewriteError:  # a training step will say why
         return
-    for (name, made), tensor in zip(found.items(), expected.values(), strict=True):
-        ours, theirs = np.asarray(made), tensor.detach().cpu().numpy()
+    for (name, output), tensor in zip(outputs.items(), expected.values(), strict=True):
+        ours, theirs = np.asarray(output), tensor.detach().cpu().numpy()
         if theirs.dtype.kind != "f" or not theirs.size:
             continue
         most = np.abs(theirs[np.isfinite(theirs)]).max(initial=0)

@@ -426,6 +426,6 @@ def test_other_providers_open_a_model_where_tensorrt_cannot(
     asked = Model.load(mlp()), SessionOptions(providers=tuple(providers))
     if opened is None:
         with pytest.raises(ModelError, match=f"no {failing}"):
-            home._opened(*asked)
+            home._open(*asked)
     else:
-        assert home._opened(*asked) == opened
+        assert home._open(*asked) == opened

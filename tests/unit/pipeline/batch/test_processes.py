@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from amp_rewrite.errors import MachineError
-from amp_rewrite.pipeline.batch.processes import Processes, executor_of, through
+from amp_rewrite.pipeline.batch.processes import Processes, executor_of, run_jobs
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -35,7 +35,7 @@ def lost(job: tuple[str, int], reason: str) -> str:
 def test_a_process_that_is_killed_costs_its_own_job_alone() -> None:
     jobs = [("", 0), ("dies", 1), ("", 2), ("", 3)]
     with Processes(2) as pool:
-        results = list(through(iter(jobs), work, pool, 2, lost))
+        results = list(run_jobs(iter(jobs), work, pool, 2, lost))
     assert sorted(map(str, results)) == [
         "0",
         "1: the process that converted it was killed; it may need more memory than there is",
@@ -55,11 +55,11 @@ def test_ctrl_c_is_for_the_parent_from_the_start_of_a_process_on() -> None:
 @posix
 def test_an_executor_that_breaks_or_fails_loses_jobs_with_the_reason() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
-        results = list(through(iter([("dies", 0), ("", 1)]), work, processes, 1, lost))
+        results = list(run_jobs(iter([("dies", 0), ("", 1)]), work, processes, 1, lost))
     assert [str(result).partition(":")[0] for result in results] == ["0", "1"]
     assert all("BrokenProcessPool: " in str(result) for result in results)
     with ThreadPoolExecutor(1) as threads:
-        assert [*through(iter([0]), lambda _: str([][0]), threads, 1, lambda _, reason: reason)] == [
+        assert [*run_jobs(iter([0]), lambda _: str([][0]), threads, 1, lambda _, reason: reason)] == [
             "IndexError: list index out of range"
         ]
 
@@ -72,7 +72,7 @@ def test_results_never_pile_up_and_what_has_not_begun_is_cancelled() -> None:
         time.sleep(0.1)
 
     with ThreadPoolExecutor(1) as threads:
-        results = through(iter(range(8)), slow, threads, 4, lambda *_: None)
+        results = run_jobs(iter(range(8)), slow, threads, 4, lambda *_: None)
         next(results)
         assert len(begun) <= 4
         results.close()
@@ -84,7 +84,7 @@ import os, signal, sys, time
 from functools import partial
 from pathlib import Path
 from amp_rewrite.files.disk import replacing
-from amp_rewrite.pipeline.batch.processes import Processes, through
+from amp_rewrite.pipeline.batch.processes import Processes, run_jobs
 
 def write(path):
     with replacing(Path(path)) as file:
@@ -96,7 +96,7 @@ def write(path):
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Processes(2) as pool:
-        list(through(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, pool, 2, partial(print, flush=True)))
+        list(run_jobs(iter([f"{sys.argv[1]}/{i}" for i in range(2)]), write, pool, 2, partial(print, flush=True)))
 """
 
 
