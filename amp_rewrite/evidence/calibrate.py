@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.opening import unrolled
+from amp_rewrite.evidence.opening import unrolled, written_out
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.casting import thresholds
 from amp_rewrite.files.fingerprint import fingerprint
@@ -108,13 +108,17 @@ def calibrate(
 def _parts(source: Model, low: DType) -> Iterator[Taps]:
     """Yield the taps of the model with functions inlined as in a conversion, or its widened twin if it has low values.
 
-    Then yield the bodies of the standard's functions that a conversion with the default lists inlines for CUDA.
+    Operators that the CPU lacks are written out, and what they compute inside is not measured. Then yield the bodies of
+    the standard's functions that a conversion with the default lists inlines for CUDA.
     """
     view = inline_functions(View.of(source))[0]
-    if view.low_types:
-        yield Taps.of(View.of(emulate(source, rounding=False, io="float32")))
+    own, low_types = {key(view, value.id) for value in view.values}, view.low_types
+    written = emulate(source, rounding=False, io="float32") if low_types else written_out(source)
+    if written is not source:
+        view = inline_functions(View.of(written))[0]
+    yield Taps.of(view, {key(view, value.id) for value in view.values} - own)
+    if low_types:
         return
-    yield Taps.of(view)
     inside, inlined = inline_schema_functions(view, Request(to=low))
     if inlined:
         known = {key(view, value.id) for value in view.values}

@@ -26,7 +26,7 @@ from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read, needed, refill, rename_node
 from amp_rewrite.ir.dataflow import casts_floats, exact
 from amp_rewrite.ir.names import unused_prefix
-from amp_rewrite.ir.op_classes import CASTS, RANDOM
+from amp_rewrite.ir.op_classes import CASTS, MOVES, RANDOM
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, ValueId, View
 from amp_rewrite.reports.diff import match
 from amp_rewrite.reports.render import count
@@ -283,6 +283,9 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
     if a is None or b is None:
         return a is None
     if a.kind == b.kind or {a.kind, b.kind} & (CASTS | {"Identity"}):
+        return True
+    # A move of a value that the reference lacks: the conversion wrote an operator of another layout before it.
+    if b.kind in MOVES and candidate.value_name(b.operands[0]) not in reference.names:
         return True
     # An op of another type under the same name replaces the old one, as a Where does for the Add of a mask.
     return a.node.name == b.node.name != ""

@@ -14,18 +14,20 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.files.model import Model
-from amp_rewrite.files.protos import clone, names_read, refill
+from amp_rewrite.files.protos import all_nodes, clone, names_read, refill
 from amp_rewrite.files.tensors import is_stub, make_stub, source, without_values
 from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import MAIN, Op, View
 from amp_rewrite.rewrite.builder import new_cast
 from amp_rewrite.rewrite.check import misdeclared
+from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.faults import float32_products
 from amp_rewrite.runtime.gpu import main_memory
 from amp_rewrite.runtime.installation import NO_KERNEL
+from amp_rewrite.runtime.providers import CUDA_ALONE
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
 from amp_rewrite.settings.choices import Target, target_of
 
@@ -107,7 +109,7 @@ def unrolled(feed: Feed, model: Model) -> Feed:
     back = feed.feedback
     if back is None:
         return feed
-    runner, names = Runner.open(model), list(dict(back.pairs))
+    runner, names = Runner.open(written_out(model)), list(dict(back.pairs))
 
     def source() -> Iterator[Batch]:
         outputs: dict[str, Any] = {}
@@ -121,6 +123,13 @@ def unrolled(feed: Feed, model: Model) -> Feed:
 def low_types(model: Model) -> tuple[str, ...]:
     """Return the names of the low types in a model and in its local functions."""
     return tuple(sorted(dtype.spelling for dtype in View.of(inlined(model)).low_types))
+
+
+def written_out(model: Model) -> Model:
+    """Return a float32 model with the operators written out that no kernel of the CPU computes."""
+    bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
+    lacking = any(node.op_type in CUDA_ALONE for body in bodies for node in all_nodes(body))
+    return emulate(model, rounding=False, io="float32") if lacking else model
 
 
 def drawing(model: Model, name: str) -> Iterator[str]:

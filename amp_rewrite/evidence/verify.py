@@ -12,7 +12,17 @@ from amp_rewrite.errors import ModelError, spelled
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.feedback import option_values, state_pairs
 from amp_rewrite.evidence.metric import criterion, differences
-from amp_rewrite.evidence.opening import Device, check_as_is, drawing, low_types, name_of, open_on, opening, session_on
+from amp_rewrite.evidence.opening import (
+    Device,
+    check_as_is,
+    drawing,
+    low_types,
+    name_of,
+    open_on,
+    opening,
+    session_on,
+    written_out,
+)
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.reports.evidence import ALLCLOSE, Criterion, Difference, OutputRow
@@ -153,7 +163,8 @@ class Side:
         model = Model.load(source)
         spelled = " and ".join(low_types(model))
         provider, emulates = device.way(model)
-        emulates = emulates and bool(spelled)
+        if emulates and not spelled:
+            model, emulates = written_out(model), False
         notes = list(drawing(model, name))
         if provider == CPU and spelled and not emulates:
             notes.append(

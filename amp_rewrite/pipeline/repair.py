@@ -21,7 +21,7 @@ from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import local_errors
 from amp_rewrite.evidence.guard import carried, made_low, read_low
 from amp_rewrite.evidence.metric import criterion
-from amp_rewrite.evidence.opening import Device, in_tf32, unrolled
+from amp_rewrite.evidence.opening import Device, in_tf32, unrolled, written_out
 from amp_rewrite.evidence.ranges import Ranges
 from amp_rewrite.evidence.verify import EMULATED, Comparison, Side, Verdict, plain_json, verdict_of
 from amp_rewrite.files.model import METADATA_KEY, Model, ModelSource
@@ -325,7 +325,7 @@ def with_tf32(converted: Converted, errs: Callable[[Model], float | None], most:
 def reference_of(draft: Draft) -> Model:
     """Return the model in float32 throughout: of a half model the widened twin."""
     half = draft.view.low_types or draft.widened
-    return emulate(draft.source, rounding=False, io="float32") if half else draft.source
+    return emulate(draft.source, rounding=False, io="float32") if half else written_out(draft.source)
 
 
 @dataclass

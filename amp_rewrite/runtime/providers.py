@@ -175,15 +175,18 @@ def cuda_options(model: Model) -> CudaOptions:
         view = View.of(model)
     except ModelError:
         return CudaOptions()
-    return cuda_options_of(view, view.dtype, permitted=bool(model.stated(TF32)))
+    return cuda_options_of(view, view.dtype, permitted=model.stated(TF32) == "1")
 
 
 def cuda_options_of(view: View, made: Made, *, permitted: bool = False) -> CudaOptions:
-    """Return the options for a model with values of the types in `made`. `permitted`: TF32 in float32 products."""
+    """Return the options for a model with values of the types in `made`.
+
+    `permitted`: TF32 in float32 products for the sake of low convolutions, so not in a float32 twin of the file.
+    """
     if view.model.proto.functions:
         return CudaOptions()
     low = list(low_convolutions(view, made))
-    if not permitted and next(float32_products(view, made), None) is not None:
+    if not (permitted and low) and next(float32_products(view, made), None) is not None:
         cost = f"{count(len(low), 'convolution')} in a low type run without tensor cores, {_COST}" if low else ""
         return CudaOptions(cost=cost)
     images = sum(made(op.results[0]) is DType.FLOAT16 and _rank(view, op.inputs[1]) == _IMAGE for op in low)

@@ -202,6 +202,20 @@ def test_a_cpu_checks_and_verifies_by_emulation_and_a_session_there_says_what_to
     assert amp_rewrite.verify(model, kept.result, fed(model), tolerance=1e-2)
 
 
+def test_a_cpu_runs_them_in_float32_too_and_locates_their_errors() -> None:
+    model = between_convolutions()
+    whole, data = fused(model)[0], fed(model)
+    assert amp_rewrite.verify(model, whole, data, tolerance=1e-5)
+    repaired = amp_rewrite.repair(model, data, tolerance=2e-4, fuse="diffusion")
+    assert repaired.solved
+    assert amp_rewrite.repair(whole, data, tolerance=2e-4).solved
+    ranges = amp_rewrite.calibrate(whole, data)
+    assert {name for node in whole.graph.node for name in node.output} <= set(ranges.values)
+    assert not any("/" in name for name in ranges.values)  # nor what the operators compute inside
+    low = amp_rewrite.convert(model, fuse="diffusion").result
+    assert [row.kind for row in amp_rewrite.locate(model, low, data).rows].count("Transpose") == 3  # two norms, a sum
+
+
 def half(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.astype(np.float16).astype(np.float32)
 
