@@ -1,8 +1,5 @@
 """Every model that the tests have, by name: hand-written text models, exported ones, and built ones."""
 
-import warnings
-from functools import cache
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -70,21 +67,3 @@ def with_everything_beside_the_graph() -> ModelProto:
 
 
 BUILT = {"sparse_weight": with_sparse_weight, "everything_beside": with_everything_beside_the_graph}
-
-
-@cache
-def backend_models() -> tuple[tuple[str, ModelProto], ...]:
-    """One model for each operator that onnx's own node tests show with floats: the last of each file."""
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the cases provoke overflow on purpose
-        found = {}
-        for case in collect_testcases(None):
-            if case.model is not None and len(case.model.graph.node) and _has_floats(case.model):
-                found[case.model.graph.node[0].op_type] = (case.name, case.model)
-    return tuple(found[op_type] for op_type in sorted(found))
-
-
-def _has_floats(model: ModelProto) -> bool:
-    return any(v.type.tensor_type.elem_type == TensorProto.FLOAT for v in (*model.graph.input, *model.graph.output))

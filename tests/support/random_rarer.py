@@ -7,12 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from support.random_templates import LATEST, NOTHING_PROMISED, Spread, Template
-
-
-def nothing(*_: Spread) -> Spread:
-    return NOTHING_PROMISED
-
+from support.random_templates import LATEST, Template, unknown
 
 _IMAGE = "{o}_i = Reshape ({a}, image) "
 _BACK = " {o} = Reshape ({o}_c, square)"
@@ -151,10 +146,10 @@ H (u, r) => (v) {{
 
 def _made() -> Iterator[Template]:
     for text, *opsets in (*PLAIN, *CHOOSING, *IMAGES, *REDUCTIONS, *RECURRENT, *HOLDING, *TYPES):
-        yield Template(text, nothing, *opsets)
+        yield Template(text, unknown, *opsets)
     for domain, texts in (("com.microsoft", CONTRIB), ("own", OWN)):
         for text, since in texts:
-            yield Template(text, nothing, since, domain=domain)
+            yield Template(text, unknown, since, domain=domain)
 
 
 RARER = tuple(_made())

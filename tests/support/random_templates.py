@@ -43,7 +43,7 @@ def _more(size: float) -> float:
     return 2 * size + 1
 
 
-def _unknown(*_: Spread) -> Spread:
+def unknown(*_: Spread) -> Spread:
     return NOTHING_PROMISED
 
 
@@ -155,7 +155,7 @@ _REDUCTIONS = (
 )
 _UNPROMISED = (
     *(
-        Template(text, _unknown, since)
+        Template(text, unknown, since)
         for text, since in (
             ("{o} = Floor ({a})", 9),
             ("{o} = Ceil ({a})", 9),
@@ -182,6 +182,6 @@ _UNPROMISED = (
             ("{o}, {o}_m = LayerNormalization ({a}, ones)", 17),
         )
     ),
-    Template("{o} = com.microsoft.SkipLayerNormalization ({a}, {b}, ones)", _unknown, domain="com.microsoft"),
+    Template("{o} = com.microsoft.SkipLayerNormalization ({a}, {b}, ones)", unknown, domain="com.microsoft"),
 )
 TEMPLATES = (*_COPIES, *_PRODUCTS, *_PRODUCTS, *_SMOOTH, *_SUMS, *_REDUCTIONS, *_UNPROMISED)

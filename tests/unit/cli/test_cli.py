@@ -422,13 +422,3 @@ def test_on_a_terminal_a_diff_is_a_summary_and_names_each_op_on_demand(model: st
     assert "  2  MatMul  float32 → float16\n" in plain[()]
     assert "first" not in plain[()]
     assert "  first   MatMul  float32 → float16" in plain["-v",]
-
-
-def test_what_a_local_function_holds_is_seen(folder: Path) -> None:
-    text = """<ir_version: 10, opset_import: ["": 21, "local": 1]>
-    g (float[4] x) => (float[4] y) {{ y = local.f (x) }}
-    <domain: "local", opset_import: ["": 21]> f (a) => (b) {{ z = Cast <to = {}> (a) b = Cast <to = 1> (z) }}"""
-    for name, code in (("a.onnx", 1), ("b.onnx", 10)):
-        onnx.save(onnx.parser.parse_model(text.format(code)), folder / name)
-    assert run("diff", "a.onnx", "a.onnx").exit_code == 0
-    assert run("diff", "a.onnx", "b.onnx").exit_code == 1

@@ -1,5 +1,6 @@
-"""`amp_rewrite.compat`: the functions of two other converters, their arguments, and what each does here."""
+"""Functions of two other converters and the command line of ModelOpt AutoCast: arguments, and what each does here."""
 
+import argparse
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from amp_rewrite.compat import (
     convert_float_to_float16,
     convert_float_to_float16_model_path,
 )
+from amp_rewrite.compat.autocast import main, parser, translated
 
 # Read with inspect.signature: the parameters in order, each with its default.
 COMMON_1_16 = {  # onnxconverter-common 1.16.0
@@ -187,26 +189,26 @@ CPU = ["CPUExecutionProvider"]
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> str:
-    onnx.save(model(), tmp_path / "model.onnx")
-    return str(tmp_path / "model.onnx")
+def source(tmp_path: Path) -> Path:
+    onnx.save(model(), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
 
 
 @pytest.mark.parametrize("location", [None, "weights.bin"])
-def test_a_file_becomes_a_file_with_its_weights_beside_it(source: str, tmp_path: Path, location: str | None) -> None:
+def test_a_file_becomes_a_file_with_its_weights_beside_it(source: Path, tmp_path: Path, location: str | None) -> None:
     target = tmp_path / "made" / "half.onnx"
     for _ in range(2):  # the second replaces the first
-        auto_convert_mixed_precision_model_path(source, BATCH, str(target), CPU, location, rtol=0.05, atol=0.05)
+        auto_convert_mixed_precision_model_path(str(source), BATCH, str(target), CPU, location, rtol=0.05, atol=0.05)
     half = onnx.load(target)
     assert weight_types(half) == {"first": HALF, "second": HALF}
     assert io_types(half) == [FULL, FULL]
     assert {path.name for path in target.parent.iterdir()} == {"half.onnx", location or "fp16_tensor.data"}
 
 
-def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(source: str, tmp_path: Path) -> None:
+def test_another_provider_and_verbose_are_warnings_at_the_line_of_the_caller(source: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as caught:
         auto_convert_mixed_precision_model_path(
-            source, BATCH, tmp_path / "half.onnx", ["CUDAExecutionProvider"], None, always, verbose=True
+            str(source), BATCH, tmp_path / "half.onnx", ["CUDAExecutionProvider"], None, always, verbose=True
         )
     assert [str(w.message).partition("=")[0] for w in caught] == ["provider", "verbose"]
     assert {w.filename for w in caught} == {__file__}
@@ -227,3 +229,84 @@ def test_the_bound_that_is_not_given_is_that_of_the_other_converter(
         assert auto_convert_mixed_precision(model(), BATCH, **given) == "the model"
         auto_convert_mixed_precision_model_path("m.onnx", BATCH, tmp_path / "a" / "half.onnx", CPU, **given)
     assert asked == [(1e-2, 1e-8), (1e-2, 1e-5), (1e-5, 0.0), (1e-3, 0.0)] and (tmp_path / "a").is_dir()
+
+
+# -- `python -m amp_rewrite.compat.autocast` --------------------------------------------------------------
+
+# The options that `python -m modelopt.onnx.autocast --help` of nvidia-modelopt 0.47.0 prints.
+OPTIONS_0_47 = (
+    "--help -h --onnx_path --output_path --low_precision_type -t --calibration_data -d --nodes_to_exclude -ne "
+    "--op_types_to_exclude -ope --nodes_to_include -ni --op_types_to_include -opi --data_max --init_max "
+    "--init_conversion_max_bytes --max_depth_of_reduction --keep_io_types --log_level --providers --trt_plugins "
+    "--trt_plugins_precision --opset --use_standalone_type_inference"
+)
+BF16 = onnx.TensorProto.BFLOAT16
+
+
+def run(source: Path, *words: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--onnx_path", str(source), *words])
+    assert (left.value.code or 0) == code
+
+
+def test_options_are_those_of_the_other_command_line_and_so_is_the_name_of_the_result(source: Path) -> None:
+    actions: list[argparse.Action] = parser()._actions
+    assert {word for action in actions for word in action.option_strings} == {*OPTIONS_0_47.split()}
+    for _ in range(2):  # an existing result is replaced
+        run(source)
+    half = onnx.load(source.with_name("m.fp16.onnx"))
+    assert io_types(half) == [HALF, HALF]
+    assert weight_types(half) == {"first": HALF, "second": HALF}
+
+
+def test_type_exclusions_and_inputs_are_honoured(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = source.with_name("out.onnx")
+    run(
+        source, "-t", "bf16", "--keep_io_types", "-ne", "fir", "absent.*", "-ope", "RoiAlign", "--output_path", str(out)
+    )
+    half = onnx.load(out)
+    assert io_types(half) == [FULL, FULL]
+    assert weight_types(half) == {"first": FULL, "second": BF16}
+    assert "warning: no node matches 'absent.*', so it has no effect" in capfd.readouterr().err
+
+
+def test_data_with_their_largest_value_become_ranges_with_a_headroom(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.full((1, 64), 1000, np.float32))
+    data = ("--calibration_data", str(tmp_path / "data.npz"))
+    run(source, *data, "--data_max", "60000")
+    assert "beyond 65504" not in capfd.readouterr().out
+    run(source, *data, "--data_max", "100")
+    assert "with headroom 655.04, beyond 65504" in capfd.readouterr().out
+
+
+def test_options_without_effect_are_told_and_unknown_ones_refused(
+    source: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(source, "--providers", "cpu", "--init_max", "100", "--data_max", "9", "--trt_plugins", "x.so")
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert [line.split()[1] for line in told] == ["--data_max", "--init_max", "--trt_plugins"]
+    run(source, "--keep_io", code=2)
+    assert "unrecognized arguments: --keep_io" in capfd.readouterr().err
+    run(source.with_name("absent.onnx"), code=2)
+    assert "absent.onnx" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "--to float16 --io low COMMON -o m.fp16.onnx"),
+        ("-t bf16 --keep_io_types", "--to bfloat16 --io keep COMMON -o m.bf16.onnx"),
+        ("-ne a b", r"--to float16 --io low COMMON --keep re:\A(?:a) --keep re:\A(?:b) -o m.fp16.onnx"),
+        ("-ni a", r"--to float16 --io low COMMON --lower re:\A(?:a) -o m.fp16.onnx"),
+        ("-d d.npz", "--to float16 --io low COMMON --data d.npz -o m.fp16.onnx"),
+        ("-d d.npz --data_max 0.5", "--to float16 --io low COMMON --data d.npz --set headroom=131008.0 -o m.fp16.onnx"),
+        ("--opset 19", "--to float16 --io low COMMON --opset 19 -o m.fp16.onnx"),
+        ("--log_level ERROR", "--to float16 --io low COMMON --quiet -o m.fp16.onnx"),
+    ],
+)
+def test_options_of_the_other_converter_become_words_of_ours(given: str, words: str) -> None:
+    parsed = parser().parse_args(["--onnx_path", "m.onnx", *given.split()])
+    ours = words.replace("COMMON", "--fuse basic --overwrite").split()
+    assert translated(parsed) == ["convert", *ours, "--", "m.onnx"]

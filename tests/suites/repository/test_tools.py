@@ -1,5 +1,6 @@
-"""The tool that dumps and compares decisions."""
+"""The tool that dumps and compares decisions; benchmarks/run.py lists each script that takes arguments."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -45,3 +46,11 @@ def test_decisions_compare_by_variable_cast_and_reason() -> None:
         "Cast of x, float32 → float16, inserted: -1",
     ]
     assert next(differences(before, Decisions.of({"refused": "no"}))) == "refused: not before → no"
+
+
+def test_run_lists_each_script_with_arguments_once() -> None:
+    listed = re.findall(r"^  (\w+) ", imported("benchmarks.run").listing(), re.MULTILINE)
+    paths = [*(ROOT / "benchmarks").glob("*/*.py")]
+    scripts = {path.stem for path in paths if "ArgumentParser(" in path.read_text("utf-8")}
+    assert sorted(listed) == sorted(scripts - {"export"})  # started by architectures
+    assert len({path.stem for path in paths}) == len(paths)
