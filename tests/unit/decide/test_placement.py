@@ -205,12 +205,6 @@ def casts_of(model: ModelProto | Path) -> Counter[str]:
     return Counter(" → ".join(dtype.spelling if dtype else "?" for dtype in pair) for pair in ends)
 
 
-def copies(model: ModelProto | Path) -> dict[str, int]:
-    """The Casts that do nothing."""
-    pairs = ((what.split(" → "), count) for what, count in casts_of(model).items())
-    return {" ".join(what): count for what, count in pairs if what[0] == what[1]}
-
-
 def folded(result: Converted) -> list[tuple[str, str, str]]:
     return [(c.value, c.from_, c.to) for c in result.report.casts if c.origin == "folded"]
 
@@ -226,7 +220,7 @@ COPYING = (
 
 def test_casts_to_the_type_that_a_value_has_are_left_out_and_the_report_names_them() -> None:
     result = convert(onnx.parser.parse_model(COPYING))
-    assert copies(result.model) == {}
+    assert not any(given == made for given, made in (what.split(" → ") for what in casts_of(result.model)))
     assert folded(result) == [
         ("x", "float32", "float32"),
         ("i", "int64", "int64"),

@@ -53,9 +53,6 @@ def refusal(data: object, model: Model = MODEL, **options: Any) -> str:
     return str(error.value)
 
 
-# -- what can be given ---------------------------------------------------------------------------------
-
-
 def files(folder: Path, save: Callable[..., None] = np.savez, **files: Mapping[str, Any]) -> Path:
     """Write arrays to files; return the only one, or their folder, in which other files may lie."""
     (folder / "README.md").write_text("what this is")
@@ -282,9 +279,6 @@ def test_bfloat16_strings_and_sequences_are_fed_as_they_are_also_from_files(tmp_
     assert batch["s"] is given
 
 
-# -- random --------------------------------------------------------------------------------------------
-
-
 def test_random_numbers_are_of_the_kind_that_is_documented() -> None:
     model = parsed(
         "float[1000] f, float16[9] h, bfloat16[9] b, double[9] d, int32[1000] i, uint8[1000] u, bool[1000] t"
@@ -337,9 +331,6 @@ def test_a_shape_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(FeedError) as error:
         parse_shapes([text])
     assert str(error.value) == f"the shape {text!r} is not of the form input=1,128"
-
-
-# -- files that are broken or made to harm -------------------------------------------------------------
 
 
 def npy(header: str, body: bytes = b"") -> bytes:
@@ -402,13 +393,6 @@ def test_zip_bombs_are_refused_by_their_size_and_pipes_are_not_waited_for(
     assert refusal(path).startswith(f"cannot read {path}: it is not a regular file; name a .npz file")
 
 
-def tampered(path: Path, change: Callable[[bytearray], None], compression: int = zipfile.ZIP_STORED) -> Path:
-    content = bytearray(written(path, {"x.npy": stored(X)}, compression).read_bytes())
-    change(content)
-    path.write_bytes(content)
-    return path
-
-
 def in_directory(offset: int, value: bytes) -> Callable[[bytearray], None]:
     """Overwrites a field of the zip's only directory entry."""
 
@@ -430,7 +414,10 @@ def in_directory(offset: int, value: bytes) -> Callable[[bytearray], None]:
     ],
 )
 def test_a_zip_that_was_tampered_with_is_refused(tmp_path: Path, change: Callable[[bytearray], None]) -> None:
-    path = tampered(tmp_path / "d.npz", change)
+    path = tmp_path / "d.npz"
+    content = bytearray(written(path, {"x.npy": stored(X)}, zipfile.ZIP_STORED).read_bytes())
+    change(content)
+    path.write_bytes(content)
     assert str(path) in refusal(path, ONE)
 
 
@@ -517,9 +504,6 @@ def test_a_star_pairs_names_that_are_alike_and_a_cache_grows_with_each_step() ->
     assert feed.feedback is not None
     assert feed.feedback.pairs == (("present.0.k", "past.0.k"), ("present.1.k", "past.1.k"))
     assert verify(many, many, feed, tolerance=0.0).fed.origin.endswith("present.0.k fed back to past.0.k and 1 more")
-
-
-# -- what is refused ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,6 @@ TEXT = """{
 """  # noqa: E501
 
 
-# -- the file ------------------------------------------------------------------------------------------------
-
-
 def test_the_file_is_one_value_a_line_comes_back_equal_and_fits_its_schema() -> None:
     assert RANGES.to_json() == TEXT
     assert Ranges.from_json(TEXT, "r.json") == RANGES
@@ -163,8 +160,6 @@ def test_the_table_shows_no_control_characters_of_a_file() -> None:
     text = replace(RANGES, model="\x1b[31m", origin="\x1b", values={"\x1b]0;x": X}, untapped={"\x1b": "\n"}).text()
     assert "\x1b" not in text
 
-
-# -- of which model ------------------------------------------------------------------------------------------
 
 NET = """<ir_version: 10, opset_import: ["" : 20]>
 net (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Mul (x, w) }"""
@@ -271,13 +266,10 @@ def test_a_conversion_finds_what_is_inside_of_the_standards_functions() -> None:
         view = found.view
         measured = {view.value_name(v.id): ranges.of(view, v.id) for v in view.values}
         held = dumped(view, batch, DType.FLOAT16)
-        inside = [name for name in held if "/" in name and view.constant(_value(view, name)) is None]
+        constants = {v.name for v in view.values if view.constant(v.id) is not None}
+        inside = [name for name in held if "/" in name and name not in constants]
         assert {name: measured[name] for name in inside} == {name: held[name] for name in inside}
         assert bool(inside) == ("Mish" not in lists.get("deny", []))
-
-
-def _value(view: View, name: str) -> int:
-    return next(v.id for v in view.values if v.name == name)
 
 
 @pytest.mark.parametrize(("to", "io"), [("float16", "keep"), ("bfloat16", "low")])

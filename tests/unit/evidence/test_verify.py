@@ -59,9 +59,6 @@ def test_what_draws_random_numbers_without_a_seed_is_told(body: str, drawn: str)
     assert told == ([half.format("reference"), half.format("candidate")] if drawn else [])
 
 
-# -- ok --------------------------------------------------------------------------------------------------
-
-
 def test_a_model_agrees_with_itself_and_else_the_worst_of_each_output_is_shown() -> None:
     verdict = verify(RELU, RELU, X, rtol=0.0)
     runs = [ModelRun(f"the {role}", f"float32 on {CPU}") for role in ("reference", "candidate")]
@@ -100,9 +97,6 @@ def test_batches_are_read_one_after_the_other() -> None:
     verify(RELU, RELU, Feed.of(batches, RELU), rtol=0.0, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert verify(RELU, RELU, batches, rtol=0.0).fed == FedData("batches()", False, 4)
-
-
-# -- what must fail ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,9 +288,6 @@ def test_nan_on_both_sides_is_ok_only_if_it_is_asked_for() -> None:
 def test_a_complex_number_counts_as_two() -> None:
     found = compare(np.array([1 + 2j]), np.array([1 + 2.5j]), Criterion(ALLCLOSE, atol=0.4))
     assert (found.ok, found.compared, found.where, found.max_abs) == (False, 2, (0, 1), 0.5)
-
-
-# -- measures --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import ModelProto, helper
+from onnx import helper
 
 from amp_rewrite import DType, Report, convert, diff
 from amp_rewrite.evidence.metric import MEASURES
@@ -40,13 +39,6 @@ def report_of_rows(*rows: Row) -> Report:
     return Report(Header("net", 8, {"ai.onnx": 17}), Totals(ops=len(rows)), rows)
 
 
-def noted(**metadata: str) -> onnx.NodeProto:
-    node = helper.make_node("Relu", ["x"], ["y"])
-    for key, value in metadata.items():
-        node.metadata_props.add(key=key.replace("__", "."), value=value)
-    return node
-
-
 @pytest.mark.parametrize(
     ("scopes", "module"),
     [
@@ -60,7 +52,9 @@ def noted(**metadata: str) -> onnx.NodeProto:
     ],
 )
 def test_a_module_is_read_from_the_metadata_of_an_exporter(scopes: str, module: str) -> None:
-    assert module_of(noted(pkg__torch__onnx__name_scopes=scopes)) == module
+    node = helper.make_node("Relu", ["x"], ["y"])
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    assert module_of(node) == module
 
 
 def test_scopes_come_from_names_bodies_and_inputs_and_give_way_or_are_split() -> None:
@@ -90,23 +84,16 @@ def test_layers_follow_what_is_read_also_between_scopes_that_read_each_other() -
     assert sorted(layers([("a",), ("b",), ("a",), ("b",)], [(0, 1), (1, 2), (2, 3)])[-2:]) == [0, 1]
 
 
-# -- the graph -------------------------------------------------------------------------------------------
-
-
 def drawn(result: Result) -> Any:
     """The data of the graph of a result."""
     return result.figures()[1].data
-
-
-def source(name: str) -> ModelProto:
-    return text_model(name) if name in TEXT_MODELS else exported(name)
 
 
 @pytest.mark.parametrize(
     "name", [BERT, *(name for name in EXPORTED if "dynamo21" in name or "t5" in name), *TEXT_MODELS]
 )
 def test_a_page_counts_what_the_report_counts(name: str) -> None:
-    converted = convert(source(name))
+    converted = convert(text_model(name) if name in TEXT_MODELS else exported(name))
     report, graph = converted.report, drawn(converted)
     assert graph["rows"] == len(report.rows)
     low = [row.dtype in LOW and row.op not in ELEMENTLESS for row in report.rows]
@@ -336,8 +323,6 @@ def test_names_of_any_length_leave_sentences_readable() -> None:
     ):
         assert len(figure.lead) < 1000 and len(figure.title) < 300 and len(written(figure.drawing)) < 10_000
 
-
-# -- axes and tables ----------------------------------------------------------------------------------
 
 LOG = Axis.of("error", [1e-4, 1.0])
 EVIL = "<script>alert(1)</script>\"'&\x1b[2J\u202e\ud800\n"

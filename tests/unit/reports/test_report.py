@@ -75,16 +75,9 @@ def golden() -> Report:
     return Report.from_json((GOLDEN / "report.json").read_bytes(), "report.json")
 
 
-def dtypes(report: Report) -> dict[str, str]:
-    return {row.name: row.dtype for row in report.rows}
-
-
-# -- what stands in a report -------------------------------------------------------------------------
-
-
 def test_a_row_of_a_conversion_has_a_rule_and_one_of_an_inventory_its_type() -> None:
     report = inventory(model(SCORER, w=(16, 16), v=(16, 4)), name="/some/where/scorer.onnx")
-    assert set(dtypes(report).values()) == {"float32", "int64"}
+    assert {row.dtype for row in report.rows} == {"float32", "int64"}
     assert (report.inventory, report.model.name, report.rows[0].rule) == (True, "scorer.onnx", None)
     assert (report.totals.compute_ops, report.totals.compute_lowered) == (2, 0)
     act = scorer().report.rows[1]
@@ -151,9 +144,6 @@ def test_ops_in_bodies_have_a_path_and_their_owner_reads_what_they_hand_out() ->
         (FIRST_INPUT, 0, 1),
     )
     assert [row.named for row in report.rows] == [True, False, True]
-
-
-# -- attributes, and how they are spelled ----------------------------------------------------------------
 
 
 ATTRIBUTED = '<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1, "ai.onnx.ml" : 3, "own" : 1]>'
@@ -223,9 +213,6 @@ def test_a_sparse_tensor_counts_and_graphs_by_their_rows() -> None:
         b=onnx.parser.parse_model(f"{ATTRIBUTED} g (float x) => (y) {{ y = Neg (x) }}").graph,
     )
     assert counting("own", None, node.attribute) == {"a": "sparse_tensor"}
-
-
-# -- JSON --------------------------------------------------------------------------------------------
 
 
 def test_json_comes_back_equal_and_byte_for_byte() -> None:
@@ -343,9 +330,6 @@ print(sorted({"onnx", "numpy", "yaml", "networkx", "click", "rich"} & set(sys.mo
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-# -- text --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("file", "verbose"), [("report.txt", False), ("report.verbose.txt", True)])
 def test_the_text_of_a_report(file: str, verbose: bool) -> None:
     assert golden().text(verbose=verbose) == (GOLDEN / file).read_text("utf-8")
@@ -386,9 +370,6 @@ def test_texts_are_plain_sizes_have_units_and_shares_are_all_only_if_all() -> No
         *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.0 GB", "3.0 TB"),
     ]
     assert [share(*of) for of in ((0, 0), (0, 9), (1, 999), (998, 999), (9, 9))] == ["-", "0 %", "1 %", "99 %", "100 %"]
-
-
-# -- explain -----------------------------------------------------------------------------------------
 
 
 def test_explain_walks_to_the_root_and_ends_even_in_a_circle() -> None:

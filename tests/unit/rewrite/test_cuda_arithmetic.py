@@ -83,12 +83,6 @@ def cell(op_type: str, steps: int = 2, slots: Sequence[str] = "xwrb", **attribut
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def fed(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
-    rng = np.random.default_rng(seed)
-    shapes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input}
-    return {name: (rng.standard_normal(shape) / 4).astype(np.float16) for name, shape in shapes.items()}
-
-
 CELLS = ("LSTM", "GRU", "RNN")
 
 
@@ -105,7 +99,9 @@ def test_a_recurrent_op_gives_the_bits_of_the_device(op_type: str) -> None:
 @pytest.mark.parametrize("op_type", CELLS)
 def test_two_directions_are_those_of_two_layers(op_type: str) -> None:
     both = cell(op_type, steps=3, direction="bidirectional")
-    feeds = fed(both)
+    rng = np.random.default_rng(0)
+    shapes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in both.graph.input}
+    feeds = {name: (rng.standard_normal(shape) / 4).astype(np.float16) for name, shape in shapes.items()}
     halves = [{n: a if n == "x" else a[i : i + 1] for n, a in feeds.items()} for i in range(2)]
     alone = [
         emulated(cell(op_type, steps=3, direction=w), h) for w, h in zip(("forward", "reverse"), halves, strict=True)

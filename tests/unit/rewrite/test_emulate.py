@@ -53,16 +53,12 @@ def low_values(model: ModelProto) -> list[str]:
     return found
 
 
-def fed_low(feeds: Mapping[str, object], low: DType) -> dict[str, object]:
-    return {k: v.astype(low.numpy) if getattr(v, "dtype", None) == np.float32 else v for k, v in feeds.items()}
-
-
 def agrees(text: str, feeds: Mapping[str, object], low: DType, functions: str = "", **options: int) -> ModelProto:
     """The twin of a model written with LOW for its low type; bit-equal to the reference at every level."""
     model = parsed(text.replace("LOW", low.onnx_name), functions.replace("LOW", low.onnx_name), **options)
     found = twin(model, io="float32")
     with np.errstate(all="ignore"):
-        low_feeds = fed_low(feeds, low)
+        low_feeds = {k: v.astype(low.numpy) if getattr(v, "dtype", 0) == np.float32 else v for k, v in feeds.items()}
         expected = ReferenceEvaluator(model).run(None, low_feeds)
     wide = {k: v.astype(np.float32) if k in feeds and feeds[k].dtype == np.float32 else v for k, v in low_feeds.items()}  # type: ignore[attr-defined]
     for level in ("BASIC", "ALL"):
@@ -115,11 +111,6 @@ def test_weights_are_rounded_ones(low: DType, rounding: bool, tmp_path: Path) ->
 # -- edges ---------------------------------------------------------------------------------------------
 
 
-def element_types(model: ModelProto) -> list[str]:
-    listed = (*model.graph.input, *model.graph.output)
-    return [f"{v.name} {DType(v.type.tensor_type.elem_type).spelling}" for v in listed]
-
-
 EDGES = "g (float16[2] h, bfloat16[2] b) => (float16[2] y, bfloat16[2] z) { y = Add (h, h) \n z = Add (b, b) }"
 
 
@@ -133,7 +124,8 @@ EDGES = "g (float16[2] h, bfloat16[2] b) => (float16[2] y, bfloat16[2] z) { y = 
 )
 def test_inputs_and_outputs_have_the_types_asked_for(io: str, expected: list[str]) -> None:
     found = twin(parsed(EDGES), io=io)
-    assert element_types(found) == expected
+    listed = (*found.graph.input, *found.graph.output)
+    assert [f"{v.name} {DType(v.type.tensor_type.elem_type).spelling}" for v in listed] == expected
     session(found)
 
 

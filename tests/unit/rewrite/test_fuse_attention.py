@@ -207,13 +207,6 @@ def test_a_softmax_between_no_products_is_no_attention() -> None:
         assert standard(model_of(body, ", float[4,6] w", output="float[a,b,c,d] y"))[1] == []
 
 
-def site_of(model: ModelProto) -> FusibleAttention:
-    view = View.of(Model.load(model))
-    ((_, site),) = sites(view, Context(DType.FLOAT16))
-    assert isinstance(site, FusibleAttention)
-    return site
-
-
 def without(written: WrittenAttention, op_type: str) -> WrittenAttention:
     """The same nodes but for the last of a type, whose readers read what it read instead."""
     (*_, gone) = [node for node in written.ahead if node.op_type == op_type]
@@ -229,7 +222,9 @@ def without(written: WrittenAttention, op_type: str) -> WrittenAttention:
 
 @pytest.mark.parametrize("op_type", ["Where", "Or", "Not"])
 def test_a_row_without_a_key_that_were_not_seen_to_would_be_found_out(op_type: str) -> None:
-    site = site_of(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK))
+    view = View.of(Model.load(model_of(SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, MASK)))
+    ((_, site),) = sites(view, Context(DType.FLOAT16))
+    assert isinstance(site, FusibleAttention)
     assert mismatch_of(site, write(site)) is None
     assert str(mismatch_of(site, without(write(site), op_type))).startswith(
         "on random inputs the results differ by up to"

@@ -240,15 +240,12 @@ def test_a_bias_is_split_off_and_added_behind(text: str) -> None:
 @pytest.mark.parametrize(("text", "bias"), [(NORMED, 4000.0), (INSTANCE, 4000.0), (INSTANCE, 40.0)])
 def test_the_numbers_are_those_of_float32(text: str, bias: float) -> None:
     proto = large(text, bias)
-    feeds = {"x": np.random.default_rng(1).standard_normal(shape_of_input(proto)).astype(np.float32)}
+    shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
     twin = amp_rewrite.emulate(amp_rewrite.convert(proto).model).to_proto()
     (found,), (exact,) = outputs_of(twin, feeds), outputs_of(proto, feeds)
     # Beside a bias of 4000 float32 itself keeps 11 bits of a spread of 0.1.
     assert np.abs(found - exact).max() <= 2e-2 * np.abs(exact).max()
-
-
-def shape_of_input(proto: ModelProto) -> list[int]:
-    return [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,6 @@ def test_an_older_checkpoint_is_replaced_and_a_failed_write_leaves_it(tmp_path: 
     assert (tmp_path / "a.npz").read_bytes() != old
 
 
-def _rewritten(path: Path, **changes: Array) -> None:
-    np.savez(path, **{**np.load(path), **changes})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("options", "changes", "fact"),
     [
@@ -97,9 +93,10 @@ def _rewritten(path: Path, **changes: Array) -> None:
 def test_a_checkpoint_of_another_step_is_refused(
     options: dict[str, Any], changes: dict[str, Array], fact: str, tmp_path: Path
 ) -> None:
-    trainer().save(tmp_path / "a.npz")
-    _rewritten(tmp_path / "a.npz", **changes)
-    assert fact in refused(trainer(**options), tmp_path / "a.npz")
+    path = tmp_path / "a.npz"
+    trainer().save(path)
+    np.savez(path, **{**np.load(path), **changes})  # type: ignore[arg-type]
+    assert fact in refused(trainer(**options), path)
 
 
 def test_what_is_no_checkpoint_and_a_place_that_can_not_be_written_are_named(tmp_path: Path) -> None:

@@ -140,9 +140,6 @@ def test_weights_are_those_of_the_optimizer_inside() -> None:
     assert len(opt.variables()) == 3
 
 
-# -- checkpoints and configurations ------------------------------------------------------------------
-
-
 def test_a_checkpoint_brings_back_scale_and_good_steps() -> None:
     opt = LossScaleOptimizer(SGD(1.0, momentum=1.0), DynamicLossScale(1, 2))
     var = Variable([1.0])
@@ -191,9 +188,6 @@ def test_the_configuration_is_that_of_2020_and_the_later_one_is_read_too() -> No
     assert fixed.loss_scale == FixedLossScale(4.0)
 
 
-# -- refusals ----------------------------------------------------------------------------------------
-
-
 def test_no_gradient_at_all_is_refused_before_the_scale_moves() -> None:
     opt = LossScaleOptimizer(SGD(), DynamicLossScale(2, 1))
     with pytest.raises(TrainingError) as error:
@@ -227,9 +221,6 @@ def test_a_loss_has_no_gradient_for_a_variable_of_no_model() -> None:
     three = loss.on({"x": np.array(3, np.float32)})
     grads = three.gradients([*loss.variables, Variable(1.0)], np.array(4, np.float32))
     assert (three(), np.array(grads[0]).tolist(), grads[1]) == (6.0, [12.0], None)
-
-
-# -- the switch --------------------------------------------------------------------------------------
 
 
 def test_enabling_wraps_the_optimizer_and_starts_the_rewrite_and_disabling_stops_it() -> None:
@@ -323,9 +314,6 @@ def test_a_policy_prints_as_in_keras() -> None:
 def test_a_policy_comes_back_from_its_configuration(policy: Policy, plain: dict[str, Any]) -> None:
     assert policy.get_config() == plain
     assert Policy.from_config(plain) == policy
-
-
-# -- the process -------------------------------------------------------------------------------------
 
 
 def test_the_policy_of_a_process_holds_until_withdrawn_and_a_scope_until_its_end() -> None:

@@ -32,15 +32,10 @@ FUNCTION = "y = own.Head (x)"
 HEAD = '<domain: "own", opset_import: ["": 20]> Head (a) => (b) { b = Softmax (a) }'
 
 
-def _model(body: str, shape: tuple[int, ...] = (ROWS, CLASSES)) -> Model:
-    dims = ",".join(map(str, shape))
-    return Model.load(
-        parsed(f"net (float[{dims}] x) => (float[{dims}] y) {{ {body} }} {HEAD if 'own.' in body else ''}")
-    )
-
-
 def _aim(loss: str, body: str, shape: tuple[int, ...] = (ROWS, CLASSES)) -> Objective:
-    return objective(_model(body, shape), loss)
+    dims = ",".join(map(str, shape))
+    model = parsed(f"net (float[{dims}] x) => (float[{dims}] y) {{ {body} }} {HEAD if 'own.' in body else ''}")
+    return objective(Model.load(model), loss)
 
 
 def _computed(loss: str, body: str, x: Array, target: Array, **more: Array) -> tuple[Array, Array]:

@@ -131,8 +131,6 @@ def test_rmsprop_has_the_formula_of_pytorch_and_on_request_that_of_keras_3() -> 
         np.testing.assert_allclose(after["w"], -0.1 * gradient / root, rtol=1e-5)
 
 
-# -- schedules ----------------------------------------------------------------------------------------
-
 NET = "net (float[N, 2] x) => (float[N, 3] logits) <float[2, 3] w = {1, -1, 2, 0.5, 1, -2}> { logits = MatMul (x, w) }"
 BATCH = {"x": np.array([[1, 2], [-1, 1]], F32), "label": np.array([0, 2])}
 EACH = [CosineDecay(0.1, 10, 0.25), ExponentialDecay(0.1, 4, 0.5, staircase=True)]
@@ -153,18 +151,6 @@ def trainer_of(optimizer: Any) -> Trainer:
     return Trainer(step, threads=1)
 
 
-def in_torch(make: Any, rate: float, steps: int) -> list[float]:
-    """Rates of a scheduler of PyTorch."""
-    torch = pytest.importorskip("torch")
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    scheduler, rates = make(torch.optim.lr_scheduler, optimizer), []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("schedule", "make"),
@@ -175,7 +161,14 @@ def in_torch(make: Any, rate: float, steps: int) -> list[float]:
     ],
 )
 def test_a_schedule_has_the_rates_of_pytorch(schedule: Schedule, make: Any) -> None:
-    assert [schedule(step) for step in range(50)] == pytest.approx(in_torch(make, 0.1, 50), rel=1e-9, abs=1e-12)
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler, rates = make(torch.optim.lr_scheduler, optimizer), []
+    for _ in range(50):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert [schedule(step) for step in range(50)] == pytest.approx(rates, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("schedule", EACH, ids=lambda s: type(s).__name__)

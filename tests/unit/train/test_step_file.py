@@ -8,13 +8,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from click.testing import CliRunner, Result
 
-from amp_rewrite.cli import program
 from amp_rewrite.errors import ModelError
 from amp_rewrite.train.loss_scale import serialize
 from amp_rewrite.train.step.step import KEY, save_step
 from support.train.nets import CROSS_ENTROPY, batches, mlp, step
+from unit.cli.test_cli import run
 
 DATA = list(batches(4))
 
@@ -56,10 +55,6 @@ def test_the_metadata_name_what_a_loop_needs_and_a_file_is_not_replaced_unasked(
 
 
 # -- the command -------------------------------------------------------------------------------------
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(program, words)
 
 
 @pytest.fixture

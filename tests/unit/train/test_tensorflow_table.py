@@ -44,9 +44,6 @@ __all__ = ["fresh_process"]
 pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
-# -- graph rewrite -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "scale"),
     [
@@ -102,9 +99,6 @@ def test_fit_after_the_rewrite_learns_with_each_loss_of_keras(loss: str, targets
     history = Trainer(step, **PLACE).fit(rows, epochs=6)
     assert history.epochs[-1]["loss"] < 0.7 * history.epochs[0]["loss"] and history.skipped <= 1
     assert ("accuracy" in history.epochs[0]) == ("cross_entropy" in loss)
-
-
-# -- optimizers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clip", ["clipnorm", "clipvalue", "global_clipnorm"])
@@ -340,9 +334,6 @@ def test_strategy_supports_loss_scaling_where_each_replica_has_all_variables() -
         assert all(strategy_supports_loss_scaling(strategy) is supported for strategy in strategies)
 
 
-# -- policies ----------------------------------------------------------------------------------------
-
-
 def test_types_and_loss_scale_of_a_policy_are_words_and_an_object_that_is_kept() -> None:
     policy = Policy("mixed_float16")
     assert (policy.compute_dtype, policy.variable_dtype) == ("float16", "float32")
@@ -385,9 +376,6 @@ def test_single_layers_stay_float32_on_request(make: Any) -> None:
         "first": "float16",
         "second": "float32",
     }
-
-
-# -- the guide's custom loop ---------------------------------------------------------------------------
 
 
 def test_the_train_step_and_test_step_of_the_guide_run_as_they_are_written() -> None:
@@ -572,9 +560,6 @@ def test_a_loop_in_training_mode_moves_statistics_drops_and_exports() -> None:
     np.testing.assert_allclose(weights["mean"], x.mean(0) * (1 - 0.5**3), rtol=1e-5)
     assert (loss.predict({"x": x})["y"] != 0).all()
     assert (weights["s"] == next(v.numpy() for v in loss.variables if v.name == "s")).all()
-
-
-# -- sizes -------------------------------------------------------------------------------------------
 
 
 def test_a_step_in_float16_names_sizes_that_tensor_cores_pad() -> None:

@@ -439,9 +439,10 @@ def keras() -> Any:
     return keras
 
 
-def _convolutional(keras: Any) -> Any:
+def test_norms_move_and_layers_drop_in_training_and_weights_go_back(keras: Any) -> None:
+    keras.utils.set_random_seed(0)
     layers = keras.layers
-    return keras.Sequential(
+    model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
             layers.Conv2D(4, 3, padding="same", use_bias=False),
@@ -453,11 +454,6 @@ def _convolutional(keras: Any) -> Any:
             layers.Dense(3, activation="softmax"),
         ]
     )
-
-
-def test_norms_move_and_layers_drop_in_training_and_weights_go_back(keras: Any) -> None:
-    keras.utils.set_random_seed(0)
-    model = _convolutional(keras)
     exported = from_keras(model)
     kinds = [node.op_type for node in exported.proto.graph.node]
     assert (kinds.count("BatchNormalization"), kinds.count("Dropout")) == (1, 2)
