@@ -1,6 +1,6 @@
 """Float16 on a WebGPU device: what it does to numbers, what the emulation predicts, and models converted for it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
@@ -22,6 +22,17 @@ FIXTURES = {name: (path, feeds) for name, path, feeds in fixtures()}
 HOLDS_BODIES = {"If", "Loop", "Scan", "SequenceMap"}
 # Each is of one kind of model; make webgpu-page runs all of them.
 EVERY_KIND = ("llama_ts16", "lstm_ts13", "unet_ts15")
+
+
+@pytest.fixture(scope="session")
+def device() -> Iterator[Device]:
+    """The device, in a process of its own; a test that wants it is skipped where there is none."""
+    made = Device()
+    if made.absence is not None:
+        made.close()
+        pytest.skip(made.absence)
+    yield made
+    made.close()
 
 
 def test_products_on_the_device_add_up_in_float16(device: Device) -> None:

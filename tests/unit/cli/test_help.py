@@ -1,17 +1,26 @@
-"""Help: short enough to read, with examples that work, every option in it, and the same as before.
+"""Help: short enough to read, with examples that work, every option in it, and the same as before; rules by `explain`.
 
 `make golden` runs this file as a program, which writes the help of every command as it is.
 """
 
 import os
+import re
 import shlex
+import textwrap
+from dataclasses import replace
 from importlib import metadata
 
 import click
 import pytest
 
 from amp_rewrite.cli import program
+from amp_rewrite.cli.commands.explain import described
 from amp_rewrite.cli.group import COMMANDS, EXAMPLES, GROUPS
+from amp_rewrite.decide.reasons import DOCS, KINDS, REASONS, RULES, Reason
+from amp_rewrite.reports.explain import explained
+from amp_rewrite.reports.report import Report
+from amp_rewrite.reports.rows import Row
+from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
 from support.paths import ROOT, TESTS
 from unit.cli.test_cli import run
 
@@ -88,6 +97,56 @@ def test_the_table_has_the_first_sentence_of_a_commands_help(name: str) -> None:
     command = ALL[name]
     assert command.name == name
     assert command.get_short_help_str(1000) == COMMANDS[name]
+
+
+# -- `amp-rewrite explain` of rules, and the links to their pages -----------------------------------------
+
+RECORDS = (*RULES, *FUSIONS)
+NAMES = {*REASONS, *KINDS, *(record.name for record in RECORDS)}
+
+
+def test_without_a_name_all_rules_reasons_and_kinds_are_listed() -> None:
+    head, *lines = run("explain", "rules").stdout.splitlines()
+    assert head.split() == ["rule", "tier", "says"]
+    listed = [line.split()[0] for line in lines]
+    assert (len(listed), set(listed)) == (len(NAMES), NAMES)
+    assert re.split("  +", next(line for line in lines if line.startswith("deny "))) == [
+        "deny",
+        "lists and level",
+        "on the deny list",
+    ]
+
+
+@pytest.mark.parametrize("rule", RECORDS, ids=[record.name for record in RECORDS])
+def test_a_rule_is_printed_with_headings_models_and_page(rule: Reason | FusionRule) -> None:
+    text = run("explain", rule.name).stdout
+    assert text.startswith(f"{rule.name}: {rule.promise}\n")
+    assert all(f"\n\n{head}\n  " in text for head in rule.sections)
+    assert all(
+        textwrap.indent(rule.model(end, case), "  ") in f"{text}\n" for case in rule.pairs for end in ("hit", "near")
+    )
+    assert f"docs        {DOCS}/{rule.name}.md" in text
+
+
+def test_cases_of_a_rule_have_models_of_their_own() -> None:
+    fact = described("accumulators")
+    assert (fact["name"], fact["reason"]) == ("running_sum", "running_sum")
+    ends = ("Smallest model that needs it", "Nearest model that it leaves alone")
+    cases = ("accumulators", "state", "recursion", "small_step", "disguise", "weighted_mean")
+    assert set(fact["models"]) == {f"{end}: {case}" for end in ends for case in cases}
+    assert "--json explains ops of a model" in run("explain", "accumulators", "--json").stderr
+
+
+def test_a_rule_page_says_what_to_do_and_explain_names_that_page() -> None:
+    report = Report.from_json((ROOT / "tests" / "golden" / "report.json").read_bytes(), "report.json")
+    rows = (Row("a", "Sin", "float32", rule="position"), Row("b", "Exp", "float32", rule="deny"))
+    told = replace(report, rows=rows, casts=())
+    assert "    more: amp-rewrite explain position, or docs/rules/position.md\n" in str(explained(told, ["a"]))
+    assert "docs/rules" not in str(explained(told, ["b"]))
+    said = run("explain", "overflow").stdout
+    assert "  meaning     the ops that compute with it stay float32\n" in said
+    assert "  what to do  --to bfloat16 holds larger values\n" in said
+    assert "what to do" not in run("explain", "allow_root").stdout
 
 
 if __name__ == "__main__":
