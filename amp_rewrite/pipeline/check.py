@@ -84,7 +84,7 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
     if any(map(_is_wrong, rows)):
         return reference.judged(converted, rows, FAILED, found)
     judged = reference.judged(converted, rows, level, found)
-    return with_tf32(judged, lambda model: _error(reference.rows(model)), _MORE * (_error(rows) or 0.0))
+    return with_tf32(draft, judged, lambda model: _error(reference.rows(model)), _MORE * (_error(rows) or 0.0))
 
 
 def _error(rows: Sequence[OutputRow]) -> float | None:

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.paint import Coloring
-from amp_rewrite.decide.reasons import REASONS, Paint, Pin
+from amp_rewrite.decide.reasons import REASONS, Pin
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import local_errors
@@ -295,16 +295,20 @@ def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
     return not exact(op) or any(view.constant(op.inputs[slot]) is not None for slot in reads)
 
 
-def with_tf32(converted: Converted, errs: Callable[[Model], float | None], most: float = math.inf) -> Converted:
+def with_tf32(
+    draft: Draft, converted: Converted, errs: Callable[[Model], float | None], most: float = math.inf
+) -> Converted:
     """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
 
     `errs`: the error of a model, None beyond the criterion; `most`: the largest to permit it. A product that a safety
-    rule holds in float32 needs its digits, even if no batch shows it.
+    rule holds in float32, or would hold if `keep` did not, needs its digits, even if no batch shows it.
     """
-    view, paints = converted.view, list[Paint | None]()
+    view, products = converted.view, list[OpId]()
     if not converted.plan.empty and any(finding.kind == TF32 for finding in converted.findings):
-        paints = [converted.coloring.of(op.id) for op in float32_products(view, view.dtype)]
-    if not paints or any(paint and not paint.dtype.low and REASONS[paint.rule].has_page for paint in paints):
+        products = [op.id for op in float32_products(view, view.dtype)]
+    paints = [(converted.coloring.of(op), draft.needs.pins.get(op)) for op in products]
+    held = ((made, pin) for made, pin in paints if made is not None and not made.dtype.low)
+    if not paints or any(paint and REASONS[paint.rule].has_page for pair in held for paint in pair):
         return converted
     result = replace(converted.result, proto=clone(converted.result.proto))
     next(p for p in result.proto.metadata_props if p.key == METADATA_KEY).value += f" {TF32}=1"
@@ -432,7 +436,7 @@ class Search:
             score="" if score is None or self.by.name == "scaled" else f"{self.by.measured} {score:.4g}",
         )
         converted = replace(converted, evidence=evidence)
-        converted = with_tf32(converted, self._error) if solved else converted
+        converted = with_tf32(self.draft, converted, self._error) if solved else converted
         minimal, candidates, trail = minimal and verdict.ok, len(self.regions), tuple(self.trail)
         return Repaired(converted, verdict, self.ranges, pinned, minimal, candidates, self.budget, trail, solved)
 

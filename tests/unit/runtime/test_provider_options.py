@@ -146,10 +146,11 @@ def test_a_half_model_without_changes_stays_as_it_is() -> None:
     assert not cuda_options(repaired.converted.result).tf32
 
 
-def test_a_product_whose_digits_a_rule_protects_gets_no_tf32() -> None:
+@pytest.mark.parametrize(("keep", "rule"), [((), "cancellation"), (("name=first",), "keep")])
+def test_a_product_whose_digits_a_rule_protects_gets_no_tf32(keep: tuple[str, ...], rule: str) -> None:
     model = beside(1.0, "square = Mul (u, u) sum = ReduceSum (square) o = Sub (sum, q)")
-    converted = amp_rewrite.convert(model, check=True)
-    assert {row.rule for row in converted.report.rows if row.name == "first"} == {"cancellation"}
+    converted = amp_rewrite.convert(model, keep=keep, check=True)
+    assert {row.rule for row in converted.report.rows if row.name == "first"} == {rule}
     assert "tf32" in {finding.kind for finding in converted.report.findings}
     assert not cuda_options(converted.result).tf32
 
