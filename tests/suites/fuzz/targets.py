@@ -17,6 +17,7 @@ from amp_rewrite.errors import AmpRewriteError, ConversionError
 from amp_rewrite.evidence.verify import verify
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.view import View
+from amp_rewrite.pipeline.conversion import Converted
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.reports.diff import diff
 from amp_rewrite.reports.explain import explained
@@ -73,7 +74,7 @@ def stepped(content: bytes) -> None:
 def batches(content: bytes) -> None:
     """A file of arrays, calibrated with and compared on by a small model."""
     with _written(content, "batches.npz") as path:
-        verify(_sound_model(), _sound_converted(), path, rtol=0.1, atol=0.1)
+        verify(onnx.parser.parse_model(_TEXT), _sound().result, path, rtol=0.1, atol=0.1)
 
 
 def lists(content: bytes) -> None:
@@ -95,7 +96,7 @@ def report(content: bytes) -> None:
         read.text(verbose=True)
         if read.rows:
             str(explained(read, ["#0"]))
-        for delta in (diff(read, _sound()), diff(_sound(), read)):
+        for delta in (diff(read, _sound().report), diff(_sound().report, read)):
             for form in ("text", "json", "markdown", "github"):
                 delta.to(form, ())
 
@@ -103,7 +104,7 @@ def report(content: bytes) -> None:
 def pattern(content: bytes) -> None:
     """A pattern for keep or lower, against a small model."""
     with _refusals():
-        select(_view(), content.decode("utf-8", "surrogateescape"))
+        select(_sound().view, content.decode("utf-8", "surrogateescape"))
 
 
 TARGETS: dict[str, Callable[..., None]] = {
@@ -150,20 +151,6 @@ net (float[2,4] x) => (float[2,3] y)
 
 
 @cache
-def _view() -> View:
-    return View.of(Model.load(onnx.parser.parse_model(_TEXT)))
-
-
-@cache
-def _sound_model() -> Model:
-    return Model.load(onnx.parser.parse_model(_TEXT))
-
-
-@cache
-def _sound_converted() -> Model:
-    return convert(_sound_model()).result
-
-
-@cache
-def _sound() -> Report:
-    return convert(onnx.parser.parse_model(_TEXT)).report
+def _sound() -> Converted:
+    """The small model, converted."""
+    return convert(onnx.parser.parse_model(_TEXT))

@@ -75,15 +75,6 @@ def test_without_a_gpu_nothing_is_measured_and_it_says_so(grown: Path, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_kernel_that_became_the_columns_of_a_product_is_drawn_again() -> None:
-    how = {"k": {"shape": [40, 3, 8, 8], "mean": 0.0, "std": 1.0}}
-    columns = skeleton.drawn("k", **how["k"]).reshape(40, -1).T.astype(np.float16)  # type: ignore[arg-type]
-    recipe = skeleton.Sources(how).recipe(np.ascontiguousarray(columns))
-    assert recipe is not None
-    np.testing.assert_array_equal(skeleton.grown(recipe, skeleton.Sources(how).arrays, ()), columns)
-    assert skeleton.Sources(how).recipe(np.ascontiguousarray(columns[::-1])) is None
-
-
 def test_what_the_checkout_holds_is_not_packed_again(skeletons: Path, tmp_path: Path) -> None:
     whole, rest = tmp_path / "whole.tar.xz", tmp_path / "rest.tar.xz"
     skeleton_files.pack(skeletons, SMALL, whole)
@@ -136,31 +127,6 @@ def test_a_module_has_the_weights_that_its_skeleton_tells_and_no_others_drawn() 
     assert np.array_equal(state["0.weight"].numpy(), skeleton.drawn("0.weight", **sources["0.weight"]))
     assert not state["2.bias"].any()
     assert plain.module.state_dict()["2.bias"].any()
-
-
-@pytest.mark.torch
-@pytest.mark.transformers
-def test_convolutions_of_pytorch_run_with_channels_last_too() -> None:
-    import torch
-
-    from benchmarks.gpu import gpu_builds
-    from benchmarks.shared.zoo import Built
-
-    images = {"image": torch.randn(2, 3, 8, 8)}
-    made = gpu_builds.Module(Built(torch.nn.Conv2d(3, 4, 3), images))
-    plain = gpu_beside.placed(made, CPU)
-    last = plain.laid("channels last")
-    assert plain.images and plain.laid("") is plain
-    laid = (*last.tensors, last.module.model.weight)
-    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in laid)
-    assert plain.tensors[0].is_contiguous() and plain.module.model.weight.is_contiguous()
-    found = []
-    for ready in (plain, last):
-        run, outputs = gpu_beside._module(ready, None)
-        run()
-        found += outputs()
-    assert found[0].dtype == np.float32
-    np.testing.assert_allclose(found[1], found[0], atol=1e-2)
 
 
 @pytest.mark.torch
