@@ -45,7 +45,7 @@ class _FilePath(click.Path):
 def file_path(word: str, ctx: click.Context | None = None, *, output: bool = False) -> Path:
     """Return the path of a word. UsageError for an empty word and "-", and for a folder as an output."""
     if not word:
-        raise click.UsageError("the name of the file is empty; name a file", ctx)
+        raise click.UsageError("the file name is empty; name a file", ctx)
     if word == "-":
         raise click.UsageError("- is not a file: models cannot be read from or written to a pipe; name a file", ctx)
     if output and word.endswith(("/", os.sep)):
@@ -99,7 +99,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
         raise ReportError(f"cannot write a report to {file}: {advice}")
     check_place(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, read):  # behind links
-        raise ReportError(f"cannot write a report to {file}: it would replace what is read; name another file")
+        raise ReportError(f"cannot write a report to {file}: it would replace an input file; name another file")
     if file.exists() and not overwrite:
         raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
 
@@ -200,7 +200,7 @@ def guided_request(settings: Request, shapes: Collection[str], explicit: Collect
     unusable = {"budget": not judged, "headroom": not (data or ranges)}
     for word in explicit:
         if unusable.get(word, not data and word in (*CRITERION, "feedback", "steps")):
-            raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE, and --tolerance X to repair")
+            raise click.UsageError(f"{option_of(word)} needs input data; add --data FILE (and --tolerance X to repair)")
     if data and shapes:
         raise click.UsageError("--shape describes random input; leave it out, or the data")
     if ranges and data:

@@ -39,7 +39,7 @@ GROUPS = {
     },
     "Check and compare": {
         "verify": "Compare the outputs of B with those of A on the same data.",
-        "locate": "Show where B departs from A, and which ops add most error.",
+        "locate": "Show where B departs from A, and which ops add the most error.",
         "diff": "Print how B differs from A; exit with 1 if it does.",
         "gate": "Compare each FILE with a commit; exit with 1 if one differs.",
         "bench": "Time models side by side: latency and memory.",

@@ -156,7 +156,7 @@ class _Keys(_Grouped):
             return row
         if any(f"--{row.key}" in param.opts for param in ctx.command.params):
             value = f" {text}" if row.kind is not Kind.SWITCH else ""
-            raise ConfigError(f"--set {key}: this setting has an option of its own; write --{row.key}{value}")
+            raise ConfigError(f"--set {key}: this setting has its own option; write --{row.key}{value}")
         legal = ", ".join(OPTIONS[name].key for name in self.keys)
         raise ConfigError(f"--set {key}: {ctx.info_name} does not read this setting; it reads {legal}")
 
@@ -230,7 +230,7 @@ def in_force(given: dict[str, Any]) -> Request:
     """Take the settings out of all options; return those of the run, with environment and file."""
     own = {name: given.pop(name) for name in OPTIONS if name in given} | given.pop("settings", {})
     if given.get("random") and own.get("data"):
-        raise click.UsageError("--data and --random exclude each other; leave one out")
+        raise click.UsageError("--data and --random cannot be combined; leave one out")
     return settings(own, os.environ, config=given.pop("config", None))
 
 

@@ -81,7 +81,7 @@ class Checkup(Result):
             return count(findings, "finding")
         if any(check.topic == "values" for check in self.checks):
             lacks = any(check.topic == "GPU" and check.state == ADVICE for check in self.checks)
-            return "no obstacle in the model; its values were not seen" + "; this machine has no GPU" * lacks
+            return "no obstacle in the model; its values were not checked" + "; this machine has no GPU" * lacks
         return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
 
     def text(self) -> str:
@@ -318,7 +318,7 @@ def installed_kernels() -> Kernels:
 VALUES = Check(
     "values",
     UNKNOWN,
-    "not seen: types, shapes and constants were checked, and not what the model computes",
+    "not checked: doctor reads types, shapes and constants, not the values that a model computes",
     "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half model,"
     " name MODEL twice",
 )

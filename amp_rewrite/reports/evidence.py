@@ -47,7 +47,7 @@ class Evidence:
     def __str__(self) -> str:
         if self.level == NONE:
             why = f"; the check stopped: {self.objection}" if self.objection else ""
-            return f"not checked on data: what overflows on your inputs cannot be seen in a graph{why}"
+            return f"not checked on data: a graph does not show what overflows on your inputs{why}"
         kept = count(self.pinned, "op" if self.keep else "region")
         facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
         stated = self.random or "largest value" in self.criterion

@@ -94,12 +94,12 @@ class Explanation(Result):
 def explained(report: ReportData, names: Sequence[str], view: View | None = None) -> Explanation:
     """Return the reasons behind ops, step by step.
 
-    A name is that of an op, its path (scope and name), "#12" for the thirteenth row, a type of ops, a pattern, an input
+    A name is that of an op, its path (scope and name), "#12" for the thirteenth row, an op type, a pattern, an input
     of the model, for the ops that read it, or, with the `view` behind the rows, the name of another value.
     PatternError, with names to use instead, for no name, an unknown one, or one that several ops have.
     """
     if not names:
-        raise PatternError(f"{report.model.name}: nothing to explain; name an op, a type of ops or a value")
+        raise PatternError(f"{report.model.name}: nothing to explain; name an op, an op type or a value")
     makers: dict[str, int] = {}
     shifts: dict[int, int] = {}
     if view is not None:

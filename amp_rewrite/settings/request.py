@@ -250,14 +250,14 @@ class Request:
         "outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
         " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`",
         metavar="OUT=IN",
-        help="An output that is an input of the next run; repeatable.",
+        help="Feed output OUT to input IN of the next run; repeatable.",
     )
     steps: int | None = data_option(
         None,
         "with feedback, the number of runs on each batch, which then starts a sequence of its own; by default all"
         " batches are the steps of one sequence",
         metavar="N",
-        help="With --feedback: runs on each batch in a row.",
+        help="With --feedback: consecutive runs on each batch.",
     )
     tolerance: float | None = data_option(
         None,

@@ -74,10 +74,10 @@ def select(view: View, pattern: str) -> tuple[OpId, ...]:
     if not chosen:
         alone = next((term for term, ops in zip(terms, by_term, strict=True) if not ops), None)
         if alone is not None:
-            fact = f"no op passes {alone.key}={alone.text}; {_hint(view, alone)}"
+            fact = f"no op matches {alone.key}={alone.text}; {_hint(view, alone)}"
         else:
             counts = (f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
-            fact = f"no op passes all its terms ({', '.join(counts)}); write a pattern for each, as commas mean AND"
+            fact = f"no op matches all its terms ({', '.join(counts)}); write a pattern for each, as commas mean AND"
         matches_nothing(pattern, f"pattern '{pattern}' matches nothing: {fact}")
     return tuple(sorted(chosen))
 

@@ -63,7 +63,7 @@ _EMULATION = "Round as half precision does.  [default: without CUDA]"
 def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_file: Path | None, **given: Any) -> int:
     """Compare the outputs of B with those of A on the same data.
 
-    Exit with 1 if they differ by more than you allow. State a criterion, for which no default exists: --tolerance, or a
+    Exit with 1 if they differ by more than you allow. A criterion is required: --tolerance, or a
     --metric with its bound.
     """
     settings = parameters.in_force(given)
@@ -101,7 +101,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
 def locate(
     a: Path, b: Path, top: int | None, as_json: bool, quiet: bool, report_file: Path | None, **given: Any
 ) -> None:
-    """Show where B departs from A, and which ops add most error.
+    """Show where B departs from A, and which ops add the most error.
 
     First comes the op where the error jumps, then the ops with the largest local errors.
     """

@@ -213,7 +213,7 @@ def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions,
         what = "what comes by URL goes" if len(words) == 1 and url_of(str(words[0])) else "several models go"
         raise click.UsageError(f"{what} to a folder; add -o FOLDER")
     if output.lower().endswith(".onnx") and any(map(url_of, (*map(str, words), output))):
-        raise click.UsageError(f"{output} is the name of a file; what comes or goes by URL needs a folder")
+        raise click.UsageError(f"{output} is the name of a file; with URLs, -o must name a folder")
     from amp_rewrite.pipeline.batch.batch import Batch
     from amp_rewrite.pipeline.batch.job import BatchSettings
     from amp_rewrite.pipeline.batch.processes import executor_of

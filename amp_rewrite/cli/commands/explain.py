@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, or what WORD means.
 
-    The reasons lead back to the op that decided. MODEL can also be a report. NODE is an op, a type of ops (Softmax) or
+    The reasons lead back to the op that decided. MODEL can also be a report. NODE is an op, an op type (Softmax) or
     a pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that
     computes it. Options of `convert`, including those for data, explain what `convert` would do with them.
 
-    WORD is a type of ops, whose lists are printed; a reason, rule, fusion or kind of finding; `lists` or `rules`, for
-    all of them. --json is for ops of a MODEL.
+    WORD is an op type (to print its lists), a reason, rule, fusion or kind of finding, or `lists` or `rules` for all
+    of them. --json is only for ops of a MODEL.
     """
     first = words[0]
     if Path(first).is_file() or ("::" not in first and ("/" in first or Path(first).suffix)):
         if len(words) < 2:
-            raise click.UsageError(f"name an op of {first}, a type of ops or a pattern")
+            raise click.UsageError(f"name an op of {first}, an op type or a pattern")
         model, names = MODEL.convert(first, None, click.get_current_context()), words[1:]
     elif as_json:
         raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")
@@ -92,7 +92,7 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
         else:
             ways = "`amp-rewrite explain rules` and `explain lists` name all, docs/reference/glossary.md has more words"
             hint = advice(word, _known(), ways)
-            raise click.UsageError(f"no file, rule or type of ops {word!r}; {hint}")
+            raise click.UsageError(f"no file, rule or op type {word!r}; {hint}")
     if ops:
         yield list_table(ops)
 
@@ -220,7 +220,7 @@ def report(
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
     MODEL can also be a JSON report. With --expect, print the numbers beside each expectation; exit with 1 if one fails.
-    A page, as with -o page.html, draws the graph.
+    -o page.html draws the graph on a page.
     """
     check_report(output, overwrite=overwrite, read=(model,))
     from amp_rewrite.reports.expect import Expectation
@@ -259,9 +259,9 @@ def doctor(model: Path | None, to: str | None, as_json: bool) -> int:
     """Find obstacles to fast half precision, here or in MODEL.
 
     Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
-    ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options of a session; if it is
-    half already, also the ops that a conversion keeps in float32. Values are not checked: `verify` compares them. On a
-    machine without a GPU, MODEL alone decides the exit code.
+    ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options for a session. For a
+    half-precision MODEL, also list the ops that a conversion would keep in float32. Values are not checked: `verify`
+    compares them. On a machine without a GPU, MODEL alone decides the exit code.
     """
     from amp_rewrite.deploy.doctor import doctor
 

@@ -241,7 +241,7 @@ def _git(
 ) -> subprocess.CompletedProcess[bytes]:
     program = shutil.which("git")
     if program is None:
-        raise MachineError("git is not installed, and the base of a comparison is a commit; install git")
+        raise MachineError("git is not installed, but the gate compares with a commit; install git")
     folder = where if where.is_dir() else where.parent
     command = [program, "-C", str(folder), *words]
     done = subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)

@@ -276,7 +276,7 @@ net.onnx → float16
   1  to float16: the model's inputs
   1  to float32: before ops in float32 (1 Exp)
 
-not checked on data: what overflows on your inputs cannot be seen in a graph
+not checked on data: a graph does not show what overflows on your inputs
 your inputs: np.savez("batches.npz", x=…)
 next: """
 AGAIN = "amp-rewrite convert net.onnx --lists own.yaml --no-check "

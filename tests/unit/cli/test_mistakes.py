@@ -25,8 +25,8 @@ MODELS = {
 }
 SEVERAL = "convert writes one model to a file; several go to a folder, as in -o FOLDER/"
 DASH = "- is not a file: models cannot be read from or written to a pipe; name a file; see HELP"
-NEEDS = "needs input data; add --data FILE, and --tolerance X to repair; see HELP"
-OWN = "this setting has an option of its own"
+NEEDS = "needs input data; add --data FILE (and --tolerance X to repair); see HELP"
+OWN = "this setting has its own option"
 NO_DATA = "no input data; add --data FILE, or --random; see HELP"
 ONE_REPORT = "--report writes the report of one model; name a .jsonl file…"
 SUFFIX = "the suffix tells the format; name a .json or .html file"
@@ -55,7 +55,7 @@ MISTAKES = {
     "train-step net.onnx": (
         "Missing option '--loss', as in `amp-rewrite train-step model.onnx --loss 'cross_entropy(logits,labels)'`"
     ),
-    "explain mask_fil": "no file, rule or type of ops 'mask_fil'; did you mean 'mask_fill'? See HELP",
+    "explain mask_fil": "no file, rule or op type 'mask_fil'; did you mean 'mask_fill'? See HELP",
     "explain net.onnx w1": "net.onnx: 'w1' is a weight; explain an op that reads it",
     "explain net.onnx atc": "net.onnx: no op or value is named 'atc'; did you mean 'act'?",
     "convert net.onnx --outptu x": "no such option --outptu; did you mean --output? See HELP",
@@ -71,7 +71,7 @@ MISTAKES = {
     # values
     "net.onnx --to float8": "--to: unknown type or policy 'float8'; did you mean 'float16'?",
     "net.onnx --keep op=Matmul": (
-        "pattern 'op=Matmul' matches nothing: no op passes op=Matmul; did you mean 'MatMul'?"
+        "pattern 'op=Matmul' matches nothing: no op matches op=Matmul; did you mean 'MatMul'?"
     ),
     "net.onnx --io z=float16": "io 'z=float16': no float32 input or output is named 'z'; there are: x, y",
     "emulate net.onnx --io low": "Invalid value for '--io': 'low' is not one of 'numpy', 'same', 'float32'; see HELP",
@@ -166,10 +166,10 @@ MISTAKES = {
     "net.onnx --data named.npz": "batch 0 has an array 'X1', but the model's input is 'x'; drop it",
     "-": DASH,
     "report -": DASH,
-    "convert ''": "the name of the file is empty; name a file; see HELP",
-    "net.onnx ''": "the name of the file is empty; name a file; see HELP",
+    "convert ''": "the file name is empty; name a file; see HELP",
+    "net.onnx ''": "the file name is empty; name a file; see HELP",
     # what is written
-    "net.onnx -o ''": "the name of the file is empty; name a file; see HELP",
+    "net.onnx -o ''": "the file name is empty; name a file; see HELP",
     "net.onnx -o -": DASH,
     "emulate net.onnx -o -": DASH,
     "net.onnx fp16": "'fp16' is not the name of an .onnx file; to write there, use -o fp16; see HELP",
@@ -190,10 +190,10 @@ MISTAKES = {
     "report net.onnx -o net.onnx": f"cannot write a report to net.onnx: {SUFFIX}",
     "net.json -o out.json --report net.onnx": f"cannot write a report to net.onnx: {SUFFIX}",
     "net.json -o out.json --report net.json": (
-        "cannot write a report to net.json: it would replace what is read; name another file"
+        "cannot write a report to net.json: it would replace an input file; name another file"
     ),
     "net.json -o out.json --report out.json": (
-        "cannot write a report to out.json: it would replace what is read; name another file"
+        "cannot write a report to out.json: it would replace an input file; name another file"
     ),
     # several models
     "src": "several models go to a folder; add -o FOLDER; see HELP",

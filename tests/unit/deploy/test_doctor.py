@@ -197,7 +197,7 @@ def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
     found = checked(NONE, model, told=CLOSED)
     assert found.well is well
     assert {check.state for topic in ("GPU", "libraries", "provider") for check in about(found, topic)} == {"advice"}
-    ended = "\nno obstacle in the model; its values were not seen; this machine has no GPU"
+    ended = "\nno obstacle in the model; its values were not checked; this machine has no GPU"
     assert found.text().endswith(ended) is well
     assert not checked(NONE, told=CLOSED).well
     assert not checked(machine(H200), model, told=CLOSED).well
@@ -305,7 +305,7 @@ def test_of_no_model_it_is_said_that_its_values_are_right(graph: str) -> None:
     (check,) = about(found, "values")
     assert check.state == "unknown"
     assert "`amp-rewrite verify" in check.remedy
-    assert "not seen" in found.brief or not found.well
+    assert "not checked" in found.brief or not found.well
     assert "fine" not in found.text()
 
 

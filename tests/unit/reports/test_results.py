@@ -137,7 +137,7 @@ def test_rows_are_found_by_name_type_and_pattern() -> None:
     for wanted, message in {
         "sotf": "first: no op is named 'sotf', or of that type; did you mean 'soft'?",
         "softmax": "first: no op is named 'softmax', or of that type; did you mean 'Softmax', 'soft'?",
-        "op=Conv": "first: no op is named 'op=Conv', or of that type; name an op, a type of ops, or a pattern such as"
+        "op=Conv": "first: no op is named 'op=Conv', or of that type; name an op, an op type, or a pattern such as"
         " op=MatMul",
         "feeds=Exp": "pattern 'feeds=Exp': a report does not have the key 'feeds'; use name, op, scope",
     }.items():
@@ -156,7 +156,7 @@ def test_explain_is_a_function_of_models_results_and_reports(tmp_path: Path) -> 
     assert str(explain(net(), "soft", keep="soft")) != text
     with pytest.raises(PolicyError, match="keep: the conversion is done; leave the options out, or explain the model"):
         explain(converted, "soft", keep="soft")
-    with pytest.raises(PatternError, match="nothing to explain; name an op, a type of ops or a value"):
+    with pytest.raises(PatternError, match="nothing to explain; name an op, an op type or a value"):
         explain(converted)
 
 

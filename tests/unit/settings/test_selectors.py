@@ -134,18 +134,18 @@ def test_a_malformed_pattern_is_named_with_the_way_out(pattern: str, message: st
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("op=Matmul", "no op passes op=Matmul; did you mean 'MatMul'?"),
-        ("op=FusedMatMul", "no op passes op=FusedMatMul; did you mean 'com.microsoft::FusedMatMul'?"),
-        ("Softmax", "no op passes name=Softmax; did you mean 'op=Softmax'?"),
-        ("/decoder/Cnv", "no op passes name=/decoder/Cnv; did you mean '/decoder/Conv'?"),
-        ("scope=encodr/layer.1/mlp/*", "no op passes scope=encodr/layer.1/mlp/*; did you mean 'encoder/layer/1/mlp'?"),
-        ("op=Conv,feeds=Sofmax", "no op passes feeds=Sofmax; did you mean 'Softmax'?"),
-        ("fed_by=Softmx", "no op passes fed_by=Softmx; did you mean 'Softmax'?"),
-        ("input=past_keys", "no op passes input=past_keys; did you mean 'past_key'?"),
-        (r"re:\d{5}", r"no op passes name=\d{5}; see the names that 'amp-rewrite report -v' prints"),
+        ("op=Matmul", "no op matches op=Matmul; did you mean 'MatMul'?"),
+        ("op=FusedMatMul", "no op matches op=FusedMatMul; did you mean 'com.microsoft::FusedMatMul'?"),
+        ("Softmax", "no op matches name=Softmax; did you mean 'op=Softmax'?"),
+        ("/decoder/Cnv", "no op matches name=/decoder/Cnv; did you mean '/decoder/Conv'?"),
+        ("scope=encodr/layer.1/mlp/*", "no op matches scope=encodr/layer.1/mlp/*; did you mean 'encoder/layer/1/mlp'?"),
+        ("op=Conv,feeds=Sofmax", "no op matches feeds=Sofmax; did you mean 'Softmax'?"),
+        ("fed_by=Softmx", "no op matches fed_by=Softmx; did you mean 'Softmax'?"),
+        ("input=past_keys", "no op matches input=past_keys; did you mean 'past_key'?"),
+        (r"re:\d{5}", r"no op matches name=\d{5}; see the names that 'amp-rewrite report -v' prints"),
         (
             "op=Conv,feeds=Softmax",
-            "no op passes all its terms (op=Conv: 1, feeds=Softmax: 3); write a pattern for each, as commas mean AND",
+            "no op matches all its terms (op=Conv: 1, feeds=Softmax: 3); write a pattern for each, as commas mean AND",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_command_takes_urls(src: Path, memory: Any, tmp_path: Path, monkeypa
     assert "4 models done, 3 other files copied\nwrote s.jsonl\n" in shown.stderr
     assert onnx.load_model_from_string(memory.cat_file("/hub/out/model.onnx")).graph.node
     wrong = run("memory://hub/src/model.onnx", "-o", "model_fp16.onnx")
-    assert wrong.exit_code == 2 and "what comes or goes by URL needs a folder" in wrong.stderr
+    assert wrong.exit_code == 2 and "with URLs, -o must name a folder" in wrong.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.jsonl", "src"]
 
 
