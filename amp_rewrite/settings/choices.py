@@ -69,7 +69,7 @@ def low_type(to: object) -> DType:
         dtype = DType.parse(to)
     except PolicyError:
         policy: Any = to
-        if not hasattr(policy, "lowers"):
+        if isinstance(policy, type) or not hasattr(policy, "lowers"):
             raise PolicyError(f"unknown type or policy {to!r}; {advice(name, get_args(LowName), _LOW_FORMS)}") from None
         if policy.lowers is None:
             way = "use mixed_float16 or mixed_bfloat16"

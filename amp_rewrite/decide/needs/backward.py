@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from amp_rewrite.decide import reasons
@@ -183,8 +184,10 @@ class Backward:
         dims = {formal.name: declared_dims(formal) for formal in (*graph.input, *graph.output)}
         for out in view.scopes[0].outputs:  # free dimensions of a state have equal names
             own = dims.get(view.value_name(out))
-            inputs = (v for v in sorted(facts[out].states) if v != out and view.values[v].public and own is not None)
-            pairs += [(out, v, "the next run") for v in inputs if dims.get(view.value_name(v)) == own]
+            inputs = {v for v in facts[out].moved if v != out and view.values[v].public and own is not None}
+            alike = {v for v in inputs if dims.get(view.value_name(v)) == own}
+            nearest = self._nearest(out, alike)
+            pairs += [(out, v, "the next run") for v in sorted(alike, key=lambda v: (v != nearest, v))]
         for out, into, when in pairs:
             made_by = view.producer(out)
             if made_by is not None and into in facts[out].moved:
@@ -203,6 +206,15 @@ class Backward:
         for out in view.scopes[0].outputs:
             if facts[out].grid and (facts[out].learned or facts[out].products) and view.producer(out) is not None:
                 self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from places on a grid"))
+
+    def _nearest(self, out: ValueId, states: Collection[ValueId]) -> ValueId | None:
+        """Return the state that the fewest ops part from an output: that which it replaces, as a rule."""
+        level, seen = [out], {out}
+        while level and seen.isdisjoint(states):
+            made_by = filter(None, map(self.view.producer, level))
+            level = [*dict.fromkeys(v for op in made_by for v in op.operands if v not in seen)]
+            seen.update(level)
+        return next(filter(states.__contains__, level), None)
 
     def _along_state(self, op: Op, value: ValueId, state: ValueId | None, why: Paint) -> None:
         here = self.facts[value]

@@ -505,3 +505,18 @@ def test_a_state_of_a_loop_is_added_up_in_float32_and_a_recurrent_one_is_not(bod
 def test_an_outer_product_is_an_angle_whatever_it_is_spelled_with(product: str) -> None:
     inputs = "float[N,1] time, float[4] k, float[1,4] k1, float[4,1] k2"
     assert "turns" in kept_in(f"g ({inputs}) => (float[N,4] y) {{ turns = {product}  y = Sin (turns) }}")
+
+
+def test_a_reason_names_the_state_that_an_output_replaces() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        g (float[8] f, float[8] mean, float[8] squares) => (float[8] squares_out, float[8] mean_out)
+        <float rate = {0.001}> {
+            off = Sub (f, mean)  step = Mul (off, rate)  mean_out = Add (mean, step)  rest = Sub (f, mean_out)
+            square = Mul (rest, rest)  change = Sub (square, squares)  part = Mul (change, rate)
+            squares_out = Add (squares, part)
+        }""")
+    view = View.of(Model.load(model))
+    pins = find_needs(view, F16).pins
+    named = {op.node.output[0]: pins[op.id].note.split("'")[1] for op in view.ops if op.id in pins}
+    assert named["mean_out"] == "mean"
+    assert named["squares_out"] == named["part"] == named["change"] == "squares"

@@ -219,6 +219,7 @@ FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_
         (True, f"unknown type or policy True; {FORMS}"),
         (4242, f"unknown type or policy 4242; {FORMS}"),
         ([], f"unknown type or policy []; {FORMS}"),
+        (Policy, f"unknown type or policy {Policy!r}; {FORMS}"),
         (np.float32, "cannot lower to float32; use float16 or bfloat16"),
         (float, "cannot lower to float64; use float16 or bfloat16"),
         (ml_dtypes.float8_e4m3fn, "cannot lower to float8e4m3fn; use float16 or bfloat16"),
