@@ -72,15 +72,15 @@ def _give_shape(proto: onnx.TypeProto, shape: Sequence[int]) -> None:
 Feed = np.ndarray | list[np.ndarray]
 
 
-def feeds(model: ModelProto, *, trips: int = 3, seed: int = 1) -> dict[str, Feed]:
+def feeds(model: ModelProto) -> dict[str, Feed]:
     """Values for every input that no initializer fills: floats in [0.05, 0.25], zeros and Trues else.
 
-    An input named `trips` gets that number; a sequence gets two tensors.
+    An input named `trips` gets 3; a sequence gets two tensors.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     filled = {t.name for t in model.graph.initializer}
     found = {v.name: _filling(v.type, rng) for v in model.graph.input if v.name not in filled}
-    return {**found, "trips": np.array(trips, np.int64)} if "trips" in found else found
+    return {**found, "trips": np.array(3, np.int64)} if "trips" in found else found
 
 
 def _filling(proto: onnx.TypeProto, rng: np.random.Generator) -> Feed:

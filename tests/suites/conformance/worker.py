@@ -82,11 +82,11 @@ class Results:
         return [self.outcomes[at] for at in sorted(self.outcomes) if not self.outcomes[at].fine]
 
 
-def run_cases(worker: Worker, keys: Iterable[str], modes: Sequence[str] = tuple(MODES)) -> Results:
+def run_cases(worker: Worker, keys: Iterable[str]) -> Results:
     """Cases one after another."""
     results = Results()
     for key in keys:
-        results.add(worker.ground(key), [worker.attempt(key, mode) for mode in modes])
+        results.add(worker.ground(key), [worker.attempt(key, mode) for mode in MODES])
     return results
 
 

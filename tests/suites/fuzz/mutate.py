@@ -30,7 +30,7 @@ NAMES = (
 NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 7, 99, 2**31, 2**40, 10**12, 2**63 - 1)
 
 
-def mutated(content: bytes, rng: random.Random, changes: int = 3) -> bytes:
+def mutated(content: bytes, rng: random.Random) -> bytes:
     """The model with some changes; bytes that are no model come back with some bytes changed."""
     proto = ModelProto()
     try:
@@ -39,7 +39,7 @@ def mutated(content: bytes, rng: random.Random, changes: int = 3) -> bytes:
         raise
     except Exception:  # noqa: BLE001  whatever protobuf says of it, it is no model
         return damaged(content, rng)
-    for _ in range(rng.randint(1, changes)):
+    for _ in range(rng.randint(1, 3)):
         change(proto, rng)
     out = proto.SerializeToString()
     return damaged(out, rng) if rng.random() < 0.1 else out

@@ -145,9 +145,9 @@ def test_operators_of_onnxruntime_give_the_numbers_of_what_they_replace(body: st
     assert distance(wanted, opened(converted.result)(feed)) < NEAR["float16"]
 
 
-def convolution(opset: int, low: str = "float") -> onnx.ModelProto:
+def convolution(opset: int) -> onnx.ModelProto:
     """A convolution of 8 to 16 channels and a Relu, with drawn weights."""
-    text = f"""<ir_version: 10, opset_import: ["": {opset}]> g ({low}[2,8,16,16] x) => ({low}[2,16,16,16] y)
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[2,8,16,16] x) => (float[2,16,16,16] y)
         {{ c = Conv <pads = [1, 1, 1, 1]> (x, w)  y = Relu (c) }}"""
     model = onnx.parser.parse_model(text)
     weight = np.random.default_rng(0).normal(0, 0.1, (16, 8, 3, 3)).astype(np.float32)

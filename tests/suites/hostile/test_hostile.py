@@ -25,10 +25,10 @@ from support.paths import TESTS
 FOUND = sorted((TESTS / "suites" / "fuzz" / "corpus").glob("*/*"))
 
 
-def graph_of(words: str, *, opset: int = 21, before: str = "", functions: str = "") -> ModelProto:
+def graph_of(words: str, *, opset: int = 21, functions: str = "") -> ModelProto:
     """A model of one float[2,4] input x and one output y, whose graph body is `words`; nothing is checked."""
     text = f"""<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>
-    net (float[2,4] x, int64 n, bool b) => (float[2,4] y) {before} {{ {words} }} {functions}"""
+    net (float[2,4] x, int64 n, bool b) => (float[2,4] y) {{ {words} }} {functions}"""
     return onnx.parser.parse_model(text)
 
 
@@ -297,10 +297,10 @@ HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]>'
 # -- functions --------------------------------------------------------------------------------------------------
 
 
-def calling(levels: int, calls: int, body: str = "c = Relu (a)") -> ModelProto:
+def calling(levels: int, calls: int) -> ModelProto:
     """A model of functions that each call the next one so many times."""
     chain = [" ".join(f"b{k} = l.f{i + 1} (a)" for k in range(calls)) + " c = Identity (b0)" for i in range(levels)]
-    chain.append(body)
+    chain.append("c = Relu (a)")
     functions = "".join(
         f'<opset_import: ["" : 21, "l" : 1], domain: "l"> f{i} (a) => (c) {{ {b} }}\n' for i, b in enumerate(chain)
     )

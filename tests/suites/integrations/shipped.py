@@ -19,15 +19,11 @@ def recorded(kind: str, model: Path = BERT) -> dict[str, np.ndarray]:
         return {name.partition("/")[2]: file[name] for name in file.files if name.startswith(f"{kind}/")}
 
 
-def error(outputs: dict[str, np.ndarray], model: Path = BERT) -> float:
-    """Return the largest error of outputs of a model, relative to the largest value of each."""
-    wanted = recorded("output", model)
-    return max(float(np.abs(outputs[n].astype(np.float32) - a).max() / np.abs(a).max()) for n, a in wanted.items())
-
-
 def error_of(converted: onnx.ModelProto, model: Path = BERT) -> float:
-    """Return the error of a model after its conversion."""
-    return error(Runner.open(amp_rewrite.Model.load(converted)).run(recorded("input", model)), model)
+    """Return the largest error of outputs of a model after its conversion, relative to the largest value of each."""
+    found = Runner.open(amp_rewrite.Model.load(converted)).run(recorded("input", model))
+    wanted = recorded("output", model)
+    return max(float(np.abs(found[n].astype(np.float32) - a).max() / np.abs(a).max()) for n, a in wanted.items())
 
 
 def weight_types(model: onnx.ModelProto) -> set[int]:

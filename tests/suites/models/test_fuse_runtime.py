@@ -26,10 +26,10 @@ ENDS = {
 }
 
 
-def norm(opset: int, end: str, before: str = "a = MatMul (x, w)  ", after: str = "y = MatMul (g, w)") -> ModelProto:
+def norm(opset: int, end: str) -> ModelProto:
     new = opset >= 18
     axes, axes2 = ("(a, last)", "(p, last)") if new else ("<axes = [-1]> (a)", "<axes = [-1]> (p)")
-    body = before + NORM.format(axes=axes, axes2=axes2) + ENDS[end] + after
+    body = "a = MatMul (x, w)  " + NORM.format(axes=axes, axes2=axes2) + ENDS[end] + "y = MatMul (g, w)"
     head = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[4,8] x) => (float[4,8] y) {CONSTANTS}'
     return onnx.parser.parse_model(f"{head} {{ {body} }}")
 
