@@ -21,12 +21,12 @@ from amp_rewrite.version import VERSION
 
 NAME = "amp-rewrite"
 COMPLETE = "_AMP_REWRITE_COMPLETE"
-"""The variable in which a shell asks for completions; click derives it from the name."""
+"""Environment variable of shells for completions; click derives it from the name."""
 SHELLS = ("bash", "zsh", "fish")
 FINDING = 1
 USAGE = 2
 INTERRUPTED = 130  # as shells report death by SIGINT
-_LONGEST = 1000  # characters of an error; names come out of files and may be of any length
+_MAX_MESSAGE = 1000  # characters of an error; names come out of files and may be of any length
 PIPE_CLOSED = 141  # as shells report death by SIGPIPE
 
 
@@ -60,7 +60,7 @@ _MODULES = {
     "explain": ("explain", "report", "doctor"),
     "make": ("calibrate", "emulate", "train-step", "completion"),
 }
-"""Modules of `cli/commands/` that define several commands; each other command has one of its own name."""
+"""Modules of `cli/commands/` with several commands; each other command has a module of its own name."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
@@ -108,8 +108,8 @@ class Program(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = next((module for module, names in _MODULES.items() if cmd_name in names), cmd_name)
-        found = import_module(f"amp_rewrite.cli.commands.{module}")
-        command: click.Command = getattr(found, cmd_name.replace("-", "_"))
+        imported = import_module(f"amp_rewrite.cli.commands.{module}")
+        command: click.Command = getattr(imported, cmd_name.replace("-", "_"))
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -118,10 +118,10 @@ class Program(click.Group):
         assert default is not None
         if incomplete.startswith("-"):
             options = default.shell_complete(click.Context(default, parent=ctx), incomplete)
-            own = {item.value for item in options}
-            return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in own)]
-        named = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
-        return named or [CompletionItem(incomplete, type="file")]
+            known = {item.value for item in options}
+            return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in known)]
+        commands = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
+        return commands or [CompletionItem(incomplete, type="file")]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(ctx, formatter)
@@ -139,21 +139,20 @@ class Program(click.Group):
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(USAGE)
-        return super().parse_args(ctx, self._routed(ctx, args) if args else args)
+        return super().parse_args(ctx, self._with_default(ctx, args) if args else args)
 
-    def _routed(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the words, with `convert` before them if the first is an option of it or a file."""
+    def _with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the words, after `convert` if the first is one of its options or a file."""
         from glob import has_magic  # late: a word of the table needs none of it
 
         first = args[0]
-        own = {name for option in self.get_params(ctx) for name in option.opts}
-        if first in COMMANDS or first in own:
+        options = {name for option in self.get_params(ctx) for name in option.opts}
+        if first in COMMANDS or first in options:
             return args
-        named = Path(first).exists() or has_magic(first) or "://" in first
-        if first.startswith("-") or ctx.resilient_parsing or named:
+        is_model = Path(first).exists() or has_magic(first) or "://" in first
+        if first.startswith("-") or ctx.resilient_parsing or is_model:
             return [self.default, *args]
-        is_path = Path(first).suffix or os.sep in first
-        if is_path:
+        if Path(first).suffix or os.sep in first:
             raise click.UsageError(f"no such file: {first}", ctx)
         hint = advice(first, COMMANDS, "name a model or a command")
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
@@ -165,12 +164,12 @@ class Program(click.Group):
                 sys.exit(shell_complete(self, extra, NAME, COMPLETE, os.environ[COMPLETE]))
             except (AmpRewriteError, click.ClickException, ImportError, OSError, ValueError):
                 sys.exit(USAGE)
-        sys.exit(self._outcome(list(sys.argv[1:] if args is None else args), extra))
+        sys.exit(self._run(list(sys.argv[1:] if args is None else args), extra))
 
-    def _outcome(self, args: list[str], extra: dict[str, Any]) -> int:
+    def _run(self, args: list[str], extra: dict[str, Any]) -> int:
         for word in ("standalone_mode", "prog_name"):
             extra.pop(word, None)
-        _hold_streams()
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -184,10 +183,10 @@ class Program(click.Group):
             return stop.exit_code
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else NAME
-            said = _misused(error)
-            if not said.endswith("`"):  # an example says enough
-                said += f"{' See' if said.endswith('?') else '; see'} '{path} --help'"
-            return _fail(said)
+            message = _usage_message(error)
+            if not message.endswith("`"):  # an example says enough
+                message += f"{' See' if message.endswith('?') else '; see'} '{path} --help'"
+            return _fail(message)
         except click.ClickException as error:
             return _fail(error.format_message())
         except AmpRewriteError as error:
@@ -216,36 +215,36 @@ class Program(click.Group):
 
 
 def _fail(message: str) -> int:
-    line = plain(" ".join(message[:_LONGEST].split()))
-    terminal.talk(f"error: {line}{' …' if len(message) > _LONGEST else ''}", quiet=False)
+    line = plain(" ".join(message[:_MAX_MESSAGE].split()))
+    terminal.talk(f"error: {line}{' …' if len(message) > _MAX_MESSAGE else ''}", quiet=False)
     return USAGE
 
 
-def _misused(error: click.UsageError) -> str:
-    """Return the error in words of our own: click's differ from version to version."""
+def _usage_message(error: click.UsageError) -> str:
+    """Return the message of an error in our own words: those of click differ between versions."""
     if not isinstance(error, click.NoSuchOption):
-        said = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".")
         missing = error.ctx if isinstance(error, click.MissingParameter) else None
-        return f"{said}, as in `amp-rewrite {_examples(missing)[0]}`" if missing else said
+        return f"{message}, as in `amp-rewrite {_examples(missing)[0]}`" if missing else message
     options = [param for param in error.ctx.command.params if isinstance(param, click.Option)] if error.ctx else []
     known = {name: name for option in options for name in (*option.opts, *option.secondary_opts)}
     keys = {f"--{key.replace('_', '-')}": key for option in options for key in getattr(option, "keys", ())}
     known |= {name: f"--set {name[2:]}=…" for name in keys}
     values = ((option, word.partition("[")[0]) for option in options for word in (option.metavar or "").split("|"))
     known = {f"--{word}": f"{option.opts[-1]} {word}" for option, word in values if word.islower()} | known
-    known |= {name: here for name, here in _ELSEWHERE.items() if here in known}
+    known |= {name: here for name, here in _OPTIONS_ELSEWHERE.items() if here in known}
     near = nearest(error.option_name.replace("_", "-"), [name for name in known if name.startswith("--")])
     return f"no such option {error.option_name}{f'; did you mean {known[near[0]]}?' if near else ''}"
 
 
-_ELSEWHERE = {"--dtype": "--to", "--precision": "--to", "--exclude": "--keep", "--include": "--lower"}
+_OPTIONS_ELSEWHERE = {"--dtype": "--to", "--precision": "--to", "--exclude": "--keep", "--include": "--lower"}
 """Options of other tools, each with its name here."""
 
 
-def _hold_streams() -> None:
-    """Open closed standard streams on the null device: else the next file opened, a model say, would get the output.
+def _open_closed_streams() -> None:
+    """Open closed standard streams on the null device, or the next open file, such as a model, would get the output.
 
-    Writing to a closed stdout fails, as to a full disk; what goes to a closed stderr is lost.
+    Output to a closed stdout fails, as on a full disk; output to a closed stderr is lost.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:

@@ -70,14 +70,14 @@ def auto_convert_mixed_precision(
     bounds = {"rtol": 1e-5 if rtol is None else rtol, "atol": 1e-8 if atol is None else atol}
     bounded = rtol is not None or atol is not None
 
-    def near(expected: Sequence[Any], tried: Sequence[Any]) -> bool:
-        if validate_fn is None or not validate_fn(expected, tried):
+    def near(expected: Sequence[Any], outputs: Sequence[Any]) -> bool:
+        if validate_fn is None or not validate_fn(expected, outputs):
             return False
-        pairs, by = zip(expected, tried, strict=True), Criterion(ALLCLOSE, **bounds)
-        found = (difference for a, b in pairs for _, difference in differences(a, b, by))
-        return not bounded or all(difference.ok for difference in found)
+        pairs, by = zip(expected, outputs, strict=True), Criterion(ALLCLOSE, **bounds)
+        results = (difference for a, b in pairs for _, difference in differences(a, b, by))
+        return not bounded or all(difference.ok for difference in results)
 
-    return _converted(model, feed_dict, validate_fn and near, bounds, keep_io_types).model
+    return _convert(model, feed_dict, validate_fn and near, bounds, keep_io_types).model
 
 
 def auto_convert_mixed_precision_model_path(
@@ -122,11 +122,11 @@ def auto_convert_mixed_precision_model_path(
         >>> where = "model.onnx", batch, "out/half.onnx", ["CPUExecutionProvider"]
         >>> auto_convert_mixed_precision_model_path(*where, rtol=1e-2, atol=1e-3)
     """
-    elsewhere = provider if provider not in (_CPU, [_CPU], (_CPU,)) else None
-    without_effect(provider=elsewhere, verbose=verbose)
+    other_provider = provider if provider not in (_CPU, [_CPU], (_CPU,)) else None
+    without_effect(provider=other_provider, verbose=verbose)
     source, target = fspath(source_model_path), Path(target_model_path)
     bounds = {"rtol": 1e-3 if rtol is None else rtol, "atol": 1e-5 if atol is None else atol}
-    converted = _converted(source, input_feed, customized_validate_func, bounds, keep_io_types)
+    converted = _convert(source, input_feed, customized_validate_func, bounds, keep_io_types)
     target.parent.mkdir(parents=True, exist_ok=True)
     converted.save(target, overwrite=True, external_data=location or "fp16_tensor.data")
 
@@ -138,10 +138,10 @@ _UNSOLVED = (
 )
 
 
-def _converted(
+def _convert(
     model: ModelSource, batch: Mapping[str, Array], near: Validate | None, bounds: Mapping[str, Any], keep_io: bool
 ) -> Converted:
-    """Return the conversion that a function of outputs, or without one the bounds, accept. ValueError without any."""
+    """Return the conversion accepted by a function of outputs, or without one by the bounds. ValueError without any."""
     io, _ = io_rules(keep_io)
     if near is None:
         repaired = repair(model, dict(batch), **bounds, io=io)
@@ -157,16 +157,16 @@ def _converted(
     draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
     regions = regions_of(draft, draft.paint(guarded.pins), {})
 
-    def converted(held: frozenset[int]) -> Converted:
-        pins = [pin for number in sorted(held) for pin in regions[number].pins]
+    def trial(pinned: frozenset[int]) -> Converted:
+        pins = [pin for number in sorted(pinned) for pin in regions[number].pins]
         return finish(draft, draft.paint((*guarded.pins, *pins)), guarded)
 
-    chosen = minimal_set(len(regions), lambda held: near(expected, _outputs(emulate(converted(held).result), batch)))
+    chosen = minimal_set(len(regions), lambda pinned: near(expected, _outputs(emulate(trial(pinned).result), batch)))
     if chosen is None:
         raise ValueError(_UNSOLVED)
-    return converted(frozenset(chosen))
+    return trial(frozenset(chosen))
 
 
 def _outputs(model: Model, batch: Mapping[str, Array]) -> list[Any]:
-    (fed,) = Feed.of(dict(batch), model)
-    return list(Runner.open(model).run(fed).values())
+    (inputs,) = Feed.of(dict(batch), model)
+    return list(Runner.open(model).run(inputs).values())

@@ -23,7 +23,7 @@ from amp_rewrite.runtime.installation import require
 from amp_rewrite.settings.option import Data, checked
 
 JUMP = 10.0
-"""Factor by which an error grows in one op to count as a jump."""
+"""Growth of an error in one op to count as a jump."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,13 +55,13 @@ class Located(Result):
     @property
     def brief(self) -> str:
         """Both models, and the op of the first jump."""
-        where = f"the error first jumps at {self.first_jump.op}" if self.first_jump else _CALM
+        where = f"the error first jumps at {self.first_jump.op}" if self.first_jump else _NO_JUMP
         return f"{self.candidate} against {self.reference}: {where}"
 
     def top(self, number: int) -> tuple[OpErrors, ...]:
         """Return the ops with the largest local error, in topological order among equals."""
-        adding = [row for row in self.rows if row.own]
-        return tuple(sorted(adding, key=lambda row: -(row.own or 0.0))[:number])
+        with_error = [row for row in self.rows if row.own]
+        return tuple(sorted(with_error, key=lambda row: -(row.own or 0.0))[:number])
 
     def text(self, *, top: int = 10) -> str:
         """Return a text of the first jump and of the `top` ops with the largest local error; it ends with a newline."""
@@ -73,7 +73,7 @@ class Located(Result):
         )
         lines = [f"{self.candidate} against {self.reference}", *table(facts), ""]
         if self.first_jump is None:
-            lines.append(_CALM)
+            lines.append(_NO_JUMP)
         else:
             lines += ["the error first jumps at", *_table([self.first_jump])]
         if shown := self.top(top):
@@ -137,11 +137,11 @@ def locate(
     widened = low_types(reference)
     if widened:
         reference = emulate(reference, rounding=False, io="float32")
-    given = Feed.of(data, reference)
-    feed = unrolled(given, reference)
+    source = Feed.of(data, reference)
+    feed = unrolled(source, reference)
     pairing = Pairing.of(reference, candidate, feed)
     accumulated = pairing.accumulated(progress)
-    spots = _spots(pairing, accumulated, pairing.local(progress))
+    errors_by_op = _errors_by_op(pairing, accumulated, pairing.local(progress))
     notes = ["the data are random", *feed.notes] if feed.random else [*feed.notes]
     if widened:
         twin = f"{first} is {' and '.join(widened)}: the reference is its float32 twin, in which nothing is rounded"
@@ -149,43 +149,43 @@ def locate(
     return Located(
         first,
         second,
-        FedData(feed.origin, feed.random, given.place(len(feed) - 1)[0] + 1),
+        FedData(feed.origin, feed.random, source.place(len(feed) - 1)[0] + 1),
         pairing.low.spelling,
-        tuple(spots.values()),
-        next((spot for op, spot in spots.items() if _jumps(pairing, accumulated, op, spot.accumulated)), None),
+        tuple(errors_by_op.values()),
+        next((row for op, row in errors_by_op.items() if _jumps(pairing, accumulated, op, row.accumulated)), None),
         len(pairing.measured),
         pairing.measurable,
         (*notes, *random),
     )
 
 
-def _spots(pairing: Pairing, accumulated: Errors, local: Errors) -> dict[OpId, OpErrors]:
+def _errors_by_op(pairing: Pairing, accumulated: Errors, local: Errors) -> dict[OpId, OpErrors]:
     view, reference = pairing.candidate, pairing.reference
     by_op: dict[OpId, list[ValueId]] = {}
     for value in accumulated:
         if (op := view.values[value].producer) is not None:
             by_op.setdefault(op, []).append(value)
-    spots = {}
+    errors_by_op = {}
     for op, values in sorted(by_op.items()):
-        named = reference.producer(pairing.measured[values[0]]) or view.ops[op]
-        stats = [accumulated[v] for v in values]
+        counterpart = reference.producer(pairing.measured[values[0]]) or view.ops[op]
+        errors = [accumulated[v] for v in values]
         own = [local[v] for v in values if v in local]
         unmeasured = 0.0 if pairing.is_low(op) and not pairing.rounds(view.ops[op]) else None
-        spots[op] = OpErrors(
-            named.name,
+        errors_by_op[op] = OpErrors(
+            counterpart.name,
             view.ops[op].kind,
             pairing.low.spelling if pairing.is_low(op) else "float32",
             max((error.error(pairing.low.tiny) for error in own), default=unmeasured),
-            max(error.error(pairing.low.tiny) for error in stats),
-            max(error.max_abs or (math.inf if error.lost else 0.0) for error in stats),
-            max(error.absmax for error in stats),
+            max(error.error(pairing.low.tiny) for error in errors),
+            max(error.max_abs or (math.inf if error.lost else 0.0) for error in errors),
+            max(error.absmax for error in errors),
             any(error.lost for error in own),
         )
-    return spots
+    return errors_by_op
 
 
 def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> bool:
-    """True if the error of an op's outputs is over JUMP times the largest one of the nearest measured values above."""
+    """True if the error of an op's outputs is over JUMP times the largest of the nearest measured values above."""
     view = pairing.candidate
 
     def above(value: ValueId) -> Iterator[ValueId]:
@@ -197,7 +197,7 @@ def _jumps(pairing: Pairing, accumulated: Errors, op: OpId, error: float) -> boo
     return error > JUMP * max(before, pairing.low.eps)
 
 
-_CALM = "no op's error stands out"
+_NO_JUMP = "no op's error stands out"
 _HEAD = ("op", "type", "runs as", "adds", "off by", "max abs", "largest value", "")
 
 

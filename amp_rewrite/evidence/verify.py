@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
 
 EMULATED = "emulated"
-"""Word in the description of a run whose low type was emulated."""
+"""Word in the description of a run with an emulated low type."""
 
-KEPT = 1 << 30
-"""Bytes of the reference's outputs that are kept between runs; the others are computed again."""
+_MAX_KEPT = 1 << 30
+"""Bytes of the reference's outputs in memory between runs; others are computed again."""
 
 Progress = Callable[[int, int], None]
 
@@ -117,7 +117,7 @@ def verdict_of(
     reference: Side, candidate: Side, feed: Feed, comparison: Comparison, progress: Progress | None = None
 ) -> Verdict:
     """Return the verdict on a candidate. `feed`: batches for the reference."""
-    outputs, refusals = _compared(reference, candidate, comparison.outputs)
+    outputs, refusals = _outputs_to_compare(reference, candidate, comparison.outputs)
     total = len(feed) if progress and not refusals else 0
     rows: list[OutputRow] = []
     back = feed.feedback
@@ -136,10 +136,10 @@ def verdict_of(
     words = option_values(states, reference.outputs)
     notes = list(_caveats(reference, candidate, feed, outputs, comparison))
     if states:
-        (out, into), told = next(iter(states.items())), spelled("feedback", words[0]) + " …" * (len(words) > 1)
+        (out, into), option = next(iter(states.items())), spelled("feedback", words[0]) + " …" * (len(words) > 1)
         more = f", and so on for {len(states)} states" if len(states) > 1 else ""
-        found = f"output {out!r} looks like the next {into!r}{more}"
-        notes.append(f"without {told} this does not show the hundredth step: {found}")
+        reason = f"output {out!r} looks like the next {into!r}{more}"
+        notes.append(f"without {option} this does not show the hundredth step: {reason}")
     data = FedData(feed.origin, feed.random, len({row.batch for row in rows}))
     return Verdict(reference.ran, candidate.ran, data, comparison.by, tuple(rows), refusals, tuple(notes), words)
 
@@ -161,36 +161,34 @@ class Side:
     def of(cls, source: object, name: str, device: Device, *, keeps: bool = False, valid: bool = False) -> Side:
         """Open a model. `keeps`: outputs stay in memory; `valid`: the model need not be checked."""
         model = Model.load(source)
-        spelled = " and ".join(low_types(model))
+        low = " and ".join(low_types(model))
         provider, emulates = device.way(model)
-        if emulates and not spelled:
+        if emulates and not low:
             model, emulates = written_out(model), False
         notes = list(drawing(model, name))
-        if provider == CPU and spelled and not emulates:
-            notes.append(
-                f"{name}: onnxruntime's CPU provider computes most {spelled} ops in float32 and does not round"
-            )
+        if provider == CPU and low and not emulates:
+            notes.append(f"{name}: onnxruntime's CPU provider computes most {low} ops in float32 and does not round")
         if emulates:
             if not valid:
                 check_as_is(model, name, provider)
             model = opening(emulated(model, io="float32"))
         runner = open_on(model, name, session_on(provider))
-        like = f" {EMULATED}{' as on CUDA' if target_of(model) == Target.WEBGPU else ''}" if emulates else ""
-        how = f"{spelled or 'float32'}{like} on {runner.provider}"
-        return cls(ModelRun(name, how), model, runner, tuple(notes), {} if keeps else None)
+        how = f" {EMULATED}{' as on CUDA' if target_of(model) == Target.WEBGPU else ''}" if emulates else ""
+        description = f"{low or 'float32'}{how} on {runner.provider}"
+        return cls(ModelRun(name, description), model, runner, tuple(notes), {} if keeps else None)
 
     def run(self, number: int, batch: Batch, outputs: Sequence[str]) -> Mapping[str, Given]:
-        """Return the outputs for the batch of a number, cast to the model's inputs; all if they are kept."""
+        """Return the outputs for a numbered batch, cast to the model's inputs; all outputs if they are kept."""
         if self.kept is not None and number in self.kept:
             return self.kept[number]
-        mine = {name: array for name, array in batch.items() if name in self.inputs}
-        fed = next(iter(Feed.of(mine, self.model, allow_nonfinite=True)))
-        found = self.runner.run(fed, outputs if self.kept is None else None)
+        arrays = {name: array for name, array in batch.items() if name in self.inputs}
+        inputs = next(iter(Feed.of(arrays, self.model, allow_nonfinite=True)))
+        results = self.runner.run(inputs, outputs if self.kept is None else None)
         if self.kept is not None:
-            sizes = (getattr(value, "nbytes", 0) for held in (found, *self.kept.values()) for value in held.values())
-            if sum(sizes) <= KEPT:
-                self.kept[number] = found
-        return found
+            sizes = (getattr(value, "nbytes", 0) for run in (results, *self.kept.values()) for value in run.values())
+            if sum(sizes) <= _MAX_KEPT:
+                self.kept[number] = results
+        return results
 
     @property
     def inputs(self) -> list[str]:
@@ -201,19 +199,21 @@ class Side:
         return [port.name for port in self.runner.outputs]
 
 
-def _compared(reference: Side, candidate: Side, chosen: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the outputs to compare, and the refusing differences in names and order."""
-    mine, theirs = reference.outputs, candidate.outputs
+def _outputs_to_compare(
+    reference: Side, candidate: Side, chosen: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the outputs to compare, and refusals: differences in names and order."""
+    expected, given = reference.outputs, candidate.outputs
     first, second = reference.ran.model, candidate.ran.model
     for name in chosen:
-        if name not in mine:
-            raise ModelError(f"{first} has no output {name!r}; it has {_quoted(mine)}")
-    compared = tuple(chosen or mine)
-    refusals = [f"{second} has no output {name!r}" for name in compared if name not in theirs]
+        if name not in expected:
+            raise ModelError(f"{first} has no output {name!r}; it has {_quoted(expected)}")
+    compared = tuple(chosen or expected)
+    refusals = [f"{second} has no output {name!r}" for name in compared if name not in given]
     if not chosen:
-        refusals += [f"{first} has no output {name!r}" for name in theirs if name not in mine]
-        if not refusals and mine != theirs:
-            refusals = [f"{second} gives its outputs in another order: {_quoted(theirs)}"]
+        refusals += [f"{first} has no output {name!r}" for name in given if name not in expected]
+        if not refusals and expected != given:
+            refusals = [f"{second} gives its outputs in another order: {_quoted(given)}"]
     return compared, tuple(refusals)
 
 
@@ -243,10 +243,10 @@ def _caveats(
     yield from feed.notes
     if comparison.equal_nan:
         yield "NaN on both sides counts as equal"
-    if left := [name for name in reference.outputs if name not in outputs]:
-        yield f"not compared: output {_quoted(left)}"
-    if unread := [name for name in reference.inputs if name not in candidate.inputs]:
-        yield f"{candidate.ran.model} has no input {_quoted(unread)}"
+    if omitted := [name for name in reference.outputs if name not in outputs]:
+        yield f"not compared: output {_quoted(omitted)}"
+    if missing := [name for name in reference.inputs if name not in candidate.inputs]:
+        yield f"{candidate.ran.model} has no input {_quoted(missing)}"
     yield from (*reference.notes, *candidate.notes)
 
 
@@ -254,15 +254,15 @@ def _caveats(
 
 SCHEMA = 1
 
-_STEPS = 100
-"""Steps to start with."""
-_ROUNDED = 0.16
-"""Largest error of an output that roundings of bfloat16 explain: twice the tolerance to start with."""
+_DEFAULT_STEPS = 100
+"""Steps in the advice to feed states back."""
+_MAX_ROUNDING = 0.16
+"""Largest error of an output by roundings of bfloat16: twice the tolerance to start with."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """A model by name, and how it ran: "float32 on CPUExecutionProvider"."""
+    """A model by name, and a description of its run: "float32 on CPUExecutionProvider"."""
 
     model: str
     as_: str
@@ -290,14 +290,14 @@ class Verdict(Result):
     It is `ok` only if every row is, every output has at least one compared value, and there are no `refusals`.
 
     Attributes:
-        reference: how the reference ran.
-        candidate: how the candidate ran.
+        reference: the run of the reference.
+        candidate: the run of the candidate.
         fed: the data.
         criterion: tolerance or measure.
         rows: one per output and run: a batch, or with feedback a step on it.
         refusals: differences in names and number of outputs.
         notes: caveats, for example that the data were random.
-        states: words of `feedback` for outputs that look like states and were not fed back.
+        states: values of `feedback` for outputs like states, if they were not fed back.
     """
 
     reference: ModelRun
@@ -348,7 +348,7 @@ class Verdict(Result):
     def worst(self) -> tuple[OutputRow, ...]:
         """Return the worst row of each output: by score, unless something else decided."""
         rows = [[row for row in self.rows if row.output == output] for output in self.outputs]
-        return tuple(max(found, key=lambda row: _badness(self.criterion, row.difference)) for found in rows)
+        return tuple(max(own, key=lambda row: _badness(self.criterion, row.difference)) for own in rows)
 
     @property
     def largest(self) -> float | None:
@@ -366,7 +366,7 @@ class Verdict(Result):
         """Tolerance of a failed candidate to pass with, if errors alone fail; "" for other criteria."""
         failed = [row.difference.score for row in self.rows if not row.difference.ok]
         largest = self.largest or math.inf
-        if not failed or None in failed or largest > _ROUNDED or self.criterion.name not in (ALLCLOSE, "scaled"):
+        if not failed or None in failed or largest > _MAX_ROUNDING or self.criterion.name not in (ALLCLOSE, "scaled"):
             return ""
         step = 10.0 ** math.floor(math.log10(largest))
         passing = f"{math.ceil(largest / step) * step:g}"
@@ -391,11 +391,11 @@ class Verdict(Result):
         failures = [
             f"output {r.label!r}, batch {r.place}: {r.difference.because}" for r in self.rows if not r.difference.ok
         ]
-        filled = {row.output for row in self.rows if row.difference.compared or not row.difference.ok}
+        nonempty = {row.output for row in self.rows if row.difference.compared or not row.difference.ok}
         empty = [
             f"output {output!r}: in no batch was there a value to compare; feed data that gives some"
             for output in self.outputs
-            if output not in filled
+            if output not in nonempty
         ]
         return (*failures, *empty)
 
@@ -425,7 +425,7 @@ class Verdict(Result):
     def advised(self) -> tuple[str, ...]:
         """Options of the command line to feed the states back."""
         words = [word for text in self.states for word in ("--feedback", text)]
-        return (*words, "--steps", str(_STEPS)) if words and self.fed.batches == 1 else tuple(words)
+        return (*words, "--steps", str(_DEFAULT_STEPS)) if words and self.fed.batches == 1 else tuple(words)
 
     def to_json(self) -> str:
         """Return JSON, one row per line; infinities and NaN are "inf", "-inf" and "nan". It ends with a newline.
@@ -453,12 +453,12 @@ def json_of(head: Mapping[str, object], **lists: Iterable[object]) -> str:
     return line_by_line({name: _json(value) for name, value in head.items()}, encoded)
 
 
-def _badness(by: Criterion, found: Difference) -> tuple[int, bool, float]:
+def _badness(by: Criterion, difference: Difference) -> tuple[int, bool, float]:
     """Return the place of a difference in an order from best to worst: equal by nature, by score, refused."""
-    if found.score is None:
-        return (0 if found.ok else 2), False, 0.0
-    score = math.inf if math.isnan(found.score) else -found.score if by.higher else found.score
-    return 1, not found.ok, score
+    score = difference.score
+    if score is None:
+        return (0 if difference.ok else 2), False, 0.0
+    return 1, not difference.ok, math.inf if math.isnan(score) else -score if by.higher else score
 
 
 _HEAD = ("output", "batch", "max abs", "scaled", "score", "at", "reference", "candidate", "")

@@ -28,11 +28,11 @@ from amp_rewrite.ir.versions import OLDEST_MOVED
 from amp_rewrite.ir.view import OpId, ValueId, View
 from amp_rewrite.pipeline.findings import (
     cuda_findings,
-    kept_states,
     mostly_float32,
     needs_release,
-    oldest_for,
+    oldest_onnxruntime,
     refuse_unknown,
+    state_findings,
     target_findings,
     without_kernel,
 )
@@ -40,7 +40,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.rewrite.apply import apply
 from amp_rewrite.rewrite.check import check, check_source
 from amp_rewrite.rewrite.passes.canonicalize import canonicalize, followed
-from amp_rewrite.runtime.faults import ONNXRUNTIME, told, turned
+from amp_rewrite.runtime.faults import ONNXRUNTIME, fault_findings, swapped_transposes
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_KEY, KEEP_OPSET, NEEDS
 from amp_rewrite.settings.io_rules import io_types, parse_io
 from amp_rewrite.settings.list_entry import Color
@@ -104,12 +104,12 @@ class Draft:
         if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
             return draft
         kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, grouped)
-        why = _worse(draft, kept)
-        if why is None:
+        objection = _objection_to_opset(draft, kept)
+        if objection is None:
             return draft
-        note = f"opset {indexed.opset} stays: at {draft.view.opset} {why}"
-        told = (Finding("opset", "ai.onnx", note),) if why else ()
-        return replace(kept, request=request, notes=(*kept.notes, *told))
+        note = f"opset {indexed.opset} stays: at {draft.view.opset} {objection}"
+        findings = (Finding("opset", "ai.onnx", note),) if objection else ()
+        return replace(kept, request=request, notes=(*kept.notes, *findings))
 
     @classmethod
     def _of(cls, source: Model, indexed: View, request: Request, widen: bool, grouped: bool) -> Draft:
@@ -132,7 +132,7 @@ class Draft:
             widen,
         )
 
-    def on(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
+    def with_view(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
         """Return the draft on a rewritten view. `results`: names of the results of rewritten ops."""
         needs, io = _resolved(view, self.request, rescale=self.rescale)
         return replace(
@@ -184,32 +184,29 @@ def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Needs, Ma
     return needs, io_types(view, parse_io(request.io), request.to)
 
 
-def _worse(moved: Draft, kept: Draft) -> str | None:
-    """Return why the draft at a newer opset is worse than at the model's own; None if it is not, "" if no better.
-
-    What lowers nothing is not better: such a model stays as it is.
-    """
+def _objection_to_opset(moved: Draft, kept: Draft) -> str | None:
+    """Return the drawback of a newer opset against the model's own; None without one, "" if nothing becomes low."""
     after, before = Costs.of(moved, moved.paint()), Costs.of(kept, kept.paint())
     if not after.low:
         return ""
-    if after.unserved > before.unserved:
-        return f"the target would leave {count(after.unserved - before.unserved, 'more op')} to the CPU"
+    if after.without_kernel > before.without_kernel:
+        return f"the target would leave {count(after.without_kernel - before.without_kernel, 'more op')} to the CPU"
     if after.casts > before.casts and after.compute <= before.compute:
         return f"it would have {after.casts} Casts instead of {before.casts}, and lower no more products"
-    added, served = after.ops - before.ops, max(after.low - before.low, 0)
-    if added > served:
-        return f"it would have {count(added, 'more op')}, and {served} more in the low type"
+    more_ops, more_low = after.ops - before.ops, max(after.low - before.low, 0)
+    if more_ops > more_low:
+        return f"it would have {count(more_ops, 'more op')}, and {more_low} more in the low type"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Numbers of a painted draft: ops, low ones, Casts, ops without a kernel, low compute ops."""
+    """Counts in a painted draft: ops, low ops, Casts, ops without a kernel, low compute ops."""
 
     ops: int
     low: int
     casts: int
-    unserved: int
+    without_kernel: int
     compute: int
 
     @classmethod
@@ -223,7 +220,7 @@ class Costs:
             ops=sum(op.kind != "Constant" for op in view.ops),
             low=len(lowered),
             casts=len(plan_casts(view, coloring, draft.io, draft.needs.saturate).casts),
-            unserved=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
+            without_kernel=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )
 
@@ -240,9 +237,9 @@ class Converted(Result):
         request: the options.
         name: the model's file, if there is one.
         findings: what to know about the result.
-        evidence: how far data have checked the conversion; None if none have.
+        evidence: the check of the conversion on data; None without one.
         shifts: regions of values that are computed times a power of two.
-        config: the settings that came from a file, and the file.
+        config: settings from a file, and the name of the file.
     """
 
     result: Model
@@ -258,19 +255,18 @@ class Converted(Result):
 
     @cached_property
     def report(self) -> Report:
-        """The type of each op, with the reason. It is made when it is first read."""
+        """The type of each op, with the reason; computed on first use."""
         from amp_rewrite.reports.report_builder import report_of  # late: trials and drop-ins read none
 
-        lists, settings = self.request.op_lists, self.request.settings
         report = report_of(
             self.view,
             self.coloring,
             self.plan,
             name=self.name,
             tool=VERSION,
-            lists=lists,
+            lists=self.request.op_lists,
             findings=self.findings,
-            **settings,
+            **self.request.settings,
         )
         header = replace(report.model, config=self.config)
         evidence = report.evidence if self.evidence is None else self.evidence
@@ -318,7 +314,7 @@ class Converted(Result):
             ModelError: the file cannot be written, or exists.
             PolicyError: a keyword has a value of a wrong type.
         """
-        if overwrite:  # of the source, perhaps, that the report reads
+        if overwrite:  # perhaps of the source: the report reads it
             _ = self.report
         self.result.save(path, overwrite=overwrite, external_data=external_data)
 
@@ -337,30 +333,33 @@ def finish(
     view, target, to = draft.view, draft.request.target, draft.request.to
     plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
 
-    def made(value: ValueId) -> DType | None:
+    def dtype_of(value: ValueId) -> DType | None:
         return plan.retype.get(value) or view.dtype(value)
 
     if not plan.empty:
-        plan = replace(plan, parted=frozenset(op.id for op in turned(view, made)))
-    dangers = (*told(view, made, target.aim, plan.parted), *_parted(view, plan), *cuda_findings(view, made, target))
-    if not plan.empty:
-        dangers += tuple(kept_states(view, made))
-    view.forget()  # the checks need the memory, and little of what the rules shared
-    beyond = (*target_findings(view, target, tried=draft.request.opset == AUTO_OPSET), *dangers)
-    measured = () if guarded is None else guarded.findings
-    findings = (*without_kernel(view, coloring), *beyond, *coloring.findings, *measured, *findings)
+        plan = replace(plan, parted=frozenset(op.id for op in swapped_transposes(view, dtype_of)))
+    at_run_time = (
+        *target_findings(view, target, tried=draft.request.opset == AUTO_OPSET),
+        *fault_findings(view, dtype_of, target.aim, plan.parted),
+        *_parted_findings(view, plan),
+        *cuda_findings(view, dtype_of, target),
+        *(() if plan.empty else state_findings(view, dtype_of)),
+    )
+    view.forget()  # the checks need the memory
+    from_ranges = () if guarded is None else guarded.findings
+    findings = (*without_kernel(view, coloring), *at_run_time, *coloring.findings, *from_ranges, *findings)
     if plan.empty:
         result = draft.base
         check_source(result)
     else:
-        oldest = oldest_for(view, target, to)
+        oldest = oldest_onnxruntime(view, target, to)
         needs = () if oldest is None else (needs_release(view, oldest, to),)
         words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
-        result = _signed(apply(view, plan), draft.request, words)
-        unchecked = check(view.model, view, plan, result)
-        known = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # they say what harm it does
+        result = _with_metadata(apply(view, plan), draft.request, words)
+        check_findings = check(view.model, view, plan, result)
+        known = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # these name the harm as well
         plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
-        findings = (*draft.expansions, *needs, *draft.needs.findings, *unchecked, *findings)
+        findings = (*draft.expansions, *needs, *draft.needs.findings, *check_findings, *findings)
     findings = (*findings, *mostly_float32(view, coloring, draft.request))
     return Converted(
         result,
@@ -375,7 +374,7 @@ def finish(
     )
 
 
-def _parted(view: View, plan: Plan) -> Iterator[Finding]:
+def _parted_findings(view: View, plan: Plan) -> Iterator[Finding]:
     if plan.parted:
         number = count(len(plan.parted), "Transpose stands", "Transposes stand")
         yield Finding(
@@ -386,7 +385,7 @@ def _parted(view: View, plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _signed(result: Model, request: Request, more: Sequence[str]) -> Model:
+def _with_metadata(result: Model, request: Request, more: Sequence[str]) -> Model:
     """Return the model with metadata entries about its conversion: settings, and patterns to keep."""
     lists = f"lists={request.op_lists.name}@{request.op_lists.fingerprint[:12]}"
     settings = (f"{key}={value}" for key, value in request.settings.items())

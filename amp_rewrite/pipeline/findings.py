@@ -1,4 +1,4 @@
-"""Findings about a conversion as a whole: how little became low, and limits of the target."""
+"""Findings about a conversion as a whole: a small share of low ops, and limits of the target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.ir.op_classes import COPIES, RECURRENT
 from amp_rewrite.ir.ops import row_of
 from amp_rewrite.ir.schema import is_runtime_only, normal_domain
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
-from amp_rewrite.runtime.faults import Made
+from amp_rewrite.runtime.faults import DtypeOf
 from amp_rewrite.runtime.kernels import release_number
 from amp_rewrite.runtime.providers import (
     CUDA_ALONE,
@@ -33,10 +33,10 @@ from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target
 from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
-_FEW = 0.25
-"""The share of low operations below which a conversion gains little."""
-_NAMED = 2
-"""Rules that a message names."""
+_MIN_SHARE = 0.25
+"""Share of low operations for a conversion to pay off."""
+_MAX_RULES = 2
+"""Rules in one message."""
 _REMEDIES = {
     reasons.CHECK: "--data FILE --tolerance X may keep fewer",
     reasons.KEEP: "keep fewer ops",
@@ -50,18 +50,18 @@ _REMEDIES = {
 def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:
     """Yield findings if compute ops are in float64, and if less than a quarter of their operations is low. O(nodes).
 
-    No list lowers float64. A model of which less than a quarter of the compute ops stays float32 is not measured.
+    No list lowers float64. A model with over three quarters of its compute ops low is not measured.
     """
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
     if wide:
         note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, and only float32 becomes low"
         yield Finding("float64", "model", note)
-    if view.low_types:  # what is low already has no paint
+    if view.low_types:  # low values of the model have no paint
         return
     paints = {op.id: paint for op in compute if (paint := coloring.of(op.id)) and paint.rule != reasons.QUANTIZED}
     kept = {op: paint.rule for op, paint in paints.items() if not paint.dtype.low}
-    if not kept or len(kept) < _FEW * len(paints):
+    if not kept or len(kept) < _MIN_SHARE * len(paints):
         return
     work = {op: round(flops(view, view.ops[op])) for op in paints}
     if not any(work.values()):  # operators whose operations are not known
@@ -70,22 +70,22 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
     for op, rule in kept.items():
         by_rule[rule] += work[op]
     low = whole - by_rule.total()
-    if low >= _FEW * whole:
+    if low >= _MIN_SHARE * whole:
         return
-    to, causes = coloring.to.spelling, by_rule.most_common(_NAMED)
+    to, causes = coloring.to.spelling, by_rule.most_common(_MAX_RULES)
     facts = [f"{rule} keeps {share(part, whole)} in float32" for rule, part in causes if part]
     shown = f"{share(low, whole)} of the operations of {count(len(paints), 'compute op')}" if low else "no compute op"
     first = causes[0][0]
     if first in (reasons.KERNEL_GATE, reasons.SCHEMA_GATE):
-        remedy = _served_by(view, [op for op, rule in kept.items() if rule == first], request)
+        remedy = _options_with_kernels(view, [op for op, rule in kept.items() if rule == first], request)
     else:
         remedy = _REMEDIES.get(first, f"to override {first}: `amp-rewrite explain {first}`")
-    means = "the result is hardly quicker or smaller" if low else "the result is effectively float32"
-    yield Finding("mostly_float32", "model", f"{to} has {shown}: {', '.join(facts)} · {means} · {remedy}")
+    meaning = "the result is hardly quicker or smaller" if low else "the result is effectively float32"
+    yield Finding("mostly_float32", "model", f"{to} has {shown}: {', '.join(facts)} · {meaning} · {remedy}")
 
 
-def _served_by(view: View, ops: Sequence[OpId], request: Request) -> str:
-    """Return the options, other than the present ones, by which the target serves some of these ops."""
+def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> str:
+    """Return other options to get kernels of the target for some of these ops."""
     from amp_rewrite.rewrite.opset import at_opset, relabelled  # late: few conversions lower little
 
     to, target = request.to, request.target
@@ -114,32 +114,33 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
     return tuple(Finding(rule, kind, note) for (rule, kind), note in sorted(notes.items()))
 
 
-def cuda_findings(view: View, made: Made, target: Target, *, permitted: bool = False) -> tuple[Finding, ...]:
+def cuda_findings(view: View, dtype_of: DtypeOf, target: Target, *, permitted: bool = False) -> tuple[Finding, ...]:
     """Return the finding about options for a faster session of a convolutional model on CUDA, or their cost."""
-    options = cuda_options_of(view, made, permitted=permitted) if target.family == Target.ORT_CUDA else CudaOptions()
+    on_cuda = target.family == Target.ORT_CUDA
+    options = cuda_options_of(view, dtype_of, permitted=permitted) if on_cuda else CudaOptions()
     lines = {"channels_last": options.line, "tf32": options.cost.replace("; ", " · ", 1)}
     return tuple(Finding(kind, "CUDA", line) for kind, line in lines.items() if line)
 
 
-def kept_states(view: View, made: Made) -> Iterator[Finding]:
-    """Yield a finding about float32 caches, inputs that become part of an output, and one for each rounded state.
+def state_findings(view: View, dtype_of: DtypeOf) -> Iterator[Finding]:
+    """Yield a finding about float32 caches (inputs concatenated into an output), and one for each rounded state.
 
-    A recurrent kernel of a low type rounds a state that goes from an input to an output at each step: its one type is
-    that of the state, too, so the state alone cannot stay float32. O(Concats + copies).
+    A recurrent kernel of a low type rounds its state at each step: kernel and state have one type, so the state alone
+    cannot stay float32. O(Concats + copies).
     """
     graph = view.model.proto.graph
     inputs, outputs = ({port.name for port in ports} for ports in (graph.input, graph.output))
-    joined = (op for op in view.of_kinds(("Concat",)) if op.scope == MAIN and made(op.results[0]) is DType.FLOAT)
-    caches = {name for op in joined if op.node.output[0] in outputs for name in op.node.input if name in inputs}
+    concats = (op for op in view.of_kinds(("Concat",)) if op.scope == MAIN and dtype_of(op.results[0]) is DType.FLOAT)
+    caches = {name for op in concats if op.node.output[0] in outputs for name in op.node.input if name in inputs}
     if caches:
-        words = count(len(caches), "cache goes in and out", "caches go in and out")
+        number = count(len(caches), "cache goes in and out", "caches go in and out")
         it = "it" if len(caches) == 1 else "them"
-        yield Finding("caches", "model", f"{words} in float32 · --io low keeps {it} low")
+        yield Finding("caches", "model", f"{number} in float32 · --io low keeps {it} low")
     flow, ends = Flow(view, COPIES), view.scopes[MAIN].outputs
     for op in view.of_kinds(RECURRENT):
         states = [(op.inputs[slot : slot + 1], op.outputs[out : out + 1]) for slot, out in row_of(op.kind).states]
         for read, results in states:
-            if not any(dtype.low for value in results if value is not None and (dtype := made(value))):
+            if not any(dtype.low for value in results if value is not None and (dtype := dtype_of(value))):
                 continue
             fed = {view.value_name(v) for v in flow.back(filter(None, read)) if view.values[v].role is Role.INPUT}
             if fed and not flow.forth(filter(None, results)).isdisjoint(ends):
@@ -149,7 +150,7 @@ def kept_states(view: View, made: Made) -> Iterator[Finding]:
 def target_findings(view: View, target: Target, *, tried: bool = False) -> Iterator[Finding]:
     """Yield findings about operators and versions beyond the target's runtime.
 
-    `tried`: there is no opset that serves the model better.
+    `tried`: no other opset serves the model better.
     """
     kernels, opset, ir = target.kernels, view.opset, view.model.proto.ir_version
     if target.family not in (Target.ORT_CUDA, Target.WEBGPU):
@@ -193,8 +194,8 @@ def _unknown(view: View) -> Iterator[Op]:
     return (op for op in firsts if not op.domain and op.signature is None and ("", op.op_type) not in local)
 
 
-def oldest_for(view: View, target: Target, to: DType) -> str | None:
-    """Return the oldest release of onnxruntime to run the model right; None if it has no operators of its own."""
+def oldest_onnxruntime(view: View, target: Target, to: DType) -> str | None:
+    """Return the oldest release of onnxruntime with right results; None without operators of onnxruntime alone."""
     kernels = target.kernels if target.family == Target.ORT_CUDA else None
     return None if kernels is None else oldest_release(view, kernels, to)
 
@@ -209,9 +210,9 @@ def needs_release(view: View, oldest: str, to: DType) -> Finding:
 
 
 def unfit_here(model: Model, release: str, provider: str) -> str | None:
-    """Return why a release of onnxruntime with this first provider does not run a converted model right.
+    """Return the reason against a release of onnxruntime and its first provider for a converted model.
 
-    None for a model that does not state what it needs.
+    None for a model without metadata about its needs.
     """
     needed = model.stated(NEEDS).rpartition("=")[2]
     return misfit(needed, own_operators(View.of(model)), release, provider) if needed else None

@@ -139,7 +139,8 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
     regions = tuple(region_rows(wide.view, shift))
     wide = replace(_noted(wide, refused), shifts=(*regions, *refused))
     findings = [Finding(SHIFTED, row.value, _words(row)) for row in regions]
-    return ShiftOutcome(wide.on(shift.view, shift.results, findings), plain, _ranges(wide.view, shift, ranges, seen))
+    shifted = wide.with_view(shift.view, shift.results, findings)
+    return ShiftOutcome(shifted, plain, _ranges(wide.view, shift, ranges, seen))
 
 
 def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
 
 BUDGET = 100
-"""Default bound on the trials of a search, which needs about 2 log2(n) where one op of n is to blame."""
-_SHOWN = 3
-"""Pins of a search that a summary lists."""
+"""Default bound on the trials of a search. One culprit among n regions takes about 2 log2(n)."""
+_MAX_SHOWN = 3
+"""Regions in a summary."""
 
 
 @takes(KEYWORDS, CRITERION)
@@ -97,25 +97,25 @@ def repair(
         >>> repaired.solved
         True
     """
-    given: Mapping[str, Any] = options
-    by = criterion(**{name: value for name, value in given.items() if name in CRITERION})
+    keywords: Mapping[str, Any] = options
+    by = criterion(**{name: value for name, value in keywords.items() if name in CRITERION})
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
     require("a conversion with data")
-    request = Request.of(**{name: value for name, value in given.items() if name not in CRITERION})
+    request = Request.of(**{name: value for name, value in keywords.items() if name not in CRITERION})
     draft = Draft.of(model, request, folder=folder)
     feed = Feed.of(data, draft.source)
 
-    def found(draft: Draft) -> Repaired:
-        known = calibrated(draft, feed, progress=_stage(progress, "calibrate"))
-        draft, pinned = shifted_and_guarded(draft, known, headroom)
-        return Search(draft, feed, by, known, pinned, budget, progress).repaired()
+    def search(draft: Draft) -> Repaired:
+        ranges = calibrated(draft, feed, progress=_stage(progress, "calibrate"))
+        draft, guarded = shifted_and_guarded(draft, ranges, headroom)
+        return Search(draft, feed, by, ranges, guarded, budget, progress).repaired()
 
-    repaired = found(draft)
+    repaired = search(draft)
     if repaired.converted.coloring.opens(repaired.converted.view):
         return repaired
-    return found(Draft.of(draft.source, request, grouped=False))
+    return search(Draft.of(draft.source, request, grouped=False))
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,7 +124,7 @@ class Repaired(Result):
 
     Attributes:
         converted: the conversion with the pins; if the search failed, with all candidates pinned.
-        verdict: how near the result is as it really runs.
+        verdict: that on the result as it runs.
         ranges: the ranges of the data.
         regions: the pinned regions, those with the largest errors first.
         minimal: True if a trial shows for each region that the outputs miss the tolerance without it.
@@ -197,14 +197,14 @@ class Repaired(Result):
             verbose: every pin with its reason, and the whole verdict; else the first pins, and a verdict that fails.
         """
         notes = [f"note: {note}" for note in self.verdict.notes]
-        if self.solved and not self.regions and not verbose:  # the evidence says all of it
+        if self.solved and not self.regions and not verbose:  # the evidence in the report says it all
             return "".join(f"{note}\n" for note in notes)
-        shown = self.regions if verbose else self.regions[:_SHOWN]
+        shown = self.regions if verbose else self.regions[:_MAX_SHOWN]
         lines = [f"  {region.because}" for region in shown]
         if rest := len(self.regions) - len(shown):
             lines.append(f"  … and {rest} more (-v shows all)")
         if not self.solved:
-            lines = [f"  {_SPENT}" if len(self.trail) >= self.budget else f"  {self.ranges.to} {_UNREACHED}"]
+            lines = [f"  {_SPENT}" if len(self.trail) >= self.budget else f"  {self.ranges.to} {_UNREACHABLE}"]
         heading = f"repair: {search_summary(len(self.regions), self.candidates, len(self.trail), self.minimal)}"
         if verbose:
             return "\n".join([heading, *lines, "", self.verdict.text()])
@@ -213,7 +213,7 @@ class Repaired(Result):
 
 
 _SPENT = "the budget of trials ended before a set met the tolerance; allow more"
-_UNREACHED = (
+_UNREACHABLE = (
     "cannot hold this: with all ops in float32 the error is still larger, from low inputs and outputs or from float32"
     " itself"
 )
@@ -234,8 +234,8 @@ def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> 
 class Region:
     """Ops to pin together: one op, or a cluster. `error` is the largest local error among them.
 
-    `name` is the name of the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow
-    list, so that pinning it costs most.
+    `name` is the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow list, so
+    pinning it costs most.
     """
 
     name: str
@@ -248,9 +248,9 @@ class Region:
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
         local = f"adds a relative error of {self.error:.2g}"
-        what = "makes infinity of finite numbers" if math.isinf(self.error) else local
+        effect = "makes infinity of finite numbers" if math.isinf(self.error) else local
         kind = "" if self.name == self.kind else f" ({self.kind})"
-        return f"{self.name}{kind} alone {what}"
+        return f"{self.name}{kind} alone {effect}"
 
     @property
     def pins(self) -> tuple[Pin, ...]:
@@ -296,11 +296,11 @@ def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
 
 
 def with_tf32(
-    draft: Draft, converted: Converted, errs: Callable[[Model], float | None], most: float = math.inf
+    draft: Draft, converted: Converted, error_of: Callable[[Model], float | None], limit: float = math.inf
 ) -> Converted:
     """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
 
-    `errs`: the error of a model, None beyond the criterion; `most`: the largest to permit it. A product that a safety
+    `error_of`: the error of a model, None beyond the criterion; `limit`: the largest to permit it. A product that a safety
     rule holds in float32, or would hold if `keep` did not, needs its digits, even if no batch shows it.
     """
     view, products = converted.view, list[OpId]()
@@ -312,14 +312,18 @@ def with_tf32(
         return converted
     result = replace(converted.result, proto=clone(converted.result.proto))
     next(p for p in result.proto.metadata_props if p.key == METADATA_KEY).value += f" {TF32}=1"
-    shortened, made = in_tf32(result), View.of(result)
-    error = None if shortened is None else errs(shortened)
-    if error is None or error > most:
+    emulated, after = in_tf32(result), View.of(result)
+    error = None if emulated is None else error_of(emulated)
+    if error is None or error > limit:
         return converted
-    number = count(sum(1 for _ in float32_products(made, made.dtype)), "float32 product")
+    number = count(sum(1 for _ in float32_products(after, after.dtype)), "float32 product")
     permitted = Finding(TF32, "CUDA", f"TF32 in {number} errs by {error:.2g} on the data, which permits it")
     others = (finding for finding in converted.findings if finding.kind != TF32)
-    findings = (*others, *cuda_findings(made, made.dtype, converted.request.target, permitted=True), permitted)
+    findings = (
+        *others,
+        *cuda_findings(after, after.dtype, converted.request.target, permitted=True),
+        permitted,
+    )
     return replace(converted, result=result, findings=findings)
 
 
@@ -336,7 +340,7 @@ def reference_of(draft: Draft) -> Model:
 class Search:
     """One search by a criterion, on a guarded draft.
 
-    A trial converts the draft and verifies the result. `outputs`: those that count; () for all. `device`: that of the
+    A trial converts the draft and verifies the result. `outputs`: the compared ones; () for all. `device`: that of the
     trials. `verdicts`: by the numbers of pinned regions, in the order of the trials.
     """
 
@@ -355,32 +359,32 @@ class Search:
 
     def repaired(self) -> Repaired:
         """Return the conversion with the fewest regions pinned; with all of them if no tested set passes."""
-        plain = self._converted(frozenset())
-        if self._tried(frozenset(), plain):
+        plain = self._convert(frozenset())
+        if self._try(frozenset(), plain):
             return self._result((), plain)
         self.regions = regions_of(self.draft, plain.coloring, {})
         spent = len(self.trail) >= self.budget
-        if not self.regions or spent or not self._enough(frozenset(range(len(self.regions)))):
+        if not self.regions or spent or not self._passes(frozenset(range(len(self.regions)))):
             return self._result(None)
-        whole = self.reference.model if self.draft.view.low_types else self.draft.view.model
-        feed = Feed.of(self.feed, whole, allow_nonfinite=True)  # in the types of the reference
+        reference = self.reference.model if self.draft.view.low_types else self.draft.view.model
+        feed = Feed.of(self.feed, reference, allow_nonfinite=True)  # in the types of the reference
         progress = _stage(self.progress, "own errors")
-        errors = local_errors(whole, plain.result, unrolled(feed, whole), progress=progress)
+        errors = local_errors(reference, plain.result, unrolled(feed, reference), progress=progress)
         self.regions = sorted(regions_of(self.draft, plain.coloring, errors), key=suspicion)
-        return self._result(minimal_set(len(self.regions), self._enough))
+        return self._result(minimal_set(len(self.regions), self._passes))
 
     @cached_property
     def reference(self) -> Side:
         return Side.of(reference_of(self.draft), model_name(self.draft), self.device, keeps=True, valid=True)
 
-    def _enough(self, held: frozenset[int]) -> bool:
+    def _passes(self, held: frozenset[int]) -> bool:
         if held not in self.verdicts:
             if len(self.trail) >= self.budget:
                 raise BudgetSpent
-            self._tried(held, self._converted(held))
+            self._try(held, self._convert(held))
         return self.verdicts[held].ok
 
-    def _tried(self, held: frozenset[int], converted: Converted) -> bool:
+    def _try(self, held: frozenset[int], converted: Converted) -> bool:
         verdict = self._verdict(converted.result, "" if held else "verify", to_failure=True)
         self.verdicts[held] = verdict
         floats = converted.coloring.float32_ops
@@ -390,7 +394,7 @@ class Search:
         return verdict.ok
 
     def _verdict(self, candidate: Model, stage: str, *, to_failure: bool = False) -> Verdict:
-        reference = self.reference  # first: what does not open may be the model itself
+        reference = self.reference  # opened first, since the model itself may not open
         side = Side.of(candidate, "the conversion", self.device, valid=True)
         comparison = Comparison(self.by, self.outputs, to_failure=to_failure)
         progress = _stage(self.progress, stage) if stage else None
@@ -400,11 +404,11 @@ class Search:
         verdict = self._verdict(model, "")
         return verdict.largest if verdict.ok else None
 
-    def _converted(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
+    def _convert(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
         draft, by = self.draft, self.by
         pinned = [self.regions[i] for i in sorted(held)]
         own = tuple(pin for region in pinned for pin in region.pins)
-        moved = carried(draft.view, own) if draft.view.low_types else ()  # ops that only move their results follow
+        moved = carried(draft.view, own) if draft.view.low_types else ()  # ops that only move the results
         bound = f"rtol:{by.rtol:g},atol:{by.atol:g}" if by.name == ALLCLOSE else f"{by.name}:{by.limit:g}"
         words = (f"repaired={bound}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
         return finish(draft, draft.paint((*self.guarded.pins, *own, *moved)), self.guarded, findings, words)
@@ -413,14 +417,14 @@ class Search:
         """Return the conversion with the chosen regions pinned (None: all of them), and its verdict on all the data."""
         held = frozenset(range(len(self.regions)) if chosen is None else chosen)
         pinned, trials = tuple(self.regions[i] for i in sorted(held)), len(self.trail)
-        rests = [self.verdicts.get(held - {one}) for one in held]
-        minimal = all(verdict is not None and not verdict.ok for verdict in rests)
+        subsets = [self.verdicts.get(held - {one}) for one in held]
+        minimal = all(verdict is not None and not verdict.ok for verdict in subsets)
         summary = search_summary(len(pinned), len(self.regions), trials, minimal)
         findings = [Finding("repaired", str(self.by), summary)] if pinned else []
-        converted = plain or self._converted(held, findings)
+        converted = plain or self._convert(held, findings)
         verdict = self.verdicts[held] if plain else self._verdict(converted.result, "verify")
         solved = verdict.ok and chosen is not None
-        why = "" if solved else verdict.because if not verdict.ok else "the budget ended before the search did"
+        objection = verdict.because if not verdict.ok else "the budget ended before the search did"
         error, score = verdict.largest, verdict.score
         evidence = Evidence(
             level=(REPAIRED if pinned else VERIFIED) if solved else FAILED,
@@ -431,7 +435,7 @@ class Search:
             error="" if error is None else f"{error:.2g}",
             emulated=EMULATED in verdict.candidate.as_,
             pinned=len(pinned),
-            objection=why,
+            objection="" if solved else objection,
             largest_error=error if error is not None and math.isfinite(error) else None,
             score="" if score is None or self.by.name == "scaled" else f"{self.by.measured} {score:.4g}",
         )
@@ -452,43 +456,43 @@ class BudgetSpent(Exception):
     """Raised by a test once its budget is spent."""
 
 
-def minimal_set(suspects: int, enough: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
-    """Return a minimal set of the suspects 0, 1 … (sorted) to hold back, by a test; None if no tested set passes.
+def minimal_set(suspects: int, test: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
+    """Return a minimal set of the suspects 0, 1 … (sorted) to pass a test; None if no tested set passes.
 
-    Doubling and bisection find the shortest prefix that passes. Then halves, quarters … and single suspects of it are
-    let go as long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE
+    Doubling and bisection find the shortest passing prefix. Then halves, quarters … and single suspects are dropped
+    as long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE
     Transactions on Software Engineering 28(2), 2002). It takes about 2 log2(n) tests for one culprit. On BudgetSpent it
     is the smallest set so far, which need not be minimal.
     """
-    answers: dict[frozenset[int], bool] = {}
+    results: dict[frozenset[int], bool] = {}
 
-    def ask(held: tuple[int, ...]) -> bool:
-        key = frozenset(held)
-        if key not in answers:
-            answers[key] = enough(key)
-        return answers[key]
+    def passes(chosen: tuple[int, ...]) -> bool:
+        key = frozenset(chosen)
+        if key not in results:
+            results[key] = test(key)
+        return results[key]
 
     def search(everyone: tuple[int, ...]) -> None:
-        if ask(()) or not ask(everyone):
+        if passes(()) or not passes(everyone):
             return
-        fails, passes = 0, 1
-        while passes < len(everyone) and not ask(everyone[:passes]):
-            fails, passes = passes, passes * 2
-        passes = min(passes, len(everyone))
-        while passes - fails > 1:
-            middle = (fails + passes) // 2
-            fails, passes = (fails, middle) if ask(everyone[:middle]) else (middle, passes)
-        held, size, before = everyone[:passes], passes, tuple[int, ...]()
-        while size > 1 or held != before:
-            size, before = max(size // 2, 1), held
+        low, high = 0, 1  # lengths of a failing and of a passing prefix
+        while high < len(everyone) and not passes(everyone[:high]):
+            low, high = high, high * 2
+        high = min(high, len(everyone))
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if passes(everyone[:middle]) else (middle, high)
+        chosen, size, before = everyone[:high], high, tuple[int, ...]()
+        while size > 1 or chosen != before:
+            size, before = max(size // 2, 1), chosen
             end = len(before) - (size > 1)  # without the last one a prefix did not pass
             for at in reversed(range(0, end, size)):
                 part = before[at : min(at + size, end)]
-                rest = tuple(one for one in held if one not in part)
-                if rest != held and ask(rest):
-                    held = rest
+                rest = tuple(one for one in chosen if one not in part)
+                if rest != chosen and passes(rest):
+                    chosen = rest
 
     with suppress(BudgetSpent):
         search(tuple(range(suspects)))
-    found = min((held for held, passes in answers.items() if passes), key=len, default=None)
-    return None if found is None else tuple(sorted(found))
+    smallest = min((chosen for chosen, passed in results.items() if passed), key=len, default=None)
+    return None if smallest is None else tuple(sorted(smallest))

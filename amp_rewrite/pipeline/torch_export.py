@@ -64,26 +64,26 @@ def export(
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> report = amp_rewrite.export(net, torch.ones(2, 4), "net_fp16.onnx")
     """
-    given = _arguments(module, args)
+    inputs = _arguments(module, args)
     import torch
 
     check_target(Path(path), overwrite)  # before the work, not after it
-    named: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
+    names: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
     training = module.training
     try:
         program = torch.onnx.export(
-            module.eval(), given, dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes, **named
+            module.eval(), inputs, dynamo=True, verbose=False, dynamic_shapes=dynamic_shapes, **names
         )
     finally:
         module.train(training)
     program.model.graph.name = type(module).__name__  # for reports, where torch writes "main_graph"
     source = Model.load(program)
-    arrays = tuple(value for value in given if hasattr(value, "__array__"))
+    arrays = tuple(value for value in inputs if hasattr(value, "__array__"))
     if any(value is not None for name, value in options.items() if name in CRITERION):
         converted = repair(source, arrays, **options).converted
     else:
-        rest: Mapping[str, Any] = options
-        converted = convert(source, check=check and _fed(source, arrays), **rest)
+        keywords: Mapping[str, Any] = options
+        converted = convert(source, check=check and _batch(source, arrays), **keywords)
     evidence = converted.report.evidence
     if evidence.level == FAILED:
         raise ModelError(f"the conversion fails its check: {evidence.objection}; nothing was written")
@@ -91,8 +91,8 @@ def export(
     return converted.report
 
 
-def _fed(source: Model, arrays: Sequence[object]) -> Feed | bool:
-    """Return the arguments as a batch; True, for a random one, if they are not those of the model's inputs."""
+def _batch(source: Model, arrays: Sequence[object]) -> Feed | bool:
+    """Return the arguments as a batch; True, for a random batch, if they do not fit the inputs of the model."""
     try:
         return replace(Feed.of(tuple(arrays), source), origin=ARGUMENTS)
     except FeedError:

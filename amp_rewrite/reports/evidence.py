@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from amp_rewrite.errors import Finding
 
 NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "verified", "repaired", "failed"
-"""Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs not near enough."""
+"""Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs too far off."""
 ARGUMENTS = "the arguments of export"
-"""Origin of a batch that `export` was called with."""
+"""Origin of a batch of arguments of `export`."""
 UNOPENED = "onnxruntime cannot open the model"
-"""Start of the objection to a check that no data can help."""
+"""Start of the objection if no data can help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Evidence:
 
     `level`: one of the levels above. `data`: the source of the batches; `random`: drawn, not real. `criterion`: the one
     for the outputs. `error`: the largest one, relative to the largest value of its output, as text; empty where no
-    outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions that a repair keeps in
-    float32. `objection`: the reason of a failure. `largest_error`: the number behind `error`, None if it is not finite.
+    outputs were compared. `emulated`: the low type was emulated. `pinned`: number of regions in float32 by a repair.
+    `objection`: the reason of a failure. `largest_error`: the number behind `error`, None if it is not finite.
     `score`: the worst score in the unit of the criterion, where that is not relative to the largest value. `keep`: the
     patterns by which a check keeps ops float32: with them, the same conversion needs no check.
     """
@@ -46,12 +46,12 @@ class Evidence:
 
     def __str__(self) -> str:
         if self.level == NONE:
-            why = f"; the check stopped: {self.objection}" if self.objection else ""
-            return f"not checked on data: a graph does not show what overflows on your inputs{why}"
+            stop = f"; the check stopped: {self.objection}" if self.objection else ""
+            return f"not checked on data: a graph does not show what overflows on your inputs{stop}"
         kept = count(self.pinned, "op" if self.keep else "region")
         facts = [_FACTS[self.level].format(pinned=kept, why=self.objection)]
-        stated = self.random or "largest value" in self.criterion
-        scale = "" if stated else " of an output's largest value"
+        known = self.random or "largest value" in self.criterion
+        scale = "" if known else " of an output's largest value"
         largest = f"largest error {self.error}{scale}" if self.error else ""
         facts += filter(None, [f"worst {self.score}" if self.score else largest])
         facts += [f"passes if {self.criterion}"] if self.criterion else []
@@ -164,9 +164,9 @@ class Difference:
 
     `max_abs` and `scaled` (max |a-b| / max |a|) are over the values that are finite on both sides; None without such
     values. `compared` counts these; in arrays that are not floating it counts all. `nonfinite` counts infinities and
-    NaN of the reference and of the candidate. `where` is the element that differs most, `reference` and `candidate` are
-    its values as text. `score` is the number that the criterion judges; None if something else decided. `because` is
-    the reason in one line.
+    NaN of the reference and of the candidate. `where` is the element with the largest difference, `reference` and
+    `candidate` are its values as text. `score` is the number judged by the criterion; None if something else decided.
+    `because` is the reason in one line.
     """
 
     elements: int
@@ -208,8 +208,7 @@ class OutputRow:
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One trial: the number of pinned regions, its verdict and the reason, the number of ops in float32, and the worst
-    score of an output, None without one."""
+    """One trial: its number of pinned regions, verdict, reason, ops in float32, and worst score (None without one)."""
 
     pinned: int
     ok: bool

@@ -1,7 +1,6 @@
 """Expectations of a report: "float16 >= 95%", "casts <= 4", "ops[Softmax] = float32".
 
-A file whose name says float16 may hold float32. An expectation states what a model should be, and its outcome says in
-numbers what it is.
+A file named float16 may hold float32. An expectation describes the model, and its outcome has the actual numbers.
 
     TYPE, compute            ops of this element type; compute ops in low precision   a number or a share of all
     ops, ops[PATTERN]        ops, by operator, name or path                           a number, a share, or their type
@@ -29,7 +28,7 @@ from amp_rewrite.reports.rows import DTYPES, FLOATING, LOW
 _TYPES = dict.fromkeys(DTYPES, ("", "%"))
 _PORTS = dict.fromkeys(("io", "inputs", "outputs"), ("type",))
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_TAKES: Mapping[str, Sequence[str]] = {
+_UNITS_BY_SUBJECT: Mapping[str, Sequence[str]] = {
     "compute": ("", "%"),
     "ops": ("", "%", "type"),
     "casts": ("",),
@@ -37,9 +36,9 @@ _TAKES: Mapping[str, Sequence[str]] = {
     "weights": (*_UNITS, "%", "type"),
     **_TYPES,
 }
-"""Units of the values that each subject is compared with; "type" for an element type."""
+"""Units of values for each subject; "type" for an element type."""
 _BRACKETED = ("ops", "inputs", "outputs", "weights")
-_FORM = re.compile(r"\s*(\w+)\s*(?:\[([^\]]*)\])?\s*(>=|<=|==|!=|=|<|>)\s*(.*?)\s*")
+_PATTERN = re.compile(r"\s*(\w+)\s*(?:\[([^\]]*)\])?\s*(>=|<=|==|!=|=|<|>)\s*(.*?)\s*")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kMGT]?B|)")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -56,7 +55,7 @@ _HELP = (
 
 @dataclass(frozen=True, slots=True)
 class CheckedExpectation:
-    """An expectation, whether a report meets it, and the numbers."""
+    """An expectation with its outcome in a report: met or not, and the numbers."""
 
     expected: str
     met: bool
@@ -88,13 +87,13 @@ class Expectation:
 
     @classmethod
     def parse(cls, text: str) -> Expectation:
-        """Parse an expectation. PolicyError, with the way to write it, for other texts."""
-        form = _FORM.fullmatch(text)
-        if form is None:
+        """Parse an expectation. PolicyError, with examples, for other texts."""
+        match = _PATTERN.fullmatch(text)
+        if match is None:
             raise PolicyError(f"expectation {text!r} is not a comparison; {_HELP}")
-        subject, choice, sign, value = form.groups()
-        if subject not in _TAKES:
-            raise PolicyError(f"expectation {text!r}: unknown {subject!r}; {advice(subject, _TAKES, _HELP)}")
+        subject, choice, sign, value = match.groups()
+        if subject not in _UNITS_BY_SUBJECT:
+            raise PolicyError(f"expectation {text!r}: unknown {subject!r}; {advice(subject, _UNITS_BY_SUBJECT, _HELP)}")
         if choice is not None and subject not in _BRACKETED:
             raise PolicyError(f"expectation {text!r}: {subject} takes no brackets; {_HELP}")
         if subject == "weights" and choice is not None and choice not in DTYPES:
@@ -102,18 +101,18 @@ class Expectation:
         sign = "=" if sign == "==" else sign
         number = _NUMBER.fullmatch(value)
         amount, unit = number.groups() if number else (value, "type" if value in DTYPES else "?")
-        if unit not in _TAKES[subject] or (unit == "type" and sign not in ("=", "!=")):
+        if unit not in _UNITS_BY_SUBJECT[subject] or (unit == "type" and sign not in ("=", "!=")):
             raise PolicyError(f"expectation {text!r}: {subject} cannot be compared with {sign} {value!r}; {_HELP}")
         return cls(" ".join(text.split()), subject, choice, sign, amount, unit)
 
     def outcome(self, report: Report) -> CheckedExpectation:
-        """Return whether a report meets the expectation."""
+        """Compare the expectation with a report."""
         noun, items = self._items(report)
         chosen = [item for item in items if item.chosen]
         part, whole = (sum(item.amount for item in some) for some in (chosen, items))
         if self.unit == "type":
-            right = [item for item in chosen if (item.dtype == self.value) == (self.sign == "=")]
-            met, fact = 0 < len(right) == len(chosen), self._types(noun, chosen, len(right))
+            matching = [item for item in chosen if (item.dtype == self.value) == (self.sign == "=")]
+            met, fact = 0 < len(matching) == len(chosen), self._types(noun, chosen, len(matching))
         elif self.unit == "%":
             met = whole > 0 and _COMPARE[self.sign](100 * part, float(self.value) * whole)
             fact = f"{100 * part / whole:.4g} % ({self._words(noun, items, part)})" if whole else f"no {noun} is there"
@@ -127,8 +126,8 @@ class Expectation:
             sides = {"inputs": report.inputs, "outputs": report.outputs}
             ports = sides.get(self.subject, (*report.inputs, *report.outputs))
             floating = [not FLOATING.isdisjoint(re.findall(r"\w+", port.dtype)) for port in ports]
-            named = floating if self.choice is None else [fnmatchcase(port.name, self.choice) for port in ports]
-            return "input or output", [_Item(p.name, p.dtype, chosen) for p, chosen in zip(ports, named, strict=True)]
+            selected = floating if self.choice is None else [fnmatchcase(port.name, self.choice) for port in ports]
+            return "input or output", [_Item(p.name, p.dtype, s) for p, s in zip(ports, selected, strict=True)]
         if self.subject == "weights":
             stored = sorted(report.weights.items(), key=lambda item: (-item[1], item[0]))
             typed = self.unit == "type"
@@ -139,14 +138,14 @@ class Expectation:
         rows = [report.rows[i] for i in live(report)]
         if self.subject == "ops":
             pattern = self.choice if self.choice is not None else "*"
-            named = [any(fnmatchcase(text, pattern) for text in (row.op, row.name, row.path)) for row in rows]
-            return "op", [_Item(row.path, row.dtype, chosen) for row, chosen in zip(rows, named, strict=True)]
+            selected = [any(fnmatchcase(text, pattern) for text in (row.op, row.name, row.path)) for row in rows]
+            return "op", [_Item(row.path, row.dtype, chosen) for row, chosen in zip(rows, selected, strict=True)]
         floats = [row for row in rows if row.variables or row.dtype in FLOATING]
         if self.subject == "compute":
             heavy = [row for row in floats if (row.color == "allow" if row.color else row.op in HEAVY)]
             return "compute op", [_Item(row.path, row.dtype, row.dtype in LOW) for row in heavy]
-        noun, those = ("float op", floats) if self.subject in FLOATING else ("op", rows)
-        return noun, [_Item(row.path, row.dtype, row.dtype == self.subject) for row in those]
+        noun, ops = ("float op", floats) if self.subject in FLOATING else ("op", rows)
+        return noun, [_Item(row.path, row.dtype, row.dtype == self.subject) for row in ops]
 
     def _words(self, noun: str, items: Sequence[_Item], part: int) -> str:
         if self.subject == "weights":

@@ -26,12 +26,12 @@ from amp_rewrite.runtime.kernels import release_number, stored
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 WEBGPU = "WebGpuExecutionProvider"
-Made = Callable[[ValueId], DType | None]
-"""The element type in which a value is made, which may differ from that in the view."""
+DtypeOf = Callable[[ValueId], DType | None]
+"""The element type of a value at run time. It may differ from that in the view."""
 
 
 ONNXRUNTIME, TENSORRT, DIRECTML = "onnxruntime", "TensorRT", "DirectML"
-"""Runtimes that have faults."""
+"""Runtimes with faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RuntimeFault:
     provider: str | None
     since: tuple[int, ...]
     harm: str
-    find: Callable[[View, Made], Iterator[Op]]
+    find: Callable[[View, DtypeOf], Iterator[Op]]
     until: tuple[int, ...] | None = None
     kinds: Collection[str] = ()
     skip: Sequence[str] = ()
@@ -113,31 +113,31 @@ _SEEN_THROUGH = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"
 """Ops between a Transpose and a product that onnxruntime removes, merges or swaps, if they do not change the shape."""
 
 
-def turned(view: View, made: Made) -> Iterator[Op]:
+def swapped_transposes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     """Yield Transposes before a product, swapped by onnxruntime with a Cast and then not fused.
 
     It leaves the graph half rewritten. They move the first axis inwards (`_inwards`), and a product reads them by a
     Cast: one of the model, or one that the CPU provider adds because it has no float16 product. The other operand has
     another rank, or a rank is not known; else the fusion succeeds. O(nodes).
     """
-    found = dict.fromkeys(op.id for op, _ in _turned(view, made))
+    found = dict.fromkeys(op.id for op, _ in _transposes_of_products(view, dtype_of))
     return (view.ops[op] for op in found)
 
 
-def _turned_and_cast(view: View, made: Made) -> Iterator[Op]:
-    ends = ((op, product.results[0]) for op, product in _turned(view, made))
-    return (op for op, result in ends if made(op.results[0]) is not made(result))
+def _cast_transposes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
+    ends = ((op, product.results[0]) for op, product in _transposes_of_products(view, dtype_of))
+    return (op for op, result in ends if dtype_of(op.results[0]) is not dtype_of(result))
 
 
-def _turned(view: View, made: Made) -> Iterator[tuple[Op, Op]]:
+def _transposes_of_products(view: View, dtype_of: DtypeOf) -> Iterator[tuple[Op, Op]]:
     for product in view.of_kinds(_PRODUCTS):
         if product.signature is None or (not product.domain and product.signature.since < _FIRST_FUSED_PRODUCT):
             continue
-        wanted = made(product.results[0])
+        computed = dtype_of(product.results[0])
         for side, other in ((0, 1), (1, 0)):
             op = _inwards(view, product, side)
-            kept = made(op.results[0]) if op is not None else None
-            if op is None or kept is DType.FLOAT or (kept is wanted and wanted is not DType.FLOAT16):
+            moved = dtype_of(op.results[0]) if op is not None else None
+            if op is None or moved is DType.FLOAT or (moved is computed and computed is not DType.FLOAT16):
                 continue
             shapes = shape_of(view, op.inputs[0]), shape_of(view, product.inputs[other])
             if None in shapes or len({len(shape) for shape in shapes if shape is not None}) > 1:
@@ -153,8 +153,8 @@ def _inwards(view: View, product: Op, side: int) -> Op | None:
 
     By itself, or together with those before it.
     """
-    turns: list[Op] = []
-    moved: tuple[int, ...] = ()
+    transposes: list[Op] = []
+    total: tuple[int, ...] = ()
     views: list[Op] = []
     for op, _ in behind(view, product.inputs[side], first_input_of(_SEEN_THROUGH)):
         if op.scope != product.scope:
@@ -163,18 +163,18 @@ def _inwards(view: View, product: Op, side: int) -> Op | None:
             views += [op] if op.kind in ("Expand", "Reshape") else []
             continue
         perm = ints_attribute(op.node, "perm")
-        if len(perm) < 3 or len(perm) != len(moved or perm):
+        if len(perm) < 3 or len(perm) != len(total or perm):
             break
-        turns.append(op)
-        moved = tuple(perm[axis] for axis in moved) if moved else perm
-        if moved[:-2] == (*range(1, len(perm) - 1),):
+        transposes.append(op)
+        total = tuple(perm[axis] for axis in total) if total else perm
+        if total[:-2] == (*range(1, len(perm) - 1),):
             shapes = [(shape_of(view, op.inputs[0]), shape_of(view, op.outputs[0])) for op in views]
-            return turns[0] if all(read is not None and read == made for read, made in shapes) else None
+            return transposes[0] if all(before is not None and before == after for before, after in shapes) else None
     return None
 
 
-def _biased_layers(view: View, made: Made) -> Iterator[Op]:
-    for op in _low(view, made, tuple(LAYERS)):
+def _biased_layers(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
+    for op in _low(view, dtype_of, tuple(LAYERS)):
         biased = len(op.inputs) > 2 and view.constant(op.inputs[2]) is not None
         if biased and all(view.producer(value, *DEQUANTIZES) is not None for value in op.inputs[:2]):
             readers = [reader.kind for value in op.results for reader in view.readers(value)]
@@ -182,12 +182,12 @@ def _biased_layers(view: View, made: Made) -> Iterator[Op]:
                 yield op
 
 
-def _low(view: View, made: Made, kinds: Sequence[str]) -> Iterator[Op]:
-    return (op for op in view.of_kinds(kinds) if any(made(value) is DType.FLOAT16 for value in op.results))
+def _low(view: View, dtype_of: DtypeOf, kinds: Sequence[str]) -> Iterator[Op]:
+    return (op for op in view.of_kinds(kinds) if any(dtype_of(value) is DType.FLOAT16 for value in op.results))
 
 
-def _wide_heads(view: View, made: Made) -> Iterator[Op]:
-    for op in _low(view, made, ("Attention",)):
+def _wide_heads(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
+    for op in _low(view, dtype_of, ("Attention",)):
         shape = shape_of(view, op.inputs[0])
         if shape is None or (width := shape[-1]) is None:
             continue
@@ -201,21 +201,21 @@ _SKIP_NORMS = tuple(f"com.microsoft::{name}LayerNormalization" for name in ("Emb
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
-def _summed_norms(view: View, made: Made) -> Iterator[Op]:
+def _summed_norms(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     """Yield float16 norms of a sum, fused by onnxruntime or already in the model."""
-    for op in _low(view, made, (*_NORMS, *_SKIP_NORMS)):
+    for op in _low(view, dtype_of, (*_NORMS, *_SKIP_NORMS)):
         maker = view.producer(op.inputs[0])
         if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
             yield op
 
 
-def _grouped(view: View, made: Made) -> Iterator[Op]:
-    return (op for op in _low(view, made, ("Conv", "ConvTranspose")) if int_attribute(op.node, "group", 1) > 1)
+def _grouped(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
+    return (op for op in _low(view, dtype_of, ("Conv", "ConvTranspose")) if int_attribute(op.node, "group", 1) > 1)
 
 
-def _long_transposed(view: View, made: Made) -> Iterator[Op]:
+def _long_transposed(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     """Yield float16 ConvTranspose with a spatial dimension beyond 2048 or not fixed."""
-    for op in _low(view, made, ("ConvTranspose",)):
+    for op in _low(view, dtype_of, ("ConvTranspose",)):
         shape = shape_of(view, op.outputs[0])
         if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
             yield op
@@ -225,7 +225,7 @@ _EXACT_IN_FLOAT16 = 2048
 """Up to this number float16 holds every whole number."""
 
 
-def _new_grid_modes(view: View, made: Made) -> Iterator[Op]:
+def _new_grid_modes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     for op in view.of_kinds(("GridSample",)):
         mode = text_attribute(op.node, "mode", "linear")
         if op.signature is not None and op.signature.since >= _RENAMED_GRID_MODES and mode != "nearest":
@@ -236,26 +236,26 @@ _RENAMED_GRID_MODES = 20
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "com.microsoft::FusedConv", "com.microsoft::NhwcConv")
 
 
-def low_convolutions(view: View, made: Made) -> Iterator[Op]:
+def low_convolutions(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     """Yield convolutions in a low type."""
     for op in view.of_kinds(_CONVOLUTIONS):
-        if any(dtype is not None and dtype.low for dtype in map(made, op.results)):
+        if any(dtype is not None and dtype.low for dtype in map(dtype_of, op.results)):
             yield op
 
 
-def float32_products(view: View, made: Made) -> Iterator[Op]:
+def float32_products(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     """Yield products, convolutions, recurrent cells and attention in float32, shortened by TF32."""
-    return (op for op in view.of_kinds(HEAVY) if any(made(value) is DType.FLOAT for value in op.results))
+    return (op for op in view.of_kinds(HEAVY) if any(dtype_of(value) is DType.FLOAT for value in op.results))
 
 
-def _untensored(view: View, made: Made) -> Iterator[Op]:
-    if next(float32_products(view, made), None) is not None:
-        yield from low_convolutions(view, made)
+def _untensored(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
+    if next(float32_products(view, dtype_of), None) is not None:
+        yield from low_convolutions(view, dtype_of)
 
 
-_PATTERNS: Mapping[str, Callable[[View, Made], Iterator[Op]]] = {
-    "transposed_product": turned,
-    "cast_transpose": _turned_and_cast,
+_PATTERNS: Mapping[str, Callable[[View, DtypeOf], Iterator[Op]]] = {
+    "transposed_product": swapped_transposes,
+    "cast_transpose": _cast_transposes,
     "quantized_bias": _biased_layers,
     "wide_heads": _wide_heads,
     "summed_norms": _summed_norms,
@@ -278,16 +278,16 @@ FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].item
 """All known faults."""
 
 
-def told(
-    view: View, made: Made, aim: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
+def fault_findings(
+    view: View, dtype_of: DtypeOf, aim: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
 ) -> Iterator[Finding]:
     """Yield one finding per fault in a model, about the first op concerned. O(nodes).
 
-    `made`: the type of a value after a conversion. `mended`: ops that the conversion writes in another way.
+    `dtype_of`: the type of a value after a conversion. `mended`: ops rewritten by the conversion.
     """
     for fault in FAULTS:
-        met = fault.reported and fault.affects(aim)
-        op = next((op for op in fault.find(view, made) if op.id not in mended), None) if met else None
+        relevant = fault.reported and fault.affects(aim)
+        op = next((op for op in fault.find(view, dtype_of) if op.id not in mended), None) if relevant else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, fault.finding)
 
@@ -295,13 +295,13 @@ def told(
 def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
     """Yield ops with wrong numbers in the low type by a release, and the fault. O(nodes)."""
 
-    def made(value: ValueId) -> DType | None:
+    def dtype_of(value: ValueId) -> DType | None:
         dtype = view.dtype(value)
         return to if dtype is DType.FLOAT else dtype
 
     for fault in FAULTS if aim.exact else ():
         if fault.keep and fault.affects(aim):
-            for op in fault.find(view, made):
+            for op in fault.find(view, dtype_of):
                 yield op, fault
 
 

@@ -24,7 +24,7 @@ from amp_rewrite.runtime.faults import (
     FAULTS,
     ONNXRUNTIME,
     WEBGPU,
-    Made,
+    DtypeOf,
     RuntimeTarget,
     float32_products,
     low_convolutions,
@@ -178,18 +178,18 @@ def cuda_options(model: Model) -> CudaOptions:
     return cuda_options_of(view, view.dtype, permitted=model.stated(TF32) == "1")
 
 
-def cuda_options_of(view: View, made: Made, *, permitted: bool = False) -> CudaOptions:
-    """Return the options for a model with values of the types in `made`.
+def cuda_options_of(view: View, dtype_of: DtypeOf, *, permitted: bool = False) -> CudaOptions:
+    """Return the options for a model with values of the types in `dtype_of`.
 
     `permitted`: TF32 in float32 products for the sake of low convolutions, so not in a float32 twin of the file.
     """
     if view.model.proto.functions:
         return CudaOptions()
-    low = list(low_convolutions(view, made))
-    if not (permitted and low) and next(float32_products(view, made), None) is not None:
+    low = list(low_convolutions(view, dtype_of))
+    if not (permitted and low) and next(float32_products(view, dtype_of), None) is not None:
         cost = f"{count(len(low), 'convolution')} in a low type run without tensor cores, {_COST}" if low else ""
         return CudaOptions(cost=cost)
-    images = sum(made(op.results[0]) is DType.FLOAT16 and _rank(view, op.inputs[1]) == _IMAGE for op in low)
+    images = sum(dtype_of(op.results[0]) is DType.FLOAT16 and _rank(view, op.inputs[1]) == _IMAGE for op in low)
     return CudaOptions(tf32=True, channels_last=images >= _LEAST)
 
 

@@ -43,7 +43,7 @@ def test_closed_standard_streams_are_opened_on_the_null_device(
             patch.setattr(sys, names.get(number, "stdin"), None)
         patch.setattr(os, "fstat", fstat)
         patch.setattr(os, "open", open_)
-        group._hold_streams()
+        group._open_closed_streams()
         for number in names.keys() & closed:
             with getattr(sys, names[number]) as stream:
                 assert stream.fileno() == number
