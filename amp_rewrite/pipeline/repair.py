@@ -300,15 +300,15 @@ def with_tf32(
 ) -> Converted:
     """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
 
-    `error_of`: the error of a model, None beyond the criterion; `limit`: the largest to permit it. A product that a safety
-    rule holds in float32, or would hold if `keep` did not, needs its digits, even if no batch shows it.
+    `error_of`: the error of a model, None beyond the criterion; `limit`: the largest to permit it. A product kept in
+    float32 by a safety rule, or by `keep` in its place, needs its digits, even if no batch shows it.
     """
     view, products = converted.view, list[OpId]()
     if not converted.plan.empty and any(finding.kind == TF32 for finding in converted.findings):
         products = [op.id for op in float32_products(view, view.dtype)]
     paints = [(converted.coloring.of(op), draft.needs.pins.get(op)) for op in products]
-    held = ((made, pin) for made, pin in paints if made is not None and not made.dtype.low)
-    if not paints or any(paint and REASONS[paint.rule].has_page for pair in held for paint in pair):
+    kept = ((paint, pin) for paint, pin in paints if paint is not None and not paint.dtype.low)
+    if not paints or any(paint and REASONS[paint.rule].has_page for pair in kept for paint in pair):
         return converted
     result = replace(converted.result, proto=clone(converted.result.proto))
     next(p for p in result.proto.metadata_props if p.key == METADATA_KEY).value += f" {TF32}=1"
@@ -319,11 +319,7 @@ def with_tf32(
     number = count(sum(1 for _ in float32_products(after, after.dtype)), "float32 product")
     permitted = Finding(TF32, "CUDA", f"TF32 in {number} errs by {error:.2g} on the data, which permits it")
     others = (finding for finding in converted.findings if finding.kind != TF32)
-    findings = (
-        *others,
-        *cuda_findings(after, after.dtype, converted.request.target, permitted=True),
-        permitted,
-    )
+    findings = (*others, *cuda_findings(after, after.dtype, converted.request.target, permitted=True), permitted)
     return replace(converted, result=result, findings=findings)
 
 
