@@ -3,7 +3,7 @@
 #
 # From the environment: MODELS (pathspecs of git), BASE (a commit), FAIL_ON, EXPECT (a line for each expectation),
 # PAGES (a folder for pages).
-# A change that is meant: `amp-rewrite gate --accept --base BASE MODEL` writes MODEL.accepted.json; commit it. The output
+# For an intended change, `amp-rewrite gate --accept --base BASE MODEL` writes MODEL.accepted.json; commit it. The output
 # names the whole command.
 # Exit code: 0 nothing that counts differs, 1 something does, 2 a model or the base cannot be read.
 set -euo pipefail

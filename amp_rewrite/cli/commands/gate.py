@@ -133,7 +133,7 @@ def gate(
         words = ["amp-rewrite", "gate", "--accept", *(("--base", base) if base != _HEAD else ())]
         words += [word for text in expect for word in ("--expect", text)]
         command = shlex.join([*words, "--", *map(str, unaccepted)])
-        said = f"if this change is meant: {command}, and commit {place_of(unaccepted[0])}"
+        said = f"if this change is intended: {command}, and commit {place_of(unaccepted[0])}"
         said += " and the others" if len(unaccepted) > 1 else ""
         terminal.show(f"::notice::{said}\n" if github else f"{said}\n", commands=github)
     return worst
