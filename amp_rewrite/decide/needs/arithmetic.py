@@ -217,7 +217,10 @@ def _drowns(facts: Facts, op: Op, read: list[Fact], varying: list[Fact], constan
 
 def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     fact = joined(read[:1])._replace(averaged=True)
-    fact = fact.without("number", "states", "moved", "steps", "run", "running", "guard", "gated", "top")
+    fact = fact.without("number", "steps", "run", "running", "guard", "gated", "top")
+    shape = shape_of(facts.view, op.results[0])  # a sum of states and what is new has their shape
+    states = frozenset(state for state in fact.states if shape_of(facts.view, state) == shape)
+    fact = fact._replace(states=states, moved=states)
     if op.kind in ("ReduceSumSquare", "ReduceL2", "GlobalLpPool", "LpPool"):
         squares, small = frozenset((facts.line(op.operands[0]),)), fact.small or bool(fact.sources)
         return fact.unbounded()._replace(low=0.0, squares=squares, levels=frozenset(), grows=True, small=small)
@@ -228,7 +231,7 @@ def fact_of_reduction(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fac
         return fact.without("whole", "peak")
     if op.kind in ("DFT", "STFT"):
         return fact.unbounded()
-    known = combined_elements(facts.view, op)
+    known = stated_terms(facts.view, op) if op.kind == "Einsum" else combined_elements(facts.view, op)
     count = min(known or FREE, 1 << 60)
     whole = fact.whole * count if fact.whole is not None else None
     if op.kind in ("ReduceProd", "CumProd", "Det"):
@@ -272,6 +275,7 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     after_layer = any(facts[v].learned and facts[v].depth for v in operands)
     wholes = [f.whole for f in read if f.whole is not None]
     small = any(f.small and f.high == INF for f in varying) or all(f.small for f in varying)  # one like an exponential
+    gain = weight.size * math.sqrt(stated_terms(facts.view, op)) if weight is not None else INF
     return Fact(
         low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
         constant=not varying,
@@ -287,6 +291,7 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
         whole=INF if read and len(wholes) == len(read) else None,
         grows=two and all(f.size > _MODERATE for f in varying),
         small=small and bool(varying) and (weight is None or weight.low >= 0),
+        small_factor=gain < _SMALL_STEP,
         terms=_added_up(facts, op, read if op.kind == "Einsum" else [first, second]),
     )
 

@@ -217,7 +217,9 @@ class Facts(dict[ValueId | None, Fact]):
         return self.origins.get(value, value)
 
     def floats(self, value: ValueId | None) -> bool:
-        return value is not None and self.view.holds_floats(value)
+        """True for a tensor of a floating type, or a sequence of such."""
+        dtype = self.view.dtype(value)
+        return dtype is not None and dtype.floating
 
     def given(self, value: ValueId) -> Fact:
         view, dtype = self.view, self.view.dtype(value)

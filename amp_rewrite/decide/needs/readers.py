@@ -58,7 +58,8 @@ class Readers:
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op of its inputs, for any reader of its result."""
         facts = [self.facts[v] for v in op.inputs]
-        sign = any(f.constant and f.number == 0 for f in facts)
+        sign = op.kind == "Sign" or any(f.constant and f.number == 0 for f in facts)
+        sign &= not any(f.moved for f in facts)
         for slot, need in (*row.needs.items(), *((slot, Need.EXACT) for slot in row.shapes)):
             if slot < len(op.inputs) and not (sign and need is Need.SIDE):
                 yield Asked(op.inputs[slot], need)
@@ -67,7 +68,7 @@ class Readers:
         if counts or op.kind == "Mod" or (row.whole and facts and facts[0].whole is not None):
             yield Asked(op.inputs[0], Need.EXACT)
         if row.way is Way.PRODUCT and len(facts) > 1 and (value := self._balanced(op)) is not None:
-            yield Asked(value, Need.PLACE, _LEVEL, reasons.CANCELLATION)
+            yield Asked(value, Need.DIGITS, _LEVEL)
         if row.way is Way.PRODUCT and len(facts) > 2 and any(_among(facts[2], self.facts[op.outputs[0]])):
             yield Asked(op.inputs[2], Need.DIGITS, _DIFFERENCE)
         if self.facts.narrow and (row.way in (Way.SCALE, Way.PRODUCT) or op.kind in _INVERSES):
@@ -120,7 +121,7 @@ class Readers:
         for slot in (1, 0) if op.kind in PRODUCTS else (1,):
             value, other = op.inputs[slot], op.inputs[1 - slot]
             fact = self.facts[other]
-            if fact.raw or fact.levels or fact.placed:
+            if (fact.transform and fact.averaged) or fact.raw or fact.levels or fact.placed:
                 axes = summed_axes(op, slot) if op.kind in PRODUCTS else ()
                 if _sums_to_zero(self.facts.view, value, tuple(axes)):
                     return other
