@@ -31,6 +31,7 @@ _TYPES: Mapping[Kind, Any] = {
     Kind.LIST: Union[str, list[Any]],  # noqa: UP007  # pydantic reads it
     Kind.SWITCH: bool,
     Kind.NUMBER: float,
+    Kind.WHOLE: int,
     Kind.PATH: _PATH,
 }
 _SEARCH_DEFAULTS = {"level": Categorical(["default", "tensor-cores-only", "treat-gray-as-deny"])}
