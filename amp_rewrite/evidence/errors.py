@@ -37,12 +37,12 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.runner import Runner, SessionOptions
 
 PIECE = 1 << 26
-"""Elements of the values that are compared in one run, without the largest. Fewer take less memory, and more runs."""
+"""Elements of the values compared in one run, without the largest value. Fewer take less memory, and more runs."""
 
 Progress = Callable[[int, int], None]
 
-_WIDEST = 2.0**64
-"""Magnitude from which on an element counts as a mask; its square overflows float32."""
+_MASK = 2.0**64
+"""Smallest magnitude of a mask; its square overflows float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,17 @@ class ErrorStats:
         Elements beyond the bound are masks: they are clamped to it, and not part of the size of the reference.
         """
         v, r = (np.asarray(x, np.float64).reshape(-1) for x in (value, reference))
-        known = np.isfinite(r)
-        both = known & np.isfinite(v)
+        finite = np.isfinite(r)
+        both = finite & np.isfinite(v)
         error = np.abs(np.clip(v[both], -bound, bound) - np.clip(r[both], -bound, bound))
-        size = np.abs(r[known])
+        size = np.abs(r[finite])
         unmasked = size[size < bound]
         return cls(
             max_abs=float(error.max(initial=0.0)),
             absmax=float(size.max(initial=0.0)),
             noise=float(error @ error),
             signal=float(unmasked @ unmasked),
-            lost=int(known.sum() - both.sum()),
+            lost=int(finite.sum() - both.sum()),
         )
 
     def merge(self, other: ErrorStats) -> ErrorStats:
@@ -127,29 +127,28 @@ class Pairing:
         Nearly O(ops + values), and a run of both models. ModelError for models without floats, for an input of the
         candidate alone, or if no value matches.
         """
-        theirs, mine = (View.of(inlined(model)) for model in (reference, candidate))
-        ops = {OpId(j): OpId(i) for i, j in match(report_of(theirs), report_of(mine))}
-        ops = {j: i for j, i in ops.items() if mine.ops[j].scope == theirs.ops[i].scope == MAIN}
-        pairing = cls(theirs, mine, _values(theirs, mine, ops), feed)
+        source, low = (View.of(inlined(model)) for model in (reference, candidate))
+        ops = {OpId(j): OpId(i) for i, j in match(report_of(source), report_of(low))}
+        ops = {j: i for j, i in ops.items() if low.ops[j].scope == source.ops[i].scope == MAIN}
+        pairing = cls(source, low, _values(source, low, ops), feed)
         if not pairing.measurable:
             raise ModelError("the candidate's main graph computes no floating value; there is nothing to compare")
         if not pairing.measured:
             raise ModelError("no value of the two models matches: their ops have neither names nor structure in common")
-        known = {theirs.value_name(value) for value in theirs.scopes[MAIN].inputs}
-        for value in mine.scopes[MAIN].inputs:
-            if mine.values[value].tensor is None and (name := mine.value_name(value)) not in known:
+        names = {source.value_name(value) for value in source.scopes[MAIN].inputs}
+        for value in low.scopes[MAIN].inputs:
+            if low.values[value].tensor is None and (name := low.value_name(value)) not in names:
                 raise ModelError(f"the candidate has an input {name!r}, and the reference has none of that name")
         measured, batch = pairing.measured, next(iter(feed))
-        here = _run(_opened(mine, tuple(measured), {}, "Shape"), batch)
-        there = _run(_opened(theirs, tuple(measured.values()), {}, "Shape"), batch)
-        other = {w for w, a, b in zip(measured.values(), here, there, strict=True) if not np.array_equal(a, b)}
-        elements = {value: int(np.prod(shape)) for value, shape in zip(measured, here, strict=True)}
-        pairing = replace(
-            pairing, values={v: w for v, w in pairing.values.items() if w not in other}, elements=elements
-        )
+        shapes = _run(_open(low, tuple(measured), {}, "Shape"), batch)
+        expected = _run(_open(source, tuple(measured.values()), {}, "Shape"), batch)
+        unequal = {w for w, a, b in zip(measured.values(), shapes, expected, strict=True) if not np.array_equal(a, b)}
+        elements = {value: int(np.prod(shape)) for value, shape in zip(measured, shapes, strict=True)}
+        values = {v: w for v, w in pairing.values.items() if w not in unequal}
+        pairing = replace(pairing, values=values, elements=elements)
         if not pairing.measured:
-            fact = f"{count(len(measured), 'value')} of the two models match by name"
-            raise ModelError(f"{fact}, and none of them by shape")
+            number = count(len(measured), "value")
+            raise ModelError(f"{number} of the two models match by name, and none of them by shape")
         return pairing
 
     def accumulated(self, progress: Progress | None = None) -> Errors:
@@ -169,15 +168,15 @@ class Pairing:
         pieces = [tuple(piece) for _, piece in groupby(values, lambda value: ends[value] // PIECE)]
         stats, runs = dict.fromkeys(values, ErrorStats()), len(self.feed) * len(pieces) if progress else 0
         for number, piece in enumerate(pieces):
-            candidate = _opened(view, piece, inputs)
+            candidate = _open(view, piece, inputs)
             ports = {port.name for port in candidate.inputs}
             read = {name: fed[value] for value, name in inputs.items() if name in ports}
-            reference = _opened(self.reference, (*(of[value] for value in piece), *read.values()), {})
+            reference = _open(self.reference, (*(of[value] for value in piece), *read.values()), {})
             for done, batch in enumerate(self.feed, 1):
-                found = _run(reference, batch)
-                mine = _run(candidate, {**batch, **dict(zip(read, found[len(piece) :], strict=True))})
-                for value, a, b in zip(piece, mine, found, strict=False):
-                    bound = min(self.low.max, _WIDEST) if view.dtype(value) is self.low else _WIDEST
+                expected = _run(reference, batch)
+                results = _run(candidate, {**batch, **dict(zip(read, expected[len(piece) :], strict=True))})
+                for value, a, b in zip(piece, results, expected, strict=False):
+                    bound = min(self.low.max, _MASK) if view.dtype(value) is self.low else _MASK
                     stats[value] = stats[value].merge(ErrorStats.of(a, b, bound))
                 if progress:
                     progress(number * len(self.feed) + done, runs)
@@ -190,10 +189,10 @@ class Pairing:
     @cached_property
     def measured(self) -> Mapping[ValueId, ValueId]:
         first: dict[ValueId, ValueId] = {}
-        for mine, theirs in self.values.items():
-            if self._computes(mine):
-                first.setdefault(theirs, mine)
-        return {mine: theirs for theirs, mine in first.items()}
+        for value, reference in self.values.items():
+            if self._computes(value):
+                first.setdefault(reference, value)
+        return {value: reference for reference, value in first.items()}
 
     @cached_property
     def measurable(self) -> int:
@@ -207,7 +206,7 @@ class Pairing:
 
     @cached_property
     def shadowed(self) -> tuple[ValueId, ...]:
-        """Candidate's values in the shadows' reach: results of low ops with available inputs."""
+        """Values of the candidate with a local error: results of low ops with available inputs."""
         shadowed = (op for op in self.candidate.ops if op.id in self._available and self.rounds(op))
         return tuple(value for op in shadowed for value in op.results if value in self.measured)
 
@@ -268,18 +267,18 @@ def _values(reference: View, candidate: View, ops: Mapping[OpId, OpId]) -> dict[
 
 
 def _pairable(view: View, value: ValueId) -> bool:
-    known = view.values[value]
+    info = view.values[value]
     if view.tensor_dtype(value) is None:
         return False
-    return known.overridable or (known.role is not Role.INITIALIZER and known.tensor is None)
+    return info.overridable or (info.role is not Role.INITIALIZER and info.tensor is None)
 
 
-def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> bool:
-    if reference.holds_floats(theirs) != candidate.holds_floats(mine):
+def _alike(reference: View, expected: ValueId, candidate: View, value: ValueId) -> bool:
+    if reference.holds_floats(expected) != candidate.holds_floats(value):
         return False
-    if not candidate.holds_floats(mine) and reference.types[theirs] != candidate.types[mine]:
+    if not candidate.holds_floats(value) and reference.types[expected] != candidate.types[value]:
         return False
-    a, b = reference.producer(theirs), candidate.producer(mine)
+    a, b = reference.producer(expected), candidate.producer(value)
     if a is None or b is None:
         return a is None
     if a.kind == b.kind or {a.kind, b.kind} & (CASTS | {"Identity"}):
@@ -291,7 +290,7 @@ def _alike(reference: View, theirs: ValueId, candidate: View, mine: ValueId) -> 
     return a.node.name == b.node.name != ""
 
 
-def _opened(view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str], op_type: str = "Identity") -> Runner:
+def _open(view: View, values: Sequence[ValueId], inputs: Mapping[ValueId, str], op_type: str = "Identity") -> Runner:
     """Open the emulated model with these values as its outputs, or their shapes, and others as `inputs` by name.
 
     Nothing is optimized, because fusion depends on the rest of the graph.
@@ -318,11 +317,11 @@ def _dtype(view: View, value: ValueId) -> DType:
 
 
 def _run(runner: Runner, batch: Mapping[str, Any] | Batch) -> list[Any]:
-    fed = {port.name: batch[port.name] for port in runner.inputs if port.name in batch}
+    inputs = {port.name: batch[port.name] for port in runner.inputs if port.name in batch}
     for port in runner.inputs:
-        if isinstance(fed.get(port.name), np.ndarray) and port.dtype not in (None, DType.STRING):
-            fed[port.name] = fed[port.name].astype(port.dtype.numpy, copy=False)
-    return list(runner.run(fed).values())
+        if isinstance(inputs.get(port.name), np.ndarray) and port.dtype not in (None, DType.STRING):
+            inputs[port.name] = inputs[port.name].astype(port.dtype.numpy, copy=False)
+    return list(runner.run(inputs).values())
 
 
 def local_errors(reference: Model, low: Model, feed: Feed, *, progress: Progress | None = None) -> dict[str, float]:

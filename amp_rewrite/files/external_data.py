@@ -66,8 +66,8 @@ class Folder:
     def _file(self, location: str, where: str) -> tuple[str, int, str]:
         if not location or "\0" in location:
             raise ModelError(f"{where} has the location {location!r}, which does not name a file; export it again")
-        kinds = PurePosixPath(location), PureWindowsPath(location)
-        if any(path.anchor or ".." in path.parts for path in kinds):
+        readings = PurePosixPath(location), PureWindowsPath(location)
+        if any(path.anchor or ".." in path.parts for path in readings):
             raise ModelError(
                 f"{where} has the location {location!r}, which leaves the model's folder; put the file there and use"
                 " its plain name"
@@ -100,8 +100,8 @@ def _number(text: str, key: str, where: str) -> int:
 def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
     """Return the proto of a torch ONNXProgram or an onnx_ir.Model, without importing torch; the program stays as it is.
 
-    Its tensors have no values yet, but locations, and a source for each. `folder`: that of external data, which is not
-    resolved then; by default each tensor knows its own.
+    Its tensors are stubs: locations, with a source for each. `folder`: that of external data, left unresolved then; by
+    default each tensor has its own folder.
     """
     model: Any = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
     if model is None:
@@ -111,19 +111,19 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
         )
     import onnx_ir
 
-    shelf = _TensorStore(folder)
+    stubs = _Stubs(folder)
     try:
         model = model.clone()  # the program itself must not be changed
-        map_tensors(model, shelf.replaced)
+        map_tensors(model, stubs.stub)
         proto = onnx_ir.serde.serialize_model(model)
     except onnx_ir.serde.SerdeError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        words = one_line(cause)
-        raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {words}; export it again") from error
+        reason = one_line(cause)
+        raise ModelError(f"onnx_ir cannot make a ModelProto of the program: {reason}; export it again") from error
     assert isinstance(proto, ModelProto)
-    return proto, shelf.own
+    return proto, stubs.sources
 
 
 def _of_onnx_ir(model: object) -> bool:
@@ -154,18 +154,18 @@ def map_tensors(model: Any, new: Callable[[Any], Any]) -> None:
             replace(node.attributes)
 
 
-class _TensorStore:
-    """The tensors of a program, replaced by tensors of another place: the location of each in `own`."""
+class _Stubs:
+    """Stubs for the tensors of a program, with their sources by location."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.own: dict[str, Source] = {}
+        self.sources: dict[str, Source] = {}
         self._secret = secrets.token_hex(16)  # cannot collide with a location of external data
         self._folders: dict[str, Folder] = {}
-        self._known: dict[int, tuple[object, str]] = {}  # the tensor too: its id is its own while it lives
+        self._keys: dict[int, tuple[object, str]] = {}  # with the tensor, to keep its id from reuse
 
-    def replaced(self, tensor: Any) -> Any:
-        """Return a tensor with the facts of the given one and values elsewhere, or a copy of a small one."""
+    def stub(self, tensor: Any) -> Any:
+        """Return the stub of a tensor, or a copy of a small one."""
         import onnx_ir
 
         kind, external = DType.of(tensor.dtype.value), isinstance(tensor, onnx_ir.ExternalTensor)
@@ -175,12 +175,12 @@ class _TensorStore:
                 return onnx_ir.serde.TensorProtoTensor(clone(proto))
         elif kind in (None, DType.STRING) or (external and (self.folder or not os.fspath(tensor.base_dir))):
             return copy.copy(tensor)
-        if id(tensor) not in self._known:
-            key = f"{self._secret}.{len(self.own)}"
-            self.own[key] = self._source(tensor, kind)
-            self._known[id(tensor)] = tensor, key
+        if id(tensor) not in self._keys:
+            key = f"{self._secret}.{len(self.sources)}"
+            self.sources[key] = self._source(tensor, kind)
+            self._keys[id(tensor)] = tensor, key
         return onnx_ir.ExternalTensor(
-            self._known[id(tensor)][1],
+            self._keys[id(tensor)][1],
             None,
             None,
             tensor.dtype,
@@ -200,5 +200,5 @@ class _TensorStore:
                     proto.external_data.add(key=key, value=str(value))
             base = os.fspath(tensor.base_dir)
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
-        held = ProgramTensor(tensor, kind, count := elements(proto))
-        return Source("", 0, kind.nbytes(count), kind, held.key, held=held)
+        in_memory = ProgramTensor(tensor, kind, count := elements(proto))
+        return Source("", 0, kind.nbytes(count), kind, in_memory.key, held=in_memory)

@@ -1,4 +1,4 @@
-"""Defects of a model overlooked by runtimes: mended as the model is loaded, if they have one meaning."""
+"""Defects of a model overlooked by runtimes: mended on loading, if they have one meaning."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from amp_rewrite.files import tensors
 from amp_rewrite.files.protos import all_nodes, bodies, clone, refill
 from amp_rewrite.files.tensors import Sources
 
-OPSETS = 1 << 31
-"""The bound of opset versions: onnx stores them in an int."""
-_FREE_INITIALIZERS = 4  # the first IR version in which an initializer need not be an input
+OPSET_BOUND = 1 << 31
+"""Bound of opset versions: onnx stores them in an int."""
+_FIRST_FREE_INITIALIZERS = 4  # IR version; before it, each initializer must be an input
 
 
 @dataclass
 class _Mending:
-    """A model under repair, and its defects so far. `ours`: it may be changed; else the first edit copies it."""
+    """A model under repair, and its defects so far. `owned`: it may be changed; else the first edit copies it."""
 
     proto: ModelProto
-    ours: bool
+    owned: bool
     findings: list[Finding] = field(default_factory=list)
 
     def note(self, subject: str, message: str) -> None:
@@ -32,18 +32,18 @@ class _Mending:
     def mend(self, subject: str, message: str) -> ModelProto:
         """Note a defect; return the model to edit."""
         self.note(subject, message)
-        if not self.ours:
-            self.proto, self.ours = clone(self.proto), True
+        if not self.owned:
+            self.proto, self.owned = clone(self.proto), True
         return self.proto
 
 
-def mended(proto: ModelProto, *, ours: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
+def mended(proto: ModelProto, *, owned: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
     """Return a model without its defects of one meaning, and findings about them. O(nodes + tensors).
 
-    `ours`: the model may be changed; without that, one with defects is copied. ModelError for tensors of one name with
+    `owned`: the model may be changed; without that, one with defects is copied. ModelError for tensors of one name with
     different values.
     """
-    model = _Mending(proto, ours)
+    model = _Mending(proto, owned)
     for rule in (_names, _old_ir, _initializers, _metadata, _spelled_out, _imports, _declarations):
         rule(model)
     return model.proto, tuple(model.findings)
@@ -67,14 +67,14 @@ def _old_ir(model: _Mending) -> None:
     Initializers listed as inputs stay constant.
     """
     proto = model.proto
-    if proto.ir_version >= _FREE_INITIALIZERS or not proto.opset_import:
+    if proto.ir_version >= _FIRST_FREE_INITIALIZERS or not proto.opset_import:
         return
-    listed, named = {formal.name for formal in proto.graph.input}, {t.name for t in proto.graph.initializer}
-    if free := sorted(named - listed):
-        note = f"initializer {free[0]!r} is not an input, which needs IR version {_FREE_INITIALIZERS}, not"
+    inputs, initializers = {formal.name for formal in proto.graph.input}, {t.name for t in proto.graph.initializer}
+    if free := sorted(initializers - inputs):
+        note = f"initializer {free[0]!r} is not an input, which needs IR version {_FIRST_FREE_INITIALIZERS}, not"
         proto = model.mend("IR", f"{note} {proto.ir_version}; it has that one now")
-        proto.ir_version = _FREE_INITIALIZERS
-        refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in named])
+        proto.ir_version = _FIRST_FREE_INITIALIZERS
+        refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in initializers])
 
 
 def _initializers(model: _Mending) -> None:
@@ -123,8 +123,8 @@ def _spelled_out(model: _Mending) -> None:
     if any(node.domain == "ai.onnx" for holder in _holders(model.proto) for node in _nodes(holder)):
         note = "nodes state the domain 'ai.onnx', which is written as ''; it is '' now"
         for holder in _holders(model.mend("model", note)):
-            for named in (*_nodes(holder), *holder.opset_import):
-                named.domain = "" if named.domain == "ai.onnx" else named.domain
+            for item in (*_nodes(holder), *holder.opset_import):
+                item.domain = "" if item.domain == "ai.onnx" else item.domain
 
 
 def _imports(model: _Mending) -> None:
@@ -137,7 +137,7 @@ def _imports(model: _Mending) -> None:
         subject = f"function {holder.name}" if isinstance(holder, FunctionProto) else "model"
         versions = {imported.domain: imported.version for imported in holder.opset_import}
         for domain, version in versions.items():
-            if not 0 < version < OPSETS and domain not in (*used, ""):
+            if not 0 < version < OPSET_BOUND and domain not in (*used, ""):
                 note = f"it imports {domain} opset {version}, which no node uses; it is left out"
                 own = _holders(model.mend(subject, note))[number]
                 refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
@@ -169,8 +169,8 @@ def _only_version(domain: str, op_types: set[str]) -> int | None:
 
 def _declarations(model: _Mending) -> None:
     """Remove declarations in conflict with those of inputs; note ends without a type or a shape."""
-    stated = {formal.name: formal.type for formal in model.proto.graph.input}
-    wrong = {v.name for v in model.proto.graph.value_info if v.type != stated.get(v.name, v.type)}
+    types = {formal.name: formal.type for formal in model.proto.graph.input}
+    wrong = {v.name for v in model.proto.graph.value_info if v.type != types.get(v.name, v.type)}
     if wrong:
         note = "value_info declares the input otherwise than the graph; the graph's declaration is left"
         graph = model.mend(min(wrong), note).graph
@@ -178,14 +178,14 @@ def _declarations(model: _Mending) -> None:
     for kind, formals in (("input", model.proto.graph.input), ("output", model.proto.graph.output)):
         for formal in formals:
             typed = bool(formal.type.tensor_type.elem_type)
-            if bare(formal) and (typed or kind == "output"):
+            if is_bare(formal) and (typed or kind == "output"):
                 lack = "shape" if typed else "type"
                 model.note(
                     formal.name, f"the {kind} states no {lack}; it stays so, and onnx checks the model without that"
                 )
 
 
-def bare(formal: ValueInfoProto) -> bool:
+def is_bare(formal: ValueInfoProto) -> bool:
     """True for an end of a model without a type, or of a tensor without a shape, of any rank."""
     kind = formal.type.WhichOneof("value")
     return kind is None or (kind == "tensor_type" and not formal.type.tensor_type.HasField("shape"))

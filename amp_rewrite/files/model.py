@@ -101,10 +101,10 @@ class Model:
             return held
         place = None if folder is None else Path(folder)
         if isinstance(source, (str, os.PathLike)):
-            proto, mends = mended(of_path(Path(source), place), ours=True)
+            proto, mends = mended(of_path(Path(source), place), owned=True)
             return cls(proto, Path(source), mends)
         own: dict[str, Source] = {}  # holds the tensors of a program until the model does
-        proto, mends = mended(of_memory(source, place, own), ours=False)
+        proto, mends = mended(of_memory(source, place, own), owned=False)
         return cls(proto, None, mends)
 
     def __repr__(self) -> str:

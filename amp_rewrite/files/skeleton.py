@@ -10,7 +10,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files import wire
-from amp_rewrite.files.mends import bare
+from amp_rewrite.files.mends import is_bare
 from amp_rewrite.files.protos import all_nodes, refill
 from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 
@@ -78,9 +78,9 @@ def _stand_in(model: ModelProto) -> None:
 def _without_bare_ends(model: ModelProto) -> None:
     """Drop outputs without a type or a shape, refused by the checker; make such inputs results of a Reshape."""
     graph = model.graph
-    if any(map(bare, graph.output)):
-        refill(graph, "output", [formal for formal in graph.output if not bare(formal)])
-    inputs = [formal for formal in graph.input if bare(formal) and formal.type.tensor_type.elem_type]
+    if any(map(is_bare, graph.output)):
+        refill(graph, "output", [formal for formal in graph.output if not is_bare(formal)])
+    inputs = [formal for formal in graph.input if is_bare(formal) and formal.type.tensor_type.elem_type]
     if inputs and _opset(model) >= _RESHAPE_WITH_SHAPE:
         nodes, ends = [], []
         for formal in inputs:

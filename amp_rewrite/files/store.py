@@ -30,12 +30,12 @@ from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload,
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
 LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is the default
 TEXT = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson")
-"""Suffixes of files that onnx writes models as text to."""
+"""Suffixes of onnx's text formats."""
 LARGEST_SHAPE = 1 << 14
-"""Bytes of a list of integers that may be a shape, which runtimes read before they open data files."""
+"""Bytes of a list of integers, perhaps a shape: runtimes read shapes before they open data files."""
 
 _LARGE = 50_000_000  # bytes
-_SMALLEST_MOVED = 1 << 10
+_MIN_MOVED = 1 << 10
 _PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
 
 Progress = Callable[[int, int], None]
@@ -57,16 +57,16 @@ class Destinations:
         if self.location is not None and _movable(tensor):
             bare = without_values(tensor)
             bare.data_location = TensorProto.EXTERNAL
-            placed = {"location": self.location, "offset": self._place(tensor), "length": nbytes(tensor)}
-            for key, value in placed.items():
+            reference = {"location": self.location, "offset": self._place(tensor), "length": nbytes(tensor)}
+            for key, value in reference.items():
                 bare.external_data.add(key=key, value=str(value))
             return [bare.SerializeToString(deterministic=True)]
         if is_stub(tensor):
             bare, values = without_values(tensor), self._streamed(tensor)
             return [bare.SerializeToString(deterministic=True), wire.head(wire.RAW_DATA, values.nbytes), values]
         if tensor.ByteSize() > LARGEST_SHAPE:
-            whole = partial(tensor.SerializeToString, deterministic=True)
-            return [wire.StreamedPiece(tensor.ByteSize(), lambda: [whole()], tensor.name)]
+            serialize = partial(tensor.SerializeToString, deterministic=True)
+            return [wire.StreamedPiece(tensor.ByteSize(), lambda: [serialize()], tensor.name)]
         return None
 
     def _place(self, tensor: TensorProto) -> int:
@@ -85,12 +85,12 @@ class Destinations:
 
 
 def _movable(tensor: TensorProto) -> bool:
-    """True if the tensor may be in a data file. Short integer lists may not, since they hold shapes."""
+    """True if the tensor may be in a data file. Short lists of integers may not: they may be shapes."""
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING) or tensor.HasField("segment"):
         return False
     count = nbytes(tensor)
-    if count < _SMALLEST_MOVED:
+    if count < _MIN_MOVED:
         return False
     if kind in (DType.INT64, DType.INT32) and len(tensor.dims) <= 1 and count <= LARGEST_SHAPE:
         return False
@@ -122,7 +122,7 @@ def save(
                 raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
         sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
-            written = _written(proto, path, external_data, sources, progress, undo)
+            written = _write_scratch_files(proto, path, external_data, sources, progress, undo)
             with alone(path.parent):
                 check_target(path, overwrite)  # another process may have been faster
                 stale = [old for old in outdated(path, kept) if old not in written.values()]
@@ -134,7 +134,7 @@ def save(
         raise ModelError(f"cannot write {path}: {cause.strerror or cause}; nothing was changed") from cause
 
 
-def _written(
+def _write_scratch_files(
     proto: ModelProto,
     path: Path,
     external_data: bool | str,
@@ -167,9 +167,9 @@ def _written(
             advance(chunk)
 
         _write(file, places.data, hashed)
-        own, named = secret.encode(), digest.hexdigest()[: len(secret)].encode()
-        body = [piece.replace(own, named) if isinstance(piece, bytes) else piece for piece in body]
-        names[temporary] = path.parent / location.replace(secret, named.decode())
+        old, new = secret.encode(), digest.hexdigest()[: len(secret)].encode()
+        body = [piece.replace(old, new) if isinstance(piece, bytes) else piece for piece in body]
+        names[temporary] = path.parent / location.replace(secret, new.decode())
     temporary, file = scratch(path, undo)
     _write(file, body, advance)
     sources.confirm()
@@ -272,8 +272,8 @@ def outdated(path: Path, kept: Collection[str]) -> list[Path]:
 
 
 def models_beside(path: Path) -> list[Path]:
-    near = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
-    return [other for other in near if other.is_file()]
+    others = (other for other in path.parent.iterdir() if other.suffix.lower() == ".onnx" and other.name != path.name)
+    return [other for other in others if other.is_file()]
 
 
 def data_files(path: Path) -> list[Path]:
@@ -293,7 +293,7 @@ def is_large(path: Path) -> bool:
 
 
 def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:
-    """Return the data files named by a model at `path`; none for other files."""
+    """Return the data files named by an open model of `path`; none for other files."""
     names: set[str] = set()
     try:
         light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))

@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.loading import FIRST_IR_WITH_OPSET_IMPORTS
-from amp_rewrite.files.mends import OPSETS
+from amp_rewrite.files.mends import OPSET_BOUND
 from amp_rewrite.files.protos import all_nodes, bodies
 from amp_rewrite.files.tensors import dtype, elements, in_memory, is_stub
 from amp_rewrite.ir.nodes import (
@@ -88,7 +88,7 @@ def check_imports(proto: ModelProto) -> None:
         for imported in holder.opset_import:
             _refuse_bytes((imported.domain,), "the domain of an opset import")
             domain = normal_domain(imported.domain) or "ai.onnx"
-            if not 0 < imported.version < OPSETS:
+            if not 0 < imported.version < OPSET_BOUND:
                 raise ModelError(f"{what} imports {domain} opset {imported.version}, which does not exist; correct it")
             if versions.setdefault(domain, imported.version) != imported.version:
                 raise ModelError(f"{what} imports {domain} opsets {versions[domain]} and {imported.version}; keep one")

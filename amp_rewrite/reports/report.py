@@ -1,8 +1,8 @@
 """Reports: a conversion and its reasons, or the inventory of a model. One row per op, the casts, the totals.
 
-A report is plain data. It goes to JSON and comes back equal, needs no model and no ONNX to be read, and holds
-neither times nor absolute paths: the same model converted in the same way gives the same bytes.
-`docs/reference/report.schema.json` is the form of the JSON.
+A report is plain data. It survives JSON unchanged, can be read without the model and without ONNX, and has neither
+times nor absolute paths: the same conversion gives the same bytes. `docs/reference/report.schema.json` is the schema of
+the JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Report(Result, ReportData):
         inputs: those of the model.
         outputs: those of the model.
         weights: bytes of dense initializers and Constants after the conversion, by type.
-        evidence: how far data have checked the conversion, and the next command.
+        evidence: the check of the conversion on data.
         shifts: regions of values that are computed times a power of two, and values beyond the type that are not.
         schema: version of the format.
 
@@ -128,18 +128,18 @@ def _dump(item: object) -> str:
 def _encode(item: Any) -> dict[str, object]:
     """Return the fields other than their defaults, in their order; maps in the order of their keys.
 
-    The settings of a header stand among its fields: those that every conversion states first, the others at the end.
+    The settings of a header stand among its fields: those of every conversion first, the others at the end.
     """
     encoded: dict[str, object] = {}
-    last: dict[str, object] = {}
+    others: dict[str, object] = {}
     for name, default in defaults_of(item.__class__).items():
         value = getattr(item, name)
         if name == "settings":
             encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated == ALWAYS}
-            last = {name: text for name, text in value.items() if name not in encoded}
+            others = {name: text for name, text in value.items() if name not in encoded}
         elif value != default or (isinstance(item, Totals) and name not in _RARE):
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
-    return encoded | last
+    return encoded | others
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def _read(loaded: object) -> Report:
         newer = ", upgrade amp-rewrite" if isinstance(schema, int) and schema > SCHEMA else ""
         raise Malformed(f"is {schema!r}, this version reads {SCHEMA}{newer}", ".schema")
     report: Report = _REPORT(loaded)
-    # each row may read only rows before it, and all other positions must be those of rows
+    # A row may read only rows before it; all other positions must be those of rows.
     number, first = len(report.rows), FIRST_INPUT - len(report.inputs) + 1
     ends: list[tuple[str, Sequence[int], int, int]] = []
     for i, row in enumerate(report.rows):
@@ -159,8 +159,8 @@ def _read(loaded: object) -> Report:
         ends += [(f".rows[{i}].because_row", (row.because_row,), NO_ROW, number)]
     ends += [(f".casts[{i}].after", (cast.after,), first, number) for i, cast in enumerate(report.casts)]
     ends += [(f".outputs[{i}].after", (port.after,), first, number) for i, port in enumerate(report.outputs)]
-    for where, positions, least, end in ends:
-        if any(not least <= position < end for position in positions):
+    for where, positions, start, end in ends:
+        if any(not start <= position < end for position in positions):
             raise Malformed("does not name an input, or a row that may stand there", where)
     return report
 
@@ -171,7 +171,7 @@ def _header(**fields: Any) -> Header:
 
 
 _RARE = ("integer_ops", "flops", "flops_low")
-"""Totals that a report states only where they are not zero."""
+"""Totals left out of the JSON if they are zero."""
 _REPORT = record(
     Report,
     {"model": record(Header, dict.fromkeys(STATED, reader_of(str | None)), make=_header)},

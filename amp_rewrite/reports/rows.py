@@ -14,13 +14,13 @@ from amp_rewrite.reports.evidence import UNCHECKED, Evidence
 from amp_rewrite.settings.request import STATED
 
 SCHEMA = 1
-"""Version of the form."""
+"""Version of the format."""
 DTYPES = {dtype.spelling: dtype for dtype in DType}
 LOW = frozenset(name for name, dtype in DTYPES.items() if dtype.low)
 FLOATING = frozenset(name for name, dtype in DTYPES.items() if dtype.floating)
 """Spellings of element types in rows."""
 NO_ROW = -1
-"""Source of a weight, of a body's formal input, and of an input that is left out."""
+"""Source of a weight, of a body's formal input, and of an omitted input."""
 FIRST_INPUT = -2
 """Source of the first input of the model; -3 stands for the second, and so on."""
 
@@ -29,8 +29,8 @@ FIRST_INPUT = -2
 class Header:
     """The model, and the lists and settings of its conversion. In an inventory, `to` and the rest are None.
 
-    `settings` holds the spellings of options by name, each an attribute, too: None for an option that the table of
-    options leaves out where its value is the usual one. `config`: the settings that came from a file, and the file.
+    `settings` holds the spellings of options by name. Each is an attribute, too: None for some options at their
+    default. `config`: settings from a file, and the name of the file.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Row(NamedTuple):
     """One op, as it is after the conversion.
 
     `dtype` is the type of the op's main floating variable, else of its first output; `variables` holds every floating
-    variable. `because` is the name of the op that caused the decision, `because_row` its row. `source` and `reason` are
-    the list entry's. `reads` gives the source of each input, looking through copies and casts between floats; what the
-    bodies of an If, Loop or Scan hand out follows at the end. `attributes` are those that say how the op computes,
-    without defaults. `constants` is a digest of the names of the constants that the op reads.
+    variable. `because` is the name of the op behind the decision, `because_row` its row. `source` and `reason` are the
+    list entry's. `reads` gives the source of each input, looking through copies and casts between floats; the outputs
+    of the bodies of an If, Loop or Scan follow at the end. `attributes` are those of the computation, without defaults.
+    `constants` is a digest of the names of the op's constants.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Row(NamedTuple):
     dtype: str
     scope: str = ""
     named: bool = True
-    """True if the name stands in the model; otherwise it consists of scope, type and position."""
+    """True if the name is in the model; otherwise it consists of scope, type and position."""
     variables: Mapping[str, str] = {}
     color: str | None = None
     rule: str | None = None
@@ -94,10 +94,9 @@ class Row(NamedTuple):
 class CastRow(NamedTuple):
     """A conversion of one value between floating types.
 
-    `origin`: "inserted" by the conversion, "existing" (a Cast of the model itself) or "folded" (a Cast of the
-    model itself that is gone). `after` is the source of the value as in `Row.reads`, and `slot`
-    its output. `readers` counts the ops that read it, without those that no output is computed from. `size` is in bytes
-    as written, with free dimensions as 128; None for an unknown type.
+    `origin`: "inserted" by the conversion, "existing" (a Cast of the model) or "folded" (a removed Cast of the model).
+    `after` is the source of the value as in `Row.reads`, and `slot` its output. `readers` counts its readers on the way
+    to an output. `size` is in bytes as written, with free dimensions as 128; None for an unknown type.
     """
 
     value: str

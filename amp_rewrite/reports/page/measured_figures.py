@@ -1,7 +1,7 @@
 """Figures of measurements as charts in SVG: scores of outputs against the tolerance, and ranges of values.
 
-A chart has a bar for each item on one axis, before bands. Marks stand in percent of an area that fills its page, so
-that text keeps its size on narrow and on wide ones. Numbers beyond an axis stand at its ends.
+A chart has a bar for each item on one axis, in front of bands. Marks stand in percent of the width of the page, so text
+keeps its size on narrow and on wide pages. Numbers beyond an axis stand at its ends.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from amp_rewrite.reports.page.page import Figure, element, numbers_table, remark
 from amp_rewrite.reports.render import cut, plain
 
 _TICKS = 5
-_LEAST, _MOST = -308, 308
-"""Powers of ten that a float holds in full precision."""
+_MIN_POWER, _MAX_POWER = -308, 308
+"""Powers of ten in the normal range of a float."""
 _LABEL, _TITLE = 64, 400
-"""Characters of a name beside a row, and in what hovering shows."""
+"""Characters of a name beside a row, and of a tooltip."""
 
 
 # -- axes ----------------------------------------------------------------------------------------------
@@ -42,10 +42,10 @@ class Axis:
     def of(cls, label: str, numbers: Iterable[float | None]) -> Self:
         """Return an axis for the finite numbers above zero."""
         powers = [math.log10(number) for number in numbers if number and 0 < number < math.inf]
-        first = max(math.floor(min(powers, default=0.0)), _LEAST)
-        last = min(math.ceil(max(powers, default=0.0)), _MOST)
+        first = max(math.floor(min(powers, default=0.0)), _MIN_POWER)
+        last = min(math.ceil(max(powers, default=0.0)), _MAX_POWER)
         if first >= last:
-            first, last = (first - 1, first) if first == _MOST else (first, first + 1)
+            first, last = (first - 1, first) if first == _MAX_POWER else (first, first + 1)
         return cls(label, first, last)
 
     def at(self, number: float) -> float:
@@ -54,9 +54,9 @@ class Axis:
             return 0.0 if number <= 10.0**self.first else 1.0
         return (math.log10(number) - self.first) / (self.last - self.first)
 
-    def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
-        """Return at most so many numbers on the axis, 2 or more, with their labels."""
-        step = max(1, -(-(self.last - self.first) // (most - 1)))
+    def ticks(self, limit: int = _TICKS) -> list[tuple[float, str]]:
+        """Return up to `limit` numbers on the axis, 2 or more, with their labels."""
+        step = max(1, -(-(self.last - self.first) // (limit - 1)))
         start = -(-self.first // step) * step  # multiples of the step, so that 1 is a tick where it lies inside
         powers = range(start, self.last + 1, step)
         return [(10.0**n, f"{10.0**n:.{max(-n, 0)}f}" if -3 < n < 5 else f"1e{n}") for n in powers]
@@ -85,7 +85,7 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A labelled bar from one number to another, with words beside it and words to hover."""
+    """A labelled bar from one number to another, with a text beside it and a tooltip."""
 
     label: str
     low: float
@@ -147,7 +147,7 @@ def _below(axis: Axis) -> Element:
 
 
 _OUTPUTS, _BATCHES = 40, 50
-"""Outputs that are listed, and batches of each; the worst ones of more."""
+"""Listed outputs, and batches of each: the worst ones."""
 
 
 def outputs_figure(
@@ -155,7 +155,7 @@ def outputs_figure(
 ) -> Figure:
     """Return the scores of outputs as a figure: a table, and a chart of several errors.
 
-    Scores of which higher ones are better are not drawn.
+    Measures with better scores at higher numbers have no chart.
     """
     limit, higher = allowed.limit, allowed.higher
     by_output: dict[str, list[OutputRow]] = {}  # the worst first
@@ -173,7 +173,7 @@ def outputs_figure(
     )
     chart = []
     if len(known) > 1 and not higher:  # one point is not a chart
-        above = [number for number in known if number > 1e-6 * limit]  # zeros and dust stand at the left end
+        above = [number for number in known if number > 1e-6 * limit]  # smaller ones stand at the left end
         axis = Axis.of(allowed.measured, [limit / 10, 3 * limit, *above])
         band = Band(0.0, limit, "low", f"allowed: {limit:g}")
         chart = [bars(axis, [_scores(name, group) for name, group in chosen.items()], [band], name=lead)]
@@ -202,8 +202,8 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
     if not compared:
         return f"Nothing was compared. {short(verdict)}."
     failed = sum(not row.difference.ok for row in compared)
-    what = "Each bar goes from the best batch of an output to its worst; " if len(compared) > 1 else ""
-    words = f"{what}{failed} of {len(compared)} comparisons failed. Verdict: {short(verdict)}."
+    bars = "Each bar goes from the best batch of an output to its worst; " if len(compared) > 1 else ""
+    words = f"{bars}{failed} of {len(compared)} comparisons failed. Verdict: {short(verdict)}."
     if shown < len(compared):
         words += f" The {shown} worst are listed: {_BATCHES} batches of {_OUTPUTS} outputs at most."
     return words
@@ -213,9 +213,9 @@ def _lead(compared: Sequence[OutputRow], shown: int, verdict: str) -> str:
 
 
 _DRAWN, _LISTED = 12, 500
-"""Values that the chart draws, and that the table holds."""
+"""Values in the chart, and in the table."""
 _SMALLEST, _LARGEST = 1e-12, 1e12
-"""Magnitudes that an axis for float16 holds at most; the least one for bfloat16, too."""
+"""Ends of an axis for float16 at most; the smaller one for bfloat16, too."""
 _HEAD = ("value", "smallest", "largest", "headroom", "overflow", "subnormal", "flushed to zero", "infinite or NaN")
 
 
@@ -233,9 +233,9 @@ def ranges_figure(values: Mapping[str, Fit], to: DType, data: str) -> Figure:
         for name, fit in islice(tight.items(), _DRAWN)
     ]
     sizes = [number for bar in spans for number in (bar.low, bar.high) if number]
-    most = _LARGEST if to is DType.FLOAT16 else math.inf  # those far beyond float16 must not squeeze the others
+    limit = _LARGEST if to is DType.FLOAT16 else math.inf  # values far beyond float16 must not squeeze the others
     float16 = DType.FLOAT16.smallest_subnormal, 10 * DType.FLOAT16.max
-    axis = Axis.of("magnitude", [*(min(max(size, _SMALLEST), most) for size in sizes), *float16])
+    axis = Axis.of("magnitude", [*(min(max(size, _SMALLEST), limit) for size in sizes), *float16])
     chart = bars(axis, spans, bands, name=f"Values with the least headroom in {to.spelling}")
     note = "The tightest values; the file of ranges holds all." if len(seen) > _LISTED else ""
     cells = (_cells(name, fit, to) for name, fit in islice(tight.items(), _LISTED))

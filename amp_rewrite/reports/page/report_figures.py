@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from amp_rewrite.ir.view import View
 
 _SUBJECTS = 20
-"""Subjects that a card of findings lists."""
+"""Subjects in a card of findings."""
 _VERDICTS = {
     "none": "not checked on data",
     "guarded": "guarded by ranges",
@@ -44,16 +44,16 @@ def report_figures(report: ReportData, view: View | None = None, command: str | 
 def summary_figure(report: ReportData, shapes: str, command: str) -> Figure:
     """Return verdict, steps, counts and findings of a report. `shapes`: those behind its FLOPs, in words."""
     groups = by_kind(report.findings)
-    asked = [kind for kind, group in groups.items() if any(map(needs_action, group))]
-    quiet = [kind for kind in groups if kind not in asked]
+    urgent = [kind for kind, group in groups.items() if any(map(needs_action, group))]
+    quiet = [kind for kind in groups if kind not in urgent]
     parts = []
     if not report.inventory:
         level = report.evidence.level
         step = [element("p", "next: ", element("code", command))] if command else []
         state = _VERDICTS.get(level, level)
         parts.append(_card("evidence", state, str(report.evidence), *step, class_=f"card evidence {level}"))
-    if asked:
-        cards = (_finding(kind, groups[kind], "warning") for kind in asked)
+    if urgent:
+        cards = (_finding(kind, groups[kind], "warning") for kind in urgent)
         parts += [element("h3", "To do"), element("div", *cards, class_="cards findings")]
     parts.append(element("div", *_counts(report, shapes), class_="cards"))
     if report.shifts:

@@ -255,7 +255,7 @@ def test_heavy_initializers_of_one_name_are_compared_in_their_file(tmp_path) -> 
 
 def test_a_sound_model_is_neither_copied_nor_changed() -> None:
     sound = model(lambda m: None)
-    assert mended(sound, ours=False) == (sound, ()) and Model.load(sound).proto is sound
+    assert mended(sound, owned=False) == (sound, ()) and Model.load(sound).proto is sound
 
 
 def test_a_plugin_in_the_default_domain_stays_float32_for_tensorrt_alone() -> None:
@@ -309,4 +309,4 @@ def inner(made: ModelProto) -> GraphProto:
 )
 def test_an_initializer_that_a_body_needs_itself_stays(source: ModelProto) -> None:
     before = source.SerializeToString()
-    assert mended(source, ours=False)[0].SerializeToString() == before
+    assert mended(source, owned=False)[0].SerializeToString() == before
