@@ -14,7 +14,6 @@ from amp_rewrite.cli.group import COMPLETE, NAME, SHELLS
 from amp_rewrite.cli.parameters import choice, option
 from amp_rewrite.settings.option import PRECISION
 from amp_rewrite.settings.request import OPTIONS, PAINTING, Request
-from amp_rewrite.train.policy import Policy
 
 # -- calibrate -----------------------------------------------------------------------------------------------
 
@@ -145,6 +144,7 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     --keep, --lower, --lists, --target, --set and amp.toml are those of `convert`; `to` selects the policy. Settings for
     inputs, outputs and fusions have no effect on a step.
     """
+    from amp_rewrite.train.policy import Policy
     from amp_rewrite.train.step.step import save_step, training_step
 
     output, overwrite = output or path_beside(model, "step.onnx"), bool(given["overwrite"])

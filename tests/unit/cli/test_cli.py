@@ -63,7 +63,7 @@ def shell(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **more)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["diff", "a.json", "a.json"]], ids=["help", "diff of reports"])
+@pytest.mark.parametrize("words", [["--help"], ["train-step", "--help"], ["diff", "a.json", "a.json"]], ids=" ".join)
 def test_what_reads_no_model_imports_nothing_that_is_slow(model: str, words: list[str]) -> None:
     Path("a.json").write_text(run("report", model, "--json").stdout)
     program = (
