@@ -97,24 +97,24 @@ _UNSEEN = re.compile(
 """Printable characters without ink: fillers, joiners and selectors of variants."""
 
 
-def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
+def nearest(word: object, known: Iterable[str], limit: int = 1) -> list[str]:
     """Return the known names most like a word in any case, best first."""
     import difflib  # late: only errors need it
 
     names = list(known)
     names.sort(key=lambda name: name[:1] != str(word)[:1])  # "Sofmax" is rather Softmax than softmax
-    close = difflib.get_close_matches(str(word).lower(), dict.fromkeys(name.lower() for name in names), most)
-    return [name for like in close for name in names if name.lower() == like][:most]
+    close = difflib.get_close_matches(str(word).lower(), dict.fromkeys(name.lower() for name in names), limit)
+    return [name for like in close for name in names if name.lower() == like][:limit]
 
 
 def advice(
-    word: object, known: Iterable[str], otherwise: str = "", most: int = 1, *, shown: Mapping[str, str] | None = None
+    word: object, known: Iterable[str], otherwise: str = "", limit: int = 1, *, shown: Mapping[str, str] | None = None
 ) -> str:
     """Return "did you mean …?" with the known names nearest to a word, else the other advice, by default all names.
 
     `shown`: the advice for each known name, where that is another spelling.
     """
-    near = [repr(shown[name] if shown else name) for name in nearest(word, known, most)]
+    near = [repr(shown[name] if shown else name) for name in nearest(word, known, limit)]
     return f"did you mean {', '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
 
 

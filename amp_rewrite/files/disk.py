@@ -37,18 +37,18 @@ def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) 
     return open(descriptor, "rb", buffering=buffering)  # noqa: PTH123
 
 
-def read_regular(path: str | Path, most: int) -> bytes:
-    """Return the content of a regular file, at most one byte more than `most`; OSError as `open_regular`."""
+def read_regular(path: str | Path, limit: int) -> bytes:
+    """Return the content of a regular file, at most one byte more than `limit`; OSError as `open_regular`."""
     with open_regular(path) as file:
-        return file.read(most + 1)
+        return file.read(limit + 1)
 
 
-def read_text(path: Path, most: int, kind: str, error: type[AmpRewriteError]) -> str:
-    """Return the text of a file of at most `most` bytes, of a kind; another file is an error with its path."""
+def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -> str:
+    """Return the text of a file of at most `limit` bytes, of a kind; another file is an error with its path."""
     try:
-        content = read_regular(path, most)
-        if len(content) > most:
-            raise error(f"{path}: larger than {most >> 10} KiB, so it is not {kind}; name another")
+        content = read_regular(path, limit)
+        if len(content) > limit:
+            raise error(f"{path}: larger than {limit >> 10} KiB, so it is not {kind}; name another")
         return content.decode("utf-8-sig")
     except OSError as cause:
         raise error(f"{path}: cannot be read ({cause.strerror}); name {kind}") from cause

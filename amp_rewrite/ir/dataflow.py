@@ -145,23 +145,23 @@ def made_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
 # -- sources of values behind ops --------------------------------------------------------------------
 
 
-def behind(view: View, value: ValueId | None, step: Step, most: int | None = None) -> Iterator[tuple[Op, ValueId]]:
-    """Follow `step` up from a value, `most` times at most; yield each op and its input, nearest first."""
+def behind(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> Iterator[tuple[Op, ValueId]]:
+    """Follow `step` up from a value, up to `limit` times; yield each op and its input, nearest first."""
     passed = 0
-    while passed != most and (op := view.producer(value)) is not None and (value := step(op)) is not None:
+    while passed != limit and (op := view.producer(value)) is not None and (value := step(op)) is not None:
         yield op, value
         passed += 1
 
 
-def trail(view: View, value: ValueId | None, step: Step, most: int | None = None) -> tuple[list[Op], ValueId | None]:
+def trail(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> tuple[list[Op], ValueId | None]:
     """Return the ops from `behind` and the last input; the value itself without ops."""
-    passed = list(behind(view, value, step, most))
+    passed = list(behind(view, value, step, limit))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
-def origin(view: View, value: ValueId, step: Step, most: int | None = None) -> ValueId:
+def origin(view: View, value: ValueId, step: Step, limit: int | None = None) -> ValueId:
     """Return the last input from `behind`; the value itself without one."""
-    return [value, *(read for _, read in behind(view, value, step, most))][-1]
+    return [value, *(read for _, read in behind(view, value, step, limit))][-1]
 
 
 def first_input_of(kinds: Container[str]) -> Step:
@@ -232,12 +232,12 @@ class Flow:
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
-        made_by = self.view.producer(value)
-        if made_by is not None:
-            for slot in self.through(made_by):
-                if slot >= len(made_by.inputs):
+        producer = self.view.producer(value)
+        if producer is not None:
+            for slot in self.through(producer):
+                if slot >= len(producer.inputs):
                     break
-                read = made_by.inputs[slot]
+                read = producer.inputs[slot]
                 if read is not None:
                     yield read
         if value in self._seams:

@@ -182,10 +182,10 @@ class View(Index):
                 known[copy] = tensor
         return known
 
-    def array(self, value: ValueId | None, most: int | None = None) -> Array | None:
+    def array(self, value: ValueId | None, limit: int | None = None) -> Array | None:
         """Return the elements of a constant value or a copy; None for others, and for more elements than asked for."""
         tensor = self.copied(value)
-        large = tensor is not None and most is not None and math.prod(tensor.dims) > most
+        large = tensor is not None and limit is not None and math.prod(tensor.dims) > limit
         return None if tensor is None or large else self.model.array(tensor)
 
     @once

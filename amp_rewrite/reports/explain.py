@@ -175,7 +175,7 @@ def _rows_of(report: ReportData, name: str, makers: Mapping[str, int]) -> tuple[
     source = sources.get(name)
     if source is None:
         known = dict.fromkeys((*(row.name for row in report.rows), *sources, *(row.op for row in report.rows)))
-        hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", most=3)
+        hint = advice(name, known, f"`amp-rewrite report {report.model.name} -v` lists the names", limit=3)
         raise PatternError(f"{report.model.name}: no op{' or value' if makers else ''} is named {name!r}; {hint}")
     if source == NO_ROW:
         raise PatternError(f"{report.model.name}: {name!r} is a weight; explain an op that reads it")

@@ -70,7 +70,7 @@ class Report(Result, ReportData):
         if rows := tuple(self.rows[i] for i in self.positions(op)):
             return rows
         known = dict.fromkeys(name for row in self.rows for name in (row.name, row.op))
-        hint = advice(op, known, "name an op, an op type, or a pattern such as op=MatMul", most=3)
+        hint = advice(op, known, "name an op, an op type, or a pattern such as op=MatMul", limit=3)
         raise PatternError(f"{self.model.name}: no op is named {op!r}, or of that type; {hint}")
 
     def text(self, *, verbose: bool = False, more: str = "", command: str | None = None) -> str:

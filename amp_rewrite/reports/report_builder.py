@@ -236,8 +236,8 @@ class _ReportBuilder:
     def _slot(self, value: ValueId) -> int:
         """Return the output of the row behind a value."""
         source = self._source[value]
-        made_by = self.view.producer(source)
-        return made_by.outputs.index(source) if made_by else 0
+        producer = self.view.producer(source)
+        return producer.outputs.index(source) if producer else 0
 
     # -- casts and weights -------------------------------------------------------------------------
 

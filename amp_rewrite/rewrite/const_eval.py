@@ -128,7 +128,7 @@ def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
 
     def before(op_id: OpId) -> Iterator[OpId]:
         read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)
-        return (made_by.id for v in read if (made_by := view.producer(v)) is not None)
+        return (producer.id for v in read if (producer := view.producer(v)) is not None)
 
     return any(view.ops[step].kind in _MAKING for step in reach((op.id,), before))
 

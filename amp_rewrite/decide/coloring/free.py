@@ -105,8 +105,8 @@ class Free:
         Of any size are inputs of the model or a body, and what an op that grows computes.
         """
         view = self.problem.view
-        made_by, maker = view.producer(value), view.producer(origin(view, value, _copied))
-        return made_by is None or self.problem.widens(made_by) or (maker is not None and self._grows(maker))
+        producer, maker = view.producer(value), view.producer(origin(view, value, _copied))
+        return producer is None or self.problem.widens(producer) or (maker is not None and self._grows(maker))
 
     def _copied_by(self, op: Op) -> ValueId | None:
         """Return the input of a Cast from float32 to float32; None for other ops."""
@@ -187,7 +187,7 @@ class Free:
         p, view = self.problem, self.problem.view
         products = self._products | p.lower.keys()
         owners = {owner for op in products for owner in view.owners(op)}
-        made = {made_by.id for value in p.low_inputs if (made_by := view.producer(value)) is not None}
+        made = {producer.id for value in p.low_inputs if (producer := view.producer(value)) is not None}
         sources = {source for op in (*products, *owners) for source in view.flow.predecessors(op)}
         return view.before(owners | made | sources)
 
@@ -209,8 +209,8 @@ class Free:
         return frozenset(raw)
 
     def _is_raw(self, value: ValueId, raw: Collection[int]) -> bool:
-        made_by, maker = self.problem.view.producer(value), self.problem.maker(value)
-        return maker in raw or (self.maker(value) == HIGH and (made_by is None or made_by.id not in self._downstream))
+        producer, maker = self.problem.view.producer(value), self.problem.maker(value)
+        return maker in raw or (self.maker(value) == HIGH and (producer is None or producer.id not in self._downstream))
 
     @cached_property
     def late(self) -> frozenset[int]:

@@ -103,9 +103,9 @@ def _edge(problem: Problem, op: Op) -> Paint | None:
     view = problem.view
     untyped = next((v for v in op.ports if unknown(view.types[v])), None)
     if untyped is not None:
-        made_by = view.values[untyped].producer
+        producer = view.values[untyped].producer
         note = f"the element type of {view.value_name(untyped)!r} is unknown"
-        return float32(reasons.UNKNOWN_TYPE, made_by if made_by != op.id else None, note)
+        return float32(reasons.UNKNOWN_TYPE, producer if producer != op.id else None, note)
     if not any(view.dtype(v) is DType.FLOAT for v in op.ports):
         return None
     note = "the edges of bodies keep their type" if op.bodies else f"{op.kind} is not a known operator"

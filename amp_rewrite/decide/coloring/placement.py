@@ -122,8 +122,8 @@ class Labelling(Free):
         """Return the paint of a low vertex outside TensorFlow's set."""
         p, op = self.problem, self.problem.op(v)
         if op.kind in ELEMENTLESS:
-            made_by = p.view.producer(op.inputs[0])
-            return Paint(p.to, reasons.SHAPE_FOLLOWS, made_by.id if made_by is not None else None)
+            producer = p.view.producer(op.inputs[0])
+            return Paint(p.to, reasons.SHAPE_FOLLOWS, producer.id if producer is not None else None)
         return Paint(p.to, reasons.MIN_CUT, None, p.why_unneeded(v))
 
     def high(self, v: int) -> Paint:
@@ -292,8 +292,8 @@ class Labelling(Free):
         p, is_low = self.problem, {LOW, *(self.ends[v] for v in low)}
         for v in sorted(self.follows):
             source = p.op(v).inputs[0]
-            made_by = p.view.producer(source)
-            if source is None or p.vertices[v].refusal is not None or (made_by is not None and p.widens(made_by)):
+            producer = p.view.producer(source)
+            if source is None or p.vertices[v].refusal is not None or (producer is not None and p.widens(producer)):
                 continue
             ends = {self.maker(source)} if p.view.constant(source) is None else self.readers(source)
             if ends and ends <= is_low:

@@ -329,5 +329,5 @@ def contracts(op: Op) -> bool:
 @once
 def _near(view: View, to: DType) -> frozenset[OpId]:
     """Return the sums of scores and a bias, small at the best key of each row as far as a softmax sees it."""
-    rows = scored_rows(view, cache(partial(view.array, most=MOST)))
+    rows = scored_rows(view, cache(partial(view.array, limit=MOST)))
     return frozenset(term.op.id for row in rows if row.near(to) for term in row.terms)

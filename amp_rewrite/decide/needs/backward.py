@@ -189,8 +189,8 @@ class Backward:
             nearest = self._nearest(out, alike)
             pairs += [(out, v, "the next run") for v in sorted(alike, key=lambda v: (v != nearest, v))]
         for out, into, when in pairs:
-            made_by = view.producer(out)
-            if made_by is not None and into in facts[out].moved:
+            producer = view.producer(out)
+            if producer is not None and into in facts[out].moved:
                 note = f"computes the state {view.value_name(into)!r}, which {when} reads"
                 self._ask(out, Need.PATH, float32(reasons.RUNNING_SUM, None, note), into)
         for op in view.ops:
@@ -211,8 +211,8 @@ class Backward:
         """Return the state that the fewest ops part from an output: that which it replaces, as a rule."""
         level, seen = [out], {out}
         while level and seen.isdisjoint(states):
-            made_by = filter(None, map(self.view.producer, level))
-            level = [*dict.fromkeys(v for op in made_by for v in op.operands if v not in seen)]
+            producers = filter(None, map(self.view.producer, level))
+            level = [*dict.fromkeys(v for op in producers for v in op.operands if v not in seen)]
             seen.update(level)
         return next(filter(states.__contains__, level), None)
 

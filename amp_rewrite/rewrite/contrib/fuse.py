@@ -207,8 +207,8 @@ def _added_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Ou
     ops = (*inner, *ops)
     apart = not confined(view, total, ops)
     for weight in (gamma, beta, bias) if apart else ():
-        made_by = view.producer(weight)
-        if made_by is not None and made_by.id > add.id:
+        producer = view.producer(weight)
+        if producer is not None and producer.id > add.id:
             return f"others read the sum, before {site.names(weight)[0]} is made"
     kind, op_type = _SKIP_NORMS[norm.node.op_type]
     shifts = [beta] if norm.node.op_type == "LayerNormalization" else []

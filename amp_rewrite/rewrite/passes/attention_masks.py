@@ -172,12 +172,12 @@ def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
         name = view.value_name(value)
         note = f"the fill value {level:g} becomes {np.copysign(least, level):g} · {reasons.HARMLESS}: it only selects"
         finding = Finding("saturated", name, note)
-        made_by = view.producer(value, "ConstantOfShape")
-        stated = attribute(made_by.node, "value") if made_by is not None else None
-        if made_by is not None and stated is not None and _harmless(view, context.to, view.uses[value], level):
-            node = clone(made_by.node)
+        producer = view.producer(value, "ConstantOfShape")
+        stated = attribute(producer.node, "value") if producer is not None else None
+        if producer is not None and stated is not None and _harmless(view, context.to, view.uses[value], level):
+            node = clone(producer.node)
             restate(node, "value", from_array(_within(view.model.array(stated.t), least)))
-            yield Replacement("saturated", (made_by.id,), made_by.id, node, findings=(finding,))
+            yield Replacement("saturated", (producer.id,), producer.id, node, findings=(finding,))
         constant = view.array(value)
         for use in view.uses[value]:
             if constant is not None and _harmless(view, context.to, (use,), level):

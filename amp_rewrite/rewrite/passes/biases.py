@@ -96,9 +96,9 @@ class BiasSum:
 
     @classmethod
     def before(cls, view: View, value: ValueId | None, reader: Op, context: Context) -> BiasSum | None:
-        made_by = view.producer(value, "Add")
-        near = made_by is not None and made_by.scope == reader.scope and alone(view, value, reader)
-        return cls.of(view, made_by, context) if near else None
+        producer = view.producer(value, "Add")
+        near = producer is not None and producer.scope == reader.scope and alone(view, value, reader)
+        return cls.of(view, producer, context) if near else None
 
 
 def _along(view: View, context: Context, source: ValueId, bias: ValueId) -> bool:
