@@ -93,8 +93,7 @@ def from_torch(
     with _quiet():
         found = torch_forms.ForwardFindings.of(torch, module, call, dropout)
         names = tuple(found.outputs) if outputs is None else as_names(outputs)
-        if len(names) != len(found.outputs):
-            count = len(found.outputs)
+        if len(names) != (count := len(found.outputs)):
             raise TrainingError(f"{len(names)} names for {count} outputs of the module; give one name for each")
         with torch_forms.training(module, found.kept), torch_forms.written_out(torch):
             program = _export(torch, module, inputs, state, names, axes, opset)
