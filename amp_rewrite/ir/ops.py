@@ -328,7 +328,7 @@ OPS: Mapping[str, OpRow] = {
     ),
     **_rows("ArgMax ArgMin", Way.TEST, needs={0: Need.ORDER}),
     **_rows("Hardmax", Way.TEST, T.EXACT, needs={0: Need.ORDER}, low=0.0, high=1.0, whole=True),
-    **_rows("NonZero", Way.TEST),
+    **_rows("NonZero", Way.TEST, needs={0: Need.SIDE}),
     **_rows("SequenceLength", Way.TEST, slots=()),
     **_rows("And BitwiseAnd BitwiseOr Or Xor", Way.TEST, T.BROADCASTS, slots=ALL),
     **_rows(

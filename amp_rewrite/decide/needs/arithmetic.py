@@ -10,6 +10,7 @@ from itertools import permutations
 from amp_rewrite.decide.needs.facts import INF, NOTHING, Beyond, Fact, Facts, Values, joined, leaves, range_of, union
 from amp_rewrite.decide.sizes import FREE, stated_terms, summed_labels
 from amp_rewrite.dtypes import DType
+from amp_rewrite.ir.attributes import float_attribute
 from amp_rewrite.ir.dataflow import axes_of, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, PRODUCTS, SCALINGS, TENSOR_CORE_STEP
 from amp_rewrite.ir.ops import OPS, OpRow, Trait
@@ -276,6 +277,7 @@ def fact_of_product(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     wholes = [f.whole for f in read if f.whole is not None]
     small = any(f.small and f.high == INF for f in varying) or all(f.small for f in varying)  # one like an exponential
     gain = weight.size * math.sqrt(stated_terms(facts.view, op)) if weight is not None else INF
+    gain *= abs(float_attribute(op.node, "alpha", 1.0))
     return Fact(
         low=0.0 if two and all(f.low >= 0 for f in varying) else -INF,
         constant=not varying,

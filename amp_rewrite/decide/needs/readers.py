@@ -58,7 +58,7 @@ class Readers:
     def of(self, op: Op, row: OpRow) -> Iterator[Asked]:
         """Yield the needs of an op of its inputs, for any reader of its result."""
         facts = [self.facts[v] for v in op.inputs]
-        sign = op.kind == "Sign" or any(f.constant and f.number == 0 for f in facts)
+        sign = op.kind in ("NonZero", "Sign") or any(f.constant and f.number == 0 for f in facts)
         sign &= not any(f.moved for f in facts)
         for slot, need in (*row.needs.items(), *((slot, Need.EXACT) for slot in row.shapes)):
             if slot < len(op.inputs) and not (sign and need is Need.SIDE):
@@ -92,6 +92,8 @@ class Readers:
         elif op.kind == "Pow":
             if facts[1].constant and -INF < facts[1].low < 1:  # one root for each channel, perhaps
                 yield Asked(op.inputs[0], Need.TINY)
+            elif facts[1].constant and facts[1].low > 1 / _DOWN:
+                yield Asked(op.inputs[0], Need.FACTOR)
         elif op.kind == "ReduceLogSum" and not adds_peak(self.facts, op):
             yield Asked(op.inputs[0], Need.RATIO)
 
