@@ -87,10 +87,13 @@ def test_axes_become_an_input_and_a_split_says_into_how_many() -> None:
     assert made.ir_version == 8
 
 
-def test_on_the_way_back_axes_become_an_attribute_and_one_that_says_what_holds_anyway_goes() -> None:
+def test_axes_become_an_attribute_on_the_way_back() -> None:
     made, _ = moved(model_of("y = ReduceMax (x, last)", 18, outputs="float[2,1] y"), 17)
     (reduce,) = made.graph.node
     assert (list(reduce.input), helper.get_attribute_value(reduce.attribute[0])) == (["x"], [-1])
+
+
+def test_an_attribute_that_says_what_holds_anyway_goes_on_the_way_back() -> None:
     made, _ = moved(model_of("y = Reshape <allowzero = 0> (x, shape)", 14, "float[2,4] x, int64[2] shape"), 13)
     assert (opset(made), list(made.graph.node[0].attribute)) == (13, [])
 
