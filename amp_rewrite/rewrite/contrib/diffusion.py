@@ -90,14 +90,16 @@ class _GroupNorm:
     @classmethod
     def of(cls, view: View, op: Op) -> _GroupNorm | None:
         apart, chain = view.producer(op.inputs[0], "Reshape"), [op]
+        if apart is None or not alone(view, op.inputs[0], op):
+            return None
         for kind in ("Reshape", "Mul", "Add"):
             reader = only_reader(view, chain[-1].outputs[0], kind)
-            if reader is None or apart is None or not alone(view, op.inputs[0], op):
+            if reader is None:
                 return None
             chain.append(reader)
         _, together, scaled, shifted = chain
         scale, shift = (_by_channel(view, b, a.results[0]) for a, b in ((together, scaled), (scaled, shifted)))
-        if apart is None or scale is None or shift is None or scale.size != shift.size:
+        if scale is None or shift is None or scale.size != shift.size:
             return None
         silu = _silu(view, shifted)
         return cls(view, op, apart, together, scale, shift, (scaled, shifted, *silu), bool(silu))

@@ -50,10 +50,10 @@ def fuse_contrib(view: View, context: Context) -> Iterator[Outcome]:
 
     Ops of the standard count also where the model writes them out, at an opset that lacks them. O(nodes).
     """
-    site = Site(view, context)
-    for kinds, fused in ((tuple(_SKIP_NORMS), _skip_norm), (("Gelu",), _gelu)):
-        found = (fused(site, operator) for operator in operators(view, context, kinds))
-        yield from (outcome for outcome in found if outcome is not None)
+    site, found = Site(view, context), list(operators(view, context, (*_SKIP_NORMS, "Gelu")))
+    for kinds, fused in ((_SKIP_NORMS, _skip_norm), (("Gelu",), _gelu)):
+        outcomes = (fused(site, operator) for operator in found if operator.node.op_type in kinds)
+        yield from (outcome for outcome in outcomes if outcome is not None)
     yield from _quick_gelus(site)
 
 
