@@ -141,7 +141,7 @@ LOWER_ALL = _reason("lower_all", "the level lowers gray and clear ops as well", 
 LOWER = _reason("lower", "lowered at your request", Strength.USER)
 BETWEEN_ALLOW = _reason("between_allow", "between lowered ops, with no denied op on the way", Strength.SPREAD)
 GRAY_FOLLOWS_ALLOW = _reason("gray_follows_allow", "a gray op right after a lowered one", Strength.SPREAD)
-ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op beside a lowered one", Strength.SPREAD)
+ALLOW_THROUGH_CLEAR = _reason("allow_through_clear", "a clear op next to a lowered one", Strength.SPREAD)
 EXISTING_CAST = _reason("existing_cast", "a Cast of the model itself, in the type of its readers", Strength.GROUP)
 SEQUENCE_CLUSTER = _reason("sequence_cluster", "shares a sequence, and a sequence has one element type", Strength.GROUP)
 DENY = _reason("deny", "on the deny list", Strength.LIST)
@@ -177,11 +177,11 @@ OVERFLOW = _reason("overflow", "data showed values that the type cannot hold", S
 UNDERFLOW = _reason("underflow", "data showed values that underflow in the type", Strength.PIN)
 NONFINITE = _reason("nonfinite", "its float32 result is already infinite on the data", Strength.PIN)
 UNSEEN = _reason("unseen", "no data reached it", Strength.PIN)
-CHECK = _reason("check", "kept in float32 by the check, whose batch fails in the low type", Strength.PIN)
-REPAIR = _reason("repair", "pinned so that the outputs stay within tolerance", Strength.PIN)
+CHECK = _reason("check", "kept in float32 because the batch of the check fails in the low type", Strength.PIN)
+REPAIR = _reason("repair", "pinned to keep the outputs within tolerance", Strength.PIN)
 LOSS = _reason("loss", "computes the loss of a training step, in float32", Strength.PIN)
 UPDATE = _reason("update", "updates the state of a training step, in float32", Strength.PIN)
-RUNTIME_FAULT = _reason("runtime_fault", "the target computes it wrongly in the low type", Strength.PIN)
+RUNTIME_FAULT = _reason("runtime_fault", "the target computes it incorrectly in the low type", Strength.PIN)
 MIN_CUT = _reason("min_cut", "the border between float32 and the low type costs least here", Strength.SPREAD)
 
 _PAIRS: Mapping[str, tuple[str, ...]] = {
@@ -207,22 +207,22 @@ def words(rule: str) -> str:
 
 _FACTS = {
     "bias": "a bias far larger than what it is added to, or one of attention: added in float32, moved or dropped",
-    "caches": "inputs in float32 that a step adds to and returns",
+    "caches": "float32 inputs that a step adds to and returns",
     "calibrated": "the measured ranges behind the pins",
     "channels_last": "a convolutional model that CUDA runs faster with other options than the defaults of onnxruntime",
     "fused": "ops replaced by one operator, or computed in advance",
     "inlined": "a function replaced by its body",
     "mended": "a defect of the model that runtimes overlook",
-    "narrowed": "ops of float64 that became float32 first",
-    "needs_release": "operators that onnxruntime alone has, and the oldest release that runs them right",
+    "narrowed": "float64 ops that became float32 first",
+    "needs_release": "operators that only onnxruntime has, and the oldest release that runs them correctly",
     "not_fused": "ops that compute a known operator and are not replaced by it",
     "opset": "a change of the opset, or the obstacle to it",
     "parted": "Transposes between two Reshapes, which keep them from a fusion that fails",
     "recurrent_state": "states of a step that the kernel of a recurrent op returns in the low type",
     "repaired": "ops pinned until the outputs are within tolerance",
     "selected": "a mask that was added, and is now applied by Where",
-    "shifted": "values beyond the type, computed times a power of two",
-    "tf32": "low convolutions beside float32 products: TF32 gives those tensor cores, and shortens these",
+    "shifted": "values beyond the range of the type, scaled by a power of two",
+    "tf32": "low convolutions next to float32 products: TF32 gives these tensor cores, and the products fewer digits",
 }
 """Kinds of findings that are facts."""
 _WARNINGS = {
@@ -230,14 +230,14 @@ _WARNINGS = {
     "float64": "products and convolutions in float64, which stays",
     "flushed": "small weights become 0 in the low type",
     "kernel_table": "the release of the target has no kernel table of its own",
-    "not_shifted": "a value beyond the type that no shift brings into it",
-    "plugin": "an operator that onnx does not know, taken for a plugin of the target",
+    "not_shifted": "a value beyond the range of the type that no shift brings into range",
+    "plugin": "an operator that onnx does not know, assumed to be a plugin of the target",
     "runtime_hazard": "a valid model on which a release of a runtime crashes or miscomputes, and the workaround",
-    "runtime_only": "operators of ai.onnx that onnxruntime alone knows",
-    "saturated": "numbers beyond the type become its largest finite number",
+    "runtime_only": "operators of ai.onnx that only onnxruntime knows",
+    "saturated": "numbers beyond the range of the type become its largest finite number",
     "target_limits": "an opset or IR version that the target does not open",
     "unchecked": "a check of the result that was not possible",
-    "widened": "ops of another low type that became float32 first",
+    "widened": "ops in another low type that became float32 first",
 }
 """Other kinds."""
 KINDS = {**_FACTS, **_WARNINGS}
@@ -255,31 +255,31 @@ def is_fact(kind: str, message: str) -> bool:
 _REMARKS = {
     "bias": ("the same numbers, and the product stays low", ""),
     "caches": ("each step casts them to the low type and back", "--io low makes inputs and outputs low, too"),
-    "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers yours"),
+    "calibrated": ("inputs beyond these ranges can still overflow", "use data that covers your inputs"),
     "channels_last": ("with default options each convolution changes the layout twice", "use the options named"),
     "float64": ("these ops stay", "--set narrow=true makes them float32 first"),
     "flushed": ("these weights are lost", "--data shows what the outputs lose"),
     "fused": ("fewer kernels, the same numbers up to rounding", "--fuse none keeps the ops"),
     "inlined": ("its ops are decided one by one", ""),
     "kernel_table": (
-        "kernels of other releases decide",
+        "the kernel table of another release decides",
         "name a release that has a table: docs/reference/targets.md lists them",
     ),
     "mended": ("other tools may refuse the model as it was", "export it again, if they do"),
-    "mostly_float32": ("the result is hardly quicker or smaller", "the message says what keeps most in float32"),
+    "mostly_float32": ("the result is hardly quicker or smaller", "the message says what keeps most ops in float32"),
     "narrowed": ("numbers keep 24 of 53 bits, and lie within ±3.4e38", "check with --data"),
     "needs_release": (
         "older releases and other runtimes refuse or miscompute the file",
-        "--fuse basic writes standard operators alone, --target ort-cuda:RELEASE those that an older release has",
+        "--fuse basic writes only standard operators, --target ort-cuda:RELEASE only those of an older release",
     ),
     "not_fused": ("the same numbers, more kernels", "change these ops in the export, if speed matters"),
     "not_shifted": ("the ops that compute with it stay float32", "--to bfloat16 holds larger values"),
-    "opset": ("the opset decides which operators and kernels there are", "--opset keep leaves it alone"),
-    "parted": ("the same numbers and kernels; the file opens where it would not", ""),
+    "opset": ("the opset decides which operators and kernels are available", "--opset keep leaves it alone"),
+    "parted": ("the same numbers and kernels; the file opens where it would not otherwise", ""),
     "plugin": ("it stays float32", "check that the target has the plugin"),
     "recurrent_state": (
         "each step rounds them",
-        "--feedback shows what a stream loses; --keep the op, if it is much",
+        "--feedback shows what a stream loses; --keep the op if that is too much",
     ),
     "repaired": ("these ops compute in float32", "a looser tolerance keeps fewer ops in float32"),
     "runtime_hazard": (
@@ -288,10 +288,10 @@ _REMARKS = {
     ),
     "runtime_only": ("other runtimes refuse the model", "export it again without onnxruntime's optimizations"),
     "saturated": ("harmless in a mask, an error elsewhere", "--keep the ops that read it, unless it is a mask"),
-    "selected": ("the same numbers in every type, also in rows that show no key", ""),
+    "selected": ("the same numbers in every type, even in rows whose keys are all hidden", ""),
     "shifted": ("the same numbers, and the ops stay low", "--set shift=none keeps them float32"),
     "target_limits": ("the target refuses the model", "--opset auto, or a newer release of the target"),
-    "tf32": ("sessions of this package set use_tf32=1, for tensor cores", "use_tf32=0 in a session leaves it out"),
+    "tf32": ("sessions of this package set use_tf32=1 for tensor cores", "use_tf32=0 in a session turns it off"),
     "unchecked": ("the model may still be valid", "open it in onnxruntime before it is used"),
     "widened": ("its values may be beyond the range of the new type", "check with --data"),
     KERNEL_GATE: ("such ops stay float32", "--opset auto moves to an opset with kernels, if there is one"),

@@ -189,7 +189,7 @@ class Taps:
 def _unfit(type_: ValueType | None) -> str:
     if type_ is None or (type_.dtype is None and type_.container == TENSOR):
         return "its element type is not known"
-    return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken out of it are measured"
+    return "" if type_.container == TENSOR else f"it is not a tensor but {type_}; tensors taken from it are measured"
 
 
 def _closed(view: View) -> dict[ScopeId, str]:
@@ -203,7 +203,7 @@ def _closed(view: View) -> dict[ScopeId, str]:
             batched = owner.op_type == "Scan" and since < FIRST_UNBATCHED_SCAN
             if batched or not since or owner.kind not in ("If", "Loop", "Scan"):
                 kind = f"{owner.kind}-{since}" if since else owner.kind
-                closed[scope.id] = f"it is in a body of {owner.name!r}, and nothing is carried out of {kind}"
+                closed[scope.id] = f"it is in a body of {owner.name!r}, and values cannot leave a body of {kind}"
     return closed
 
 

@@ -153,15 +153,15 @@ def _unmeasured(view: View, ranges: Ranges, value: ValueId) -> bool:
 def _fault(seen: Range, to: DType, headroom: float, magnified: bool) -> RangeFault | None:
     needed, elements = seen.absmax * headroom, f"of {seen.count} elements"
     if seen.count == 0:
-        note = "no element of it was seen: a branch not taken, or an empty tensor; add data that does"
+        note = "the data never reached it: a branch was not taken, or a tensor was empty; add data that reaches it"
         return RangeFault(reasons.UNSEEN, note)
     if needed > to.max:
         beyond = f", beyond {to.max:g}" if seen.absmax > to.max else f"; with headroom {headroom:g}, beyond {to.max:g}"
-        note = f"goes up to {seen.absmax:g}{beyond}"
+        note = f"reaches {seen.absmax:g}{beyond}"
         fits = to is DType.FLOAT16 and needed <= DType.BFLOAT16.max
         return RangeFault(reasons.OVERFLOW, note + ("; fits bfloat16" if fits else ""))
     if seen.nonfinite:
-        return RangeFault(reasons.NONFINITE, f"{seen.nonfinite} {elements} are infinite or NaN in float32 already")
+        return RangeFault(reasons.NONFINITE, f"{seen.nonfinite} {elements} are already infinite or NaN in float32")
     if 0 < seen.absmax < to.tiny * headroom:
         note = f"stays below {seen.absmax:g}, which is less than {headroom:g} times {to.tiny:g}"
         return RangeFault(reasons.UNDERFLOW, note)
@@ -176,7 +176,7 @@ def _sum_fault(view: View, value: ValueId, size: float, to: DType) -> RangeFault
     terms = combined_elements(view, op) if op is not None else None
     if terms is None or terms * size <= to.max:
         return None
-    note = f"is a mean of {terms} terms, whose sum goes up to {terms * size:g} with headroom, beyond {to.max:g}"
+    note = f"is a mean of {terms} terms, whose sum reaches {terms * size:g} with headroom, beyond {to.max:g}"
     return RangeFault(reasons.OVERFLOW, note, inside=True)
 
 
@@ -266,4 +266,4 @@ def carried(view: View, pins: Sequence[Pin]) -> Iterator[Pin]:
         if makers and len(makers) == len(moved):
             first = makers[0]
             rules[op.id] = rules[first.id]
-            yield Pin(op.id, rules[op.id], first.id, f"moves what {first.name!r} makes", raises=True)
+            yield Pin(op.id, rules[op.id], first.id, f"moves the result of {first.name!r}", raises=True)

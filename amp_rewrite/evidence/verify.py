@@ -139,7 +139,7 @@ def verdict_of(
         (out, into), option = next(iter(states.items())), spelled("feedback", words[0]) + " …" * (len(words) > 1)
         more = f", and so on for {len(states)} states" if len(states) > 1 else ""
         reason = f"output {out!r} looks like the next {into!r}{more}"
-        notes.append(f"without {option} this does not show the hundredth step: {reason}")
+        notes.append(f"without {option} this does not show errors that build up over many steps: {reason}")
     data = FedData(feed.origin, feed.random, len({row.batch for row in rows}))
     return Verdict(reference.ran, candidate.ran, data, comparison.by, tuple(rows), refusals, tuple(notes), words)
 

@@ -52,12 +52,12 @@ def mended(proto: ModelProto, *, owned: bool) -> tuple[ModelProto, tuple[Finding
 def _names(model: _Mending) -> None:
     name, initializers = model.proto.graph.name, model.proto.graph.initializer
     if not name:
-        model.mend("graph", "it has no name; 'graph' is its name now").graph.name = "graph"
+        model.mend("graph", "it has no name; it is now named 'graph'").graph.name = "graph"
     elif isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
         text = name.decode(errors="backslashreplace")
-        model.mend("graph", f"its name is not UTF-8; it is {text!r} now").graph.name = text
+        model.mend("graph", f"its name is not UTF-8; it is now {text!r}").graph.name = text
     if any(not tensor.name for tensor in initializers):
-        graph = model.mend("initializer", "an initializer has no name, so nothing can read it; it is left out").graph
+        graph = model.mend("initializer", "an initializer has no name, so nothing can read it; it is removed").graph
         refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name])
 
 
@@ -71,8 +71,8 @@ def _old_ir(model: _Mending) -> None:
         return
     inputs, initializers = {formal.name for formal in proto.graph.input}, {t.name for t in proto.graph.initializer}
     if free := sorted(initializers - inputs):
-        note = f"initializer {free[0]!r} is not an input, which needs IR version {_FIRST_FREE_INITIALIZERS}, not"
-        proto = model.mend("IR", f"{note} {proto.ir_version}; it has that one now")
+        note = f"IR version {proto.ir_version} requires an input for initializer {free[0]!r}"
+        proto = model.mend("IR", f"{note}; it is now version {_FIRST_FREE_INITIALIZERS}")
         proto.ir_version = _FIRST_FREE_INITIALIZERS
         refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in initializers])
 
@@ -83,13 +83,13 @@ def _initializers(model: _Mending) -> None:
         known = first.setdefault(tensor.name, tensor)
         if known is not tensor:
             if not _equal(known, tensor):
-                raise ModelError(f"initializer {tensor.name!r} is there twice, with different values; keep one")
-            model.mend(tensor.name, "the initializer is there twice, with the same values; one is left")
+                raise ModelError(f"initializer {tensor.name!r} appears twice, with different values; keep one")
+            model.mend(tensor.name, "the initializer appears twice, with the same values; one is kept")
     if len(first) < len(model.proto.graph.initializer):
         refill(model.proto.graph, "initializer", first.values())
     # As onnx-graphsurgeon writes bodies.
     if next(_repeats(model.proto.graph, {}), None) is not None:
-        proto = model.mend("model", "bodies repeat initializers of the graph around them; the result has each once")
+        proto = model.mend("model", "bodies repeat initializers of the outer graph; the result has each only once")
         for body, tensor in list(_repeats(proto.graph, {})):
             body.initializer.remove(tensor)
 
@@ -115,13 +115,13 @@ def _equal(a: TensorProto, b: TensorProto) -> bool:
 def _metadata(model: _Mending) -> None:
     last = {entry.key: entry for entry in model.proto.metadata_props}
     if len(last) < len(model.proto.metadata_props):
-        proto = model.mend("metadata", "a key of metadata is there twice; the last entry is left")
+        proto = model.mend("metadata", "a metadata key appears twice; the last entry is kept")
         refill(proto, "metadata_props", {entry.key: entry for entry in proto.metadata_props}.values())
 
 
 def _spelled_out(model: _Mending) -> None:
     if any(node.domain == "ai.onnx" for holder in _holders(model.proto) for node in _nodes(holder)):
-        note = "nodes state the domain 'ai.onnx', which is written as ''; it is '' now"
+        note = "nodes spell the default domain 'ai.onnx' instead of ''; it is now ''"
         for holder in _holders(model.mend("model", note)):
             for item in (*_nodes(holder), *holder.opset_import):
                 item.domain = "" if item.domain == "ai.onnx" else item.domain
@@ -138,12 +138,12 @@ def _imports(model: _Mending) -> None:
         versions = {imported.domain: imported.version for imported in holder.opset_import}
         for domain, version in versions.items():
             if not 0 < version < OPSET_BOUND and domain not in (*used, ""):
-                note = f"it imports {domain} opset {version}, which no node uses; it is left out"
+                note = f"it imports {domain} opset {version}, which no node uses; it is removed"
                 own = _holders(model.mend(subject, note))[number]
                 refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
         for domain in sorted(used.keys() - versions - local - {""}):
             if (known := _only_version(domain, used[domain])) is not None:
-                note = f"nodes are of {domain}, which is not imported; opset {known} of it is now"
+                note = f"nodes use {domain}, which is not imported; opset {known} of it is added"
                 _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=known)
 
 
@@ -172,7 +172,7 @@ def _declarations(model: _Mending) -> None:
     types = {formal.name: formal.type for formal in model.proto.graph.input}
     wrong = {v.name for v in model.proto.graph.value_info if v.type != types.get(v.name, v.type)}
     if wrong:
-        note = "value_info declares the input otherwise than the graph; the graph's declaration is left"
+        note = "value_info contradicts the graph's declaration of the input; the latter is kept"
         graph = model.mend(min(wrong), note).graph
         refill(graph, "value_info", [v for v in graph.value_info if v.name not in wrong])
     for kind, formals in (("input", model.proto.graph.input), ("output", model.proto.graph.output)):
@@ -181,7 +181,7 @@ def _declarations(model: _Mending) -> None:
             if is_bare(formal) and (typed or kind == "output"):
                 lack = "shape" if typed else "type"
                 model.note(
-                    formal.name, f"the {kind} states no {lack}; it stays so, and onnx checks the model without that"
+                    formal.name, f"the {kind} has no {lack}; it stays that way, and onnx checks the rest of the model"
                 )
 
 

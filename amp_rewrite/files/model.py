@@ -130,7 +130,7 @@ class Model:
         """
         kind = tensors.dtype(tensor)
         if not kind.floating:
-            raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating tensors have a fit")
+            raise ModelError(f"tensor {tensor.name!r} is {kind.spelling}; only floating-point tensors can be fitted")
         key = (tensors.source(tensor), kind.code, to) if is_stub(tensor) else None
         if key in self._fits:
             return self._fits[key]

@@ -21,7 +21,7 @@ class Way(Enum):
     """The way from the numbers of an op's inputs to those of its result."""
 
     COPY = "moves or repeats them"
-    PICK = "takes some of them, or means between them"
+    PICK = "takes some of them, or interpolates between them"
     SELECT = "takes one of several, chosen by a comparison"
     SUM = "adds and subtracts, element by element"
     SCALE = "multiplies and divides, element by element"
@@ -29,8 +29,8 @@ class Way(Enum):
     REDUCE = "sums, averages, transforms or compares along axes"
     NORM = "relates them to others of a row"
     PRODUCT = "sums many products, as layers and attention do"
-    TEST = "gives indices, truth values or integers"
-    SOURCE = "gives numbers of its own, or of shapes"
+    TEST = "returns indices, Boolean values or integers"
+    SOURCE = "returns numbers of its own, or of shapes"
     UNKNOWN = "is not known"
 
 
@@ -42,9 +42,9 @@ class Need(Enum):
     ORDER = "which of several is the largest"
     TINY = "the digits of small numbers"
     RATIO = "the digits of small numbers, and of the distance from 1"
-    RANGE = "numbers beyond its own result"
+    RANGE = "numbers larger than its own result"
     LONG = "the whole of a long sum"
-    DIGITS = "more digits than the type has at this magnitude"
+    DIGITS = "more digits than the low type has at this magnitude"
     PLACE = "the digits of a position or level"
     PATH = "what adds up in a state"
     FACTOR = "the distance of a factor from 1"

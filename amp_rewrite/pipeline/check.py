@@ -138,7 +138,7 @@ class _Reference:
         require("the check of a conversion")
         source = draft.source
         if source.nbytes > MAX_WEIGHTS:
-            raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB, and more than 1 GB is not fed unasked")
+            raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB; above 1 GB, a check must be requested")
         usual = Drawing(scale=HEADROOM, free=_FREE, limit=_MAX_INPUT)
         feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(usual, **batch))
         for note in drawing(source, "the model"):
@@ -158,7 +158,7 @@ class _Reference:
         """Raise ModelError if no output is of floats, or the reference changes as much once its inputs are rounded."""
         wrong = [row for row in rows if _is_wrong(row)]
         if not wrong and all(row.difference.scaled is None for row in rows):
-            raise ModelError("no output of floats to compare")
+            raise ModelError("no floating-point output to compare")
         if not any(map(_is_off, wrong)) or any(map(_is_lost, wrong)):
             return
         rounded = ({name: _rounded(value, to) for name, value in batch.items()} for batch in self.feed)

@@ -96,7 +96,7 @@ def _converted(
     if data is None and ranges is None:
         if isinstance(request.shift, int):
             shifts = spelled("shift", request.shift)
-            raise PolicyError(f"{shifts} shifts what goes beyond float16 by data; give data or ranges")
+            raise PolicyError(f"{shifts} needs to know which values exceed float16; give data or ranges")
         return draft, finish(draft, draft.paint())  # plan_casts, apply
     from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most have no data
 

@@ -55,7 +55,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
     if wide:
-        note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, and only float32 becomes low"
+        note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, but only float32 becomes low"
         yield Finding("float64", "model", note)
     if view.low_types:  # low values of the model have no paint
         return
@@ -135,7 +135,7 @@ def state_findings(view: View, dtype_of: DtypeOf) -> Iterator[Finding]:
     if caches:
         number = count(len(caches), "cache goes in and out", "caches go in and out")
         it = "it" if len(caches) == 1 else "them"
-        yield Finding("caches", "model", f"{number} in float32 · --io low keeps {it} low")
+        yield Finding("caches", "model", f"{number} in float32 · --io low makes {it} low")
     flow, ends = Flow(view, COPIES), view.scopes[MAIN].outputs
     for op in view.of_kinds(RECURRENT):
         states = [(op.inputs[slot : slot + 1], op.outputs[out : out + 1]) for slot, out in row_of(op.kind).states]
@@ -154,13 +154,13 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> Itera
     """
     kernels, opset, ir = target.kernels, view.opset, view.model.proto.ir_version
     if target.family not in (Target.ORT_CUDA, Target.WEBGPU):
-        note = f"not in ai.onnx opset {opset}: an operator of onnxruntime alone, which its optimizers write"
+        note = f"not in ai.onnx opset {opset}: an operator that only onnxruntime has, written by its optimizers"
         kinds = sorted({op.op_type for op in view.ops if not op.domain})
         yield from (Finding("runtime_only", kind, note) for kind in kinds if is_runtime_only("", kind, opset))
     for op in _unknown(view):
-        yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: taken for a plugin of TensorRT")
+        yield Finding("plugin", op.op_type, f"not in ai.onnx opset {opset}: assumed to be a TensorRT plugin")
     if target.opset is not None and opset > target.opset:
-        note = f"{target.value} opens models up to opset {target.opset}, and this one has {opset}"
+        note = f"{target.value} opens models up to opset {target.opset}, but this one has {opset}"
         remedy = " · the target refuses the model · name a newer release of the target" if tried else ""
         yield Finding("target_limits", "opset", note + remedy)
     if kernels is None:
@@ -173,7 +173,7 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> Itera
         since = {op.kind: op.signature.since for op in view.ops if not op.domain and op.signature is not None}
         late = sorted(kind for kind, first in since.items() if newest is not None and newer and first > newest)
         more = f"; kept in float32, because their opset is newer: {', '.join(late)}" if late else ""
-        note = f"no kernel table for {target.release}: the one for {own} decides{more}"
+        note = f"no kernel table for {target.release}: the table for {own} is used{more}"
         yield Finding("kernel_table", target.value, note)
 
 
@@ -184,7 +184,7 @@ def refuse_unknown(view: View, target: Target) -> None:
         op = unknown[0]
         raise ModelError(
             f"node {op.name!r}: ai.onnx opset {view.opset} has no operator {op.op_type!r} that onnx {onnx.__version__}"
-            " knows; upgrade onnx or correct the opset import, or name the target tensorrt for a plugin of it"
+            " knows; upgrade onnx, correct the opset import, or for a TensorRT plugin set the target to tensorrt"
         )
 
 

@@ -124,7 +124,7 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
         return ShiftOutcome(draft, draft, ranges)
     why = refusal(draft.view)
     if why is not None:
-        finding = Finding(UNSHIFTED, "model", f"{why}, so what overflows stays float32")
+        finding = Finding(UNSHIFTED, "model", f"{why}, so values that overflow stay float32")
         plain = replace(draft, notes=(*draft.notes, finding))
         return ShiftOutcome(plain, plain, ranges)
     wide = Draft.of(draft.source, request, widen=True) if draft.view.low_types else draft
@@ -154,7 +154,7 @@ def _unshifted(value: str, absmax: float, values: int, why: str) -> ShiftRow:
 
 def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
     notes = (
-        Finding(UNSHIFTED, row.value, f"goes up to {row.absmax:g}; {row.why}: float32 as without a shift")
+        Finding(UNSHIFTED, row.value, f"reaches {row.absmax:g}; {row.why}: it stays float32, as without a shift")
         for row in rows
     )
     return replace(draft, notes=(*draft.notes, *notes), shifts=(*draft.shifts, *rows))
@@ -218,12 +218,12 @@ def _words(row: ShiftRow) -> str:
     after = math.ldexp(row.absmax, -row.exponent)
     rooms = f"headroom {row.headroom:.2g}, then {row.headroom_after:.2g}"
     words = [
-        f"{count(row.values, 'value')} times 2^-{row.exponent}, by data",
+        f"{count(row.values, 'value')} times 2^-{row.exponent}, chosen from data",
         f"the largest goes from {row.absmax:g} to {after:g} ({rooms})",
     ]
     if row.kept:
-        words.append(f"{count(len(row.kept), 'value')} too small for it, {_some(row.kept)}")
-    words.append(f"ends at {_some(row.ends)}" if row.ends else "no op needs it undone")
+        words.append(f"{count(len(row.kept), 'value')} too small for the shift: {_some(row.kept)}")
+    words.append(f"undone at {_some(row.ends)}" if row.ends else "no op has to undo it")
     return "; ".join(words)
 
 

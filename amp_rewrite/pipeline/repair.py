@@ -212,10 +212,10 @@ class Repaired(Result):
         return "\n".join([heading, *lines, *failure, *notes]) + "\n"
 
 
-_SPENT = "the budget of trials ended before a set met the tolerance; allow more"
+_SPENT = "the trials ran out before the outputs came within tolerance; allow more trials"
 _UNREACHABLE = (
-    "cannot hold this: with all ops in float32 the error is still larger, from low inputs and outputs or from float32"
-    " itself"
+    "cannot meet the tolerance: even with all ops in float32 the error is larger, due to low inputs and outputs, or"
+    " to float32 itself"
 )
 
 
@@ -223,7 +223,7 @@ def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> 
     """Return the outcome of a search in words: regions pinned of those to choose of, and trials."""
     if not pinned:
         return f"no region pinned to float32; {count(trials, 'trial')}"
-    needed = "each is needed" if minimal else "perhaps not all are needed"
+    needed = "each is needed" if minimal else "some may not be needed"
     return f"{pinned} of {count(candidates, 'region')} pinned to float32, {needed}; {count(trials, 'trial')}"
 
 
@@ -248,7 +248,7 @@ class Region:
     def because(self) -> str:
         """Reason for the suspicion, in one line."""
         local = f"adds a relative error of {self.error:.2g}"
-        effect = "makes infinity of finite numbers" if math.isinf(self.error) else local
+        effect = "turns finite numbers into infinity" if math.isinf(self.error) else local
         kind = "" if self.name == self.kind else f" ({self.kind})"
         return f"{self.name}{kind} alone {effect}"
 
@@ -317,7 +317,7 @@ def with_tf32(
     if error is None or error > limit:
         return converted
     number = count(sum(1 for _ in float32_products(after, after.dtype)), "float32 product")
-    permitted = Finding(TF32, "CUDA", f"TF32 in {number} errs by {error:.2g} on the data, which permits it")
+    permitted = Finding(TF32, "CUDA", f"TF32 in {number} has an error of {error:.2g} on the data, so it is allowed")
     others = (finding for finding in converted.findings if finding.kind != TF32)
     findings = (*others, *cuda_findings(after, after.dtype, converted.request.target, permitted=True), permitted)
     return replace(converted, result=result, findings=findings)
@@ -420,7 +420,7 @@ class Search:
         converted = plain or self._convert(held, findings)
         verdict = self.verdicts[held] if plain else self._verdict(converted.result, "verify")
         solved = verdict.ok and chosen is not None
-        objection = verdict.because if not verdict.ok else "the budget ended before the search did"
+        objection = verdict.because if not verdict.ok else "the trials ran out before the search ended"
         error, score = verdict.largest, verdict.score
         evidence = Evidence(
             level=(REPAIRED if pinned else VERIFIED) if solved else FAILED,

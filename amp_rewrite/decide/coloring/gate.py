@@ -28,7 +28,7 @@ _TIED = ("RMSNormalization", "QuantizeLinear", "DequantizeLinear")
 
 _NEVER = {
     "BitCast": "BitCast reads bits, not numbers",
-    "Constant": "a constant is stored low for the readers that want it so",
+    "Constant": "a constant is stored in the low type for the readers that need it low",
     "MeanVarianceNormalization": "its function body holds float32 constants",
 }
 
@@ -111,7 +111,7 @@ class Gate:
         if op.kind in _NEVER:
             return float32(reasons.SCHEMA_GATE, None, _NEVER[op.kind])
         if op.domain == "ai.onnx.ml":
-            return float32(reasons.SCHEMA_GATE, None, f"{op.op_type} holds its parameters in float32 attributes")
+            return float32(reasons.SCHEMA_GATE, None, f"{op.op_type} stores its parameters in float32 attributes")
         limits = self.target.limits
         if limits is not None and op.domain:
             return float32(reasons.SCHEMA_GATE, None, f"{limits.runtime} has no {op.kind}")
@@ -146,8 +146,8 @@ class Gate:
             if refusals and not (stored and view.dtype(value) is DType.INT32):
                 why = next(iter(refusals.values())).note
                 if view.opset < FIRST_LOW_SCALES:
-                    why = f"quantizers have other scales from opset {FIRST_LOW_SCALES} on"
-                return f"ops between quantizers stay as they are, since {op.name!r} keeps its float32 scale: {why}"
+                    why = f"quantizers accept low scales only from opset {FIRST_LOW_SCALES} on"
+                return f"ops between quantizers stay as they are, because {op.name!r} keeps its float32 scale: {why}"
         return None
 
     # -- up ------------------------------------------------------------------------------------------

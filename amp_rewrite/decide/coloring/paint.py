@@ -126,7 +126,7 @@ _ANY_TYPE = ELEMENTLESS | {"Cast"}
 """Ops whose results do not depend on the type in which they read a value."""
 _SEEN_THROUGH = frozenset(("Cast", "Dropout", "Identity"))
 """Ops that onnxruntime looks through when it fuses a normalization."""
-_AFFINE_NOTE = "scale and bias have the type of what is normalized: onnxruntime fuses them into one node"
+_AFFINE_NOTE = "scale and bias take the type of the normalized input: onnxruntime fuses them into one node"
 
 
 @dataclass
@@ -229,7 +229,7 @@ class _Types:
             if dtype is DType.FLOAT:
                 self._raise(op, float32(reasons.RAISED, cluster.ops[0], _AFFINE_NOTE))
             elif low is not None:
-                self._refuse(op, f"what {cluster.kind} normalizes is {low.spelling}, and onnxruntime fuses both")
+                self._refuse(op, f"the input of {cluster.kind} is {low.spelling}, and onnxruntime fuses the two")
 
     def _move(self, op: Op) -> None:
         """Raise a mover of the result of a Cast to a low type, if only raised ops read it.
@@ -242,7 +242,7 @@ class _Types:
         source = self.view.producer(trail(self.view, op.outputs[0], self._moved)[1], "Cast")
         before = self.view.dtype(source.inputs[0]) if source is not None else None
         if uses and before is not None and not before.low and all(map(self._reads_raised, uses)):
-            note = "moves what is cast, and only ops in float32 read it"
+            note = "moves the result of a Cast, and only float32 ops read it"
             self._raise(op.id, float32(reasons.RAISED, uses[0].op, note), asked=False)
 
     def _moved(self, op: Op) -> ValueId | None:

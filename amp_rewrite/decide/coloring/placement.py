@@ -93,7 +93,7 @@ def place_without_cut(problem: Problem, spread: Spread) -> tuple[dict[int, Paint
     return low, high
 
 
-_SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, and float32 spares the Casts"
+_SHORT = f"its products sum fewer than {TENSOR_CORE_STEP} terms, so float32 saves the Casts"
 
 
 def _idle(problem: Problem, low: Collection[int]) -> Iterator[int]:
@@ -131,10 +131,10 @@ class Labelling(Free):
         if v in self.must:
             return self.must[v]
         if v in self.raw:
-            return float32(reasons.NO_GAIN, None, "no product made what it reads, and not all its readers are low")
+            return float32(reasons.NO_GAIN, None, "no product computes its input, and not all of its readers are low")
         if self.gains(v):
             return float32(reasons.MIN_CUT, None, "it gains less than the Casts around it would cost")
-        return float32(reasons.NO_GAIN, None, "no lowered product reads what it computes")
+        return float32(reasons.NO_GAIN, None, "no lowered product reads its result")
 
     # -- the network -------------------------------------------------------------------------------
 

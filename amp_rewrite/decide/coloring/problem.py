@@ -140,7 +140,7 @@ class Problem:
         """Ops in float32 for the user, a safety rule or data; they still conduct deny paint."""
         pinned = dict[OpId, Paint]()
         for op, pattern in sorted(self.keep.items()):
-            by_check = float32(reasons.CHECK, None, f"keep={pattern!r} does the same without a check")
+            by_check = float32(reasons.CHECK, None, f"to keep it without a check, use keep={pattern!r}")
             by_user = float32(reasons.KEEP, None, f"kept by {pattern!r}")
             pinned[op] = by_check if pattern in self.request.found else by_user
         pins = [(pin.op, float32(pin.rule, pin.because, pin.note)) for pin in self.pins]

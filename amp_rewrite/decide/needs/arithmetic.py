@@ -208,7 +208,7 @@ def _drowns(facts: Facts, op: Op, read: list[Fact], varying: list[Fact], constan
         return Beyond(f"adds {far:g}, near the end of the range")
     level = max((max(f.low, -f.high) for f in constants if f.size <= facts.most), default=0.0)
     if level > facts.beside and any(f.learned for f in varying):
-        return Beyond(f"adds {level:g}, beside which a product is small")
+        return Beyond(f"adds {level:g}, next to which a product is small")
     for value, bias in orders(op) if op.kind == "Add" else ():
         layer = facts.view.producer(facts.origin(value), *LAYERS)
         if facts[bias].constant and layer is not None and outweighs(facts.view, bias, layer.inputs[1], facts.to):

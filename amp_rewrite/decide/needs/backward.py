@@ -165,7 +165,7 @@ class Backward:
             if near and need in _BESIDE_ONE.get(op.kind, ()):
                 self._ask(operand, Need.FACTOR, why)
             if need is Need.RATIO and self._is_front(op, value, operand):
-                note = "part of the spectrum of an input, of which small parts count"
+                note = "part of the spectrum of an input, whose small components matter"
                 self._ask(operand, Need.DIGITS, float32(reasons.CANCELLATION, why.because, note))
 
     def _is_front(self, op: Op, value: ValueId, operand: ValueId) -> bool:
@@ -197,7 +197,7 @@ class Backward:
             for value in op.results:
                 fact = facts[value]
                 if fact.steps >= _STEPS and any(facts[v].steps < fact.steps for v in op.operands):
-                    note = "moves a state by a small step, as ops before and after it"
+                    note = "moves a state by a small step, as the ops before and after it do"
                 elif fact.run >= _RUN and op.kind in PAIR_SUMS | SCALINGS:
                     note = "a recursion written out"
                 else:
@@ -205,7 +205,7 @@ class Backward:
                 self._ask(value, Need.PATH, float32(reasons.RUNNING_SUM, None, note))
         for out in view.scopes[0].outputs:
             if facts[out].grid and (facts[out].learned or facts[out].products) and view.producer(out) is not None:
-                self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from places on a grid"))
+                self._ask(out, Need.PLACE, float32(reasons.POSITION, None, "counts from positions on a grid"))
 
     def _nearest(self, out: ValueId, states: Collection[ValueId]) -> ValueId | None:
         """Return the state that the fewest ops part from an output: that which it replaces, as a rule."""
@@ -252,7 +252,7 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
     varying = [f for f in read if not f.constant or f.decoded]
     computes = row.way not in _NOT_ARITHMETIC
     if computes and read and not varying and not row.traits & (Trait.RANDOM | Trait.DEQUANTIZES):
-        note = "reads constants alone: computed once, in float32, when a model is loaded"
+        note = "reads only constants: computed once, in float32, when the model is loaded"
         return float32(reasons.FOLDED, None, note)
     if varying and ((computes and row.way is not Way.SELECT) or Trait.COMPARES in row.traits):
         far = next((f for f in read if f.constant and facts.most < f.size < INF), None)
@@ -269,15 +269,15 @@ def cause_of(facts: Facts, op: Op, row: OpRow) -> Paint | None:
     if far is not None and far.beyond and row.way not in (Way.SOURCE, Way.TEST, Way.UNKNOWN):
         return _beyond(far.beyond, far)
     if op.kind == "Range":
-        return float32(reasons.WHOLE_NUMBER, None, "how many elements it gives depends on its arithmetic")
+        return float32(reasons.WHOLE_NUMBER, None, "its arithmetic decides how many elements it returns")
     if op.kind == "Einsum" and not contracts(op) and stated_terms(facts.view, op) >= TENSOR_CORE_STEP:
-        return float32(reasons.RUNNING_SUM, None, "a sum, spelled as a product")
+        return float32(reasons.RUNNING_SUM, None, "a sum, written as a product")
     if row.way is Way.PRODUCT and any(f.running for f in read):
         copies = Flow(facts.view, COPIES)
         reached = copies.forth(op.results)
         ways = {row_of(reader.kind).way for reader in copies.readers(reached)}
         if ways != {Way.PRODUCT} or not facts.view.yielded.isdisjoint(reached):
-            return float32(reasons.RUNNING_SUM, None, "a running sum or a mean, spelled as a product")
+            return float32(reasons.RUNNING_SUM, None, "a running sum or a mean, written as a product")
     masks = [op.inputs[slot] for slot in ATTENTION_MASKS.get(op.kind, ()) if slot < len(op.inputs)]
     if any(map(facts.counts_far, masks)):
         return float32(reasons.POSITION, None, "its mask is a bias that grows with the position")

@@ -61,7 +61,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     facts = find_facts(view, to)
     causes = dict(Backward(facts).pinned)
     for op, because, level in held_fills(view, to):
-        note = f"{described(view, because) if because is not None else 'an output'} needs the fill {level:g} itself"
+        note = f"{described(view, because) if because is not None else 'an output'} needs the exact fill {level:g}"
         adds = because is not None and view.ops[because].kind in SUMS
         causes.setdefault(op, float32(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note))
     for op in integer_ops(view) if not rescale else ():
@@ -96,7 +96,7 @@ def long_sums(view: View) -> Iterator[tuple[OpId, str]]:
         if left <= MAX_TERMS:
             return
         left -= terms[op]
-        note = f"adds up {terms[op]} terms; in float16, all such sums of a model may have {MAX_TERMS} on this target"
+        note = f"adds up {terms[op]} terms; on this target, all float16 sums of a model may have {MAX_TERMS} together"
         yield op, note
 
 
@@ -121,29 +121,29 @@ def unneeded(facts: Facts) -> Iterator[tuple[OpId, Unneeded]]:
     view, copies = facts.view, Flow(facts.view, COPIES)
     for op in float32_ops(view, ("Sin",)):
         if op.id in snakes(view):
-            yield op.id, Unneeded((Need.PLACE,), "of a snake activation: off by no more than the sum behind it rounds")
+            yield op.id, Unneeded((Need.PLACE,), "of a snake activation: its error is below that of the sum after it")
     for op in (view.ops[op_id] for group in clusters(view) if group.kind == "gelu_tanh" for op_id in group.ops):
         if op.kind == "Pow":
-            why = "the cube in a GELU: where it leaves the range the tanh around it is 1 or -1 already"
+            why = "the cube in a GELU: where it overflows, the tanh around it is already 1 or -1"
             yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
     for op in float32_ops(view, ("Pow", "ReduceMean", "ReduceSum")):
         kinds = {reader.kind for reader in copies.readers(copies.forth(op.results[:1], view.holds_floats))}
         if op.kind == "Pow":
             divides = kinds & {*REDUCTIONS, *MAGNIFIES} or any(kind.endswith("Normalization") for kind in kinds)
             if facts[op.inputs[1]].number == 2 and not divides:
-                why = "a square that no sum, mean, root or divisor reads, as of Mul"
+                why = "a square that no sum, mean, root or divisor reads, like that of a Mul"
                 yield op.id, Unneeded((Need.RANGE, Need.DIGITS), why)
             continue
         terms, of_rows = combined_elements(view, op), op.kind == "ReduceMean" and list(axes_of(view, op)) == [-1]
         if terms is None or any(len(pair) == 1 or of_rows for pair in facts[op.inputs[0]].squares):
             continue  # of squares, or of products along the last axis, as in gradients of norms
         if op.kind == "ReduceSum" and terms <= _SMALL_SUM:
-            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_SMALL_SUM} numbers, as that many Adds give")
+            yield op.id, Unneeded((Need.RANGE,), f"a sum of at most {_SMALL_SUM} numbers, like that many Adds")
         most = _FEW_OF_MAPS if kinds and kinds <= _POOLED_FOR else _FEW
         if op.kind == "ReduceMean" and "Sub" not in kinds and terms <= most:
             yield op.id, Unneeded((Need.RANGE,), "a mean of so few numbers that their sum fits")
     for op in constant_ops(view):
-        yield op.id, Unneeded(tuple(Need), "computed from shapes and constants alone")
+        yield op.id, Unneeded(tuple(Need), "computed only from shapes and constants")
 
 
 def constant_ops(view: View) -> Iterator[Op]:

@@ -27,8 +27,8 @@ _FEW = 1 << 14
 """Weights that are summed up to see whether they are zero in sum."""
 _BALANCE = 1e-4
 _NEIGHBOURS = 64
-_DIFFERENCE = "a difference of squares and products, which is small beside them"
-_LEVEL = "its weights sum to zero: a difference of values on one level"
+_DIFFERENCE = "a difference of squares and products, much smaller than these"
+_LEVEL = "its weights sum to zero: it takes the difference of values on one level"
 _INVERSES = ("Pow", "Reciprocal")
 """Ops that divide by their first input, a power by its exponent."""
 _DOWN = 2.0**-5
@@ -115,7 +115,7 @@ class Readers:
             yield from (Asked(v, Need.EXACT) for v in op.operands)
         copies = a.sources == b.sources and not relative
         if apart and a.levels & b.levels and (a.learned or b.learned or copies):
-            note = f"{described(self.facts.view, op.id)} takes their level away again"
+            note = f"{described(self.facts.view, op.id)} subtracts their level again"
             yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
 
     def _balanced(self, op: Op) -> ValueId | None:

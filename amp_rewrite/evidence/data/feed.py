@@ -27,7 +27,7 @@ from amp_rewrite.runtime.ports import Port, input_ports
 Batch = Mapping[str, Array]
 
 _SHOWN = 8  # names in an error
-_NO_BATCH = "the data hold no batch; give at least one"
+_NO_BATCH = "the data contain no batch; give at least one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +67,8 @@ class Feed:
             batch = _checked(raw, self._ports, number, self._allow_nonfinite, self._ignored)[0]
             if number == 0 and self._mark not in (None, _mark(batch)):
                 raise FeedError(
-                    f"{self.origin}: another pass gives other batches, and a search compares passes; turn shuffling and"
-                    " random changes off, and make a new array for each batch"
+                    f"{self.origin}: a second pass gives other batches, but a search compares passes; turn shuffling"
+                    " and random changes off, and make a new array for each batch"
                 )
             yield from [batch] if self.feedback is None else self.feedback.runs(number, batch)
         if number < 0:
@@ -200,7 +200,7 @@ class Feed:
             ports = tuple(replace(p, required=p.required and p.name not in back.states) for p in ports)
             if back.steps is None and next(batches, None) is None:
                 more = f"give several batches, or {spelled('steps', 100)} to run it 100 times"
-                raise FeedError(f"{origin}: one batch is one run, and nothing is fed back; {more}")
+                raise FeedError(f"{origin}: one batch is one run, so nothing is fed back; {more}")
         ignored = _ignored(first, ports)
         batch, notes = _checked(first, ports, 0, self._allow_nonfinite, ignored)
         if ignored:

@@ -121,7 +121,7 @@ def test_a_generator_is_read_once_and_no_further_than_asked() -> None:
 def test_passes_of_other_batches_are_refused() -> None:
     counter = itertools.count()
     assert refusal(lambda: iter([{"x": X + next(counter), "i": I}])) == (
-        "<lambda>(): another pass gives other batches, and a search compares passes; turn shuffling and random changes"
+        "<lambda>(): a second pass gives other batches, but a search compares passes; turn shuffling and random changes"
         " off, and make a new array for each batch"
     )
 
@@ -160,7 +160,7 @@ def test_a_later_batch_that_does_not_fit_is_named_by_its_number(tmp_path: Path) 
             "cannot feed int; give a path, an array, a mapping from input names to arrays, a tuple of arrays in the"
             " order of the inputs, a list, a generator or a DataLoader of these, or a function that yields them",
         ),
-        ([], "the batches given: the data hold no batch; give at least one"),
+        ([], "the batches given: the data contain no batch; give at least one"),
         (
             X,
             "batch 0 is 1 array, and the model has the inputs 'x', 'i'; give a tuple of arrays in this order, or a"
@@ -169,7 +169,7 @@ def test_a_later_batch_that_does_not_fit_is_named_by_its_number(tmp_path: Path) 
         ([[1.0, "2"]], f"batch 0 is list; {A_BATCH}"),
         (lambda: BATCH, "the function for batches gave dict; let it yield batches"),
         (lambda: 7, "the function for batches gave int; let it yield batches"),
-        (lambda: iter([]), "<lambda>(): the data hold no batch; give at least one"),
+        (lambda: iter([]), "<lambda>(): the data contain no batch; give at least one"),
     ],
 )
 def test_what_cannot_be_fed_is_refused(data: object, message: str) -> None:
@@ -373,7 +373,7 @@ ONE = parsed("float[] x")
         ({"\x1b[31m.npy": stored(X)}, "batch 0 has an array '\\x1b[31m', but the model's input is 'x'"),
         ({f"{'y' * 60000}.npy": stored(X)}, f"batch 0 has an array '{'y' * 80} …', but the model's input is 'x'"),
         ({"0/x.npy": stored(X), "y.npy": stored(X)}, "batch 0 has an array '0/x', but the model's input is 'x'; "),
-        ({}, "d.npz: the data hold no batch; give at least one"),
+        ({}, "d.npz: the data contain no batch; give at least one"),
     ],
 )
 def test_a_damaged_npz_file_is_refused(tmp_path: Path, members: Mapping[str, bytes], message: str) -> None:
@@ -518,7 +518,7 @@ def test_a_star_pairs_names_that_are_alike_and_a_cache_grows_with_each_step() ->
         (
             "hn=h",
             None,
-            "the arrays given, one sequence, hn fed back to h: one batch is one run, and nothing is fed back; give"
+            "the arrays given, one sequence, hn fed back to h: one batch is one run, so nothing is fed back; give"
             " several batches, or steps=100 to run it 100 times",
         ),
     ],

@@ -37,7 +37,7 @@ RANGES = Ranges(
     model="net.onnx",
     graph="a" * 64,
     weights="b" * 64,
-    untapped={"s": "it is not a tensor but seq(float32); tensors taken out of it are measured"},
+    untapped={"s": "it is not a tensor but seq(float32); tensors taken from it are measured"},
     tool="0.1.0",
 )
 TEXT = """{
@@ -56,7 +56,7 @@ TEXT = """{
   "z": {"count": 0, "nonfinite": 0, "absmax": 0.0, "absmin": 0.0, "overflow": 0, "flushed": 0, "subnormal": 0}
  },
  "untapped": {
-  "s": "it is not a tensor but seq(float32); tensors taken out of it are measured"
+  "s": "it is not a tensor but seq(float32); tensors taken from it are measured"
  }
 }
 """  # noqa: E501
@@ -425,14 +425,14 @@ def test_ranges_hold_these_ops_in_float32_by_these_rules(case: str) -> None:
 @pytest.mark.parametrize(
     ("model", "value", "found", "finding"),
     [
-        (chain(), "c", 40_000.0, ("overflow", "goes up to 40000; with headroom 2, beyond 65504; fits bfloat16")),
+        (chain(), "c", 40_000.0, ("overflow", "reaches 40000; with headroom 2, beyond 65504; fits bfloat16")),
         (chain(), "c", 1e-4, ("underflow", "stays below 0.0001, which is less than 2 times 6.10352e-05")),
-        (chain(), "a", INFINITE, ("nonfinite", "3 of 64 elements are infinite or NaN in float32 already")),
+        (chain(), "a", INFINITE, ("nonfinite", "3 of 64 elements are already infinite or NaN in float32")),
         (
             mean(4096),
             "m",
             8.1,
-            ("overflow", "is a mean of 4096 terms, whose sum goes up to 66355.2 with headroom, beyond 65504"),
+            ("overflow", "is a mean of 4096 terms, whose sum reaches 66355.2 with headroom, beyond 65504"),
         ),
     ],
 )
@@ -446,7 +446,7 @@ def test_bfloat16_holds_what_float16_does_not() -> None:
     assert held(chain(), seen(chain(), to="bfloat16", a=1e6), to="bfloat16") == {}
     assert held(mean(4096), seen(mean(4096), "bfloat16", m=8.1), to="bfloat16") == {}
     assert findings(chain(), seen(chain(), to="bfloat16", a=2e38), to="bfloat16") == [
-        ("overflow", "a", "goes up to 2e+38; with headroom 2, beyond 3.38953e+38")
+        ("overflow", "a", "reaches 2e+38; with headroom 2, beyond 3.38953e+38")
     ]
 
 

@@ -130,12 +130,12 @@ SEQUENCES = """g (float[2] a, float[2] b) => (float[n] y, float[2] z) {
 def test_sequences_and_bodies_without_results_are_untapped_by_name() -> None:
     view = view_of(SEQUENCES)
     a, b = np.float32([1, 2]), np.float32([3, 4e5])
-    assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken out of it are measured"}
+    assert Taps.of(view).untapped == {"s": "it is not a tensor but seq(float32); tensors taken from it are measured"}
     assert measured(view, {"a": a, "b": b}) == {"a": seen(a), "b": seen(b), "y": seen(a, b), "z": seen(a)}
     view = view_of("""g (float[1,3,2] x) => (float[1,3,2] y) {
         [old] y = Scan <num_scan_inputs = 1, body = b (float[2] e) => (float[2] f) { f = Exp (e) }> ("", x)
     }""", 8)  # fmt: skip
-    reason = "it is in a body of 'old', and nothing is carried out of Scan-8"
+    reason = "it is in a body of 'old', and values cannot leave a body of Scan-8"
     assert Taps.of(view).untapped == {"old/body:e": reason, "old/body:f": reason}
 
 

@@ -93,33 +93,33 @@ def uncalled(made: ModelProto) -> None:
     made.functions[0].node[0].op_type = "Nonsense"
 
 
-NOT_IMPORTED = "which is not imported; opset 1 of it is now"
+NOT_IMPORTED = "which is not imported; opset 1 of it is added"
 MENDED: Sequence[tuple[str, ModelProto]] = (
-    ("'graph' is its name now", model(lambda m: m.graph.ClearField("name"))),
-    (r"its name is not UTF-8; it is '\\xff' now", model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff"))),
-    ("the output states no shape", model(lambda m: formal(m.graph.output[0]))),
-    ("the output states no type", model(lambda m: formal(m.graph.output[0], shape=False))),
-    ("the input states no shape", model(lambda m: formal(m.graph.input[0]))),
-    ("needs IR version 4, not 3", model(old, opset=9)),  # initializers that are no inputs
-    ("needs IR version 4, not 3", model(lambda m: old(m, listed=True), opset=9)),  # some of them are
-    ("needs IR version 4, not 0", model(lambda m: setattr(m, "ir_version", 0))),
-    ("it is '' now", model(spelled)),
-    ("it is '' now", model(lambda m: (spelled(m), setattr(m.opset_import[0], "domain", "ai.onnx")))),
+    ("it is now named 'graph'", model(lambda m: m.graph.ClearField("name"))),
+    (r"its name is not UTF-8; it is now '\\xff'", model(lambda m: by_bytes(m, b"\x12\x01g", b"\x12\x01\xff"))),
+    ("the output has no shape", model(lambda m: formal(m.graph.output[0]))),
+    ("the output has no type", model(lambda m: formal(m.graph.output[0], shape=False))),
+    ("the input has no shape", model(lambda m: formal(m.graph.input[0]))),
+    ("IR version 3 requires an input for", model(old, opset=9)),  # initializers that are no inputs
+    ("IR version 3 requires an input for", model(lambda m: old(m, listed=True), opset=9)),  # some of them are
+    ("IR version 0 requires an input for", model(lambda m: setattr(m, "ir_version", 0))),
+    ("it is now ''", model(spelled)),
+    ("it is now ''", model(lambda m: (spelled(m), setattr(m.opset_import[0], "domain", "ai.onnx")))),
     (f"com.microsoft, {NOT_IMPORTED}", model(lambda m: foreign(m.graph.node[1], "Gelu", "com.microsoft"))),
     (f"com.microsoft, {NOT_IMPORTED}", model(lambda m: foreign(branch(m).node[0], "Gelu", "com.microsoft"), BRANCHES)),
     (
         f"ai.onnx.ml, {NOT_IMPORTED}",
         model(lambda m: foreign(m.graph.node[1], "Scaler", "ai.onnx.ml", offset=[0.0], scale=[2.0])),
     ),
-    ("there twice, with the same values", model(lambda m: hold(m, "w"))),
+    ("appears twice, with the same values", model(lambda m: hold(m, "w"))),
     (  # in another field of values
-        "there twice, with the same values",
+        "appears twice, with the same values",
         model(lambda m: m.graph.initializer.append(helper.make_tensor("w", 1, [16, 16], WEIGHT.ravel()))),
     ),
-    ("value_info declares the input otherwise", model(lambda m: declare(m, "x", 5, 16))),
+    ("value_info contradicts the graph's declaration", model(lambda m: declare(m, "x", 5, 16))),
     ("not in the order in which they run", model(lambda m: m.graph.node.reverse())),
     ("bodies repeat initializers", model(lambda m: branch(m).initializer.append(tensor("w", WEIGHT)), BRANCHES)),
-    ("the last entry is left", model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"])),
+    ("the last entry is kept", model(lambda m: [m.metadata_props.add(key="k", value=v) for v in "ab"])),
     ("foo opset 0, which no node uses", model(lambda m: m.opset_import.add(domain="foo", version=0))),
     ("an initializer has no name", model(lambda m: hold(m, "", [1]))),
 )
@@ -186,7 +186,7 @@ OVERLOOKED: Mapping[str, ModelProto] = {
 REFUSED: Sequence[tuple[str, ModelProto]] = (
     ("imports ai.onnx opsets 17 and 13", model(lambda m: m.opset_import.add(domain="", version=13))),
     ("imports no ai.onnx opset", model(lambda m: setattr(m.opset_import[0], "domain", "com.microsoft"))),
-    ("'w' is there twice, with different values", model(lambda m: hold(m, "w", np.eye(16)))),
+    ("'w' appears twice, with different values", model(lambda m: hold(m, "w", np.eye(16)))),
     ("runtimes disagree", model(lambda m: branch(m).initializer.append(tensor("w", np.eye(16))), BRANCHES)),
     ("'h' is defined twice", model(lambda m: hold(m, "h", 0.0), PLAIN.replace("MatMul (x, w)", "Neg (x)", 1))),
     ("tensor name: u", model(lambda m: m.graph.initializer.add(name="u", data_type=1, dims=[3]))),  # without values
@@ -249,7 +249,7 @@ def test_heavy_initializers_of_one_name_are_compared_in_their_file(tmp_path) -> 
     assert [t.name for t in Model.load(tmp_path / "m.onnx").proto.graph.initializer] == ["w", "k"]
     source.graph.initializer[-1].CopyFrom(tensor("k", 2 * heavy))
     (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
-    with pytest.raises(ModelError, match="'k' is there twice, with different values"):
+    with pytest.raises(ModelError, match="'k' appears twice, with different values"):
         Model.load(tmp_path / "m.onnx")
 
 
@@ -260,7 +260,7 @@ def test_a_sound_model_is_neither_copied_nor_changed() -> None:
 
 def test_a_plugin_in_the_default_domain_stays_float32_for_tensorrt_alone() -> None:
     source = model(lambda m: setattr(m.graph.node[1], "op_type", "YoloLayer_TRT"))
-    with pytest.raises(ModelError, match=r"has no operator 'YoloLayer_TRT'.*name the target tensorrt"):
+    with pytest.raises(ModelError, match=r"has no operator 'YoloLayer_TRT'.*set the target to tensorrt"):
         amp_rewrite.convert(source)
     converted = amp_rewrite.convert(source, target="tensorrt")
     assert [(r.op, r.dtype) for r in converted.report.rows] == [

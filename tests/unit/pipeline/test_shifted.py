@@ -97,7 +97,7 @@ def _exponent(converted: amp_rewrite.Converted) -> int:
 
 
 def test_an_exponent_needs_data() -> None:
-    with pytest.raises(PolicyError, match="shift=4 shifts what goes beyond float16 by data; give data or ranges"):
+    with pytest.raises(PolicyError, match="shift=4 needs to know which values exceed float16; give data or ranges"):
         amp_rewrite.convert(_model(), shift=4)
 
 

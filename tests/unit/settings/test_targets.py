@@ -91,7 +91,7 @@ def test_an_unknown_newer_release_gains_no_kernel_and_is_named() -> None:
     newer, newest = (convert(model, target=word) for word in ("ort-cuda:1.99", f"ort-cuda:{NEWEST}"))
     assert types(newer) == types(newest)
     (told,) = (f for f in newer.report.findings if f.kind == "kernel_table")
-    assert told.message == f"no kernel table for 1.99: the one for {NEWEST} decides"
+    assert told.message == f"no kernel table for 1.99: the table for {NEWEST} is used"
     assert "kernel_table" not in kinds(newest)
 
 
@@ -121,7 +121,7 @@ def test_a_model_that_the_target_does_not_open_is_told() -> None:
     result = convert(graph(PRODUCT, 23, 11), target="ort-cuda:1.22")
     assert [f.message for f in result.report.findings if f.kind == "target_limits"] == [
         "onnxruntime-gpu 1.22.0 opens models up to IR version 10, not 11",
-        "ort-cuda:1.22.0 opens models up to opset 22, and this one has 23",
+        "ort-cuda:1.22.0 opens models up to opset 22, but this one has 23",
     ]
 
 

@@ -156,7 +156,7 @@ MISTAKES = {
     "network()(None)": "the input",
     "network()({'image': X})": "the batch lacks the inputs ['x']; pass arrays for all inputs of the model",
     "T.Network(TWO)(X)": "the model has the inputs a, c; pass a mapping with all of them",
-    "trainer().fit([])": "the data hold no batch; give at least one",
+    "trainer().fit([])": "the data contain no batch; give at least one",
     "trainer().fit([{'x': X}])": "batch 0 lacks input 'label'; every batch needs 'x', 'label'",
     "trainer().fit([{'x': X, 'label': Y}], batch_size=8)": "these data are batches already",
     # weights and files
