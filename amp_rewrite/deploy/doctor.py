@@ -223,8 +223,8 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     low = to or own or DType.FLOAT16
     yield type_of(source)
     converted = convert(source, to=low, target=Target.ORT_CUDA)
-    examined = source if own is low else converted.result
-    view = View.of(examined)
+    examine = source if own is low else converted.result
+    view = View.of(examine)
     totals = converted.report.totals
     if totals.compute_ops:
         fact = f"{totals.compute_lowered} of {count(totals.compute_ops, 'compute op')} in {low.spelling}"
@@ -244,7 +244,7 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         remedy = "a runtime without that op does not open the model"
         yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
     yield from _unaligned(view, low)
-    options = cuda_options(examined)
+    options = cuda_options(examine)
     if options.line:
         yield Check("session", ADVICE, "its convolutions run faster with channels last and a fused bias", options.line)
     elif options.cost:

@@ -20,7 +20,7 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import RANDOM
 from amp_rewrite.ir.view import MAIN, Op, View
 from amp_rewrite.rewrite.builder import new_cast
-from amp_rewrite.rewrite.check import misdeclared
+from amp_rewrite.rewrite.check import misdeclared_output
 from amp_rewrite.rewrite.emulate import emulate
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 from amp_rewrite.rewrite.passes.inline import inlined
@@ -72,7 +72,7 @@ def check_as_is(model: Model, name: str, provider: str) -> None:
     It must open on the provider, and its outputs must have the types that they declare. A kernel may be missing, since
     the emulation stands for it.
     """
-    wrong = misdeclared(View.of(inlined(model)))
+    wrong = misdeclared_output(View.of(inlined(model)))
     if wrong is not None:
         raise ModelError(f"{name}: {wrong}")
     providers = tuple(dict.fromkeys((provider, CPU)))

@@ -86,7 +86,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
 
 def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> str:
     """Return other options to get kernels of the target for some of these ops."""
-    from amp_rewrite.rewrite.opset import at_opset, relabelled  # late: few conversions lower little
+    from amp_rewrite.rewrite.opset import at_opset, relabeled  # late: few conversions lower little
 
     to, target = request.to, request.target
 
@@ -95,7 +95,7 @@ def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> 
         return any(gate.lowerable_groups(view, view.ops[op]).groups for op in ops)
 
     opset = at_opset(view, AUTO_OPSET, to, target, fuse=request.fuse)[0].opset
-    moves = opset != view.opset and serves(relabelled(view, opset), target, to)
+    moves = opset != view.opset and serves(relabeled(view, opset), target, to)
     word = "without --opset keep" if request.opset == KEEP_OPSET else "with --opset auto"
     other = DType.FLOAT16 if to is DType.BFLOAT16 else DType.BFLOAT16
     ways = [f"{word} the model moves to opset {opset}"] if moves else []

@@ -1,1 +1,1 @@
-"""Models from models: passes, operator fusion, applying a plan, checking the result."""
+"""Transforms of models: passes, operator fusion, applying a plan, checking the result, emulation, gradients."""

@@ -1,4 +1,4 @@
-"""Carries out a plan of Casts: a model and a plan in, a new model out."""
+"""Apply a plan of Casts to a model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from amp_rewrite.ir.names import unused
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, normal_domain, set_element_type
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
-from amp_rewrite.rewrite.builder import declared, new_cast, new_constant, new_node, restate
+from amp_rewrite.rewrite.builder import declared, new_cast, new_constant, new_node, set_attribute
 
 
 def apply(view: View, plan: Plan) -> Model:
-    """Return the model with the plan carried out; the view's own model is not touched.
+    """Return a new model with the plan applied; the view's own model is not changed.
 
-    One walk. Everything that the plan does not name is kept as it is: node order, names, value_info,
+    Makes one walk over the graph. Whatever the plan does not name is preserved: node order, names, value_info,
     metadata, training_info, functions, sparse initializers, quantization annotations.
 
     Args:
-        view: the model's index.
-        plan: changes of this view, as `plan_casts` returns them.
+        view: the index of the model.
+        plan: the changes to this view, as `plan_casts` returns them.
 
     Returns:
         The new model.
@@ -42,7 +42,7 @@ def apply(view: View, plan: Plan) -> Model:
 
 
 def import_standard(proto: ModelProto) -> None:
-    """Import an ai.onnx opset if the model lacks one, as with ai.onnx.ml ops alone; Casts need it."""
+    """Import an ai.onnx opset for the Casts if the model has none, such as one with only ai.onnx.ml ops."""
     if not any(normal_domain(o.domain) == "" for o in proto.opset_import):
         proto.opset_import.add(domain="", version=FIRST_BFLOAT16_CAST)
 
@@ -61,12 +61,12 @@ class _Writer:
         self.bakes: dict[ValueId, Bake] = {bake.value: bake for bake in plan.bakes}
         self.retyped = {**plan.retype, **{bake.value: bake.to for bake in plan.bakes if not bake.keeps_original}}
         unknown = (op for op in view.ops if op.signature is None and not op.bodies)
-        self.of_unknown = {result for op in unknown for result in op.outputs}
+        self.unknown_results = {result for op in unknown for result in op.outputs}
 
     # -- one graph -----------------------------------------------------------------------------------
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
-        """Rewrite a copied graph in place; `scope` is its original's index."""
+        """Rewrite a copied graph in place; `scope` is the index of the original."""
         values = self.view.values_of[scope.id]
         nodes = list(self._nodes(graph, scope, values))
         self._initializers(graph, values)
@@ -82,13 +82,13 @@ class _Writer:
             op = self.view.ops[op_id]
             if op_id not in self.plan.drop:
                 written = self._node(op, node)
-                yield from self._parted(written) if op_id in self.plan.parted else (written,)
+                yield from self._separated(written) if op_id in self.plan.parted else (written,)
             for result in op.outputs:
                 if result in self.bakes and (bake := self.bakes[result]).keeps_original:
-                    second = clone(op.node)
-                    second.name, second.output[0] = unused(f"{bake.name}_constant", self.view.names), bake.name
-                    self._hold_baked(second, bake)
-                    yield second
+                    constant = clone(op.node)
+                    constant.name, constant.output[0] = unused(f"{bake.name}_constant", self.view.names), bake.name
+                    self._set_baked(constant, bake)
+                    yield constant
                 if result in self.casts:
                     yield from self._casts_of(self.view.values[result])
 
@@ -114,24 +114,24 @@ class _Writer:
             yield new_node("Constant", [], bounds[-1], name=unused(bounds[-1], self.view.names), value=value)
         yield new_node("Clip", [source, *bounds], clamped, name=name)
 
-    def _parted(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield a Transpose between Reshapes that add and remove a last dimension of 1. They move nothing.
+    def _separated(self, node: NodeProto) -> Iterator[NodeProto]:
+        """Yield a Transpose between Reshapes that add and remove a trailing dimension of 1, and move no data.
 
-        Runtimes keep them, unlike a Reshape to the same shape.
+        Runtimes keep them, whereas they remove a Reshape to the same shape.
         """
         source, result = node.input[0], node.output[0]
-        axes = len(ints_attribute(node, "perm"))
-        ends = [unused(f"{result}_{word}", self.view.names) for word in ("raised", "turned")]
+        rank = len(ints_attribute(node, "perm"))
+        ends = [unused(f"{result}_{suffix}", self.view.names) for suffix in ("raised", "turned")]
         node.input[0], node.output[0] = ends
-        restate(node, "perm", [*ints_attribute(node, "perm"), axes])
-        yield from self._reshaped(source, ends[0], [0] * axes + [1])
+        set_attribute(node, "perm", [*ints_attribute(node, "perm"), rank])
+        yield from self._reshaped(source, ends[0], [0] * rank + [1])
         yield node
-        yield from self._reshaped(ends[1], result, [0] * axes)
+        yield from self._reshaped(ends[1], result, [0] * rank)
 
     def _reshaped(self, source: str, result: str, shape: Sequence[int]) -> Iterator[NodeProto]:
-        stated = unused(f"{result}_shape", self.view.names)
-        yield new_constant(stated, np.array(shape, np.int64))
-        yield new_node("Reshape", [source, stated], result, name=unused(f"{result}_view", self.view.names))
+        shape_name = unused(f"{result}_shape", self.view.names)
+        yield new_constant(shape_name, np.array(shape, np.int64))
+        yield new_node("Reshape", [source, shape_name], result, name=unused(f"{result}_view", self.view.names))
 
     # -- one node ------------------------------------------------------------------------------------
 
@@ -145,31 +145,31 @@ class _Writer:
             node.op_type = "Identity"
             del node.attribute[:]
         elif op.id in self.plan.attributes:
-            self._state_dtype(op, node, self.plan.attributes[op.id])
+            self._set_dtype(op, node, self.plan.attributes[op.id])
         if op.id in self.plan.raised:
-            for a in node.attribute:
-                if a.name in INNER_DTYPE_ATTRIBUTES and DType.of(a.i) in LOW_TYPES:
-                    a.i = DType.FLOAT.code
+            for each in node.attribute:
+                if each.name in INNER_DTYPE_ATTRIBUTES and DType.of(each.i) in LOW_TYPES:
+                    each.i = DType.FLOAT.code
         bake = self.bakes.get(op.outputs[0]) if op.kind == "Constant" and op.outputs[0] is not None else None
         if bake is not None and not bake.keeps_original:
-            self._hold_baked(node, bake)
+            self._set_baked(node, bake)
         for body, (_, graph) in zip(op.bodies, bodies(node) if op.bodies else (), strict=True):
             self.graph(graph, self.view.scopes[body])
         return node
 
-    def _state_dtype(self, op: Op, node: NodeProto, dtype: DType) -> None:
+    def _set_dtype(self, op: Op, node: NodeProto, dtype: DType) -> None:
         if op.kind == "ConstantOfShape":
             value = attribute(node, "value")
             zero = onnx.helper.make_tensor("value", TensorProto.FLOAT, (1,), [0.0])
             tensor = baked(value.t if value is not None else zero, dtype, model=self.view.model)
-            restate(node, "value", tensor)
+            set_attribute(node, "value", tensor)
             return
         name = DTYPE_ATTRIBUTES[op.domain, op.op_type]
         old = attribute(node, name)
-        in_words = old is not None and old.type == AttributeProto.STRING  # Cast-1
-        restate(node, name, TensorProto.DataType.Name(dtype.code) if in_words else dtype.code)
+        as_string = old is not None and old.type == AttributeProto.STRING  # Cast-1
+        set_attribute(node, name, TensorProto.DataType.Name(dtype.code) if as_string else dtype.code)
 
-    def _hold_baked(self, node: NodeProto, bake: Bake) -> None:
+    def _set_baked(self, node: NodeProto, bake: Bake) -> None:
         tensor = self.view.values[bake.value].tensor
         assert tensor is not None
         low = baked(tensor, bake.to, model=self.view.model)
@@ -203,7 +203,10 @@ class _Writer:
     def _value_infos(
         self, graph: GraphProto, scope: Scope, values: Sequence[Value], types: dict[str, TypeProto]
     ) -> None:
-        """Declare types by the plan; a new value is declared where its source was, a captured one perhaps in a body."""
+        """Declare the planned types, and each new value wherever its source was declared.
+
+        A captured value may be declared in the body that reads it.
+        """
         by_name = {v.name: v for v in values}
         for formal in (*graph.input, *graph.output):
             value = by_name.get(formal.name)
@@ -225,8 +228,9 @@ class _Writer:
                 continue
             if value.name in types:
                 listed.extend(self._new_infos(value, types))
-            elif value.id in self.of_unknown and (dtype := self.view.tensor_dtype(value.id)) is not None:
-                listed.append(declared(value.name, dtype, None))  # readers alone told it, and may read a Cast now
+            elif value.id in self.unknown_results and (dtype := self.view.tensor_dtype(value.id)) is not None:
+                # The type was inferred from the readers, which may read a Cast now.
+                listed.append(declared(value.name, dtype, None))
         refill(graph, "value_info", listed)
 
     def _visible(self, scope: ScopeId) -> dict[str, Value]:
@@ -240,8 +244,8 @@ class _Writer:
         source = types[value.name]
         fresh = [(cast.name, cast.to) for cast in self.casts.get(value.id, ())]
         if value.id in self.plan.rename:
-            home = self.plan.retype.get(value.id) or self.view.dtype(value.id)  # a baked copy has the old name
-            fresh.append((self.plan.rename[value.id], home or DType.FLOAT))
+            renamed = self.plan.retype.get(value.id) or self.view.dtype(value.id)  # a baked copy has the old name
+            fresh.append((self.plan.rename[value.id], renamed or DType.FLOAT))
         bake = self.bakes.get(value.id)
         if bake is not None and bake.keeps_original:
             fresh.append((bake.name, bake.to))

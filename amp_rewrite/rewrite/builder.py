@@ -1,4 +1,4 @@
-"""New nodes, alone and around an op that is rewritten."""
+"""New nodes, and the nodes around an op that a pass replaces."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def new_node(op_type: str, inputs: Sequence[str], output: str, name: str = "", *
     return onnx.helper.make_node(op_type, inputs, [output], name, **attributes)
 
 
-def restate(node: NodeProto, name: str, value: Any = None) -> None:
-    """State an attribute of a node anew, behind the others; None takes it out."""
-    stated = [onnx.helper.make_attribute(name, value)] if value is not None else []
-    refill(node, "attribute", [*(a for a in node.attribute if a.name != name), *stated])
+def set_attribute(node: NodeProto, name: str, value: Any = None) -> None:
+    """Set an attribute of a node, after its others; None removes it."""
+    replacement = [onnx.helper.make_attribute(name, value)] if value is not None else []
+    refill(node, "attribute", [*(a for a in node.attribute if a.name != name), *replacement])
 
 
 def new_cast(source: str, result: str, to: DType, *, name: str = "", opset: int = FIRST_CAST_BY_CODE) -> NodeProto:
-    """Return a Cast. Large models get as many as they have nodes, and make_node takes ten times as long."""
+    """Return a Cast in a tenth of the time of make_node: a large model can need as many Casts as it has nodes."""
     cast: NodeProto = NodeProto.FromString(_nameless_cast(to, opset < FIRST_CAST_BY_CODE))
     if name:
         cast.name = name
@@ -41,10 +41,10 @@ def new_cast(source: str, result: str, to: DType, *, name: str = "", opset: int 
 
 
 @cache
-def _nameless_cast(to: DType, in_words: bool) -> bytes:
-    """Return a serialized Cast; before opset 6 it states its type as a word."""
-    stated = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code) if in_words else to.code)
-    serialized: bytes = NodeProto(op_type="Cast", attribute=(stated,)).SerializeToString()
+def _nameless_cast(to: DType, as_string: bool) -> bytes:
+    """Return a serialized Cast; before opset 6 its `to` attribute is a string."""
+    attribute = onnx.helper.make_attribute("to", TensorProto.DataType.Name(to.code) if as_string else to.code)
+    serialized: bytes = NodeProto(op_type="Cast", attribute=(attribute,)).SerializeToString()
     return serialized
 
 
@@ -63,8 +63,8 @@ def declared(name: str, dtype: DType, shape: Sequence[int | str | None] | None) 
 class Surroundings:
     """Nodes before and after a replaced op, and their constants.
 
-    Equal contents have one name in all replacements on a view, so that they become one; other contents of the same
-    stem get names of their own. `typed`: the names of nodes before the op end with their type.
+    Equal nodes and constants get the same name in all replacements of a view, and are written once; different ones
+    with the same stem get names of their own. `typed`: names of the nodes before end with their op type.
     """
 
     def __init__(self, view: View, op: Op, *, typed: bool = False) -> None:
@@ -74,7 +74,7 @@ class Surroundings:
         self.weights: list[TensorProto] = []
 
     def name(self, stem: str) -> str:
-        """Return a new name, the same at each call for the op."""
+        """Return a new name; calls for the same op and stem return the same one."""
         return self._named(stem, self._op.id)
 
     def constant(self, stem: str, values: Array) -> str:
@@ -85,7 +85,7 @@ class Surroundings:
         return name
 
     def before(self, op_type: str, inputs: Sequence[str], stem: str, **attributes: Any) -> str:
-        """Add a node before, unless an equal one is there already; return the name of its result."""
+        """Add a node before the op, unless an equal one exists; return the name of its result."""
         node = new_node(op_type, inputs, "", **attributes)
         name = node.output[0] = self._named(stem, (self._op.scope, node.SerializeToString(deterministic=True)))
         node.name = f"{name}_{op_type}" if self._typed else name
@@ -94,16 +94,16 @@ class Surroundings:
         return name
 
     def after(self, op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> None:
-        """Add a node after, with `result` as its output."""
+        """Add a node after the op, with `result` as its output."""
         self.behind.append(new_node(op_type, inputs, result, f"{result}_{op_type}", **attributes))
 
     def parts(self) -> dict[str, Any]:
-        """Return the nodes and constants as keywords of a replacement."""
+        """Return the nodes and constants as keyword arguments of a Replacement."""
         return {"ahead": tuple(self.ahead), "behind": tuple(self.behind), "weights": tuple(self.weights)}
 
     def _named(self, stem: str, content: object) -> str:
         stem = stem if self._op.scope == MAIN else f"{stem}_{self._op.scope}"
-        contents, number = _contents(self.view), 1
+        contents, number = _content_by_name(self.view), 1
         name = unused(stem, self.view.names)
         while contents.setdefault(name, content) != content:
             number += 1
@@ -112,5 +112,5 @@ class Surroundings:
 
 
 @once
-def _contents(view: View) -> dict[str, object]:
+def _content_by_name(view: View) -> dict[str, object]:
     return {}

@@ -1,4 +1,4 @@
-"""The checks of a converted model before it is returned."""
+"""Checks of a converted model before it is returned."""
 
 from __future__ import annotations
 
@@ -29,24 +29,29 @@ from amp_rewrite.ir.view import ScopeId, View
 
 
 def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding, ...]:
-    """Return the complaints of onnx about the result that it has about the source, too; raise for any other.
+    """Check the result with onnx and against the plan; return what could not be checked.
 
-    ModelError if the source was not a valid model; ConversionError if the conversion broke it.
+    Raises:
+        ModelError: the source was already invalid.
+        ConversionError: the conversion broke the model.
     """
-    fault, inferred = examined(result)
+    fault, inferred = examine(result)
     doubts = () if fault is None else _doubts(source, fault, view.opsets.get("", FIRST_CAST_BY_CODE))
     planned = _planned(view, plan)
     types = _inferred_types(view, inferred) if inferred is not None else {}
     try:
         if not all(own.keys() <= types.get(scope, {}).keys() for scope, own in planned.items()):
-            again = View.of(result)
-            types = {scope.id: {v.name: again.dtype(v.id) for v in again.values_of[scope.id]} for scope in again.scopes}
+            view_after = View.of(result)
+            types = {
+                scope.id: {v.name: view_after.dtype(v.id) for v in view_after.values_of[scope.id]}
+                for scope in view_after.scopes
+            }
         _compare(planned, types)
-    except ConversionError as unplanned:
-        wrong = misdeclared(view) if fault is None else f"the model is invalid: {one_line(fault)}"
-        if wrong is None:
+    except ConversionError as mismatch:
+        cause = misdeclared_output(view) if fault is None else f"the model is invalid: {one_line(fault)}"
+        if cause is None:
             raise
-        raise ModelError(wrong) from unplanned  # onnx refuses the source, or trusts a wrong declaration in it
+        raise ModelError(cause) from mismatch  # onnx rejects the source, or trusted a wrong declaration in it
     for kind, (op, *_) in view.by_kind.items():
         operator = op.domain, op.op_type, view.opset
         if is_refused_by_onnx(*operator) and not is_runtime_only(*operator):
@@ -54,12 +59,12 @@ def check(source: Model, view: View, plan: Plan, result: Model) -> tuple[Finding
     return doubts
 
 
-def misdeclared(view: View) -> str | None:
-    """Return an output with a false declared type: for unknown ops, onnx believes the declaration."""
-    for stated, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
-        ends = {type_of_proto(stated.type), view.types[value]}
-        if None not in ends and len(ends) > 1:
-            name = repr(stated.name)
+def misdeclared_output(view: View) -> str | None:
+    """Describe an output whose declared type is wrong; onnx trusts the declaration behind unknown ops."""
+    for formal, value in zip(view.model.proto.graph.output, view.scopes[0].outputs, strict=True):
+        types = {type_of_proto(formal.type), view.types[value]}
+        if None not in types and len(types) > 1:
+            name = repr(formal.name)
             return f"the model is invalid: output {name} is declared as another type than it has; export it again"
     return None
 
@@ -67,53 +72,53 @@ def misdeclared(view: View) -> str | None:
 def _doubts(source: Model, fault: _Fault, opset: int) -> tuple[Finding, ...]:
     if opset < FIRST_CAST_BY_CODE and isinstance(fault, onnx.shape_inference.InferenceError):
         return (Finding("unchecked", "shapes", f"not checked: onnx infers nothing of a Cast of opset {opset}"),)
-    before, _ = examined(source)
-    if before is None:
+    own_fault, _ = examine(source)
+    if own_fault is None:
         raise ConversionError(
             f"the converted model is invalid, and nothing was written: {one_line(fault)}; please report this"
         )
     if not isinstance(fault, onnx.shape_inference.InferenceError | UnicodeDecodeError):
-        raise ModelError(f"the model is invalid: {one_line(before)}")
-    return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the model's own: {one_line(before)}"),)
+        raise ModelError(f"the model is invalid: {one_line(own_fault)}")
+    return (Finding("unchecked", "shapes", f"not checked: onnx cannot infer the model's own: {one_line(own_fault)}"),)
 
 
 _Fault = onnx.checker.ValidationError | onnx.shape_inference.InferenceError | ValueError
-# ValueError: what onnx refuses by C++'s invalid_argument, such as the element type 0, and text that is not UTF-8.
+# ValueError: std::invalid_argument in onnx, as for the element type 0, and text that is not UTF-8.
 
 
 def check_source(source: Model) -> None:
-    """Raise ModelError if onnx's checker refuses a model, which is returned as it is if no op can be lowered."""
-    fault, _ = examined(source)
+    """Raise ModelError if onnx's checker rejects a model that is returned unchanged because no op can be lowered."""
+    fault, _ = examine(source)
     if isinstance(fault, onnx.checker.ValidationError):
         raise ModelError(f"the model is invalid: {one_line(fault)}")
 
 
-def examined(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
+def examine(model: Model) -> tuple[_Fault, None] | tuple[None, ModelProto]:
     """Run the checker and strict shape inference; return the first fault, or the inferred model.
 
-    Operators of ai.onnx that onnx does not accept count as those of another domain, which onnx does not check.
+    Operators of ai.onnx that onnx does not accept are moved to another domain, which onnx does not check.
     """
     skeleton = model.skeleton()
-    found = fault, _ = _passed(skeleton)
+    outcome = fault, _ = _passed(skeleton)
     if isinstance(fault, onnx.checker.ValidationError):
-        _set_apart(skeleton)
+        _move_unaccepted(skeleton)
         return _passed(skeleton)
-    return found
+    return outcome
 
 
 def _passed(skeleton: ModelProto) -> tuple[_Fault, None] | tuple[None, ModelProto]:
-    written = skeleton.SerializeToString()  # once for both
+    serialized = skeleton.SerializeToString()  # once for both checks
     try:
-        onnx.checker.check_model(written)
+        onnx.checker.check_model(serialized)
         if skeleton.graph.sparse_initializer:
-            written = _dense(skeleton).SerializeToString()
-        return None, onnx.shape_inference.infer_shapes(written, check_type=True, strict_mode=True)
+            serialized = _dense(skeleton).SerializeToString()
+        return None, onnx.shape_inference.infer_shapes(serialized, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as fault:
         return fault, None
 
 
 def _dense(skeleton: ModelProto) -> ModelProto:
-    """Return the model with inputs for sparse weights, to which onnx's inference gives the type of sparse tensors."""
+    """Return the model with inputs in place of sparse initializers, which onnx would infer to be sparse tensors."""
     dense = clone(skeleton)
     for sparse in skeleton.graph.sparse_initializer:
         values = sparse.values
@@ -122,33 +127,33 @@ def _dense(skeleton: ModelProto) -> ModelProto:
     return dense
 
 
-def _set_apart(proto: ModelProto) -> None:
+def _move_unaccepted(proto: ModelProto) -> None:
     for holder, nodes in ((proto, proto.graph.node), *((function, function.node) for function in proto.functions)):
         opset = next((o.version for o in holder.opset_import if not normal_domain(o.domain)), 1)
-        alone = [node for node in all_nodes(nodes) if is_refused_by_onnx(node.domain, node.op_type, opset)]
-        for node in alone:
-            node.domain = _APART
-        if alone:
-            holder.opset_import.add(domain=_APART, version=1)
+        unaccepted = [node for node in all_nodes(nodes) if is_refused_by_onnx(node.domain, node.op_type, opset)]
+        for node in unaccepted:
+            node.domain = _UNCHECKED_DOMAIN
+        if unaccepted:
+            holder.opset_import.add(domain=_UNCHECKED_DOMAIN, version=1)
 
 
-_APART = "com.microsoft.default"
+_UNCHECKED_DOMAIN = "com.microsoft.default"
 
 
 _Planned = Mapping[ScopeId, Mapping[str, DType]]
 _Types = Mapping[ScopeId, Mapping[str, DType | None]]
-"""Types of values by scope, then name. A result has the scopes of its source, in the same order.
+"""Types of values by scope, then name. The converted model has the scopes of its source, in the same order.
 
-None: readers alone tell a type, and Casts stand before them now.
+None: the type was known only from the readers, which read Casts now.
 """
 
 
 def _planned(view: View, plan: Plan) -> _Planned:
-    gone = {result for op in plan.drop for result in view.ops[op].outputs}
+    dropped = {result for op in plan.drop for result in view.ops[op].outputs}
     planned: dict[ScopeId, dict[str, DType]] = {scope.id: {} for scope in view.scopes}
     for value in view.values:
         dtype = plan.retype.get(value.id) or view.dtype(value.id)
-        if dtype is not None and value.id not in gone:
+        if dtype is not None and value.id not in dropped:
             planned[value.scope][plan.rename.get(value.id, value.name)] = dtype
     additions: tuple[Cast | Bake, ...] = (*plan.casts, *plan.bakes)
     for new in additions:
@@ -157,26 +162,28 @@ def _planned(view: View, plan: Plan) -> _Planned:
 
 
 def _inferred_types(view: View, inferred: ModelProto) -> _Types:
-    """Return the types that onnx infers; an empty mapping if it may have taken a declaration instead.
+    """Return the types that onnx inferred; an empty mapping if it may have copied a declaration instead.
 
-    It costs a fifth of a second view, and it is not our own arithmetic.
+    This takes a fifth of the time of a second view, and is independent of our own inference.
     """
-    if inferred.functions or not all(_inferred(schema) for schema in {op.signature for op in view.ops}):
+    if inferred.functions or not all(_has_inference(schema) for schema in {op.signature for op in view.ops}):
         return {}
     types: dict[ScopeId, dict[str, DType]] = {}
     for number, graph in enumerate(all_graphs(inferred.graph) if len(view.scopes) > 1 else (inferred.graph,)):
         tensors = chain(graph.initializer, (sparse.values for sparse in graph.sparse_initializer))
-        held = ((tensor.name, DType.of(tensor.data_type)) for tensor in tensors)
+        stored = ((tensor.name, DType.of(tensor.data_type)) for tensor in tensors)
         infos = ((v.name, type_of_proto(v.type)) for v in chain(graph.input, graph.value_info, graph.output))
-        stated = ((name, known.dtype if known is not None else None) for name, known in infos)
-        last = dict(chain(held, stated))  # the last word counts, even that the type is not known
+        declared = ((name, info.dtype if info is not None else None) for name, info in infos)
+        last = dict(chain(stored, declared))  # the last entry counts, even if it says that the type is unknown
         types[ScopeId(number)] = {name: dtype for name, dtype in last.items() if dtype is not None}
     return types
 
 
-def _inferred(schema: Signature | None) -> bool:
-    known = onnx_schema("", schema.op_type, schema.since) if schema is not None and not schema.domain else None
-    return known is not None and bool(known.has_type_and_shape_inference_function)
+def _has_inference(signature: Signature | None) -> bool:
+    if signature is None or signature.domain:
+        return False
+    schema = onnx_schema("", signature.op_type, signature.since)
+    return schema is not None and bool(schema.has_type_and_shape_inference_function)
 
 
 def _compare(planned: _Planned, types: _Types) -> None:

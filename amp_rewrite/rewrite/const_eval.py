@@ -1,4 +1,4 @@
-"""Values that depend on constants alone: their numbers, the ops that make them, and the pass that folds them."""
+"""Values computed from constants: their numbers, and the pass that folds them."""
 
 from __future__ import annotations
 
@@ -28,64 +28,64 @@ from amp_rewrite.rewrite.reference import run
 from amp_rewrite.rewrite.replacement import CONSTANT, Context, Replacement
 
 TRACED_MOVES = MOVES - {"Flatten"}
-"""The moves that attentions are looked for through."""
+"""The moves that attention recognition traces through."""
 _EVALUATED = frozenset(
     (CARRIERS.keys() | BROADCASTS | SAME_SHAPE | ELEMENTLESS | {"ConstantOfShape", "EyeLike", "OneHot", "Range"})
     - UNREPEATABLE
     - SCATTERS
 )
-"""Ops that take a moment per element; onnx's reference runs windows, cells and scatters in loops of Python."""
+"""Ops that are cheap per element; onnx's reference runs windows, cells and scatters in Python loops."""
 _MAX_OPS = 64
-_MAX_ELEMENTS = 1 << 24  # of a constant that is looked at
-_MAX_FLAGS = 1 << 28  # of a constant mask, of which one batch is computed with if all are equal
+_MAX_ELEMENTS = 1 << 24  # of a constant that is read
+_MAX_FLAGS = 1 << 28  # of a constant mask, which is cut to one batch if all batches are equal
 
 
 def moves_behind(view: View, value: ValueId) -> Iterator[tuple[Op, ValueId]]:
-    """Yield the moves behind a value, nearest first, each with its operand."""
+    """Yield the moves that lead to a value, nearest first, each with its operand."""
     return behind(view, value, first_input_of(TRACED_MOVES))
 
 
 def permutation(op: Op) -> tuple[int, ...]:
-    """Return the stated permutation of a Transpose; () without one, and for other ops."""
+    """Return the `perm` attribute of a Transpose; () without one, and for other ops."""
     return ints_attribute(op.node, "perm") if op.kind == "Transpose" else ()
 
 
 def numbers(view: View, value: ValueId) -> Array | None:
-    """Return the numbers of a constant, or of a value computed from constants; None if they are not known."""
+    """Return the numbers of a constant, or of a value computed from constants; None if they are unknown."""
     if view.constant(value) is None:
-        return _made(view, value)
-    held = view.array(value, _most(view, value))
-    if held is None or held.size <= _MAX_ELEMENTS or held.ndim != 4:
-        return held
-    return held[:1] if all(np.array_equal(batch, held[0]) for batch in held[1:]) else held
+        return _evaluated(view, value)
+    array = view.array(value, _size_limit(view, value))
+    if array is None or array.size <= _MAX_ELEMENTS or array.ndim != 4:
+        return array
+    return array[:1] if all(np.array_equal(batch, array[0]) for batch in array[1:]) else array
 
 
 @once
-def _made(view: View, value: ValueId) -> Array | None:
+def _evaluated(view: View, value: ValueId) -> Array | None:
     """Return the numbers of a value computed from constants.
 
-    None if there are more than 64 ops, one is not cheap to evaluate, or a constant is a large weight.
+    None if that takes more than 64 ops, an op that is not cheap to evaluate, or a large weight.
     """
     ops, leaves, pending = set[OpId](), set[ValueId](), [value]
     while pending:
-        read = pending.pop()
-        if (tensor := view.constant(read)) is not None and math.prod(tensor.dims) <= _most(view, read):
-            leaves.add(read)
+        current = pending.pop()
+        if (tensor := view.constant(current)) is not None and math.prod(tensor.dims) <= _size_limit(view, current):
+            leaves.add(current)
             continue
-        op = view.producer(read) if tensor is None else None
+        op = view.producer(current) if tensor is None else None
         if op is None or op.kind not in _EVALUATED or len(ops) >= _MAX_OPS:
             return None
         if op.id not in ops:
             ops.add(op.id)
             pending.extend(op.operands)
-    held = {view.value_name(v): array for v in leaves if (array := numbers(view, v)) is not None}
-    if len(held) < len(leaves):
+    feed = {view.value_name(v): array for v in leaves if (array := numbers(view, v)) is not None}
+    if len(feed) < len(leaves):
         return None
-    results = run([view.ops[op].node for op in sorted(ops)], view.value_name(value), [held], view.opsets)
+    results = run([view.ops[op].node for op in sorted(ops)], view.value_name(value), [feed], view.opsets)
     return None if isinstance(results, str) else results[0]
 
 
-def _most(view: View, value: ValueId) -> int:
+def _size_limit(view: View, value: ValueId) -> int:
     return _MAX_FLAGS if view.dtype(value) is DType.BOOL else _MAX_ELEMENTS
 
 
@@ -93,47 +93,47 @@ def _most(view: View, value: ValueId) -> int:
 
 
 LARGEST = 1 << 12
-"""Largest number of elements of a folded result, and of its operands."""
+"""Largest number of elements of a folded result and of each operand."""
 
 _CORRECTLY_ROUNDED = frozenset(("Abs", "Add", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"))
-"""Arithmetic with the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
+"""Arithmetic that gives the same bits on every machine (IEEE 754-2019, section 5.4.1)."""
 EXACT = MOVES | CASTS | _CORRECTLY_ROUNDED | {"Concat", "ConstantOfShape", "Gather", "Shape", "Slice", "Where"}
 _TYPES = frozenset((DType.FLOAT, DType.INT32, DType.INT64, DType.BOOL))
 
 
 def fold_constants(view: View, context: Context) -> Iterator[Replacement]:
-    """Replace each float32 value computed from constants, unless only other such values are made of it.
+    """Replace each float32 value computed from constants, unless only other such values read it.
 
-    Only what every machine computes to the bit: copies, conversions, what IEEE 754 rounds correctly. Only small ones: a
-    large one is a weight, which stays where it lies. The ops before stay as far as others read them. O(nodes).
+    This folds only what every machine computes to the bit: copies, conversions and correctly rounded arithmetic. It
+    folds only small values, since a large one is a weight and stays in its file. Ops with other readers stay. O(nodes).
     """
-    known = _computed(view)
+    known = _folded_values(view)
     for op in view.ops:
         result = op.outputs[0] if len(op.outputs) == 1 else None
         if result is None or result not in known or view.dtype(result) is not DType.FLOAT:
             continue
-        step = all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
-        if (step and result not in view.yielded) or not _worth(view, op, known):
+        intermediate = all(known.keys() & set(view.ops[use.op].outputs) for use in view.uses[result])
+        if (intermediate and result not in view.yielded) or not _worth_folding(view, op, known):
             continue
         tensor = from_array(known[result])
         node = new_node("Constant", [], op.node.output[0], op.node.name, value=tensor)
         yield Replacement(CONSTANT, (op.id,), op.id, node)
 
 
-_MAKING = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
+_ARITHMETIC = _CORRECTLY_ROUNDED | CASTS | {"Expand", "Where"}
 
 
-def _worth(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
-    """True if folding does arithmetic. Chains that only reshape a weight are left alone, so it is not stored twice."""
+def _worth_folding(view: View, op: Op, known: Mapping[ValueId, Array]) -> bool:
+    """True if folding saves arithmetic; a chain that only reshapes a weight would be stored twice."""
 
     def before(op_id: OpId) -> Iterator[OpId]:
         read = (v for v in view.ops[op_id].operands if v in known and view.dtype(v) is DType.FLOAT)
         return (producer.id for v in read if (producer := view.producer(v)) is not None)
 
-    return any(view.ops[step].kind in _MAKING for step in reach((op.id,), before))
+    return any(view.ops[step].kind in _ARITHMETIC for step in reach((op.id,), before))
 
 
-def _computed(view: View) -> Mapping[ValueId, Array]:
+def _folded_values(view: View) -> Mapping[ValueId, Array]:
     known: dict[ValueId, Array] = {}
     for op in view.ops:
         if op.kind not in EXACT or op.bodies or not op.inputs or len(op.outputs) != 1:
@@ -142,7 +142,7 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         dtype = view.dtype(result)
         if result is None or view.values[result].public or dtype is None or dtype not in _TYPES:
             continue
-        if op.kind == "Shape":  # for the shape of a constant its values need not be read
+        if op.kind == "Shape":  # the shape of a constant is known without its values
             if (tensor := view.constant(op.inputs[0])) is not None:
                 start, end = int_attribute(op.node, "start", 0), int_attribute(op.node, "end", len(tensor.dims))
                 known[result] = np.array(tensor.dims[start:end], np.int64)
@@ -151,16 +151,16 @@ def _computed(view: View) -> Mapping[ValueId, Array]:
         if any(value not in known and value not in view.constants for value in values):
             continue
         if dtype is not DType.FLOAT and any(view.dtype(v) is DType.FLOAT for v in values):
-            continue  # a Cast to integers, say, which machines saturate each in its way
-        small = (known[v] if v in known else view.array(v, LARGEST) for v in values if view.dtype(v) in _TYPES)
-        operands = [array for array in small if array is not None]
+            continue  # such as a Cast to integers, whose saturation depends on the machine
+        arrays = (known[v] if v in known else view.array(v, LARGEST) for v in values if view.dtype(v) in _TYPES)
+        operands = [array for array in arrays if array is not None]
         if len(operands) < len(values):
             continue
         feed = dict(zip(filter(None, op.node.input), operands, strict=True))
         results = run([op.node], op.node.output[0], [feed], view.opsets, LARGEST)
         if isinstance(results, str) or results[0].dtype != dtype.numpy or results[0].size > LARGEST:
             continue
-        # A NaN has several forms, and a division by zero is left to the runtime.
+        # NaNs have several encodings, and a division by zero is left to the runtime.
         if dtype is not DType.FLOAT or bool(np.isfinite(results[0]).all()):
             known[result] = results[0]
     return known

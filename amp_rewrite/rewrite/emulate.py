@@ -1,8 +1,8 @@
 """The float32 twin of a mixed model, for machines whose half-precision kernels do not round.
 
-Every float16 or bfloat16 tensor becomes a float32 tensor that holds only values of the low type: weights are
-rounded and widened, and what a low op computes passes a Cast to the low type and one back. Or, in the widened twin,
-nothing is rounded any more. See docs/concepts/emulation.md for what that models and what it does not.
+Every float16 or bfloat16 tensor becomes a float32 tensor with values of the low type: weights are rounded and widened,
+and the result of a low op is cast to the low type and back. The widened twin does not round anything.
+docs/concepts/emulation.md says what this models and what it does not.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_UNBATCHED_SCAN
 from amp_rewrite.ir.view import MAIN, Op, Scope, Value, ValueId, View
 from amp_rewrite.rewrite.apply import import_standard
 from amp_rewrite.rewrite.builder import new_cast, new_node
-from amp_rewrite.rewrite.device_arithmetic import CUDA, CUDA_ALONE, LowBuilder, written_out
+from amp_rewrite.rewrite.device_arithmetic import CUDA, CUDA_ONLY, expanded
 from amp_rewrite.rewrite.passes.inline import inlined
+from amp_rewrite.rewrite.rounding_builder import RoundingBuilder
 
-_KEPT_EDGES = {
+_KEPT_TYPES = {
     "numpy": frozenset({DType.FLOAT16}),
     "same": frozenset({DType.FLOAT16, DType.BFLOAT16}),
     "float32": frozenset[DType](),
 }
-# Norms of onnxruntime that add first, and where they take a bias of the sum; statistics and norm are float32.
-_BIASES = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
+# Norms of onnxruntime that add a skip first, and the input that is a bias of the sum; the norm itself is float32.
+_SUMMED_INPUTS = {"com.microsoft::SkipLayerNormalization": 4, "com.microsoft::SkipSimplifiedLayerNormalization": 3}
 
 
 def emulate(
@@ -47,34 +48,36 @@ def emulate(
 ) -> Model:
     """Return the model with float32 kernels and explicit rounding to float16 and bfloat16, for any float32 runtime.
 
-    What is fed in float32 is rounded on entry. Sequences and optionals become float32 always, and their elements are
-    taken to be of the low type already. Local functions are inlined, and training_info is left out. Names, order and
-    shapes of inputs and outputs stay.
+    Inputs that become float32 are rounded first. Sequences and optionals always become float32, and their elements are
+    assumed to have values of the low type. Local functions are inlined, and training_info is dropped. Names, order and
+    shapes of inputs and outputs stay the same.
 
-    Without `rounding` it is the *widened* twin: what the model would compute if its low types were float32. Its
-    weights are those that the model holds; inputs are not rounded, the model's Casts between floats and low types
-    become Identity. With io="float32" no Cast to a low type is left, but around ops without a float32 kernel. It is the
-    float32 reference of a model that is half already.
+    Without `rounding` this returns the *widened* twin, which computes what the model would compute if its low types
+    were float32. Its weights keep their stored values, inputs are not rounded, and Casts between float32 and low types
+    become Identity. With io="float32" it has no Cast to a low type except around ops without a float32 kernel. It is
+    the float32 reference of a model that is already in half precision.
 
-    An op computes in float32 inside, and its result is rounded once, as most of CUDA's kernels do. Those that round in
-    between in float16 are written out: Conv with a bias, means, CumSum, InstanceNormalization, LSTM … An op whose
-    rank or kernel is unknown stays float32 inside. A device that adds up in float16, as WebGPU's shaders do, errs more.
+    Each op computes in float32 internally, and its result is rounded once, as in most CUDA kernels. Ops whose CUDA
+    kernel rounds float16 in between are expanded: Conv with a bias, means, CumSum, InstanceNormalization, LSTM … An op
+    whose rank or kernel is unknown computes in float32. Devices that accumulate in float16, such as WebGPU, have larger
+    errors.
 
-    Ops that no float32 kernel can stand for (of unknown domains, BitCast, ops whose schema has no float32) keep
-    their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights that lie in a file stay
-    there; those with a pending cast are read.
+    Ops that no float32 kernel can replace (those of unknown domains, BitCast, ops whose schema lacks float32) keep
+    their low type between Casts, with and without `rounding`. O(nodes + uses). Low weights stay in their files, except
+    those with a pending cast, which are read.
 
     Args:
-        model: as `Model.load` takes it; it is not changed.
-        io: inputs and outputs that keep their low type: "numpy" (float16 ones), "same" (all) or "float32" (none).
-        rounding: False makes the widened twin.
-        folder: where the external data of a ModelProto lies.
+        model: the model, in any form that `Model.load` takes; it is not changed.
+        io: the inputs and outputs that keep their low type: "numpy" (those in float16), "same" (all) or "float32"
+            (none).
+        rounding: False returns the widened twin.
+        folder: the folder of a ModelProto's external data.
 
     Returns:
         The float32 twin.
 
     Raises:
-        PolicyError: `io` is another word.
+        PolicyError: `io` has another value.
         ModelError: the model is invalid.
 
     Example:
@@ -82,15 +85,15 @@ def emulate(
         >>> twin = amp_rewrite.emulate(amp_rewrite.convert("model.onnx").model)
         >>> twin.save("emulated.onnx")
     """
-    if io not in _KEPT_EDGES:
-        raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_EDGES)}")
-    return _twin(Model.load(model, folder=folder), _KEPT_EDGES[io], rounding)
+    if io not in _KEPT_TYPES:
+        raise PolicyError(f"unknown io {io!r} for an emulation; use one of {', '.join(_KEPT_TYPES)}")
+    return _twin(Model.load(model, folder=folder), _KEPT_TYPES[io], rounding)
 
 
 def in_float32(model: Model, types: Collection[DType], edges: Collection[str] = ()) -> Model:
-    """Return a model with float32 in place of other floating types, not rounded to them.
+    """Return a model with float32 in place of `types`, without rounding to them.
 
-    Inputs and outputs keep their types, but for `edges`, by name.
+    Inputs and outputs keep their types, except for those named in `edges`.
     """
     return _twin(model, frozenset(types), False, edges, frozenset(types))
 
@@ -103,7 +106,7 @@ def _twin(
     types: frozenset[DType] = frozenset(LOW_TYPES),
 ) -> Model:
     check_imports(source.proto)
-    # A local function may be called with low types here and with others there.
+    # Different calls of a local function may have different types.
     view = View.of(inlined(source))
     proto = clone(view.model.proto)
     proto.ClearField("training_info")
@@ -113,9 +116,9 @@ def _twin(
 
 
 class _Twin:
-    """One walk over a copy of the model. `types`, called low here, become float32.
+    """Rewrites a copy of the model in one walk; `types`, called low here, become float32.
 
-    `names`: where the float32 twin of a value stands, if elsewhere.
+    `names`: the names of float32 twins that differ from those of their values.
     """
 
     def __init__(
@@ -126,14 +129,14 @@ class _Twin:
         self.rounding = rounding
         self.taken = set(view.names)
         self.opset = view.opsets.get("", FIRST_BFLOAT16_CAST)
-        self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else CUDA_ALONE
+        self.recipes = CUDA if rounding and self.opset >= FIRST_UNBATCHED_SCAN else CUDA_ONLY
         main = view.scopes[MAIN]
         self.fed = frozenset(filter(self._low_tensor, main.inputs))
         results = frozenset(filter(self._low_tensor, main.outputs))
         ends = (v for v in self.fed | results if view.value_name(v) not in edges)
         self.kept = frozenset(v for v in ends if view.dtype(v) in kept)
-        apart = sorted(self.kept | self.fed if rounding else self.kept)
-        self.names = {v: claimed(f"{view.value_name(v)}_float32", self.taken) for v in apart}
+        separate = sorted(self.kept | self.fed if rounding else self.kept)
+        self.names = {v: claimed(f"{view.value_name(v)}_float32", self.taken) for v in separate}
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class _Twin:
     # -- one graph -----------------------------------------------------------------------------------
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
-        """Turn a copied graph into its twin, in place; `scope` is its original's index."""
+        """Turn a copied graph into its twin, in place; `scope` is the index of the original."""
         nodes: list[NodeProto] = []
         for value in sorted(self.fed) if scope.id == MAIN else ():
             name = self.view.value_name(value)
@@ -179,9 +182,9 @@ class _Twin:
         for value in sorted(self.kept - self.fed) if scope.id == MAIN else ():
             nodes.append(self._cast(self._name(value), self.view.value_name(value), self._low(value) or DType.FLOAT))
         self._initializers(graph, {v.name: v for v in self.view.values_of[scope.id]})
-        same = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
+        kept_names = {self.view.value_name(v) for v in self.kept} if scope.id == MAIN else set()
         for formal in (*graph.input, *graph.value_info, *graph.output):
-            if formal.name not in same:
+            if formal.name not in kept_names:
                 self._widen_type(formal.type)
         refill(graph, "node", nodes)
 
@@ -208,41 +211,41 @@ class _Twin:
         for body, (_, graph) in zip(op.bodies, bodies(node), strict=True):
             self.graph(graph, self.view.scopes[body])
         if self._stays_low(op):
-            yield from self._island(op, node)
+            yield from self._low_op(op, node)
         elif op.kind in CASTS:
-            yield from self._retargeted(op, node)
+            yield from self._cast_op(op, node)
         else:
             self._widen(op, node.attribute)
-            recipe, steps = self.recipes.get(op.kind), None
+            recipe, expansion = self.recipes.get(op.kind), None
             low = self._low_tensor(next(iter(op.results), None)) if self.rounding else None
-            if recipe is not None and (low is DType.FLOAT16 or op.kind in CUDA_ALONE):
-                steps = written_out(self.view, recipe, op, node, self.taken, low)
-            if steps is not None:
-                yield from steps[0]
-                for value, result in zip(op.outputs, steps[1], strict=False):
+            if recipe is not None and (low is DType.FLOAT16 or op.kind in CUDA_ONLY):
+                expansion = expanded(self.view, recipe, op, node, self.taken, low)
+            if expansion is not None:
+                yield from expansion[0]
+                for value, result in zip(op.outputs, expansion[1], strict=False):
                     if value is not None:
                         name = self._name(value)
                         yield new_node("Identity", [result], name, claimed(f"{name}_written", self.taken))
                 return
-            if op.kind in _BIASES and self.rounding and self._low(op.inputs[0]):
-                yield from self._summed(op, node)
-            yield from self._computed(op, node)
+            if op.kind in _SUMMED_INPUTS and self.rounding and self._low(op.inputs[0]):
+                yield from self._sum_first(op, node)
+            yield from self._widened(op, node)
 
-    def _summed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield the sum before a norm that adds first, as its kernels have it: rounded after each addition.
+    def _sum_first(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """Yield the sum that a norm takes first, rounded after each addition as in its kernels.
 
-        The node then adds two halves of it, which is exact.
+        The node then adds two halves of the sum, which is exact.
         """
-        b, total = LowBuilder(self.taken, opset=self.opset, region=op.name), node.input[0]
+        b, total = RoundingBuilder(self.taken, opset=self.opset, region=op.name), node.input[0]
         b.low_type = self._low(op.inputs[0]) or DType.FLOAT16
-        for slot in (_BIASES[op.kind], 1):
+        for slot in (_SUMMED_INPUTS[op.kind], 1):
             if slot < len(op.inputs) and op.inputs[slot] is not None:
                 total = b.low("Add", total, node.input[slot])
                 node.input[slot] = ""
         node.input[0] = node.input[1] = b.op("Mul", total, b.scalar(0.5, DType.FLOAT))
         yield from b.nodes
 
-    def _computed(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+    def _widened(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.outputs):
             if value is None or self._low(value) is None:
@@ -254,18 +257,19 @@ class _Twin:
         yield node
         yield from casts
 
-    def _retargeted(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
-        """Yield a Cast of the model: one to a low type rounds, one from a low type reads what is rounded already."""
+    def _cast_op(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+        """Yield the twin of a Cast: one to a low type rounds, one from a low type reads rounded values."""
         before, after = op.inputs[0], op.outputs[0]
         assert before is not None and after is not None
-        was, becomes, lows = self.view.dtype(before), self.view.dtype(after), (self._low(before), self._low(after))
+        source_type, target_type = self.view.dtype(before), self.view.dtype(after)
+        low_source, low_target = self._low(before), self._low(after)
         if self.rounding:
-            same = becomes is was or (becomes is DType.FLOAT and lows[0] is not None)
+            unchanged = target_type is source_type or (target_type is DType.FLOAT and low_source is not None)
         else:
-            same = {was, becomes} <= {DType.FLOAT, *self.types}
-        if same and any(lows):
+            unchanged = {source_type, target_type} <= {DType.FLOAT, *self.types}
+        if unchanged and (low_source or low_target):
             yield new_node("Identity", node.input[:1], self._name(after), node.name)
-        elif not lows[1]:
+        elif not low_target:
             yield node
         elif self.rounding:
             yield from self._rounded(node.input[0], after)
@@ -278,12 +282,12 @@ class _Twin:
         if op.signature is None or op.kind == "BitCast":
             return True
         if op.kind == "Cast" and self.view.dtype(op.outputs[0]) is DType.STRING:
-            return self.rounding  # fewer digits are written of a low value
+            return self.rounding  # a low value has fewer digits
         ports = [op.signature.input_variable(i) for i, v in enumerate(op.inputs) if self._low(v)]
         ports += [op.signature.output_variable(i) for i, v in enumerate(op.outputs) if self._low(v)]
         return any(p is not None and not op.signature.admits(p, DType.FLOAT) for p in ports)
 
-    def _island(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
+    def _low_op(self, op: Op, node: NodeProto) -> Iterator[NodeProto]:
         casts: list[NodeProto] = []
         for slot, value in enumerate(op.inputs):
             dtype = self._low_tensor(value)
@@ -300,11 +304,11 @@ class _Twin:
     # -- attributes ----------------------------------------------------------------------------------
 
     def _widen(self, op: Op, attributes: Iterable[AttributeProto]) -> None:
-        naming = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *INNER_DTYPE_ATTRIBUTES}
+        dtype_attributes = {DTYPE_ATTRIBUTES.get((op.domain, op.op_type)), *INNER_DTYPE_ATTRIBUTES}
         for attribute in attributes:
             for tensor in (attribute.t, attribute.sparse_tensor.values, *attribute.tensors):
                 self._widen_tensor(tensor)
-            if attribute.name in naming and DType.of(attribute.i) in self.types:
+            if attribute.name in dtype_attributes and DType.of(attribute.i) in self.types:
                 attribute.i = TensorProto.FLOAT
             self._widen_type(attribute.tp)
 
@@ -313,6 +317,6 @@ class _Twin:
             tensor.CopyFrom(baked(tensor, DType.FLOAT, model=self.view.model))
 
     def _widen_type(self, proto: TypeProto) -> None:
-        stated = type_of_proto(proto)
-        if stated is not None and stated.dtype in self.types:
+        declared = type_of_proto(proto)
+        if declared is not None and declared.dtype in self.types:
             set_element_type(proto, DType.FLOAT)

@@ -1,8 +1,8 @@
-"""Proof that a fused node computes what the ops that it replaces compute: onnx's reference runs both on numbers.
+"""Proof that a fused node computes the same as the ops it replaces: onnx's reference runs both on random inputs.
 
-Everything is run in float64 on the model's own constants, so that the two may differ only where the mathematics does,
-or where a constant of the node was rounded to float32. Differences are measured in roundoffs of float32.
-onnxruntime's own operators are run by their formulas (`reference`).
+Both run in float64 with the model's own constants, so they can differ only if the mathematics differs, or by a
+constant of the node that was rounded to float32. Differences are measured in unit roundoffs of float32. onnxruntime's
+own operators run by their formulas (`reference`).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from amp_rewrite.rewrite.replacement import Replacement
 UNIT = 2.0**-24
 """The unit roundoff of float32 (IEEE 754-2019, table 3.5: 24 digits, to nearest)."""
 ROUNDINGS = 4
-"""Constants rounded to float32 that any of the formulas has, at most: √2, √(2/π), 0.044715 and one factor; an error of
-UNIT in one of them moves the result by no more than UNIT of its magnitude."""
+"""Most constants rounded to float32 in any formula: √2, √(2/π), 0.044715 and one factor. An error of UNIT in one of
+them changes the result by at most UNIT of its magnitude."""
 SPREADS = (1.0, 1e-3, 30.0)
-"""Deviations of random inputs: usual, so small that an epsilon decides, and far out."""
+"""Standard deviations of random inputs: common ones, so small that an epsilon dominates, and large ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Feeds of the ops and of the nodes in their place, and the magnitude of a result: by default its largest."""
+    """Feeds of the ops and of the nodes that replace them, and the magnitude of the result, by default its maximum."""
 
     before: Arrays
     after: Arrays
     magnitude: float | None = None
 
 
-def drawn(view: View, shapes: Mapping[ValueId, tuple[int, ...]]) -> list[Trial]:
-    """Return trials on random numbers of these shapes, the same for ops and nodes; none if numpy has no such rank."""
+def random_trials(view: View, shapes: Mapping[ValueId, tuple[int, ...]]) -> list[Trial]:
+    """Return trials with random inputs of these shapes for ops and nodes; none if a rank is too high for numpy."""
     if any(len(shape) > MAX_AXES for shape in shapes.values()):
         return []
     rng = np.random.default_rng(0)
@@ -60,88 +60,90 @@ def drawn(view: View, shapes: Mapping[ValueId, tuple[int, ...]]) -> list[Trial]:
 def disagreement(
     view: View, fusion: Replacement, trials: Sequence[Trial], opsets: Mapping[str, int] | None = None
 ) -> str | None:
-    """Return how the nodes of a fusion differ from its ops; None if both agree on all results that others read.
+    """Return how the nodes of a fusion differ from its ops; None if they agree on all results with other readers.
 
-    Constants that no feed names are those of the model. `opsets`: those of the nodes, by default the model's.
+    Constants that are not in a feed come from the model. `opsets` are those of the nodes, by default the model's.
     """
     fed = trials[0].after if trials else {}
-    own = {weight.name: double(to_array(weight)) for weight in fusion.weights if weight.name not in fed}
-    made = (value for op in fusion.ops for value in view.ops[op].results)
-    results = [view.value_name(value) for value in made if not confined(view, value, fusion.ops)]
-    known = [Trial(each.before, {**own, **each.after}, each.magnitude) for each in trials]
-    return differing(view, fusion.ops, fusion.nodes, {name: name for name in results}, known, opsets=opsets)
+    own = {weight.name: as_float64(to_array(weight)) for weight in fusion.weights if weight.name not in fed}
+    values = (value for op in fusion.ops for value in view.ops[op].results)
+    results = [view.value_name(value) for value in values if not confined(view, value, fusion.ops)]
+    weighted = [Trial(each.before, {**own, **each.after}, each.magnitude) for each in trials]
+    return difference(view, fusion.ops, fusion.nodes, {name: name for name in results}, weighted, opsets=opsets)
 
 
-def differing(
+def difference(
     view: View,
     ops: Collection[OpId],
     nodes: Sequence[NodeProto],
     results: Mapping[str, str],
     trials: Sequence[Trial],
     *,
-    laid: Callable[[Array], Array] = np.asarray,
+    layout: Callable[[Array], Array] = np.asarray,
     opsets: Mapping[str, int] | None = None,
 ) -> str | None:
     """Return how nodes differ from ops in any trial; None if they agree.
 
-    `results`: those of the ops, each with its name among the nodes. `laid`: the result of the ops as the nodes have it.
+    `results` maps the results of the ops to those of the nodes. `layout` brings a result of the ops into the layout of
+    the nodes' result.
     """
     if not trials:
         return "it cannot be tried: its axes are too many, or its attributes do not fit"
-    read = {view.value_name(v): v for op in sorted(ops) for v in view.ops[op].operands}
+    read_values = {view.value_name(v): v for op in sorted(ops) for v in view.ops[op].operands}
     constants = {
-        name: double(array)
-        for name, v in read.items()
+        name: as_float64(array)
+        for name, v in read_values.items()
         if name not in trials[0].before and (array := view.array(v)) is not None
     }
-    reads = {name for node in nodes for name in node.input}
-    before = [{**constants, **each.before} for each in trials]
-    after = [{n: a for n, a in {**constants, **each.before, **each.after}.items() if n in reads} for each in trials]
+    read_names = {name for node in nodes for name in node.input}
+    before = [{**constants, **trial.before} for trial in trials]
+    fed = [{**constants, **trial.before, **trial.after} for trial in trials]
+    after = [{name: array for name, array in feed.items() if name in read_names} for feed in fed]
     plain, versions = plain_nodes(view, ops), opsets or view.opsets
 
-    def tested() -> str | None:
+    def compare() -> str | None:
         for old, new in results.items():
-            found = run(plain, old, before, view.opsets)
-            found = found if isinstance(found, str) else [laid(array) for array in found]
-            magnitudes = [each.magnitude for each in trials]
-            why = mismatch(found, run(nodes, new, after, versions), magnitudes)
-            if why is not None:
-                return why
+            expected = run(plain, old, before, view.opsets)
+            expected = expected if isinstance(expected, str) else [layout(array) for array in expected]
+            magnitudes = [trial.magnitude for trial in trials]
+            reason = mismatch(expected, run(nodes, new, after, versions), magnitudes)
+            if reason is not None:
+                return reason
         return None
 
-    settings = sorted(view.opsets.items()), sorted(versions.items()), [each.magnitude for each in trials], len(plain)
+    settings = sorted(view.opsets.items()), sorted(versions.items()), [trial.magnitude for trial in trials], len(plain)
     key = _digest([*plain, *nodes], [*before, *after], results, settings)
-    why = None if key in _PROVED else tested()
-    if why is None and key is not None:
-        _PROVED.add(key)
-    return why
+    reason = None if key in _PROVEN else compare()
+    if reason is None and key is not None:
+        _PROVEN.add(key)
+    return reason
 
 
 def mismatch(
     before: Sequence[Array] | str, after: Sequence[Array] | str, magnitudes: Sequence[float | None]
 ) -> str | None:
-    """Return how two runs differ, if by more than ROUNDINGS · UNIT of a result's magnitude; None if they agree."""
+    """Return how two runs differ by more than ROUNDINGS · UNIT of the result's magnitude; None if they agree."""
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)
-    for a, b, magnitude in zip(before, after, magnitudes, strict=True):
-        if a.shape != b.shape:
-            return f"its shape would be {list(b.shape)} instead of {list(a.shape)}"
-        bound = ROUNDINGS * UNIT * (float(np.abs(a).max(initial=0)) if magnitude is None else magnitude)
-        if not bool((np.abs(a - b) <= bound).all()):  # a NaN is within no bound
-            worst = float(np.abs(a - b).max())
-            words = f"{worst:.1e}" if math.isfinite(worst) else "more than any bound"
-            return f"on random inputs the results differ by up to {words}"
+    for expected, actual, magnitude in zip(before, after, magnitudes, strict=True):
+        if expected.shape != actual.shape:
+            return f"its shape would be {list(actual.shape)} instead of {list(expected.shape)}"
+        bound = ROUNDINGS * UNIT * (float(np.abs(expected).max(initial=0)) if magnitude is None else magnitude)
+        if not bool((np.abs(expected - actual) <= bound).all()):  # false for NaN
+            worst = float(np.abs(expected - actual).max())
+            amount = f"{worst:.1e}" if math.isfinite(worst) else "more than any bound"
+            return f"on random inputs the results differ by up to {amount}"
     return None
 
 
-_PROVED: set[bytes] = set()
-"""Proofs that passed: the layers of a model differ in the names of values alone, and are proved once."""
+_PROVEN: set[bytes] = set()
+"""Digests of proofs that passed: layers of a model that differ only in the names of their values are proven once."""
 
 
 def _digest(
     nodes: Iterable[NodeProto], feeds: Iterable[Arrays], results: Mapping[str, str], settings: object
 ) -> bytes | None:
-    """Return a digest of what is run, with places instead of names; None for nodes with bodies."""
+    """Return a digest of nodes and feeds, with numbers in place of names; None for nodes with bodies."""
     places: dict[str, int] = {"": 0}
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for node in nodes:
@@ -157,17 +159,17 @@ def _digest(
 
 
 def trial_shape(rank: int, *last: int) -> tuple[int, ...]:
-    """Return a shape of that rank with the end `last`: of the axes before, up to four have size 2, others 1."""
-    before = max(rank - len(last), 0)
-    return (*[1] * (before - _WIDE), *[2] * min(before, _WIDE), *last)
+    """Return a shape of a rank that ends in `last`; up to four of the axes before have size 2, the others 1."""
+    leading = max(rank - len(last), 0)
+    return (*[1] * (leading - _MAX_WIDE_AXES), *[2] * min(leading, _MAX_WIDE_AXES), *last)
 
 
-_WIDE = 4
-"""The most axes of more than one element: arrays do not grow with the rank."""
+_MAX_WIDE_AXES = 4
+"""The most leading axes of size 2, so that arrays do not grow with the rank."""
 
 
 def plain_nodes(view: View, ops: Iterable[OpId]) -> list[NodeProto]:
-    """Return the nodes of ops for a run in float64."""
+    """Return the nodes of ops, changed to run in float64."""
     return [_plain(view, view.ops[op]) for op in sorted(ops) if view.ops[op].kind != "Constant"]
 
 
@@ -182,6 +184,6 @@ def _plain(view: View, op: Op) -> NodeProto:
     return node
 
 
-def double(array: Array) -> Array:
-    """Return the numbers, floats in float64."""
+def as_float64(array: Array) -> Array:
+    """Return the array with floating-point numbers in float64."""
     return array.astype(np.float64) if array.dtype.kind == "f" or array.dtype == DType.BFLOAT16.numpy else array

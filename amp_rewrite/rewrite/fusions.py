@@ -1,4 +1,4 @@
-"""Fusions as records: the spelling that becomes one operator, what keeps it apart, and two models."""
+"""Records of the fusions: the pattern that becomes one operator, what prevents it, and two example models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROOF = "Both run in float64 on random inputs and agree within four units of fl
 
 @dataclass(frozen=True, slots=True)
 class FusionRule(Record):
-    """A fusion: the kind in `Replacement.kind` and `Refusal.kind`, its operator, spelling and own refusals."""
+    """A fusion: its kind (`Replacement.kind`), its operator, the pattern it replaces, and its reasons for refusal."""
 
     folder = "rewrite/models"
     operator: str
@@ -28,12 +28,12 @@ class FusionRule(Record):
 
     @property
     def promise(self) -> str:
-        """Return the one-line promise."""
+        """The promise of the record, in one line."""
         return f"{self.spelling} is one {self.operator}."
 
     @property
     def sections(self) -> Mapping[str, str]:
-        """Return the text under each heading."""
+        """The text under each heading of the record's page."""
         first = FIRST_FUSED.get(self.operator)
         where = f"from opset {first} on" if first and self.fuse == "basic" else "at every opset that has the ops"
         off, mode = _MODES[self.fuse]
@@ -50,7 +50,7 @@ _MODES = {
     "contrib": ("basic", "with `--fuse contrib`, the default for `ort-cuda`"),
     "diffusion": ("contrib", "with `--fuse diffusion`"),
 }
-"""The option that leaves fusions out, and the one that makes them."""
+"""For each mode: the option that turns its fusions off, and the text about the one that turns them on."""
 _LAST_AXIS = "Another axis than the last, or one of unknown size; an epsilon that is not one constant below the root;"
 _NORM = f"{_LAST_AXIS} scale or bias that are not one number per element."
 _MASKS = "two masks; a mask that does not state every query and key"
@@ -148,4 +148,4 @@ FUSIONS: tuple[FusionRule, ...] = (
     ),
     _contrib("quick_gelu", "QuickGelu", "x · sigmoid(a x)", "A factor a that is not one constant."),
 )
-"""All fusions. With `contrib` and `diffusion` GELU is fused below its opset, too."""
+"""All fusions. With `contrib` and `diffusion`, GELU is also fused below its opset."""

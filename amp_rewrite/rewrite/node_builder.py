@@ -1,4 +1,4 @@
-"""Lists of nodes under construction: equal nodes are written once, in the form of each opset."""
+"""Builder of node lists: writes equal nodes once, each in the form that the opset needs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from amp_rewrite.ir.versions import FIRST_ALLOWZERO, FIRST_AXES_INPUT, FIRST_RED
 class NodeBuilder:
     """Appends nodes with fresh names.
 
-    Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes are one node:
-    asking for it again returns the same name, so that formulas can be written down as they are.
-    `opset` is that of ai.onnx; ops whose form depends on it have methods of their own. A node that is appended to
-    `nodes` as it is takes its names from `fresh`.
+    Nodes are numbered within a *region* and named after it. Equal ops with equal inputs and attributes become one
+    node: asking for it again returns the same name, so formulas can repeat their terms. `opset` is that of ai.onnx;
+    ops whose form depends on it have their own methods. Code that appends to `nodes` directly gets names from `fresh`.
     """
 
     error: type[AmpRewriteError] = ModelError
-    """The error for a form that the opset lacks."""
+    """The exception for a form that the opset lacks."""
 
     def __init__(self, taken: set[str], *, opset: int, region: str) -> None:
         self.opset = opset
@@ -44,7 +43,7 @@ class NodeBuilder:
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Name nodes appended inside `with` after another region: "update/Mul_3"."""
+        """Name the nodes appended inside `with` after another region, such as "update/Mul_3"."""
         before, self._region = self._region, name
         try:
             yield
@@ -52,7 +51,7 @@ class NodeBuilder:
             self._region = before
 
     def fresh(self, name: str) -> str:
-        """Return a free name, made from this one, and take it."""
+        """Reserve an unused name derived from this one, and return it."""
         return numbered(name, self._taken)
 
     def _numbered(self, op_type: str) -> str:
@@ -64,11 +63,11 @@ class NodeBuilder:
         return self._dtypes.get(name)
 
     def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output; return the output's name. Attributes of None are left out."""
+        """Append a node with one output; return the name of the output. Attributes that are None are left out."""
         return self.ops(op_type, *inputs, results=1, domain=domain, **attributes)[0]
 
     def ops(self, op_type: str, *inputs: str, results: int, domain: str = "", **attributes: Any) -> tuple[str, ...]:
-        """Append a node with several outputs; return their names. "" stands for an omitted input."""
+        """Append a node with several outputs; return their names. An input of "" is omitted."""
         return self._once(onnx.helper.make_node(op_type, inputs, [], domain=domain, **attributes), results)
 
     def like(self, node: NodeProto, inputs: Sequence[str]) -> tuple[str, ...]:
@@ -82,7 +81,7 @@ class NodeBuilder:
         if key in self._known:
             return self._known[key]
         node.name = self._numbered(node.op_type)
-        # A single output has its node's name: names of nodes and values do not collide in ONNX.
+        # A single output gets the name of its node: names of nodes and values do not collide in ONNX.
         outputs = [node.name] if results == 1 else [self.fresh(f"{node.name}_{i}") for i in range(results)]
         node.output.extend(outputs)
         self.nodes.append(node)
@@ -100,16 +99,16 @@ class NodeBuilder:
         branches = {}
         for name, build in (("then_branch", then), ("else_branch", otherwise)):
             inner = self.inner(self._region)
-            result = build(inner)  # a body reads the values around it
+            result = build(inner)  # a body can read the values of the graph around it
             branches[name] = onnx.helper.make_graph(inner.nodes, result, [], [ValueInfoProto(name=result)])
         return self.op("If", condition, **branches)
 
     def name(self, source: str, result: str) -> None:
-        """Append an Identity with this result: a free name, or the name of a value without a node."""
+        """Append an Identity that gives a value another name, which no node may have as its output."""
         self.nodes.append(onnx.helper.make_node("Identity", [source], [result], name=self._numbered("Identity")))
 
     def constant(self, values: Array) -> str:
-        """Return a constant of the type and shape of the array."""
+        """Append a constant with the type and shape of the array; return its name."""
         name = self.op("Constant", value=from_array(values))
         self._dtypes[name] = DType(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
         return name
@@ -122,18 +121,18 @@ class NodeBuilder:
 
     # -- forms that differ between opsets ----------------------------------------------------------------
 
-    def requires(self, opset: int, what: str) -> None:
-        """Raise `error` if the model's opset is too low for a form, described in words."""
+    def requires(self, opset: int, form: str) -> None:
+        """Raise `error` if the model's opset is too low for a form; `form` describes it in the message."""
         if self.opset < opset:
             raise self.error(
-                f"{what} needs ai.onnx opset {opset}, and the model imports {self.opset}; raise it with"
+                f"{form} needs ai.onnx opset {opset}, and the model imports {self.opset}; raise it with"
                 " onnx.version_converter, or export the model again"
             )
 
     def reduce(self, op_type: str, x: str, axes: Sequence[int] | str | None, *, keepdims: bool) -> str:
-        """Reduce over these axes: None for all, an empty list for none.
+        """Reduce over these axes: all if None, none if empty, or those in a value of the graph.
 
-        Axes held by a value of the graph need ReduceSum, or opset 18.
+        Axes in a value need ReduceSum or opset 18.
         """
         if axes is None:
             return self.op(op_type, x, keepdims=int(keepdims))
@@ -144,7 +143,7 @@ class NodeBuilder:
         return self._listing(op_type, x, "axes", axes, first, results=1, **attributes)[0]
 
     def reshape(self, x: str, shape: Sequence[int] | str) -> str:
-        """Reshape to dims, or to those in a value. A 0 stands for a dim of 0, from opset 14 on."""
+        """Reshape to these dims, or to those in a value. From opset 14 on, a 0 is a dim of size 0."""
         if isinstance(shape, str):
             return self.op("Reshape", x, shape, allowzero=1 if self.opset >= FIRST_ALLOWZERO else None)
         zeros = 0 in shape
@@ -153,20 +152,20 @@ class NodeBuilder:
         return self.op("Reshape", x, self.ints(shape), allowzero=1 if zeros else None)
 
     def unsqueeze(self, x: str, axes: Sequence[int] | str) -> str:
-        """Insert dims of 1 at these axes of the result."""
+        """Insert dims of size 1 at these axes of the result."""
         return self._listing("Unsqueeze", x, "axes", axes, results=1)[0] if axes else x
 
     def squeeze(self, x: str, axes: Sequence[int]) -> str:
         return self._listing("Squeeze", x, "axes", axes, results=1)[0] if axes else x
 
     def split(self, x: str, sizes: Sequence[int] | str, axis: int, *, results: int) -> tuple[str, ...]:
-        """Split into parts of these sizes, stated or in a value; return the parts."""
+        """Split into parts of these sizes, or of those in a value; return the names of the parts."""
         return self._listing("Split", x, "split", sizes, results=results, axis=axis)
 
     def _listing(
         self, op_type: str, x: str, name: str, listed: Sequence[int] | str, first: int = FIRST_AXES_INPUT, **others: Any
     ) -> tuple[str, ...]:
-        """Append an op with a list, or a value of one: an attribute before opset `first`, then an input."""
+        """Append an op with a list, which is an attribute before opset `first` and an input from then on."""
         if isinstance(listed, str):
             self.requires(first, f"{op_type} with computed {name}")
             return self.ops(op_type, x, listed, **others)
@@ -176,10 +175,10 @@ class NodeBuilder:
         return self.ops(op_type, x, self.ints(listed), **others)
 
     def cast(self, x: str, to: DType, *, of: DType | None = None) -> str:
-        """Cast a value, unless its type is the same: `of`, by default the known one."""
+        """Cast a value, unless it has the type already; `of` is its type, where the builder does not know it."""
         return x if (of or self.dtype(x)) is to else self.op("Cast", x, to=to.code)
 
     def full(self, shape: str, value: float, dtype: DType) -> str:
-        """Return a tensor filled with one value, of the shape in `shape`."""
-        filling: TensorProto = from_array(np.array([value], dtype.numpy))
-        return self.op("ConstantOfShape", shape, value=filling)
+        """Append a tensor filled with one value, whose shape is in the value `shape`; return its name."""
+        fill: TensorProto = from_array(np.array([value], dtype.numpy))
+        return self.op("ConstantOfShape", shape, value=fill)

@@ -1,10 +1,10 @@
-"""Evaluation of nodes by onnx's reference, within a limit of elements; formulas of onnxruntime's own operators.
+"""Evaluation of nodes by onnx's reference within a size limit, and formulas of onnxruntime's own operators.
 
-Constants are computed while a model is converted, and a node of a few bytes can state a result of any size: a fill, a
-repetition, a padding. So the size of each result is inferred from the numbers at hand before it is computed.
+Constants are computed during a conversion, and a node of a few bytes, such as a Tile or Pad, can produce a result of
+any size. So the size of each result is inferred from its operands before it is computed.
 
-The formulas are those of the operator document (docs/ContribOperators.md of onnxruntime 1.31), in the precision of the
-feed. That its kernels compute the same is a test.
+The formulas are those of the operator reference (docs/ContribOperators.md of onnxruntime 1.31), in the precision of the
+feed. A test compares them with its kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 
 DOMAIN = "com.microsoft"
 MAX_ELEMENTS = 1 << 25
-"""Elements of all results of a run in float64, 256 MB; of bools eight times as many."""
+"""Limit of the elements of all results of a run in float64, 256 MB; of bools it is eight times as many."""
 
 Shape = tuple[int, ...]
 Arrays = Mapping[str, Array]
@@ -42,13 +42,13 @@ def run(
     result: str,
     feeds: Sequence[Arrays],
     opsets: Mapping[str, int],
-    most: int = MAX_ELEMENTS,
+    limit: int = MAX_ELEMENTS,
 ) -> list[Array] | str:
-    """Run nodes; return `result` for each feed of their inputs, or why onnx's reference cannot run them.
+    """Run nodes; return `result` for each feed, or the reason why onnx's reference cannot run them.
 
-    `most`: elements of all that is computed for one feed, in float64.
+    `limit` bounds the float64 elements of all results of one feed.
     """
-    from onnx.reference import ReferenceEvaluator  # late: it is as much as all the rest of onnx
+    from onnx.reference import ReferenceEvaluator  # late: its import takes as long as the rest of onnx
 
     codes = {name: onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds[0].items()}
     inputs = [onnx.helper.make_tensor_value_info(name, code, None) for name, code in codes.items()]
@@ -58,58 +58,58 @@ def run(
     try:
         evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports), new_ops=_formulas())
         with np.errstate(all="ignore"):
-            return [_evaluated(evaluator, feed, result, opsets, most) for feed in feeds]
+            return [_evaluated(evaluator, feed, result, opsets, limit) for feed in feeds]
     except Exception as cause:  # noqa: BLE001 numpy, onnx and its reference raise all kinds of errors on operands that do not fit
         return f"onnx's reference cannot run it: {one_line(cause)[:120]}"
 
 
 @cache
 def _formulas() -> list[type]:
-    from onnx.reference.op_run import OpRun  # late: see `run`
+    from onnx.reference.op_run import OpRun  # late, as in `run`
 
     def results(op: Any, *operands: Array | None, **_: object) -> tuple[Array, ...]:
         node: NodeProto = op.onnx_node
-        arrays = computed(node, dict(zip(node.input, operands, strict=True)))
+        arrays = contrib_results(node, dict(zip(node.input, operands, strict=True)))
         return tuple(arrays.get(name, np.zeros(())) for name in node.output)
 
     return [type(op_type, (OpRun,), {"op_domain": DOMAIN, "_run": results}) for op_type in FORMULAS]
 
 
-def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, int], most: int) -> Array:
-    """Run an `onnx.reference.ReferenceEvaluator` on a feed; return one value.
+def _evaluated(evaluator: Any, feed: Arrays, result: str, opsets: Mapping[str, int], limit: int) -> Array:
+    """Run a `ReferenceEvaluator` on a feed; return one value.
 
-    ValueError if results would exceed `most` elements together, or the size of one is not known before it is computed.
+    ValueError if the results would exceed `limit` elements together, or the size of one cannot be inferred.
     """
-    known, left = {"": None, **feed}, most
+    values, remaining = {"": None, **feed}, limit
     for node in evaluator.rt_nodes_:
-        operands = [known[name] for name in node.input]
-        if _misread(node, operands, opsets):
+        operands = [values[name] for name in node.input]
+        if _differs(node, operands, opsets):
             raise ValueError(f"it runs {node.op_type} otherwise than runtimes")
-        left -= math.ceil(_elements(node, operands, opsets) * _width(node, operands, opsets))
-        if left < 0:
-            raise ValueError(f"{node.op_type} would compute more than {most} elements")
-        more = {"context": known} if node.need_context() else {}
-        known.update(zip(node.output, node.run(*operands, **more), strict=False))
-    return np.asarray(known[result])
+        remaining -= math.ceil(_elements(node, operands, opsets) * _relative_width(node, operands, opsets))
+        if remaining < 0:
+            raise ValueError(f"{node.op_type} would compute more than {limit} elements")
+        context = {"context": values} if node.need_context() else {}
+        values.update(zip(node.output, node.run(*operands, **context), strict=False))
+    return np.asarray(values[result])
 
 
-def _misread(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> bool:
-    """True for what onnx's reference computes otherwise than the standard: a softmax of several axes, a Slice back."""
+def _differs(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> bool:
+    """True if onnx's reference violates the standard: for a softmax over several axes, a Slice with negative steps."""
     if op.op_type in SOFTMAXES and opsets.get("", 1) < FIRST_ROW_SOFTMAX:
         return int_attribute(op.onnx_node, "axis", 1) not in (-1, operands[0].ndim - 1)
     return op.op_type == "Slice" and bool((np.asarray(operands[4:]) < 0).any())
 
 
-def _width(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> float:
-    """Return the width of the elements of the first result beside that of float64; 1 if it is not known in advance."""
+def _relative_width(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> float:
+    """Return the element size of the first result relative to float64; 1 if it is unknown."""
     schema = onnx_schema(domain := normal_domain(op.domain), op.op_type, opsets.get(domain, 1))
     if schema is None:
         return 1
     result = schema.outputs[0]
     if result.types == {"tensor(bool)"}:
         return 1 / 8
-    alike = (x for formal, x in zip(schema.inputs, operands, strict=False) if formal.type_str == result.type_str)
-    return next((x.dtype.itemsize / 8 for x in alike if x is not None), 1)
+    same_type = (x for formal, x in zip(schema.inputs, operands, strict=False) if formal.type_str == result.type_str)
+    return next((x.dtype.itemsize / 8 for x in same_type if x is not None), 1)
 
 
 def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> int:
@@ -119,39 +119,39 @@ def _elements(op: Any, operands: Sequence[Any], opsets: Mapping[str, int]) -> in
         return math.prod(shapes[0])
     if kind in BROADCASTS:
         return math.prod(np.broadcast_shapes(*shapes))
-    if domain:  # a formula of ours, whose results are no larger than its operands
+    if domain:  # one of FORMULAS, whose results are no larger than its operands
         return sum(map(math.prod, shapes))
     if kind == "Conv":
-        return _convolved(op, *shapes[:2])
+        return _convolution_size(op, *shapes[:2])
     node, schema = op.onnx_node, onnx_schema(domain, kind, opsets.get(domain, 1))
     if schema is None:
         raise ValueError(f"the size of the result of {kind} is not known in advance")
-    named = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
-    read = {node.input[slot] for slot in row_of(kind).shapes if slot < len(operands)}
-    codes = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in named.items()}
+    arrays = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
+    shape_operands = {node.input[slot] for slot in row_of(kind).shapes if slot < len(operands)}
+    codes = {name: onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in arrays.items()}
     inferred = onnx.shape_inference.infer_node_outputs(
         schema,
         node,
-        {name: onnx.helper.make_tensor_type_proto(codes[name], x.shape) for name, x in named.items()},
-        {name: from_array(x, name) for name, x in named.items() if name in read},
+        {name: onnx.helper.make_tensor_type_proto(codes[name], x.shape) for name, x in arrays.items()},
+        {name: from_array(x, name) for name, x in arrays.items() if name in shape_operands},
         opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()],
     )
-    total = _kernel(op, *shapes[1:2])
-    for stated in (type_.tensor_type for name, type_ in inferred.items() if name):
-        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in stated.shape.dim]
-        if not stated.HasField("shape") or min(dims, default=0) < 0:
+    total = _dilated_kernel_size(op, *shapes[1:2])
+    for tensor_type in (type_.tensor_type for name, type_ in inferred.items() if name):
+        dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor_type.shape.dim]
+        if not tensor_type.HasField("shape") or min(dims, default=0) < 0:
             raise ValueError(f"the size of the result of {kind} is not known in advance")
         total += math.prod(dims)
     return total
 
 
-def _convolved(op: Any, x: Shape, weight: Shape) -> int:
-    """Return at least the elements of a convolution and of its kernel: one result for each place, padding included."""
+def _convolution_size(op: Any, x: Shape, weight: Shape) -> int:
+    """Return an upper bound of the elements of a convolution, one per position of the padded input, and its kernel."""
     padded = [size + sum(map(abs, (op.pads or ())[axis :: len(x) - 2])) for axis, size in enumerate(x[2:])]
-    return math.prod((x[0], weight[0], *padded)) + _kernel(op, weight)
+    return math.prod((x[0], weight[0], *padded)) + _dilated_kernel_size(op, weight)
 
 
-def _kernel(op: Any, weight: Shape = ()) -> int:
+def _dilated_kernel_size(op: Any, weight: Shape = ()) -> int:
     steps = getattr(op, "dilations", None) or ()
     if max(steps, default=1) <= 1:
         return 0
@@ -164,10 +164,10 @@ _Attributes = Mapping[str, Any]
 _Results = tuple[Array | None, ...]
 
 
-def computed(node: NodeProto, feed: Mapping[str, Array | None]) -> dict[str, Array]:
-    """Return the results of a node of this domain by name, for operands by name.
+def contrib_results(node: NodeProto, feed: Mapping[str, Array | None]) -> dict[str, Array]:
+    """Return the results of a node of DOMAIN by name, for operands by name.
 
-    KeyError for an operator without a row, and for a value that is not fed; ValueError for shapes that do not fit.
+    KeyError for an operator without a formula or a missing operand; ValueError for shapes that do not match.
     """
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     operands = [feed[name] if name else None for name in node.input]
@@ -176,45 +176,45 @@ def computed(node: NodeProto, feed: Mapping[str, Array | None]) -> dict[str, Arr
     return {name: array for name, array in zip(node.output, results, strict=False) if name and array is not None}
 
 
-def _plus(array: Array, other: Array | None) -> Array:
+def _add(array: Array, other: Array | None) -> Array:
     return array if other is None else array + other
 
 
 def _layer_norm(
     attributes: _Attributes, x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None
 ) -> _Results:
-    """(x + skip + bias) normalized over the last axis, times gamma, plus beta; and that sum."""
-    total = _plus(x + skip, bias)
+    """Normalize x + skip + bias over the last axis, times gamma, plus beta; also return the sum."""
+    total = _add(x + skip, bias)
     centered = total - total.mean(-1, keepdims=True)
-    return _plus(_unit(centered, attributes) * gamma, beta), None, None, total
+    return _add(_normalized(centered, attributes) * gamma, beta), None, None, total
 
 
 def _rms_norm(attributes: _Attributes, x: Array, skip: Array, gamma: Array, bias: Array | None = None) -> _Results:
-    """(x + skip + bias) divided by its root mean square over the last axis, times gamma; and that sum."""
-    total = _plus(x + skip, bias)
-    return _unit(total, attributes) * gamma, None, None, total
+    """Divide x + skip + bias by its root mean square over the last axis, times gamma; also return the sum."""
+    total = _add(x + skip, bias)
+    return _normalized(total, attributes) * gamma, None, None, total
 
 
-def _unit(x: Array, attributes: _Attributes, axes: int | tuple[int, ...] = -1) -> Array:
+def _normalized(x: Array, attributes: _Attributes, axes: int | tuple[int, ...] = -1) -> Array:
     unit: Array = x / np.sqrt(np.mean(x**2, axes, keepdims=True) + attributes["epsilon"])
     return unit
 
 
 def _gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> _Results:
-    x = _plus(x, bias)
+    x = _add(x, bias)
     erf = np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))
     return (x * (1 + erf) / 2,)
 
 
 def _fast_gelu(attributes: _Attributes, x: Array, bias: Array | None = None) -> _Results:
-    """The approximation by tanh. The document rounds √(2/π) and 0.044715 √(2/π) to six digits, its kernels do not."""
-    x = _plus(x, bias)
+    """GELU by tanh. The reference rounds √(2/π) and 0.044715 √(2/π) to six digits, but the kernels do not."""
+    x = _add(x, bias)
     root = math.sqrt(2 / math.pi)
     return (x * (1 + np.tanh(root * x + 0.044715 * root * x**3)) / 2,)
 
 
 def _split_gelu(attributes: _Attributes, x: Array, bias: Array) -> _Results:
-    """The first half of x + bias, times the GELU of the second."""
+    """Multiply the first half of x + bias by the GELU of the second."""
     first, second = np.split(x + bias, 2, axis=-1)
     return (first * _gelu({}, second)[0],)
 
@@ -222,10 +222,10 @@ def _split_gelu(attributes: _Attributes, x: Array, bias: Array) -> _Results:
 def _group_norm(
     attributes: _Attributes, x: Array, gamma: Array, beta: Array, skip: Array | None = None, bias: Array | None = None
 ) -> _Results:
-    """(x + skip + bias) with channels last, normalized by groups of them, times gamma, plus beta; and that sum."""
-    x = _plus(_plus(x, bias), skip if skip is None or skip.ndim == x.ndim else skip[:, None, None, :])
-    apart = x.reshape(*x.shape[:-1], attributes["groups"], -1)
-    normal = _unit(apart - apart.mean((1, 2, 4), keepdims=True), attributes, (1, 2, 4))
+    """Normalize x + skip + bias by groups of trailing channels, times gamma, plus beta; also return the sum."""
+    x = _add(_add(x, bias), skip if skip is None or skip.ndim == x.ndim else skip[:, None, None, :])
+    grouped = x.reshape(*x.shape[:-1], attributes["groups"], -1)
+    normal = _normalized(grouped - grouped.mean((1, 2, 4), keepdims=True), attributes, (1, 2, 4))
     y = normal.reshape(x.shape) * gamma + beta
     return (y / (1 + np.exp(-y)) if attributes["activation"] else y), x
 
@@ -237,13 +237,13 @@ def _product(attributes: _Attributes, a: Array, b: Array) -> _Results:
 
 
 def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
-    """softmax(scale · Q Kᵀ + added) V, of each head; keys and values may have their heads split off already.
+    """Compute softmax(scale · Q Kᵀ + bias) V of each head; the heads of keys and values may be split already.
 
-    `unidirectional`: a token sees those up to its own.
+    `unidirectional` masks the tokens after the current one.
     """
-    q, k, v = (_split(operand, attributes["num_heads"]) for operand in operands[:3] if operand is not None)
+    q, k, v = (_split_heads(operand, attributes["num_heads"]) for operand in operands[:3] if operand is not None)
     scores = attributes["scale"] * (q @ k.swapaxes(-1, -2))
-    scores = _plus(scores, operands[_ADDED] if len(operands) > _ADDED else None)
+    scores = _add(scores, operands[_BIAS_SLOT] if len(operands) > _BIAS_SLOT else None)
     if attributes.get("unidirectional"):
         scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -252,43 +252,43 @@ def _attention(attributes: _Attributes, *operands: Array | None) -> _Results:
     return (attended.swapaxes(1, 2).reshape(batch, tokens, -1),)
 
 
-def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *more: Array | None) -> _Results:
-    """Causal attention, each head of keys and values for several of queries; all tokens are new, and count.
+def _grouped(attributes: _Attributes, q: Array, k: Array, v: Array, *others: Array | None) -> _Results:
+    """Compute causal attention with several heads of queries per head of keys and values, without a cache or padding.
 
-    With `do_rotary` queries and keys are rotated from the first position on.
+    `do_rotary` rotates queries and keys, from position 0 on.
     """
-    heads, fewer = attributes["num_heads"], attributes["kv_num_heads"]
-    q, k, v = _split(q, heads), _split(k, fewer), _split(v, fewer)
+    heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
+    q, k, v = _split_heads(q, heads), _split_heads(k, kv_heads), _split_heads(v, kv_heads)
     if attributes.get("do_rotary"):
-        cos, sin = (table for table in more[-2:] if table is not None)
+        cos, sin = (table for table in others[-2:] if table is not None)
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-    repeated = (np.repeat(x, heads // fewer, axis=1) for x in (k, v))
+    repeated = (np.repeat(x, heads // kv_heads, axis=1) for x in (k, v))
     return _attention({**attributes, "unidirectional": 1}, q, *repeated)
 
 
-def _rotary(attributes: _Attributes, x: Array, first: Array, cos: Array, sin: Array) -> _Results:
-    """The rotation of each head from one position on; the heads may be split off already."""
-    heads = x if x.ndim == _SPLIT else _split(x, attributes["num_heads"])
-    found = rotated(heads, cos[int(first[0]) :], sin[int(first[0]) :])
-    return (found if x.ndim == _SPLIT else found.swapaxes(1, 2).reshape(x.shape),)
+def _rotary(attributes: _Attributes, x: Array, start: Array, cos: Array, sin: Array) -> _Results:
+    """Rotate each head, from one position on; the heads may be split already."""
+    heads = x if x.ndim == _SPLIT_RANK else _split_heads(x, attributes["num_heads"])
+    turned = rotated(heads, cos[int(start[0]) :], sin[int(start[0]) :])
+    return (turned if x.ndim == _SPLIT_RANK else turned.swapaxes(1, 2).reshape(x.shape),)
 
 
 def rotated(heads: Array, cos: Array, sin: Array) -> Array:
-    """Return x · cos + (−second half, first half) · sin, for tables of positions by half of the features."""
+    """Return x · cos + (−second half, first half) · sin, for tables [positions, half of the features]."""
     a, b = np.split(heads, 2, axis=-1)
     cos, sin = cos[: heads.shape[2]], sin[: heads.shape[2]]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _split(array: Array, heads: int) -> Array:
-    if array.ndim == _SPLIT:
+def _split_heads(array: Array, heads: int) -> Array:
+    if array.ndim == _SPLIT_RANK:
         return array
     batch, tokens, _ = array.shape
     return array.reshape(batch, tokens, heads, -1).swapaxes(1, 2)
 
 
-_ADDED = 5  # the operand that is added to scores
-_SPLIT = 4  # axes: batch, heads, tokens, width
+_BIAS_SLOT = 5  # the operand that is added to the scores
+_SPLIT_RANK = 4  # axes: batch, heads, tokens, width
 
 FORMULAS: Mapping[str, Callable[..., _Results]] = {
     "BiasGelu": _gelu,

@@ -1,4 +1,4 @@
-"""Replacements of ops by nodes: what passes yield, and the driver that carries it out, a round at a time."""
+"""Replacements of ops by nodes, which passes yield, and the driver that applies them round by round."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ValueId, View
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Ops replaced by one node, in the place of `last` and with its results.
+    """Ops replaced by one node, at the position of `last` and with its results.
 
     `kind` names what the ops computed together ("layer_normalization", "constant" …). `weights` are new initializers
-    that the node reads. `place`: the op where the node stands instead, if its results are read before `last`.
-    `declared`: types of its results, where onnx cannot infer them. `ahead` and `behind`: nodes right before and
-    after it; a node ahead of several replacements in one graph is written once. `instead`: nodes in the place of other
-    ones of the ops. `findings`: what the report says; None
-    for a fusion, which names its parts.
+    that the node reads. `place` is the op at whose position the node goes instead, if its results are read before
+    `last`. `declared` has the types of results that onnx cannot infer. `ahead` and `behind` are nodes directly before
+    and after it; a node ahead of several replacements in one graph is written once. `instead` maps other replaced ops
+    to nodes at their positions. `findings` go into the report; None stands for the one of a fusion, which names its
+    parts.
     """
 
     kind: str
@@ -46,27 +46,27 @@ class Replacement:
 
     @property
     def nodes(self) -> tuple[NodeProto, ...]:
-        """The node with its neighbours, in order."""
+        """The node with its neighbors, in order."""
         return (*self.ahead, self.node, *self.behind)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ops left separate, although they compute one thing together; `why` is one clause."""
+    """Ops that match a fusion but stay separate; `reason` is one clause."""
 
     kind: str
     last: OpId
-    why: str
+    reason: str
 
 
 Outcome = Replacement | Refusal
 ATTENTION, GROUPED_ATTENTION, SPELLED_ATTENTION = "attention", "group_query_attention", "spelled_attention"
 BATCH_NORM, CONSTANT, GROUP_NORM = "batch_normalization", "constant", "group_normalization"
-"""Kinds of replacements with rules of their own about targets."""
+"""Kinds of replacements with their own rules about targets."""
 
 
-def judged(kind: str, last: OpId, found: Outcome | str) -> Outcome:
-    """Return a replacement, or the refusal of the ops up to `last` for the reason in its place."""
+def as_outcome(kind: str, last: OpId, found: Outcome | str) -> Outcome:
+    """Return the outcome found, with a bare reason turned into the Refusal of the ops up to `last`."""
     return Refusal(kind, last, found) if isinstance(found, str) else found
 
 
@@ -80,25 +80,25 @@ class Context:
     """
 
     to: DType
-    tried: bool = False
+    opset_chosen: bool = False
     grouped: bool = False
-    rows_see: bool = False
+    every_row_attends: bool = False
 
     def shape(self, view: View, value: ValueId | None) -> Shape | None:
-        """Return the shape of a value, with None for each unknown dimension; None if the rank is unknown."""
+        """Return the shape of a value, with None for unknown dimensions; None if the rank is unknown."""
         dims = known_dims(view).get(value)
         return fixed(dims) if dims is not None else None
 
 
 Pass = Callable[[View, Context], Iterable[Outcome]]
-"""Finds what to replace in a view, and what to refuse. Of two replacements that share an op the first counts."""
+"""Yields replacements and refusals for a view. Of two replacements that share an op, the first counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class LazyPass:
-    """A pass by "module:function" of this wing, imported and run only for a view with an op of each set of kinds.
+    """A pass named "module:function", imported and run only for a view with an op of each set in `kinds`.
 
-    `when`: a further condition on the view.
+    The module is one of this package. `when` is a further condition on the view.
     """
 
     name: str
@@ -117,14 +117,16 @@ class LazyPass:
 
 
 def too_old(opset: int, op_type: str, first: int, context: Context) -> str:
-    """Return the reason for ops apart at an opset, with one operator for them in a newer one."""
+    """Return the reason why ops stay separate at an opset that lacks the operator of a newer one."""
     newer = f"--opset auto, unless others lose a kernel at opset {first}"
-    faster = f"opset {first} has one, at which other ops lose a kernel" if context.tried else f"faster with {newer}"
+    faster = (
+        f"opset {first} has one, at which other ops lose a kernel" if context.opset_chosen else f"faster with {newer}"
+    )
     return f"opset {opset} has no {op_type} · the same numbers, more kernels · {faster}"
 
 
 def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
-    """Return a finding for each fusion, one for all folded constants, and one for each kind and reason of refusal."""
+    """Return one finding per fusion, one for all folded constants, and one per kind and reason of refusals."""
     replacements = [o for o in outcomes if isinstance(o, Replacement)]
     own = [r.findings if r.findings is not None else (_fusion(view, r),) for r in replacements if r.kind != CONSTANT]
     names = ", ".join(view.ops[r.last].name for r in replacements if r.kind == CONSTANT)
@@ -134,52 +136,52 @@ def findings(view: View, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
 
 
 def _fusion(view: View, fusion: Replacement) -> Finding:
-    words = fusion.kind.replace("_", " ")
+    phrase = fusion.kind.replace("_", " ")
     parts = ", ".join(view.ops[op].name for op in fusion.ops)
-    return Finding("fused", view.ops[fusion.last].name, f"{words}: one {fusion.node.op_type} in place of {parts}")
+    return Finding("fused", view.ops[fusion.last].name, f"{phrase}: one {fusion.node.op_type} in place of {parts}")
 
 
 def _refused(view: View, outcomes: Sequence[Outcome]) -> Iterable[Finding]:
     refused: dict[tuple[str, str], list[OpId]] = {}
     for outcome in outcomes:
         if isinstance(outcome, Refusal):
-            refused.setdefault((outcome.kind, outcome.why), []).append(outcome.last)
-    for (kind, why), ops in refused.items():
+            refused.setdefault((outcome.kind, outcome.reason), []).append(outcome.last)
+    for (kind, reason), ops in refused.items():
         which = "the first ends" if len(ops) > 1 else "ends"
         where = f"{which} in {view.ops[ops[0]].name}"
         apart = f"{len(ops)} {'stay' if len(ops) > 1 else 'stays'} unfused"
-        yield Finding("not_fused", kind, f"{apart} ({where}): {why}")
+        yield Finding("not_fused", kind, f"{apart} ({where}): {reason}")
 
 
 def fused_node(
     op_type: str,
     last: Op,
-    reads: Sequence[str],
-    results: Sequence[str],
-    stated: Mapping[str, Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Mapping[str, Any],
     domain: str | None = None,
 ) -> NodeProto:
-    """Return a node under the name of the last replaced op; trailing "" inputs are dropped.
+    """Return a node with the name and metadata of the last replaced op, without trailing empty inputs.
 
-    Without `domain` the field stays unset, as other nodes of the standard have it.
+    A domain of None leaves the field unset, as in other nodes of the standard.
     """
-    node = onnx.helper.make_node(op_type, reads, results, last.node.name, domain=domain)
+    node = onnx.helper.make_node(op_type, inputs, outputs, last.node.name, domain=domain)
     while node.input and not node.input[-1]:
         node.input.pop()
-    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in stated.items())
+    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in attributes.items())
     node.metadata_props.extend(last.node.metadata_props)
     return node
 
 
 def outside(view: View, ops: Collection[OpId]) -> dict[ValueId, None]:
-    """Return the values from outside of ops, in order of first use."""
+    """Return the values that ops read from outside, in order of first use."""
     results = {value for op in ops for value in view.ops[op].outputs}
     read = (value for op in sorted(ops) for value in view.ops[op].inputs)
     return dict.fromkeys(value for value in read if value is not None and value not in results)
 
 
 def only_float32(view: View, ops: Iterable[OpId]) -> bool:
-    """True if all floating operands and results of ops are float32."""
+    """True if all floating-point operands and results of the ops are float32."""
     values = (value for op in ops for value in view.ops[op].ports)
     dtypes = {view.dtype(value) for value in values}
     return all(dtype is DType.FLOAT for dtype in dtypes if dtype is not None and dtype.floating)
@@ -193,10 +195,10 @@ Objection = Callable[[View, Replacement], str | None]
 def run_round(
     view: View, passes: Iterable[Pass], context: Context, objection: Objection = lambda view, replacement: None
 ) -> tuple[View, list[Outcome]]:
-    """Run passes on one view and carry out their replacements; return the new view and the outcomes.
+    """Run passes on one view and apply their replacements; return the new view and the outcomes.
 
-    `objection` returns why a replacement may not be carried out, or None. The view is indexed anew only if something
-    was replaced, once for all passes.
+    `objection` returns a reason not to apply a replacement, or None. The model is indexed again only if something was
+    replaced, and then once for all passes.
     """
     replacements: list[Replacement] = []
     refusals: list[Outcome] = []
@@ -204,8 +206,8 @@ def run_round(
     for outcome in (outcome for each in passes for outcome in each(view, context)):
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
-        elif (why := objection(view, outcome)) is not None:
-            refusals.append(Refusal(outcome.kind, outcome.last, why))
+        elif (reason := objection(view, outcome)) is not None:
+            refusals.append(Refusal(outcome.kind, outcome.last, reason))
         elif taken.isdisjoint(outcome.ops):
             taken.update(outcome.ops)
             replacements.append(outcome)
@@ -213,9 +215,9 @@ def run_round(
 
 
 def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
-    """Return the model with replacements carried out, no two of which share an op; the view's own is not touched.
+    """Return the model with replacements applied, no two of which share an op; the view's own model is not changed.
 
-    Everything else stays as it is, names, order and declarations included.
+    Everything else is preserved, including names, order and declarations.
     """
     proto = clone(view.model.proto)
     _ReplacementWriter(view, replacements).graph(proto.graph, view.scopes[MAIN])
@@ -227,52 +229,52 @@ def replaced(view: View, replacements: Sequence[Replacement]) -> Model:
 
 
 def _unread(view: View, replacements: Sequence[Replacement]) -> tuple[set[OpId], set[ValueId]]:
-    """Return the replaced ops with the ops without effect that only they read, and the initializers. O(ops visited)."""
-    gone = {op for each in replacements for op in each.ops}
+    """Return the ops to remove, with those that only removed ops read, and the unread initializers. O(ops visited)."""
+    removed = {op for each in replacements for op in each.ops}
     kept = {name for each in replacements for node in (*each.nodes, *each.instead.values()) for name in node.input}
     annotations = view.model.proto.graph.quantization_annotation
     kept.update(a.tensor_name for a in annotations)
     kept.update(entry.value for a in annotations for entry in a.quant_parameter_tensor_names)
     kept.update(formal.name for formal in view.model.proto.graph.input)
     values: set[ValueId] = set()
-    pending = [v for op in gone for v in view.ops[op].operands]
+    pending = [v for op in removed for v in view.ops[op].operands]
     while pending:
         value = pending.pop()
-        if value in values or not _removable(view, value, gone, kept):
+        if value in values or not _removable(view, value, removed, kept):
             continue
         op = view.producer(value)
         if op is None:
             values.add(value)
             continue
         known = op.signature is not None and not op.bodies and op.kind not in UNREPEATABLE
-        effectless = op.kind == "Constant" or known  # but for its results, the same each time
-        if effectless and op.id not in gone and all(_removable(view, v, gone, kept) for v in op.results):
-            gone.add(op.id)
+        pure = op.kind == "Constant" or known
+        if pure and op.id not in removed and all(_removable(view, v, removed, kept) for v in op.results):
+            removed.add(op.id)
             pending.extend(op.operands)
-    return gone, values
+    return removed, values
 
 
-def _removable(view: View, value: ValueId, gone: Collection[OpId], kept: Collection[str]) -> bool:
-    held = view.values[value]
-    if held.public or held.overridable or value in view.yielded or held.name in kept or held.role is Role.INPUT:
+def _removable(view: View, value: ValueId, removed: Collection[OpId], kept: Collection[str]) -> bool:
+    found = view.values[value]
+    if found.public or found.overridable or value in view.yielded or found.name in kept or found.role is Role.INPUT:
         return False
-    return all(use.op in gone for use in view.uses[value])
+    return all(use.op in removed for use in view.uses[value])
 
 
 class _ReplacementWriter:
     def __init__(self, view: View, replacements: Sequence[Replacement]) -> None:
         self.view = view
-        self.gone, initializers = _unread(view, replacements)
+        self.removed, initializers = _unread(view, replacements)
         self.places = {each.last if each.place is None else each.place: each for each in replacements}
-        self.lost = {(view.values[v].scope, view.value_name(v)) for v in initializers}
-        for op in (view.ops[op_id] for op_id in self.gone):
-            self.lost.update((op.scope, view.value_name(v)) for v in op.results)
+        self.removed_names = {(view.values[v].scope, view.value_name(v)) for v in initializers}
+        for op in (view.ops[op_id] for op_id in self.removed):
+            self.removed_names.update((op.scope, view.value_name(v)) for v in op.results)
         self.instead = {op: node for each in replacements for op, node in each.instead.items()}
-        made = ((r, node) for r in replacements for node in (*r.nodes, *r.instead.values()))
-        self.lost -= {(view.ops[r.last].scope, name) for r, node in made for name in node.output}
+        written = ((r, node) for r in replacements for node in (*r.nodes, *r.instead.values()))
+        self.removed_names -= {(view.ops[r.last].scope, name) for r, node in written for name in node.output}
 
     def graph(self, graph: GraphProto, scope: Scope) -> None:
-        """Rewrite a copied graph in place; `scope` is its original's index."""
+        """Rewrite a copied graph in place; `scope` is the index of the original."""
         nodes: list[NodeProto] = []
         ahead: set[str] = set()
         for op_id, node in zip(scope.ops, graph.node, strict=True):
@@ -282,16 +284,16 @@ class _ReplacementWriter:
                 ahead.update(name for n in replacement.ahead for name in n.output)
             elif op_id in self.instead:
                 nodes.append(self.instead[op_id])
-            elif op_id not in self.gone:
+            elif op_id not in self.removed:
                 for body, (_, inner) in zip(self.view.ops[op_id].bodies, bodies(node), strict=True):
                     self.graph(inner, self.view.scopes[body])
                 nodes.append(node)
         refill(graph, "node", nodes)
         new = {v.name: v for op in scope.ops if op in self.places for v in self.places[op].declared}
         for output in graph.output:
-            if output.name in new and not output.HasField("type"):  # a branch may leave it out
+            if output.name in new and not output.HasField("type"):  # the output of a branch may have no type
                 output.type.CopyFrom(new[output.name].type)
-        stated = {v.name for v in (*graph.value_info, *graph.output)}
-        graph.value_info.extend(v for v in new.values() if v.name not in stated)
+        declared = {v.name for v in (*graph.value_info, *graph.output)}
+        graph.value_info.extend(v for v in new.values() if v.name not in declared)
         for name in ("value_info", "initializer"):
-            refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.lost])
+            refill(graph, name, [v for v in getattr(graph, name) if (scope.id, v.name) not in self.removed_names])

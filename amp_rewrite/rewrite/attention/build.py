@@ -22,9 +22,9 @@ from amp_rewrite.rewrite.attention.layout import OperandSource
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH
 from amp_rewrite.rewrite.builder import Surroundings
-from amp_rewrite.rewrite.equivalence import Trial, differing, double
+from amp_rewrite.rewrite.equivalence import Trial, as_float64, difference
 from amp_rewrite.rewrite.reference import Arrays
-from amp_rewrite.rewrite.replacement import ATTENTION, Context, Outcome, Refusal, fused_node, judged, too_old
+from amp_rewrite.rewrite.replacement import ATTENTION, Context, Outcome, Refusal, as_outcome, fused_node, too_old
 
 _MAX_STORED = 1 << 24  # flags of a mask that a file gets as a constant
 
@@ -39,7 +39,7 @@ def fuse_attention(view: View, context: Context) -> Iterator[Outcome]:
             yield Refusal(ATTENTION, last, too_old(view.opset, "Attention", first, context))
         else:
             written = write(site)
-            yield judged(ATTENTION, last, mismatch_of(site, written) or written)
+            yield as_outcome(ATTENTION, last, mismatch_of(site, written) or written)
 
 
 def write(site: FusibleAttention) -> WrittenAttention:
@@ -200,7 +200,7 @@ def compared(
     written: WrittenAttention,
     sizes: AttentionSizes,
     feeds: Callable[..., tuple[Sequence[Array], Arrays]],
-    laid: Callable[[Array], Array] = np.asarray,
+    layout: Callable[[Array], Array] = np.asarray,
 ) -> str | None:
     """Return how the nodes differ from the ops on random operands; None if both agree.
 
@@ -210,7 +210,7 @@ def compared(
     result, nodes = site.form.last.node.output[0], written.nodes
     trials = list(_trials(site, written, sizes, feeds))
     ops = {*site.form.ops, *site.form.beside}
-    return differing(site.view, ops, nodes, {result: nodes[-1].output[0]}, trials, laid=laid)
+    return difference(site.view, ops, nodes, {result: nodes[-1].output[0]}, trials, layout=layout)
 
 
 def _trials(
@@ -221,7 +221,7 @@ def _trials(
 ) -> Iterator[Trial]:
     """Yield the trials. An error of UNIT in a score s, by the scale, is one of 2 |s| UNIT in the result at most."""
     rng, form = np.random.default_rng(0), site.form
-    constants = {w.name: double(to_array(w)) for w in written.weights}
+    constants = {w.name: as_float64(to_array(w)) for w in written.weights}
     for spread in SPREADS:
         q = spread * rng.standard_normal((_BATCH, sizes.heads[0], sizes.length, sizes.width))
         k = rng.standard_normal((_BATCH, sizes.heads[1], KEYS, sizes.width))
@@ -247,8 +247,8 @@ def drawn_operands(
     length = KEYS if site.causal else QUERIES
     shapes = (length, _WIDTH), (_WIDTH, KEYS), (KEYS, _VALUES)
     masks, _ = _masks(site, rng, (_BATCH, _HEADS, length, KEYS))
-    drawn = _operands_of(site, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
-    return {**drawn, **masks}, (1, _HEADS, _WIDTH, 1), (1, _HEADS, 1, _VALUES)
+    feed = _operands_of(site, *(rng.standard_normal((_BATCH, _HEADS, *shape)) for shape in shapes))
+    return {**feed, **masks}, (1, _HEADS, _WIDTH, 1), (1, _HEADS, 1, _VALUES)
 
 
 def _masks(site: FusibleAttention, rng: np.random.Generator, scores: tuple[int, ...]) -> tuple[dict[str, Array], Array]:

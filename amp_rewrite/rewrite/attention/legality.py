@@ -124,7 +124,7 @@ def _masked(site: FusibleAttention, context: Context, queries: Dims) -> FusibleA
     if hiding is not None:
         causal = shown is not None and not biases and site.lengths == shown.shape[-2:] and _triangular(shown)
         boolean = view.dtype(hiding.value) is DType.BOOL
-        sees = context.rows_see or (boolean and _shows(view, hiding.value, hiding.shows))
+        sees = context.every_row_attends or (boolean and _shows(view, hiding.value, hiding.shows))
         sees = sees if shown is None else bool(shown.any(axis=-1).all())
         if not sees and np.isinf(hiding.fill) and not form.zeroed:
             return "a row of its mask may hide every key: it would give 0 instead of NaN"

@@ -20,7 +20,7 @@ from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.contrib.fuse import Operator, Site, operators
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, fused_node, judged, only_float32
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, fused_node, only_float32
 
 _SPLIT_WIDTHS = (2560, 5120, 10240)
 """Features of which the kernel of BiasSplitGelu takes the halves."""
@@ -67,7 +67,7 @@ def _split_gelus(site: Site, gelu: Operator) -> Iterator[Outcome]:
                 yield site.proved(Replacement(kind, ops, product.id, node), {x: (2, 3, width), bias: (width,)})
             else:
                 widths = ", ".join(map(str, _SPLIT_WIDTHS))
-                yield judged(kind, product.id, f"its kernel takes {widths} features, not {width}")
+                yield as_outcome(kind, product.id, f"its kernel takes {widths} features, not {width}")
             return
 
 
@@ -115,13 +115,13 @@ class _GroupNorm:
         groups, channels = grouped[1:2], self.scale.size
         kind, summed = "group_norm", _summed(view, x, shape)
         if len(shape) != 4 or shape[1] != channels or known_dims(view).get(self.together.results[0]) != shape:
-            return judged(kind, last.id, "its input is not known to be a batch of images")
+            return as_outcome(kind, last.id, "its input is not known to be a batch of images")
         if len(groups) != 1 or not isinstance(groups[0], int) or grouped[0] != shape[0] or channels % groups[0]:
-            return judged(kind, last.id, "its groups are not known")
+            return as_outcome(kind, last.id, "its groups are not known")
         if (channels // groups[0]) % 2 or channels // groups[0] > _WIDEST_GROUP:
             why = f"its kernel takes an even number of channels in a group, up to {_WIDEST_GROUP}"
-            return judged(kind, last.id, f"{why}, not {channels // groups[0]}")
-        return judged(kind, last.id, self._written(x, groups[0], summed))
+            return as_outcome(kind, last.id, f"{why}, not {channels // groups[0]}")
+        return as_outcome(kind, last.id, self._written(x, groups[0], summed))
 
     def _written(self, x: ValueId, groups: int, add: tuple[Op, ValueId, ValueId] | None) -> Outcome | str:
         view, last, channels = self.view, self.tail[-1], self.scale.size

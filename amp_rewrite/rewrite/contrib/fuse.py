@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
 from amp_rewrite.rewrite.contrib.rotary import KIND as ROTARY
 from amp_rewrite.rewrite.contrib.rotary import rotations
-from amp_rewrite.rewrite.equivalence import disagreement, drawn, trial_shape
+from amp_rewrite.rewrite.equivalence import disagreement, random_trials, trial_shape
 from amp_rewrite.rewrite.passes.spell_out import spell_attentions
 from amp_rewrite.rewrite.passes.standard_ops import fuse_clusters
 from amp_rewrite.rewrite.reference import DOMAIN
@@ -35,8 +35,8 @@ from amp_rewrite.rewrite.replacement import (
     Outcome,
     Refusal,
     Replacement,
+    as_outcome,
     fused_node,
-    judged,
     only_float32,
     run_round,
 )
@@ -159,8 +159,8 @@ class Site:
         `tried`: a shape for random numbers, for every value that the ops read and that is not a constant, and for
         weights whose numbers do not matter.
         """
-        why = disagreement(self.view, fusion, drawn(self.view, tried))
-        return _declaring(self.view, judged(fusion.kind, fusion.last, why or fusion))
+        why = disagreement(self.view, fusion, random_trials(self.view, tried))
+        return _declaring(self.view, as_outcome(fusion.kind, fusion.last, why or fusion))
 
 
 # -- a sum and its normalization -------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _skip_norm(site: Site, norm: Operator) -> Outcome | None:
     if add is None or any(op.scope != norm.last.scope for op in (add, *copies)):
         return None
     kind, _ = _SKIP_NORMS[norm.node.op_type]
-    return judged(kind, norm.last.id, _added_norm(site, norm, add, copies))
+    return as_outcome(kind, norm.last.id, _added_norm(site, norm, add, copies))
 
 
 def _added_norm(site: Site, norm: Operator, add: Op, copies: Sequence[Op]) -> Outcome | str:

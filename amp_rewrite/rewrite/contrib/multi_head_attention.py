@@ -25,7 +25,7 @@ from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, WrittenAttention, sites
 from amp_rewrite.rewrite.const_eval import permutation
 from amp_rewrite.rewrite.reference import DOMAIN, Arrays, rotated
-from amp_rewrite.rewrite.replacement import GROUPED_ATTENTION, Context, Outcome, Replacement, fused_node, judged
+from amp_rewrite.rewrite.replacement import GROUPED_ATTENTION, Context, Outcome, Replacement, as_outcome, fused_node
 
 KIND = "multi_head_attention"
 ROTARY_KIND = f"{DOMAIN}::RotaryEmbedding"
@@ -53,7 +53,7 @@ def multi_head_attentions(view: View, context: Context) -> Iterator[Outcome]:
     """Replace each written-out attention by one node, or refuse it. `attention` reports its own."""
     for last, site in sites(view, context):
         if not isinstance(site, str):
-            yield judged(KIND, last, _written(site, grouped=context.grouped))
+            yield as_outcome(KIND, last, _written(site, grouped=context.grouped))
 
 
 def _written(site: FusibleAttention, *, grouped: bool) -> Replacement | str:
@@ -142,8 +142,8 @@ class _MultiHeadWriter(SeenRows):
         written = WrittenAttention(kind, ops, self.last.id, node, **self.parts())
 
         def feeds(*operands: Array) -> tuple[Sequence[Array], Arrays]:
-            drawn = dict(zip(_OPERANDS, operands, strict=True))
-            read = {name: _LAYOUTS[layout](drawn[what]) for name, (what, layout) in self.bases.items()}
+            feed = dict(zip(_OPERANDS, operands, strict=True))
+            read = {name: _LAYOUTS[layout](feed[what]) for name, (what, layout) in self.bases.items()}
             q, k, v = operands
             if tables:  # of an even width
                 angles = np.arange(k.shape[2] * self.width // 2).reshape(k.shape[2], -1)
@@ -164,8 +164,8 @@ class _MultiHeadWriter(SeenRows):
         if transpose is None or permutation(transpose) != SWAP or reshape is None or reshape.outputs[0] is None:
             return ()
         queries = dims_of(self.site.view, form.queries)
-        laid = dims_of(self.site.view, reshape.outputs[0])
-        fits = laid == (queries[0], queries[2], self.heads * self.depth) and None not in laid
+        layout = dims_of(self.site.view, reshape.outputs[0])
+        fits = layout == (queries[0], queries[2], self.heads * self.depth) and None not in layout
         return (transpose, reshape) if fits else ()
 
     def _ended(self, result: str, seeing: str | None) -> str:

@@ -24,7 +24,7 @@ from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Outcome, Replacement, fused_node, judged, only_float32
+from amp_rewrite.rewrite.replacement import Outcome, Replacement, as_outcome, fused_node, only_float32
 
 KIND = "rotary_embedding"
 _KEEPING = ("Cos", "Sin", "Cast", "Identity", "Unsqueeze")
@@ -63,7 +63,7 @@ def rotations(view: View) -> Iterator[Outcome]:
     for anchor in view.of_kinds(("Neg", _STANDARD)) if view.opset >= FIRST_AXES_INPUT else ():
         rotation = _standard(anchor) if anchor.kind == _STANDARD else _written_out(view, anchor)
         if rotation is not None and only_float32(view, rotation.ops):
-            yield judged(KIND, rotation.last.id, _rotated(view, rotation, doubled))
+            yield as_outcome(KIND, rotation.last.id, _rotated(view, rotation, doubled))
 
 
 def _written_out(view: View, anchor: Op) -> _Rotation | None:

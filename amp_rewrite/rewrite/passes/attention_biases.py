@@ -25,10 +25,10 @@ from amp_rewrite.rewrite.attention.layout import RANK, carried
 from amp_rewrite.rewrite.attention.legality import FusibleAttention, sites
 from amp_rewrite.rewrite.builder import Surroundings, new_node
 from amp_rewrite.rewrite.const_eval import TRACED_MOVES
-from amp_rewrite.rewrite.equivalence import Trial, differing, disagreement, plain_nodes
+from amp_rewrite.rewrite.equivalence import Trial, difference, disagreement, plain_nodes
 from amp_rewrite.rewrite.passes.biases import TOKEN_AXES, BiasSum
 from amp_rewrite.rewrite.reference import DOMAIN
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
 _KIND = "attention_bias"
 _ADDED = 5  # the operand of MultiHeadAttention that is added to scores
@@ -50,7 +50,7 @@ def part_biases(view: View, context: Context) -> Iterator[Outcome]:
         sizes = [width for width in widths if width is not None]
         last = int_attribute(split.node, "axis", 0) in (-1, TOKEN_AXES - 1)
         if last and len(sizes) == len(widths) and bias is not None and sum(sizes) == bias.size:
-            yield judged("bias", split.id, _parted(view, split, total, bias.reshape(-1), sizes))
+            yield as_outcome("bias", split.id, _parted(view, split, total, bias.reshape(-1), sizes))
 
 
 def _parted(view: View, split: Op, total: BiasSum, bias: Array, sizes: Sequence[int]) -> Replacement | str:
@@ -78,7 +78,7 @@ def move_attention_biases(view: View, context: Context) -> Iterator[Outcome]:
         behind = _Projection.of(view, context, core, values) if values is not None else None
         if keys is not None or behind is not None:
             mover = _BiasMover(view, core, keys, behind)
-            yield judged(_KIND, core.last.id, mover.replacement(context.to))
+            yield as_outcome(_KIND, core.last.id, mover.replacement(context.to))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _cores(view: View, context: Context) -> Iterator[_Core]:
         if fits and plain and len(set(op.inputs[:3])) == 3 and only_float32(view, (op.id,)):
             keys, values = (_Port(op.inputs[slot], op, (2,) if packed else (1, 3)) for slot in (1, 2))
             masked = own and len(op.inputs) > 3 and op.inputs[3] is not None  # a row without keys is 0
-            yield _Core((op.id,), op, keys, values, (heads, fewer), not masked or context.rows_see)
+            yield _Core((op.id,), op, keys, values, (heads, fewer), not masked or context.every_row_attends)
     for _, site in sites(view, context):
         if isinstance(site, str) or len({site.form.queries, site.form.keys, site.form.values}) < 3:
             continue
@@ -291,18 +291,18 @@ class _BiasMover:
         """Return how an attention of biased operands differs from that of others, plus the bias of values; or None."""
         view, core, rng = self.view, self.core, np.random.default_rng(0)
         result = core.last.node.output[0]
-        drawn, *shapes = self._operands(rng) if core.site is None else drawn_operands(core.site, rng)
+        feed, *shapes = self._operands(rng) if core.site is None else drawn_operands(core.site, rng)
         pairs = zip(shapes, self.moved, strict=True)
         bias = [rng.standard_normal(shape) * (moved is not None) for shape, moved in pairs]
         names = [view.value_name(port.value) for port in (core.keys, core.values) if port.value is not None]
-        biased = {**drawn, **{name: drawn[name] + b for name, b in zip(names, bias, strict=True)}}
+        biased = {**feed, **{name: feed[name] + b for name, b in zip(names, bias, strict=True)}}
 
         def unbiased(array: Array) -> Array:
             own = [d if axis in core.values.axes else 1 for axis, d in enumerate(array.shape)]
             return array - (core.of_result(bias[1]) if core.site is None else bias[1].reshape(-1)).reshape(own)
 
-        trial = Trial(biased, drawn, float(max(np.abs(array).max() for array in biased.values())))
-        return differing(view, core.ops, plain_nodes(view, core.ops), {result: result}, [trial], laid=unbiased)
+        trial = Trial(biased, feed, float(max(np.abs(array).max() for array in biased.values())))
+        return difference(view, core.ops, plain_nodes(view, core.ops), {result: result}, [trial], layout=unbiased)
 
     def _operands(self, rng: np.random.Generator) -> tuple[dict[str, Array], tuple[int, ...], tuple[int, ...]]:
         op, (heads, fewer) = self.core.last, self.core.heads
@@ -310,13 +310,13 @@ class _BiasMover:
             heads = fewer = int_attribute(op.node, "num_heads", 1)
         packed = len(self.core.keys.axes) == 1
         sizes = [(_BATCH, _TOKENS, 4 * h) if packed else (_BATCH, h, _TOKENS, 4) for h in (heads, fewer, fewer)]
-        drawn: dict[str, Array] = {op.node.input[slot]: rng.standard_normal(d) for slot, d in enumerate(sizes)}
+        feed: dict[str, Array] = {op.node.input[slot]: rng.standard_normal(d) for slot, d in enumerate(sizes)}
         for name, value in zip(op.node.input[3:], op.inputs[3:], strict=True):
             if value is not None:
                 seen = rng.random((_BATCH, 1, _TOKENS, _TOKENS)) < _SEEING
-                drawn[name] = seen if self.view.dtype(value) is DType.BOOL else rng.standard_normal(seen.shape)
+                feed[name] = seen if self.view.dtype(value) is DType.BOOL else rng.standard_normal(seen.shape)
         bias = (1, 1, 4 * fewer) if packed else (1, fewer, 1, 4)
-        return drawn, bias, bias
+        return feed, bias, bias
 
     def _misplaced(self, behind: _Projection, nodes: Sequence[NodeProto], names: Mapping[str, str]) -> str | None:
         """Return how a projection of biased rows differs from that with the moved bias; None if both agree."""
@@ -332,7 +332,7 @@ class _BiasMover:
         read = first.input[1 if behind.zeroing is not None else 0]
         written = {read: rows, **{names[word]: array for word, array in stored.items()}}
         ops = {op.id for op in behind.ops}
-        return differing(self.view, ops, nodes, {result: result}, [Trial({**feed, read: rows + bias}, written)])
+        return difference(self.view, ops, nodes, {result: result}, [Trial({**feed, read: rows + bias}, written)])
 
 
 _BATCH, _TOKENS, _COLUMNS = 2, 3, 7  # of random operands

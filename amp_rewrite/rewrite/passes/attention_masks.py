@@ -27,7 +27,7 @@ from amp_rewrite.ir.patterns.scores import FILL, MOST, ScoredRow, ScoreTerm, cou
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_ROW_SOFTMAX, FIRST_WHERE
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
 from amp_rewrite.rewrite.attention.recognize import LOST, OUT_OF_REACH, ScoreMask, added
-from amp_rewrite.rewrite.builder import Surroundings, restate
+from amp_rewrite.rewrite.builder import Surroundings, set_attribute
 from amp_rewrite.rewrite.const_eval import numbers
 from amp_rewrite.rewrite.replacement import Context, Replacement
 
@@ -176,7 +176,7 @@ def bound_fills(view: View, context: Context) -> Iterator[Replacement]:
         stated = attribute(producer.node, "value") if producer is not None else None
         if producer is not None and stated is not None and _harmless(view, context.to, view.uses[value], level):
             node = clone(producer.node)
-            restate(node, "value", from_array(_within(view.model.array(stated.t), least)))
+            set_attribute(node, "value", from_array(_within(view.model.array(stated.t), least)))
             yield Replacement("saturated", (producer.id,), producer.id, node, findings=(finding,))
         constant = view.array(value)
         for use in view.uses[value]:

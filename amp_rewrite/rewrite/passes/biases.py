@@ -25,7 +25,7 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import Op, ValueId, View
 from amp_rewrite.rewrite.builder import Surroundings, new_node
 from amp_rewrite.rewrite.equivalence import Trial, disagreement
-from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, judged, only_float32
+from amp_rewrite.rewrite.replacement import Context, Outcome, Replacement, as_outcome, only_float32
 
 _copies = first_input_of(RELABELS)
 
@@ -131,7 +131,7 @@ def move_into_tables(view: View, context: Context) -> Iterator[Outcome]:
         if behind is not None and tokens is not None:
             found = _tabled(view, context, total, joined, behind, tokens)
             if found is not None:
-                yield judged("bias", behind.id, found)
+                yield as_outcome("bias", behind.id, found)
 
 
 def _tabled(

@@ -22,9 +22,9 @@ from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
 from amp_rewrite.rewrite.builder import Surroundings
-from amp_rewrite.rewrite.equivalence import Trial, disagreement, double
+from amp_rewrite.rewrite.equivalence import Trial, as_float64, disagreement
 from amp_rewrite.rewrite.reference import MAX_ELEMENTS, Arrays
-from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replacement, judged
+from amp_rewrite.rewrite.replacement import BATCH_NORM, Context, Outcome, Replacement, as_outcome
 
 _TRIED = 15
 """The opset in which both are run, at least: for that of opset 9 onnx's reference computes statistics, as in training.
@@ -37,7 +37,7 @@ def fold_batch_norms(view: View, context: Context) -> Iterator[Outcome]:
     for op in view.of_kinds(("BatchNormalization",)):
         linear = view.producer(op.inputs[0], *_CARRIERS)
         if linear is not None:
-            yield judged(BATCH_NORM, op.id, _unfit(view, linear, op) or _folded(view, linear, op, context.to))
+            yield as_outcome(BATCH_NORM, op.id, _unfit(view, linear, op) or _folded(view, linear, op, context.to))
 
 
 def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
@@ -65,7 +65,7 @@ def _folded(view: View, linear: Op, norm: Op, to: DType) -> Replacement | str:
     node.output[:] = norm.node.output[:1]
     fusion = Replacement(BATCH_NORM, (linear.id, norm.id), norm.id, node, **around.parts())
     tried = replace(view, opsets={**view.opsets, "": max(_TRIED, view.opset)})
-    written = dict(zip(node.input[1:], map(double, stored.values()), strict=True))
+    written = dict(zip(node.input[1:], map(as_float64, stored.values()), strict=True))
     return disagreement(tried, fusion, _trials(linear, dict(constants), written)) or fusion
 
 

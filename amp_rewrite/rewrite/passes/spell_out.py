@@ -26,7 +26,7 @@ from amp_rewrite.rewrite.replacement import (
     Context,
     Outcome,
     Replacement,
-    judged,
+    as_outcome,
     only_float32,
 )
 
@@ -60,7 +60,7 @@ def spell_group_norms(view: View, context: Context) -> Iterator[Outcome]:
     """
     for op in view.of_kinds(("GroupNormalization",)):
         if only_float32(view, (op.id,)):
-            yield judged(GROUP_NORM, op.id, _spelled(view, op, context))
+            yield as_outcome(GROUP_NORM, op.id, _spelled(view, op, context))
 
 
 def _spelled(view: View, op: Op, context: Context) -> Replacement | str:
@@ -114,7 +114,7 @@ def spell_patches(view: View, context: Context) -> Iterator[Outcome]:
         if flat is None or turned is None or ints_attribute(turned.node, "perm") != (0, 2, 1):
             continue
         if only_float32(view, (op.id,)) and _side_by_side(view, op):
-            yield judged(PATCHES, turned.id, _patches(view, op, flat, turned, context))
+            yield as_outcome(PATCHES, turned.id, _patches(view, op, flat, turned, context))
 
 
 def _side_by_side(view: View, op: Op) -> bool:
@@ -154,15 +154,15 @@ def _patches(view: View, op: Op, flat: Op, turned: Op, context: Context) -> Repl
         node = new_node("MatMul", [tokens, product], result, op.name)
     ops = (op.id, flat.id, turned.id)
     rng, few = np.random.default_rng(0), (3, channels, high, wide)
-    drawn = {op.node.input[0]: rng.standard_normal((2, channels, 2 * high, 3 * wide))}
-    drawn[op.node.input[1]] = rng.standard_normal(few)
-    drawn.update({name: rng.standard_normal(few[:1]) for name in op.node.input[2:3]})
-    drawn.update({name: np.array((2, few[0], 6)) for name in flat.node.input[1:2]})
+    feed = {op.node.input[0]: rng.standard_normal((2, channels, 2 * high, 3 * wide))}
+    feed[op.node.input[1]] = rng.standard_normal(few)
+    feed.update({name: rng.standard_normal(few[:1]) for name in op.node.input[2:3]})
+    feed.update({name: np.array((2, few[0], 6)) for name in flat.node.input[1:2]})
     small = {"grid": np.array((-1, channels, 2, high, 3, wide)), "rows": np.array((-1, 6, depth))}
     after = {read[word]: array for word, array in small.items()}
-    after[product] = drawn[op.node.input[1]].reshape(few[0], -1).T
+    after[product] = feed[op.node.input[1]].reshape(few[0], -1).T
     fusion = Replacement(PATCHES, ops, turned.id, node, **around.parts())
-    return disagreement(view, fusion, [Trial(drawn, after)]) or fusion
+    return disagreement(view, fusion, [Trial(feed, after)]) or fusion
 
 
 # -- unaligned products ----------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def align_products(view: View, context: Context) -> Iterator[Outcome]:
         if len(dims) != 2 or not plain or dims[1] % _FAST == 0 or math.prod(dims) < LARGE_WEIGHT:
             continue
         if view.opset >= FIRST_AXES_INPUT and only_float32(view, (op.id,)):
-            yield judged(ALIGNED, op.id, _aligned(view, op, *dims))
+            yield as_outcome(ALIGNED, op.id, _aligned(view, op, *dims))
 
 
 def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
@@ -198,12 +198,12 @@ def _aligned(view: View, op: Op, rows: int, columns: int) -> Replacement | str:
     node = new_node("MatMul", [x, wide], around.name(f"{result}_wide"), op.name)
     around.after("Slice", (node.output[0], *ends, axis), result)
     rng = np.random.default_rng(0)
-    drawn = {x: rng.standard_normal((2, 3, 4)), weight: rng.standard_normal((4, 5))}
+    feed = {x: rng.standard_normal((2, 3, 4)), weight: rng.standard_normal((4, 5))}
     words = f"{columns} columns, padded by {-columns % _ALIGNED} of zeros to align rows; a Slice removes them"
     said = (Finding("fused", op.name, words),)
     fusion = Replacement(ALIGNED, (op.id,), op.id, node, **around.parts(), findings=said)
     after = {zeros: np.zeros((4, 3)), ends[1]: np.array([5])}
-    return disagreement(view, fusion, [Trial(drawn, after)]) or fusion
+    return disagreement(view, fusion, [Trial(feed, after)]) or fusion
 
 
 # -- attention -------------------------------------------------------------------------------------

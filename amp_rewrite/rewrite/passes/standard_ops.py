@@ -10,13 +10,13 @@ from amp_rewrite.ir.dataflow import axes_of, number, only_reader
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.ir.view import ValueId, View
-from amp_rewrite.rewrite.equivalence import disagreement, drawn, trial_shape
+from amp_rewrite.rewrite.equivalence import disagreement, random_trials, trial_shape
 from amp_rewrite.rewrite.replacement import (
     Context,
     Outcome,
     Replacement,
+    as_outcome,
     fused_node,
-    judged,
     only_float32,
     outside,
     too_old,
@@ -31,7 +31,7 @@ def fuse_clusters(view: View, context: Context, opset: int | None = None) -> Ite
     opset = view.opset if opset is None else opset
     for cluster in clusters(view):
         if cluster.kind in _FORMULAS:
-            yield judged(cluster.kind, max(cluster.ops), _fused(view, cluster, context, opset))
+            yield as_outcome(cluster.kind, max(cluster.ops), _fused(view, cluster, context, opset))
 
 
 _Reading = tuple[Sequence[ValueId], Mapping[str, object], tuple[int, ...]]
@@ -57,7 +57,7 @@ def _fused(view: View, cluster: Cluster, context: Context, opset: int) -> Replac
     reads = [view.value_name(v) for v in (entry, *weights)]
     fusion = Replacement(cluster.kind, ops, last.id, fused_node(op_type, last, reads, last.node.output[:1], attributes))
     tried = {entry: shape, **dict.fromkeys(weights, shape[-1:])}
-    return disagreement(view, fusion, drawn(view, tried), {**view.opsets, "": opset}) or fusion
+    return disagreement(view, fusion, random_trials(view, tried), {**view.opsets, "": opset}) or fusion
 
 
 def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
@@ -71,7 +71,7 @@ def divide_by_roots(view: View, context: Context) -> Iterator[Outcome]:
         node = fused_node("Div", product, [view.value_name(v) for v in reads], product.node.output, {})
         tried = {reads[0]: (2, 7), reads[1]: (2, 1)}
         fusion = Replacement("division", (inverse.id, product.id), product.id, node)
-        yield judged("division", product.id, disagreement(view, fusion, drawn(view, tried)) or fusion)
+        yield as_outcome("division", product.id, disagreement(view, fusion, random_trials(view, tried)) or fusion)
 
 
 _DIVIDED = ("layer_normalization", "rms_normalization")

@@ -20,7 +20,7 @@ from amp_rewrite.ir.names import claimed
 from amp_rewrite.ir.op_classes import COMPARISONS, HEAVY
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View
-from amp_rewrite.rewrite.builder import Surroundings, new_node, restate
+from amp_rewrite.rewrite.builder import Surroundings, new_node, set_attribute
 from amp_rewrite.rewrite.replacement import Context, Replacement, run_round
 from amp_rewrite.rewrite.shift.laws import OpPort, attribute_value
 from amp_rewrite.rewrite.shift.plan import (
@@ -189,7 +189,7 @@ class _ShiftEmitter:
             value = value_at(op, port)
             if port.is_attribute:
                 if exponent:
-                    restate(node, port.side, self._scaled_attribute(op, port.side, exponent))
+                    set_attribute(node, port.side, self._scaled_attribute(op, port.side, exponent))
             elif value is None:
                 continue
             elif port.side == "y":

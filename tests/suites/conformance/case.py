@@ -42,7 +42,7 @@ class Case:
         return self.origin.model
 
     @property
-    def relabelled(self) -> bool:
+    def relabeled(self) -> bool:
         """Whether the model's opset or IR version is newer than what onnxruntime opens."""
         too_new = any(o.domain in ("", "ai.onnx") and o.version > NEWEST_OPSET for o in self.original.opset_import)
         return too_new or self.original.ir_version > NEWEST_IR

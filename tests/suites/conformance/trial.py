@@ -68,7 +68,7 @@ class Ground:
     state: str
     note: str = ""
     agrees: bool = True
-    relabelled: bool = False
+    relabeled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,17 @@ def _footing(key: str) -> _Footing:
     case = cases()[key]
     model = case.model
     doubt = next(iter(of_checker(model)), None)
-    if case.relabelled and doubt is not None:
+    if case.relabeled and doubt is not None:
         return _Footing(
-            Ground(key, "unlabelled", doubt, relabelled=True), case.original, not of_checker(case.original), ()
+            Ground(key, "unlabelled", doubt, relabeled=True), case.original, not of_checker(case.original), ()
         )
     try:
         runs = tuple(_runs(case, model))
     except runtime.refusals() as refusal:
-        ground = Ground(key, "refused", str(refusal), relabelled=case.relabelled)
+        ground = Ground(key, "refused", str(refusal), relabeled=case.relabeled)
         return _Footing(ground, model, doubt is None, ())
     agrees = all(objection(run.float32, run.expected, STANDARD_TOLERANCE) is None for run in runs)
-    return _Footing(Ground(key, "counted", "", agrees, case.relabelled), model, doubt is None, runs)
+    return _Footing(Ground(key, "counted", "", agrees, case.relabeled), model, doubt is None, runs)
 
 
 def _runs(case: Case, model: ModelProto) -> Iterator[_Run]:

@@ -13,7 +13,7 @@ import amp_rewrite
 from amp_rewrite.errors import PolicyError
 from amp_rewrite.rewrite import equivalence, reference
 from amp_rewrite.rewrite.equivalence import UNIT
-from amp_rewrite.rewrite.reference import FORMULAS, computed
+from amp_rewrite.rewrite.reference import FORMULAS, contrib_results
 from amp_rewrite.runtime.kernels import load_kernels
 from amp_rewrite.runtime.providers import CUDA_ALONE
 from support.contrib_models import (
@@ -202,10 +202,10 @@ def test_a_node_with_another_number_is_refused_by_trial(op_type: str, monkeypatc
         copy.CopyFrom(node)
         (stated,) = (a for a in copy.attribute if a.name == attribute)
         stated.f = number
-        return computed(copy, feed)
+        return contrib_results(copy, feed)
 
-    monkeypatch.setattr(reference, "computed", distorted)
-    monkeypatch.setattr(equivalence, "_PROVED", set())
+    monkeypatch.setattr(reference, "contrib_results", distorted)
+    monkeypatch.setattr(equivalence, "_PROVEN", set())
     model = model_of(body, TWO if "z" in body else ONE)
     (told,) = (message for kind, _, message in fused(model)[1] if "differ" in message)
     assert told.rpartition(" by ")[0] == "1 stays unfused (ends in the_y): on random inputs the results differ"
@@ -248,7 +248,7 @@ def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> Non
     made = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 3) for name in outputs if name]
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(helper.make_graph([node], "g", inputs, made), opset_imports=imports, ir_version=8)
-    wanted = computed(node, {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in feed.items()})
+    wanted = contrib_results(node, {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in feed.items()})
     for value, got in zip(made, outputs_of(model, feed), strict=True):
         # The kernel of FastGelu rounds its two constants to float32, as the CPU computes tanh: both within 1e-6.
         bound = 1e-5 if op_type == "FastGelu" else 32 * UNIT * float(np.abs(got).max())

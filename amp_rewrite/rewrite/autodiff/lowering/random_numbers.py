@@ -155,10 +155,10 @@ class _Draw:
         default = v.dtype(0).code if like else DType.FLOAT.code
         u = self.uniform(shape, columns)
         if v.op.kind == "Bernoulli":
-            drawn = b.op("Less", u, b.op("Cast", v.x(0), to=DType.DOUBLE.code))
+            sample = b.op("Less", u, b.op("Cast", v.x(0), to=DType.DOUBLE.code))
         elif "Uniform" in v.op.kind:
             low, high = v.attr("low", 0.0), v.attr("high", 1.0)
-            drawn = b.op("Add", b.op("Mul", u, b.scalar(high - low, DType.DOUBLE)), b.scalar(low, DType.DOUBLE))
+            sample = b.op("Add", b.op("Mul", u, b.scalar(high - low, DType.DOUBLE)), b.scalar(low, DType.DOUBLE))
         else:
             angle = _Draw(b, self.state, v, -1 - self.number).uniform(shape, columns)
             above = b.op("Add", u, b.scalar(2.0**-23, DType.DOUBLE))  # u has 22 bits at least, and may be 0
@@ -166,8 +166,8 @@ class _Draw:
             wave = b.op("Cos", b.op("Cast", b.op("Mul", angle, b.scalar(2 * math.pi, DType.DOUBLE)), to=1))
             scaled = b.op("Mul", radius, b.op("Cast", wave, to=DType.DOUBLE.code))
             mean, scale = v.attr("mean", 0.0), v.attr("scale", 1.0)
-            drawn = b.op("Add", b.op("Mul", scaled, b.scalar(scale, DType.DOUBLE)), b.scalar(mean, DType.DOUBLE))
-        b.name(b.op("Cast", drawn, to=v.attr("dtype", default)), node.output[0])
+            sample = b.op("Add", b.op("Mul", scaled, b.scalar(scale, DType.DOUBLE)), b.scalar(mean, DType.DOUBLE))
+        b.name(b.op("Cast", sample, to=v.attr("dtype", default)), node.output[0])
 
     def columns(self, shape: str, dims: Shape | None) -> str:
         """Return the length of the last axis of a shape, whose dims may be known; 1 if it may be 0 or missing."""

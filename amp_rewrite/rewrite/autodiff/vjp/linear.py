@@ -12,7 +12,7 @@ from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import equation
 from amp_rewrite.rewrite.autodiff.builder import Shape
 from amp_rewrite.rewrite.autodiff.vjp.rule import Call, Rows, Stop, positive, row, sum_to
-from amp_rewrite.rewrite.builder import restate
+from amp_rewrite.rewrite.builder import set_attribute
 
 _ELLIPSIS = "..."
 
@@ -154,7 +154,7 @@ def _resized(v: Call) -> list[int]:
 def _unit_results(v: Call, axis: int) -> str:
     """Rows of the inputs and columns of the outputs of an axis, by the op itself in two dimensions."""
     b, node, at = v.b, clone(v.op.node), v.b.ints([_resizable(v).index(axis)])
-    restate(node, "axes")
+    set_attribute(node, "axes")
 
     size = b.op("Gather", b.shape_of(v.x(0)), b.ints([axis]))
     places = v.counted(b.op("Squeeze", size))
