@@ -94,7 +94,8 @@ _TYPES = (DType.FLOAT, *LOW_TYPES)
 """The types between which the plan moves values."""
 
 
-def _states_low(stated: AttributeProto) -> bool:
+def states_low(stated: AttributeProto) -> bool:
+    """True for an attribute that states a low type for a computation inside an operator."""
     return stated.name in INNER_DTYPE_ATTRIBUTES and DType.of(stated.i) in LOW_TYPES
 
 
@@ -137,7 +138,7 @@ class _Planner:
             bakes=tuple(self.bakes),
             rewire=dict(self._rewired()),
             attributes=dict(self._attributes()),
-            raised=frozenset(op for op, node in raised.items() if any(map(_states_low, node.attribute))),
+            raised=frozenset(op for op, node in raised.items() if any(map(states_low, node.attribute))),
             drop=frozenset(self.folds.keys() - identities),
             identities=frozenset(identities),
             io=self.io,

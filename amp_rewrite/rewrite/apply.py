@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
-from amp_rewrite.decide.plan import Bake, Cast, Plan
-from amp_rewrite.dtypes import LOW_TYPES, DType
+from amp_rewrite.decide.plan import Bake, Cast, Plan, states_low
+from amp_rewrite.dtypes import DType
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import bodies, clone, refill
 from amp_rewrite.ir.attributes import attribute, ints_attribute
 from amp_rewrite.ir.names import unused
-from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, normal_domain, set_element_type
+from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, normal_domain, set_element_type
 from amp_rewrite.ir.versions import FIRST_BFLOAT16_CAST, FIRST_CAST_BY_CODE, FIRST_CLIP_WITH_INPUTS
 from amp_rewrite.ir.view import MAIN, Op, OpId, Role, Scope, ScopeId, Value, ValueId, View
 from amp_rewrite.rewrite.builder import declared, new_cast, new_constant, new_node, set_attribute
@@ -148,7 +148,7 @@ class _Writer:
             self._set_dtype(op, node, self.plan.attributes[op.id])
         if op.id in self.plan.raised:
             for each in node.attribute:
-                if each.name in INNER_DTYPE_ATTRIBUTES and DType.of(each.i) in LOW_TYPES:
+                if states_low(each):
                     each.i = DType.FLOAT.code
         bake = self.bakes.get(op.outputs[0]) if op.kind == "Constant" and op.outputs[0] is not None else None
         if bake is not None and not bake.keeps_original:

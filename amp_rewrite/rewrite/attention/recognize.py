@@ -238,7 +238,7 @@ class _Reading:
         return value
 
     def _scale(self, op: Op, slot: int) -> None:
-        factor = number(self.view, op.inputs[1 - slot], axes=1)
+        factor = number(self.view, op.inputs[1 - slot])
         assert factor is not None
         scale = self.form.scale
         with np.errstate(all="ignore"):

@@ -79,6 +79,8 @@ NUMBERS: dict[str, Any] = {
         (LEVEL, np.linspace(300.0, 4800.0, 8), "h y", "h y"),
         (LEVEL, np.linspace(-4800.0, -300.0, 8), "h y", "h y"),
         (LEVEL, np.array([0.0, -9999.0] * 4), "", ""),
+        # The least of two numbers is no larger than the one that is known.
+        ("s=Sigmoid(column);m=Min(s,c);y=Mul(m,c)", 300.0, "", ""),
         # Numbers of a label encoder.
         (ENCODED.replace("LEAST", "-65504.0") + ";y=MatMul(u,w)", None, "", ""),
         (ENCODED.replace("LEAST", "-1e6") + ";y=MatMul(u,w)", None, "u y", ""),

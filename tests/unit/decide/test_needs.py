@@ -483,6 +483,7 @@ def test_needs_of_a_shape_go_into_branches_and_out_of_loops() -> None:
     [
         ("one = Constant <value_float = 1.0> ()  sum = Add (state, one)  next = Identity (sum)", ["sum", "next"]),
         ("z = MatMul (state, w)  next = Add (state, z)", ["next"]),
+        ("f = Sigmoid (start)  m = Mul (state, f)  next = Add (m, start)", ["f", "m", "next"]),
         ("z = MatMul (state, w)  a = Add (state, z)  next = Relu (z)", []),
         ("z = MatMul (state, w)  next = Tanh (z)", []),
     ],

@@ -127,6 +127,21 @@ def test_a_comparison_is_low_only_between_low_values() -> None:
         assert ("g" in lowered(placed(model))) is low
 
 
+RMS_NORM = "a={};c=Pow(a,two);m=ReduceMean[axes=-1](c);e=Add(m,eps);r=Sqrt(e);d=Div(a,r);n=Mul(d,g);y=MatMul(n,w){}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "beside", "low"), [("MatMul(x,w)", "", True), ("Exp(x)", "", False), ("MatMul(x,w)", ";z=Exp(a)", False)]
+)
+def test_the_scale_of_a_norm_is_low_if_its_input_is_and_no_other_op_reads_that_in_float32(
+    entry: str, beside: str, low: bool
+) -> None:
+    constants = {"w": np.eye(8), "two": 2.0, "eps": 1e-5, "g": np.linspace(0.5, 1.5, 8)}
+    text, ends = RMS_NORM.format(entry, beside), ("y", "z") if beside else ("y",)
+    model = cases.build(text, ends, shapes={"x": (4, 8)}, constants=constants, opset=16)
+    assert ("n" in lowered(convert(model, fuse="none", opset="keep"))) is low
+
+
 def casts(draft: Draft, coloring: Coloring) -> int:
     """The Casts that a colouring adds, less those of the model that go."""
     plan = plan_casts(draft.view, coloring, draft.io, draft.needs.saturate)

@@ -64,6 +64,12 @@ RAISED: dict[str, tuple[str, dict[str, str], str, str]] = {
         "op=Exp",
         "a = Tanh(x)  c = Exp(a)  c_float16 = Cast<float16>(c)  y = Relu(c_float16)",
     ),
+    "not a named Cast that low ops read too": (
+        "a = Tanh (x)  b = Cast <to = 10> (a)  c = Exp (b)  y = Sum (b, c)",
+        {"inputs": "float[8,8] x"},
+        "op=Cast op=Exp",
+        "a = Tanh(x)  b = Cast<float16>(a)  c = Exp(a)  c_float16 = Cast<float16>(c)  y = Sum(b, c_float16)",
+    ),
     "ops that move a Cast value to raised ops": (
         "a = Cast <to = 10> (i)  b = Transpose (a)  c = Identity (b)  d = Exp (c)  y = Relu (d)",
         {"inputs": "int64[8,8] i"},
@@ -149,6 +155,13 @@ def test_an_attribute_that_states_a_type_follows(body: str, inputs: str) -> None
     view = View.of(Model.load(result))
     made = next(value.id for value in view.values if value.name == "a")
     assert view.dtype(made) is DType.FLOAT
+
+
+def test_the_type_inside_a_norm_follows_and_no_other_number() -> None:
+    body = "y = GroupNormalization <num_groups = 16, stash_type = 10> (x, s, s)"
+    model = half(body, "float16[1,16,4] x, float16[16] s", "float16[1,16,4] y", opset=21)
+    (node,) = [node for node in raised(model, "*").model.graph.node if node.op_type == "GroupNormalization"]
+    assert {a.name: a.i for a in node.attribute} == {"num_groups": 16, "stash_type": TensorProto.FLOAT}
 
 
 def test_a_sequence_of_the_models_edge_holds_its_ops_in_the_low_type() -> None:

@@ -62,12 +62,14 @@ def test_what_is_as_planned_passes_by_the_teller_that_is_meant(teller: str, monk
 def test_a_value_of_another_type_than_planned_is_refused(teller: str) -> None:
     found = converted(TEXTS[teller])
     value = next(v for v in sorted(found.plan.retype) if v not in found.plan.rename)
-    name = found.view.value_name(value)
-    lied = replace(found.plan, retype={**found.plan.retype, value: DType.FLOAT})
-    with pytest.raises(ConversionError) as caught:
-        check(found.view.model, found.view, lied, found.result)
-    told = f"value {name!r} is float16 after the conversion, not float32 as planned; nothing was written;"
-    assert str(caught.value) == f"{told} please report this"
+    name, float32 = found.view.value_name(value), {**found.plan.retype, value: DType.FLOAT}
+    for lied, subject, told in (
+        (replace(found.plan, retype=float32), name, "float16 after the conversion, not float32"),
+        (replace(found.plan, rename={value: "gone"}), "gone", "unknown after the conversion, not float16"),
+    ):
+        with pytest.raises(ConversionError) as caught:
+            check(found.view.model, found.view, lied, found.result)
+        assert str(caught.value) == f"value {subject!r} is {told} as planned; nothing was written; please report this"
 
 
 TARGETS = ("ort-cuda", "onnx", "tensorrt")

@@ -131,6 +131,9 @@ TOO_FAR = "the bias of its scores reaches 2.55e+38, beyond the range of float16"
 A_BILLION = "the bias of its scores reaches 1e+09, beyond the range of float16"
 SCALED = "its mask is scaled with its scores"
 NARROW = "its mask does not state every query and every key"
+WEIGHTED_IN_A_BODY = """p = Softmax (z)  y = If (c) <
+    then_branch = t () => (float[2,2,3,6] o) { h = Identity (p)  o = MatMul (h, v) },
+    else_branch = e () => (float[2,2,3,6] u) { u = RandomNormal <shape = [2, 2, 3, 6]> () }>"""
 FOREIGN = "its mask is not known to have the batch, heads and length of its queries, or one"
 
 
@@ -159,6 +162,7 @@ FOREIGN = "its mask is not known to have the batch, heads and length of its quer
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[b,1,3,5] mask", FOREIGN),
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[2,1,1,5] mask", NARROW),
         (SCORES + "m = Where (mask, z, fill)  " + WEIGHTS, ", bool[5] mask", NARROW),
+        (SCORES + WEIGHTED_IN_A_BODY, ", bool c", "others read what the_s gives"),
     ],
 )
 def test_what_the_operator_does_not_quite_say_stays(body: str, more: str, why: str) -> None:

@@ -11,6 +11,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 import amp_rewrite
 from amp_rewrite.errors import PolicyError
+from amp_rewrite.ir.shapes import declared_dims
 from amp_rewrite.rewrite import equivalence, reference
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.reference import FORMULAS, contrib_results
@@ -92,6 +93,7 @@ def test_a_sum_that_others_read_comes_from_the_same_node(reader: str) -> None:
     made, _ = fused(model)
     assert kinds(made)[0] == "SkipLayerNormalization"
     assert list(made.graph.node[0].output) == ["y", "", "", "t"]
+    assert declared_dims(next(info for info in made.graph.value_info if info.name == "t")) == (2, 3, 4)
     agree(model, made)
 
 
