@@ -17,8 +17,8 @@ sentence then names the Python function that takes it. The command line wins ove
 file. Keys may have "_" for "-".
 """
 WORDS = {
-    Kind.TEXT: "text",
-    Kind.LIST: "list of text",
+    Kind.TEXT: "string",
+    Kind.LIST: "list of strings",
     Kind.SWITCH: "true or false",
     Kind.NUMBER: "number",
     Kind.WHOLE: "whole number",

@@ -95,7 +95,7 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
     if file is None:
         return
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
-        advice = "the suffix tells the format; name a .json or .html file"
+        advice = "the suffix decides the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
     check_place(file, ReportError)
     if os.path.realpath(file) in map(os.path.realpath, read):  # behind links

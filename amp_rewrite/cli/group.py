@@ -47,7 +47,7 @@ GROUPS = {
     "Understand": {
         "report": "Print the inventory of MODEL: ops, types, casts and bytes.",
         "explain": "Print why NODE gets its type, or what WORD means.",
-        "doctor": "Find obstacles to fast half precision, here or in MODEL.",
+        "doctor": "Find what prevents fast half precision, here or in MODEL.",
     },
     "Shell": {
         "completion": "Print the completion script of a shell.",
@@ -199,7 +199,7 @@ class Program(click.Group):
         except RecursionError:
             return _fail("an expression, a file or a model is nested too deeply; flatten it")
         except MemoryError:
-            return _fail("out of memory; give the process more, or a smaller model")
+            return _fail("out of memory; give the process more, or use a smaller model")
         except OSError as error:
             if not error.filename:
                 terminal.silence(sys.stdout)  # a full disk behind stdout would fail again at the last flush

@@ -45,7 +45,7 @@ class _Grouped(click.Option):
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         if str(value).startswith("-") and any(value in param.opts for param in ctx.command.params):
-            raise click.UsageError(f"{self.opts[0]} needs a value, and {value} is an option", ctx)
+            raise click.UsageError(f"{self.opts[0]} needs a value, but {value} is an option", ctx)
         return super().process_value(ctx, value)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -182,7 +182,7 @@ def output(default: str, what: str = "model") -> Callable[[F], F]:
     return option("-o --output", "FILE", f"The {what} to write.  [default: {default}]", type=FILE_OUT)
 
 
-def quiet(but: str = "errors and what --json asks for") -> Callable[[F], F]:
+def quiet(but: str = "errors, and --json output") -> Callable[[F], F]:
     """Return the option to silence a command, `but` for some output."""
     return flag("-q --quiet", f"Print only {but}.")
 
@@ -300,13 +300,13 @@ def from_file(file: Path) -> Mapping[str, object]:
     try:
         table = tomllib.loads(read_text(file, _MAX_BYTES, "a TOML file", ConfigError))
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what int() says of thousands of digits
-        raise ConfigError(f"{file}: not valid TOML: {error}; correct it (text needs quotes)") from error
+        raise ConfigError(f"{file}: not valid TOML: {error}; correct it (strings need quotes)") from error
     stated: dict[str, object] = {}
     for key, value in table.items():
         option = setting_of(key, str(file))
         listed = isinstance(value, list) and all(isinstance(part, str) for part in value)
         if not (listed or isinstance(value, str if option.kind is Kind.LIST else (str, int, float))):
-            form = "a list of text" if option.kind is Kind.LIST else "text, a number, true or false"
+            form = "a list of strings" if option.kind is Kind.LIST else "a string, a number, true or false"
             raise ConfigError(f"{file}: {key} is {value!r}; write {form}")
         stated[option.name] = _beside(file, option, option.check(value, str(file)))
     return stated

@@ -218,7 +218,7 @@ def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], name: str, depth:
     mark = event.start_mark
     place = name if mark is None else f"{name}:{mark.line + 1}"
     if event.anchor or getattr(event, "tag", None):  # an alias has an anchor, too
-        raise ListError(f"{place}: YAML anchors, aliases and tags are refused; write the entry out")
+        raise ListError(f"{place}: YAML anchors, aliases and tags are not supported; write the entry out")
     if isinstance(event, yaml.ScalarEvent):
         empty = event.implicit[0] and event.value in ("", "~", "null")
         return _ListNode(None if empty else event.value, place)
@@ -284,7 +284,7 @@ def _entry(node: _ListNode, color: Color) -> Entry:
     parts = node.value if isinstance(node.value, dict) else {"op": node}
     _check_keys(parts, ("op", "when", "need", "because"))
     if "op" not in parts:
-        raise ListError(f"{node.place}: an entry without 'op'; write {{op: Exp, because: a reason}}")
+        raise ListError(f"{node.place}: an entry lacks 'op'; write {{op: Exp, because: a reason}}")
     op = parse_name(_text(parts["op"], "an op"), node.place)
     because = " ".join(_text(parts["because"], "'because'").split()) if "because" in parts else "no reason given"
     condition = _condition(parts["when"]) if "when" in parts else None
@@ -294,7 +294,7 @@ def _entry(node: _ListNode, color: Color) -> Entry:
 
 def _need(node: _ListNode, color: Color) -> Need:
     if color not in (Color.DENY, Color.UNLISTED):
-        raise ListError(f"{node.place}: 'need' in '{color.value}'; only ops of deny and unlisted wait for one")
+        raise ListError(f"{node.place}: 'need' is not allowed in '{color.value}', only in deny and unlisted; remove it")
     names = {need.name.lower(): need for need in Need}
     name = _text(node, "'need'")
     if name not in names:
@@ -307,7 +307,7 @@ def _condition(node: _ListNode) -> Condition:
     words = {name: _words(part, name) for name, part in sorted(pairs.items())}
     least = words.pop("operands", ("0",))
     if len(least) > 1 or not re.fullmatch(r"[0-9]{1,4}", least[0]):
-        raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the least number of inputs, as in 2")
+        raise ListError(f"{node.place}: 'operands' is {'|'.join(least)!r}; write the fewest inputs, as in 2")
     return Condition(tuple(words.items()), int(least[0]))
 
 

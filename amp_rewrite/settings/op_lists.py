@@ -78,7 +78,7 @@ class OpLists:
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
         """Return the entry for nodes beyond all conditions of their op, or for an op on no list."""
-        because = "none of its conditions holds" if self.entries_of(domain, op_type) else "stands on no list"
+        because = "none of its conditions holds" if self.entries_of(domain, op_type) else "is on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def at_level(self, level: Level) -> OpLists:
@@ -144,7 +144,7 @@ def load_lists(
     for position, file in enumerate(map(_read_overlay, overlays)):
         if file.base is not None:
             if position:
-                raise ListError(f"{file.name}: a base would discard the lists before it; name it first")
+                raise ListError(f"{file.name}: a list with a base discards the lists before it; name it first")
             table, names = {} if file.base == "empty" else _shipped(file.base, to), [file.base]
         names += [file.name] if file.name not in SHIPPED else []
         table = _overlay(table, file)

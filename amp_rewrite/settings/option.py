@@ -185,9 +185,9 @@ _FORMS: dict[str, Form] = {
     "bool": ("True, False", lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")),
     "int": ("a whole number", _is(Integral)),
     "float": ("a number", _is(Real)),
-    "str": ("text", _is(str)),
+    "str": ("a string", _is(str)),
     **dict.fromkeys(("Path", "os.PathLike"), ("a path", _is(os.PathLike))),
-    "Sequence[str]": ("a list of text", _lists_text),
+    "Sequence[str]": ("a list of strings", _lists_text),
     **dict.fromkeys(
         ("Sequence", "Iterable", "list", "tuple"),
         ("a list", lambda value: hasattr(value, "__iter__") and not isinstance(value, (str, bytes))),

@@ -98,7 +98,7 @@ class Request:
     )
     level: Level = option(
         "default",
-        'how far to go, by TensorFlow\'s names or "lower-all"',
+        'how much to lower: one of TensorFlow\'s levels, or "lower-all"',
         stated=ALWAYS,
         environment="AMP_REWRITE_LEVEL",
     )
@@ -115,7 +115,7 @@ class Request:
     )
     safety: Safety = option(
         "default",
-        '"none" turns off every rule that protects numbers besides TensorFlow\'s own, and with them `placement`',
+        '"none" turns off `placement` and all rules that protect numbers, except TensorFlow\'s own',
         stated=ALWAYS,
     )
     keep: tuple[str, ...] = option(
@@ -140,35 +140,35 @@ class Request:
     )
     narrow: bool | None = option(
         None,
-        "True makes float32 of what a model computes in float64, and decides about its types from there; inputs and"
+        "True first turns float64 computations into float32, and then decides their types; inputs and"
         " outputs keep float64",
         stated=UNUSUAL,
     )
     quantized: Quantized = option(
         "keep",
-        '"keep" leaves ops between DequantizeLinear and QuantizeLinear as they are, which runtimes run on integers;'
-        ' "rescale" gives quantizers scales of the low type from opset 19 on, and the ops between them that type',
+        '"keep" leaves ops between DequantizeLinear and QuantizeLinear unchanged, since runtimes run them on integers;'
+        ' "rescale" (from opset 19 on) gives the scales of quantizers, and the ops between them, the low type',
         stated=UNUSUAL,
     )
     fuse: Fuse = option(
         "auto",
-        '"basic" brings what is written out op by op into standard form first, and folds BatchNormalization; "none"'
-        ' does not; "contrib" makes operators of onnxruntime as well, for the target ort-cuda alone; "diffusion"'
-        " those of [diffusion models](../concepts/fusion.md#diffusion), too, which run in float16 on CUDA alone;"
+        '"basic" replaces norms, GELU and other functions written out op by op, and folds BatchNormalization; "none"'
+        ' does neither; "contrib" also uses operators of onnxruntime, only for the target ort-cuda; "diffusion"'
+        " also those of [diffusion models](../concepts/fusion.md#diffusion), which run only in float16 on CUDA;"
         ' "auto" is "contrib" for ort-cuda, and "basic" for all other targets',
         help="Fusions: auto, none, basic, contrib, diffusion.",
         stated=UNUSUAL,
     )
     assume: Assumption | None = option(
         None,
-        '"rows-see-a-key" says that no row of an attention\'s mask hides every key, as where each token sees itself:'
-        " attention then needs no test of its rows. A row that sees none gives other numbers",
+        '"rows-see-a-key" states that no row of an attention mask hides every key, as when each token sees itself:'
+        " attention then omits a test of its rows. If a row does hide every key, its numbers differ",
         stated=UNUSUAL,
     )
     opset: Opset | None = option(
         None,
-        'the opset of the result: "auto" for the one that the target serves best, "keep" for the model\'s own; by'
-        " default its own from 13 on, and of an older model the first from 13 on at which the target has most kernels;"
+        'the opset of the result: "auto" for the one that the target supports best, "keep" for the model\'s own; by'
+        " default the model's own from 13 on, else the first from 13 on at which the target has most kernels;"
         " see [the opset](../concepts/fusion.md#the-opset)",
         metavar="auto|keep|N",
         help="Opset of the result.  [default: 13 and up]",
@@ -177,8 +177,8 @@ class Request:
     )
     shift: Shift = option(
         "auto",
-        "regions of values that go beyond float16 by `data` or `ranges` are computed times 2⁻ᵏ, which changes no"
-        ' digit: "auto" takes the smallest k with headroom, a number that k; "none" keeps them float32; see [range'
+        "values that exceed float16 according to `data` or `ranges` are scaled by 2⁻ᵏ, which changes no"
+        ' digit: "auto" chooses the smallest k with headroom, a number sets k, "none" keeps them float32; see [range'
         " shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
@@ -186,18 +186,18 @@ class Request:
     )
     placement: Placement | None = option(
         None,
-        '"mincut" moves the border between the types that TensorFlow\'s rules leave to where Casts cost least,'
-        ' "propagate" leaves it; by default "mincut", and "propagate" without safety rules',
+        '"mincut" moves the borders between types from where TensorFlow\'s rules put them to where Casts cost least,'
+        ' "propagate" does not; by default "mincut", or "propagate" without safety rules',
         stated=UNUSUAL,
     )
     gray_follows_allow: bool | None = option(
         None,
-        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False lowers those between two"
-        " allow ops alone, as it does for float16; by default the rule of the type",
+        "True lowers a gray op right after an allow op, as TensorFlow does for bfloat16; False only one between two"
+        " allow ops, as it does for float16; by default the rule of the type",
     )
     external_data: bool | None = output_option(
         None,
-        "weights in a file of their own; by default above 1.5 GB; in Python an argument of `save`",
+        "store weights in a separate file; by default above 1.5 GB; in Python an argument of `save`",
     )
     overwrite: bool = output_option(
         False,
@@ -206,7 +206,7 @@ class Request:
     )
     fail_on: tuple[str, ...] = output_option(
         (),
-        "differences for which `amp-rewrite diff` and `gate` exit with 1: lowered, raised, retyped, attribute, added,"
+        "differences that make `amp-rewrite diff` and `gate` exit with 1: lowered, raised, retyped, attribute, added,"
         " removed, casts; by default all. `float32` stands for ops that are raised, or added in float32",
         metavar="KIND,…",
         help="Kinds of difference that fail.  [default: all]",
@@ -214,7 +214,7 @@ class Request:
     )
     ranges: str | None = data_option(
         None,
-        "ranges that `calibrate` measured; an op that reads or makes a value that does not fit stays float32",
+        "ranges that `calibrate` measured; ops stay float32 if a value that they read or produce does not fit",
         kind=Kind.PATH,
         metavar="FILE",
         help="Ranges of values, from `amp-rewrite calibrate`.",
@@ -227,41 +227,41 @@ class Request:
     )
     data: str | None = data_option(
         None,
-        "input data of commands that run a model: a .npz file, or a folder of them",
+        "input data for commands that run a model: a .npz file, or a folder of them",
         kind=Kind.PATH,
         metavar="FILE|FOLDER",
         help="Input data: .npz, or a folder of them.",
     )
     check: bool = data_option(
         True,
-        "without data or ranges, the command runs one random batch in float32 and in half, and keeps ops float32 where"
-        " that shows the result wrong; in Python `convert(…, check=True)` does",
+        "without data or ranges, the command runs a random batch in float32 and in the low type, and keeps ops float32"
+        " if the result is wrong; in Python `convert(…, check=True)` does so",
         help="Without data, check on one random batch.",
     )
     int_range: tuple[str, ...] = data_option(
         (),
-        "integers for an input of random batches, as in `ids=0,100` for 0 to 99; by default 0 and 1; in Python an"
+        "range of the integers in a random input, as in `ids=0,100` for 0 to 99; by default 0 and 1; in Python an"
         " argument of `Feed.randomly`",
         metavar="NAME=0,100",
     )
     allow_nonfinite: bool | None = data_option(None, "data may hold NaN and infinity")
     feedback: tuple[str, ...] = data_option(
         (),
-        "outputs that are inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
-        " `calibrate` and conversions with data; `convert` takes the key alone; in Python an argument of `Feed.of`",
+        "outputs to feed to inputs of the next run, as in `hn=h` or `present.*=past_key_values.*`, for `verify`,"
+        " `calibrate` and conversions with data (`convert` takes it by `--set`); in Python an argument of `Feed.of`",
         metavar="OUT=IN",
         help="Feed output OUT to input IN of the next run; repeatable.",
     )
     steps: int | None = data_option(
         None,
-        "with feedback, the number of runs on each batch, which then starts a sequence of its own; by default all"
+        "with feedback, the number of runs on each batch, each of which starts a new sequence; by default all"
         " batches are the steps of one sequence",
         metavar="N",
         help="With --feedback: consecutive runs on each batch.",
     )
     tolerance: float | None = data_option(
         None,
-        f"largest error, relative to the largest value of the output; to start with, {STARTS}",
+        f"allowed error, relative to the largest value of the output; to start with, {STARTS}",
         metavar="X",
         help="Allowed error, relative to each output's largest value.",
     )
@@ -280,7 +280,7 @@ class Request:
     )
     budget: int | None = data_option(
         None,
-        "the most trials of a repair, by default 100; in Python an argument of `repair`",
+        "the largest number of trials in a repair, by default 100; in Python an argument of `repair`",
         metavar="N",
     )
     config: str = ""
@@ -309,11 +309,11 @@ class Request:
         target = installed(self.target, self.to)
         if self.fuse in ("contrib", "diffusion") and target.family != Target.ORT_CUDA:
             raise PolicyError(
-                f"fuse {self.fuse!r} makes operators that only onnxruntime has, and the target is"
+                f"fuse {self.fuse!r} makes operators that only onnxruntime has, but the target is"
                 f" {target.value!r}; use target 'ort-cuda', or fuse 'basic'"
             )
         if self.fuse == "diffusion" and self.to is not DType.FLOAT16:
-            raise PolicyError("fuse 'diffusion' makes operators without kernels in bfloat16; use fuse 'contrib'")
+            raise PolicyError("fuse 'diffusion' makes operators that have no bfloat16 kernels; use fuse 'contrib'")
         own: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
         return replace(self, target=target, fuse=own if self.fuse == "auto" else self.fuse)
 

@@ -209,7 +209,7 @@ def _hint(view: View, term: SelectorTerm) -> str:
     known = (text for op in view.ops for text in texts(view, op))
     if term.key == "scope":
         known = (text.rpartition("/")[0] for text in known)
-    return advice_on(term.text, known, "see the names that 'amp-rewrite report -v' prints")
+    return advice_on(term.text, known, "'amp-rewrite report -v' prints the names")
 
 
 def advice_on(text: str, candidates: Iterable[str], otherwise: str) -> str:

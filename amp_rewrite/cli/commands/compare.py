@@ -128,7 +128,7 @@ _TIME = "Timing"
     *parameters.reads(*parameters.FEED),
     *parameters.RANDOM,
     option("--provider", "NAME", "Provider that must run all models.", _TIME),
-    option("--rounds", "N", "Rounds; all models take turns.  [default: 20]", _TIME, type=_COUNT),
+    option("--rounds", "N", "Rounds; the models take turns in each.  [default: 20]", _TIME, type=_COUNT),
     option("--threads", "N", "Threads for one op on a CPU.  [default: cores]", _TIME, type=_COUNT),
     option("--memory/--no-memory", None, "Measure peak memory, too.", _TIME, default=True),
     parameters.as_json,

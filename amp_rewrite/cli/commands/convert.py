@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @parameters.command(
     parameters.model,
     click.argument("out", metavar="[OUT]", nargs=-1),
-    option("-o --output", "OUT", "A file, or a folder.  [default: MODEL.float16.onnx]"),
+    option("-o --output", "OUT", "Output file or folder.  [default: MODEL.float16.onnx]"),
     parameters.ROWS["overwrite"],
     parameters.flag("--dry-run", "Print the report without writing a model."),
     option(
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         type=parameters.FILE_OUT,
     ),
     parameters.as_json,
-    parameters.quiet("errors, and what --json asks for"),
+    parameters.quiet("errors, and --json output"),
     parameters.verbose,
     option("-j --jobs", "N|HOST:PORT", "Models at a time, or a Dask scheduler.  [default: 1]"),
     parameters.flag("--resume", "Skip models that an earlier run has finished."),
@@ -75,7 +75,7 @@ def convert(
         return convert_batch((model, *map(Path, out)), output, run, request)
     for word in ("jobs", "resume"):
         if getattr(run, word):
-            raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and -o FOLDER")
+            raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and add -o FOLDER")
     target = _destination(out, output)
     settings = parameters.in_force(given)
     request = guided_request(settings, shapes, explicit)
@@ -140,12 +140,12 @@ def _convert_one(
     suggested = "" if lost_source or not unchecked(converted.report) else command + replaces
     if file and (solved or is_page(file)):  # a page shows why a repair failed
         text = _page(converted, repaired, suggested) if is_page(file) else converted.report.to_json()
-        write_file(file, text, f"{output} is written, the report is not" if written else "nothing was changed")
+        write_file(file, text, f"{output} was written, but the report was not" if written else "nothing was changed")
         terminal.talk(f"wrote {file}", quiet=quiet)
     if converted.plan.empty and solved:
         pinned = repaired is not None and repaired.regions
         why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
-        terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} as it is", quiet=quiet)
+        terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} unchanged", quiet=quiet)
     run.show(converted, repaired, command=suggested)
     if not run.dry_run:
         where = f"{output}, in a new folder" if run.makes_folder else str(output)
@@ -177,7 +177,7 @@ def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
         return None
     path = file_path(word, output=True)
     if out and (os.path.lexists(path) or path.suffix.lower() != ".onnx"):
-        fact = "exists, and may be an input" if os.path.lexists(path) else "is not the name of an .onnx file"
+        fact = "exists, and could be an input" if os.path.lexists(path) else "is not the name of an .onnx file"
         raise click.UsageError(f"{word!r} {fact}; to write there, use -o {shlex.quote(word)}")
     return path
 
@@ -210,7 +210,7 @@ def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions,
     if output is None:
         if hint := next(filter(None, (foreign(word) for word in words if word.is_dir())), None):
             raise ModelError(hint)
-        what = "what comes by URL goes" if len(words) == 1 and url_of(str(words[0])) else "several models go"
+        what = "models from URLs go" if len(words) == 1 and url_of(str(words[0])) else "several models go"
         raise click.UsageError(f"{what} to a folder; add -o FOLDER")
     if output.lower().endswith(".onnx") and any(map(url_of, (*map(str, words), output))):
         raise click.UsageError(f"{output} is the name of a file; with URLs, -o must name a folder")
@@ -232,7 +232,7 @@ def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions,
                     draw(min(len(codes), len(batch.jobs)), len(batch.jobs))
                 _show(outcome, run)
     except KeyboardInterrupt:
-        again = "run the same command with --resume to go on" if file else "--overwrite begins again"
+        again = "run the same command with --resume to continue" if file else "--overwrite starts over"
         how = "nothing was written" if run.dry_run else again
         terminal.talk(
             f"interrupted: {codes.count(0)} of {count(len(batch.jobs), 'model')} done; {how}", quiet=run.quiet
@@ -253,7 +253,7 @@ def _jobs(word: str) -> int | str:
         return int(word)
     if ":" in word or word.endswith(".json"):
         return word
-    raise click.UsageError(f"{word} is not a number of jobs at a time; use 1 or more, or HOST:PORT of a Dask scheduler")
+    raise click.UsageError(f"{word} is not a number of jobs; use 1 or more, or HOST:PORT of a Dask scheduler")
 
 
 def _show(outcome: Outcome, run: _RunOptions) -> None:

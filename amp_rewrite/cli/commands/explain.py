@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Print why NODE gets its type, or what WORD means.
 
-    The reasons lead back to the op that decided. MODEL can also be a report. NODE is an op, an op type (Softmax) or
+    The reasons lead back to their first op. MODEL can also be a report. NODE is an op, an op type (Softmax) or
     a pattern (op=Softmax); an input of the model stands for the ops that read it, another value for the op that
-    computes it. Options of `convert`, including those for data, explain what `convert` would do with them.
+    computes it. Given options of `convert`, also for data, it explains what `convert` would do.
 
     WORD is an op type (to print its lists), a reason, rule, fusion or kind of finding, or `lists` or `rules` for all
     of them. --json is only for ops of a MODEL.
@@ -90,7 +90,7 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
         elif "::" in word or word in _known_ops() or word in contrib_schemas():
             ops += entries_of(lists, word)
         else:
-            ways = "`amp-rewrite explain rules` and `explain lists` name all, docs/reference/glossary.md has more words"
+            ways = "`amp-rewrite explain rules` and `explain lists` list them; docs/reference/glossary.md has more"
             hint = advice(word, _known(), ways)
             raise click.UsageError(f"no file, rule or op type {word!r}; {hint}")
     if ops:
@@ -219,8 +219,8 @@ def report(
 ) -> int:
     """Print the inventory of MODEL: ops, types, casts and bytes.
 
-    MODEL can also be a JSON report. With --expect, print the numbers beside each expectation; exit with 1 if one fails.
-    -o page.html draws the graph on a page.
+    MODEL can also be a JSON report. With --expect, print the value behind each expectation; exit with 1 if one fails.
+    With -o page.html, write a page with the graph.
     """
     check_report(output, overwrite=overwrite, read=(model,))
     from amp_rewrite.reports.expect import Expectation
@@ -252,16 +252,16 @@ def report(
 
 @parameters.command(
     click.argument("model", type=parameters.MODEL, required=False),
-    option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of a half MODEL, else float16]"),
+    option("--to", "float16|bfloat16|POLICY", "The low type.  [default: that of MODEL, else float16]"),
     parameters.as_json,
 )
 def doctor(model: Path | None, to: str | None, as_json: bool) -> int:
-    """Find obstacles to fast half precision, here or in MODEL.
+    """Find what prevents fast half precision, here or in MODEL.
 
     Check GPU, driver, libraries and onnxruntime; exit with 1 if half precision cannot be fast. For a MODEL, list the
     ops that would run on the CPU, the dimensions that do not suit tensor cores, and the options for a session. For a
     half-precision MODEL, also list the ops that a conversion would keep in float32. Values are not checked: `verify`
-    compares them. On a machine without a GPU, MODEL alone decides the exit code.
+    compares them. On a machine without a GPU, only MODEL decides the exit code.
     """
     from amp_rewrite.deploy.doctor import doctor
 

@@ -76,10 +76,10 @@ class _GatedFile:
     parameters.option("--base", "REF", "The commit to compare with.", default=_HEAD, show_default=True),
     *parameters.reads("fail_on"),
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
-    parameters.flag("--accept", "Accept what fails, in FILE.accepted.json."),
+    parameters.flag("--accept", "Record what fails as accepted in FILE.accepted.json."),
     parameters.form("text", "github", says="Output format; github: workflow annotations."),
     parameters.option(
-        "--pages", "FOLDER", "Draw each FILE that differs on an .html page in FOLDER.", type=parameters.FILE_OUT
+        "--pages", "FOLDER", "Write an .html page to FOLDER for each FILE that differs.", type=parameters.FILE_OUT
     ),
     parameters.verbose,
 )
@@ -133,7 +133,7 @@ def gate(
         words = ["amp-rewrite", "gate", "--accept", *(("--base", base) if base != _HEAD else ())]
         words += [word for text in expect for word in ("--expect", text)]
         command = shlex.join([*words, "--", *map(str, unaccepted)])
-        said = f"if this change is intended: {command}, and commit {place_of(unaccepted[0])}"
+        said = f"if this change is intended, run {command} and commit {place_of(unaccepted[0])}"
         said += " and the others" if len(unaccepted) > 1 else ""
         terminal.show(f"::notice::{said}\n" if github else f"{said}\n", commands=github)
     return worst
@@ -193,7 +193,7 @@ class Acceptance:
         except OSError as error:
             raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
         read = record(cls, {"report": lambda value: Report.from_json(json.dumps(value), str(place))})
-        acceptance: Acceptance = load(content, str(place), "an acceptance of this tool", remedy, ReportError, read)
+        acceptance: Acceptance = load(content, str(place), "a record of `gate --accept`", remedy, ReportError, read)
         return acceptance
 
     def write(self, file: Path) -> None:

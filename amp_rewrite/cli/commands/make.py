@@ -61,14 +61,14 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
 # -- emulate -------------------------------------------------------------------------------------------------
 
 
-_KEPT = "Inputs and outputs that keep their low type: those numpy knows, all, or none."
+_KEPT = "Inputs and outputs that keep their low type: those that numpy has, all, or none."
 
 
 @parameters.command(
     parameters.model,
     parameters.output("MODEL-stem.emulated.onnx, or .widened.onnx"),
     choice("--io", ("numpy", "same", "float32"), _KEPT, default="numpy", show_default=True),
-    parameters.flag("--no-rounding", "Do not round: write the float32 reference of a half model."),
+    parameters.flag("--no-rounding", "Do not round: write the float32 reference of a model in half precision."),
     parameters.ROWS["overwrite"],
     parameters.quiet("errors"),
     *parameters.reads("external_data"),
@@ -92,7 +92,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
         twin = emulate(source, rounding=not no_rounding, io=io)
         twin.save(output, **saving, progress=progress)
     if twin.proto.graph == source.proto.graph:
-        terminal.talk(f"nothing to emulate: {model.name} holds no float16 and no bfloat16", quiet=quiet)
+        terminal.talk(f"nothing to emulate: {model.name} has no float16 and no bfloat16", quiet=quiet)
     terminal.talk(f"wrote {output}", quiet=quiet)
 
 
@@ -127,7 +127,7 @@ _TRAINING = "Training"
     option("--parameters", "GLOB", "Initializers to train; repeatable.", _TRAINING, multiple=True),
     option("--freeze", "GLOB", "Initializers not to train; repeatable.", _TRAINING, multiple=True),
     option(
-        "--micro-batches", "N", "Runs to accumulate for one step.", _TRAINING, type=int, default=1, show_default=True
+        "--micro-batches", "N", "Batches to accumulate for one step.", _TRAINING, type=int, default=1, show_default=True
     ),
     parameters.flag("--training-mode", "Use batch statistics and dropout.", _TRAINING),
     parameters.ROWS["overwrite"],

@@ -198,7 +198,7 @@ def _check_own(target: Path, known: Outcome | None) -> None:
             own = bool(Model.load(target).stated("version"))
     if not own:
         way = f"name another folder, or replace it with {spelled('overwrite', True)}"
-        raise ModelError(f"{target} exists, and is not what an earlier run wrote; {way}")
+        raise ModelError(f"{target} exists, and no earlier run wrote it; {way}")
 
 
 def run(job: Job) -> Outcome:

@@ -25,7 +25,7 @@ WAYS: dict[str, dict[str, str]] = {
     "onnx_unfused": {"target": "onnx", "fuse": "none"},
     "tensorrt_low": {"target": "tensorrt", "io": "low"},
 }
-WORDS = ("reason", "source", "message")
+WORDS = ("reason", "note", "source", "message")
 """Fields that hold sentences, which have a digest of their own: rewording one changes no decision."""
 MODELS = {p.stem: p for p in (*TESTS.glob("models/*.onnx"), *(TESTS.parent / "examples" / "models").glob("*.onnx"))}
 

@@ -100,7 +100,7 @@ def test_an_interrupted_batch_can_be_resumed() -> None:
     process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
-    assert "run the same command with --resume to go on" in said
+    assert "run the same command with --resume to continue" in said
     assert not [name for name in tree(Path("out")) if name.endswith(".tmp")]
     known = len(Path("s.jsonl").read_text().splitlines())
     assert 1 <= known < 43

@@ -171,7 +171,7 @@ def test_a_model_with_nothing_to_lower_is_written_as_it_is_and_that_is_said(fold
     assert (done.exit_code, done.stderr) == (0, "")
     assert Path("sums.float16.onnx").read_bytes() == Path("sums.onnx").read_bytes()
 
-    assert run("sums.onnx", "--dry-run").stderr == "nothing to lower: sums.onnx stays as it is\n"
+    assert run("sums.onnx", "--dry-run").stderr == "nothing to lower: sums.onnx stays unchanged\n"
 
 
 def test_with_json_on_stdout_there_is_one_warning_per_kind_on_stderr(folder: Path) -> None:
@@ -368,7 +368,7 @@ def test_explain_says_what_an_op_is_who_says_so_and_why(folder: Path, monkeypatc
     assert done.stdout == (
         "op             color     when  source           because\n"
         "Conv           deny            my.yaml:2        it is mine\n"
-        "my.domain::Op  unlisted        float16+my.yaml  stands on no list\n"
+        "my.domain::Op  unlisted        float16+my.yaml  is on no list\n"
     )
 
     def colors(*words: str) -> list[list[str]]:

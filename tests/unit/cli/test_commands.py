@@ -208,7 +208,7 @@ def test_inputs_and_outputs_of_a_twin_have_the_types_asked_for(io: str, expected
 
 
 def test_a_model_without_low_types_is_written_as_it_is_and_that_is_said() -> None:
-    said = "nothing to emulate: net.onnx holds no float16 and no bfloat16\nwrote net.emulated.onnx\n"
+    said = "nothing to emulate: net.onnx has no float16 and no bfloat16\nwrote net.emulated.onnx\n"
     assert outcome("emulate", "net.onnx") == (0, "", said)
     assert Path("net.emulated.onnx").read_bytes() == Path("net.onnx").read_bytes()
 

@@ -158,7 +158,7 @@ def test_what_fails_names_the_command_that_accepts_it(repository: Path) -> None:
     write(repository / "models" / "m.onnx", FLOAT32)
     done = gate("models/m.onnx", "--expect", "io = float16")
     command = "amp-rewrite gate --accept --expect 'io = float16' -- models/m.onnx"
-    said = f"if this change is intended: {command}, and commit models/m.onnx.accepted.json\n"
+    said = f"if this change is intended, run {command} and commit models/m.onnx.accepted.json\n"
     assert done.exit_code == 1
     assert done.stdout.endswith(said)
     words = shlex.split(command)[2:]

@@ -29,7 +29,7 @@ NEEDS = "needs input data; add --data FILE (and --tolerance X to repair); see HE
 OWN = "this setting has its own option"
 NO_DATA = "no input data; add --data FILE, or --random; see HELP"
 ONE_REPORT = "--report writes the report of one model; name a .jsonl file…"
-SUFFIX = "the suffix tells the format; name a .json or .html file"
+SUFFIX = "the suffix decides the format; name a .json or .html file"
 THREADS = "is not a valid number of threads; use 1 or more, or omit it for one per core"
 EMPTY_RANGE = "the int range 9,3 of input 'ids' is empty or does not fit int64"
 LOOKUP = "--random --set int-range=ids=9,3"
@@ -67,7 +67,7 @@ MISTAKES = {
     ),
     "net.onnx --fp16": "no such option --fp16; did you mean --to float16? See HELP",
     "emulate net.onnx --rounding": "no such option --rounding; did you mean --no-rounding? See HELP",
-    "net.onnx --data -o": "--data needs a value, and -o is an option; see HELP",
+    "net.onnx --data -o": "--data needs a value, but -o is an option; see HELP",
     # values
     "net.onnx --to float8": "--to: unknown type or policy 'float8'; did you mean 'float16'?",
     "net.onnx --keep op=Matmul": (
@@ -175,9 +175,9 @@ MISTAKES = {
     "net.onnx fp16": "'fp16' is not the name of an .onnx file; to write there, use -o fp16; see HELP",
     "net.onnx a.onnx b.onnx": f"{SEVERAL}; see HELP",
     "net.onnx a.onnx -o b.onnx": f"{SEVERAL}; see HELP",
-    "net.onnx wide.onnx": "'wide.onnx' exists, and may be an input; to write there, use -o wide.onnx; see HELP",
+    "net.onnx wide.onnx": "'wide.onnx' exists, and could be an input; to write there, use -o wide.onnx; see HELP",
     "net.onnx wide.onnx --overwrite": (
-        "'wide.onnx' exists, and may be an input; to write there, use -o wide.onnx; see HELP"
+        "'wide.onnx' exists, and could be an input; to write there, use -o wide.onnx; see HELP"
     ),
     "net.onnx -o net.onnx/out.onnx": "cannot make the folder net.onnx: File exists; name another output",
     "emulate net.onnx -o net.onnx/out.onnx": "cannot make the folder net.onnx: File exists; name another output",
@@ -199,9 +199,9 @@ MISTAKES = {
     "src": "several models go to a folder; add -o FOLDER; see HELP",
     "src -o out --report r.json": ONE_REPORT,
     "src -o out --report r.html": ONE_REPORT,
-    "src -o out -j two": "two is not a number of jobs at a time; use 1 or more, or HOST:PORT…",
-    "src -o out -j 0": "0 is not a number of jobs at a time…",
-    "src/model.onnx -o m.onnx -j 2": "--jobs is for several models; name a folder, and -o FOLDER…",
+    "src -o out -j two": "two is not a number of jobs; use 1 or more, or HOST:PORT…",
+    "src -o out -j 0": "0 is not a number of jobs…",
+    "src/model.onnx -o m.onnx -j 2": "--jobs is for several models; name a folder, and add -o FOLDER…",
     "src/model.onnx --resume": "--resume is for several models…",
     "src -o src": "src/decoder/model.onnx would be written over src/decoder/model.onnx, itself…",
     "src src/gone.onnx -o out": "cannot read src/gone.onnx: No such file or directory",

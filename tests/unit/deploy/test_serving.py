@@ -279,7 +279,7 @@ NAMES = f"give names, as in [{CPU!r}], or add options, as in [({CPU!r}, {{}})]"
         ({"cuda_graph": 2}, "cuda_graph=2 is int; give True or False"),
         ({"providers": CPU}, f"providers={CPU!r} is str; give a list or None"),
         *(({"providers": wrong}, f"providers={wrong!r} names no provider; {NAMES}") for wrong in WRONG),
-        ({"cache": 3}, "cache=3 is int; give a Cache, text, a path, True, False or None"),
+        ({"cache": 3}, "cache=3 is int; give a Cache, a string, a path, True, False or None"),
     ],
 )
 def test_a_word_that_cannot_be_meant_is_refused(given: dict[str, Any], message: str) -> None:

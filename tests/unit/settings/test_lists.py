@@ -138,9 +138,9 @@ def test_later_overlays_win_and_bases_come_first(tmp_path: Path) -> None:
     deny, gray = {"deny": ["MatMul"]}, {"gray": ["MatMul"]}
     assert color(load_lists(DType.FLOAT16, [deny, gray]), "MatMul") == "gray"
     assert color(load_lists(DType.FLOAT16, ["tensorflow", deny]), "CumSum") == "unlisted"
-    with pytest.raises(ListError, match=r"^tensorflow: a base would discard the lists before it"):
+    with pytest.raises(ListError, match=r"^tensorflow: a list with a base discards the lists before it"):
         load_lists(DType.FLOAT16, [deny, "tensorflow"])
-    with pytest.raises(ListError, match=r"^<mapping>: a base would discard"):
+    with pytest.raises(ListError, match=r"^<mapping>: a list with a base discards"):
         load_lists(DType.FLOAT16, [deny, {"base": "empty"}])
 
 
@@ -181,10 +181,10 @@ KEYS = "base, allow, gray, clear, deny, unlisted"
         ("deny: Exp", "1: 'deny' holds 'Exp'; give a list of ops"),
         ("- Exp", f"1: a list file is a list; write a mapping with the keys {KEYS}"),
         ("base: float8", "1: unknown base 'float8'; use one of empty, float16, bfloat16, tensorflow"),
-        ("deny:\n- {because: x}", "2: an entry without 'op'; write {op: Exp, because: a reason}"),
+        ("deny:\n- {because: x}", "2: an entry lacks 'op'; write {op: Exp, because: a reason}"),
         ("deny:\n- op: Exp\n  why: x", "3: unknown key 'why'; use one of op, when, need, because"),
         ("deny: [{op: Exp, because: [x]}]", "1: 'because' is a list; write text"),
-        ("gray: [{op: Exp, need: range}]", "1: 'need' in 'gray'; only ops of deny and unlisted wait for one"),
+        ("gray: [{op: Exp, need: range}]", "1: 'need' is not allowed in 'gray', only in deny and unlisted; remove it"),
         ("deny: [{op: Exp, need: rang}]", "1: unknown need 'rang'; did you mean 'range'?"),
         ("deny: [{op: Exp, need: [range]}]", "1: 'need' is a list; write text"),
         ("deny: [{op: Exp, when: x}]", "1: 'when' holds 'x'; write when: {mode: nearest}"),
@@ -197,18 +197,18 @@ KEYS = "base, allow, gray, clear, deny, unlisted"
         ("deny: [{op: Resize, when: {mode: []}}]", "1: 'mode' has no value to test for; give one or a list of them"),
         (
             "deny: [{op: Einsum, when: {operands: many}}]",
-            "1: 'operands' is 'many'; write the least number of inputs, as in 2",
+            "1: 'operands' is 'many'; write the fewest inputs, as in 2",
         ),
         (
             f"deny: [{{op: Einsum, when: {{operands: {'9' * 5000}}}}}]",
-            f"1: 'operands' is '{'9' * 5000}'; write the least number of inputs, as in 2",
+            f"1: 'operands' is '{'9' * 5000}'; write the fewest inputs, as in 2",
         ),
         ("deny: [Exp]\ndeny: [Pow]", "2: key 'deny' appears twice; keep one"),
         ("deny:\n- op: Exp\n  op: Pow", "3: key 'op' appears twice; keep one"),
         ("[deny]: [Exp]", "1: a key is a list; write text"),
-        ("deny: &x [Exp]\n", "1: YAML anchors, aliases and tags are refused; write the entry out"),
-        ("deny: [*x]\n", "1: YAML anchors, aliases and tags are refused; write the entry out"),
-        ("deny: [!!str x]", "1: YAML anchors, aliases and tags are refused; write the entry out"),
+        ("deny: &x [Exp]\n", "1: YAML anchors, aliases and tags are not supported; write the entry out"),
+        ("deny: [*x]\n", "1: YAML anchors, aliases and tags are not supported; write the entry out"),
+        ("deny: [!!str x]", "1: YAML anchors, aliases and tags are not supported; write the entry out"),
         ("deny: [Exp]\n---\ndeny: [Pow]", "3: a second YAML document; a list file is one mapping"),
         ("deny: [" + "[" * 5000, "1: nested too deeply for an op list"),
     ],

@@ -106,17 +106,17 @@ def test_the_environment_gives_level_and_lists() -> None:
         ("fail_onn = []\n", "unknown key 'fail_onn'; did you mean 'fail-on'?"),
         ("to = 1.5\n", "unknown type or policy 1.5; use float16 (f16, fp16, half), bfloat16 (bf16), "
          "mixed_float16 or mixed_bfloat16"),
-        ("keep = [1]\n", "keep is [1]; write a list of text"),
-        ("lists = {a = 1}\n", "lists is {'a': 1}; write a list of text"),
-        ("to = 2020-01-01\n", "to is datetime.date(2020, 1, 1); write text, a number, true or false"),
+        ("keep = [1]\n", "keep is [1]; write a list of strings"),
+        ("lists = {a = 1}\n", "lists is {'a': 1}; write a list of strings"),
+        ("to = 2020-01-01\n", "to is datetime.date(2020, 1, 1); write a string, a number, true or false"),
         ('overwrite = "yes"\n', "overwrite='yes' is str; give True or False"),
         ('level = "deafult"\n', "unknown value 'deafult' for level; did you mean 'default'?"),
         ("headroom = true\n", "headroom=True is bool; give a number"),
         ("headroom = 1\n", "a headroom of 1 leaves nothing to spare; use a number above 1, as in 2"),
         ("headroom = inf\n", "a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
         (f"headroom = {10**400}\n", "a headroom of inf leaves nothing to spare; use a number above 1, as in 2"),
-        ("data = 1\n", "data=1 is int; give text or a path"),
-        ("to = \n", "not valid TOML: Invalid value (at line 1, column 6); correct it (text needs quotes)"),
+        ("data = 1\n", "data=1 is int; give a string or a path"),
+        ("to = \n", "not valid TOML: Invalid value (at line 1, column 6); correct it (strings need quotes)"),
         ("a = " + "[" * 9999, "not valid TOML: maximum recursion depth exceeded"),
         ("# " + "x" * (1 << 16), "larger than 64 KiB, so it is not a TOML file; name another"),
     ],
@@ -241,7 +241,7 @@ def test_none_stands_for_the_default_of_every_keyword() -> None:
     assert repair(NET, DATA, atol=1, **none, **options).report == repair(NET, DATA, atol=1).report
 
 
-TEXTS = "text or a list of text"
+TEXTS = "a string or a list of strings"
 
 
 @pytest.mark.parametrize(
@@ -251,15 +251,15 @@ TEXTS = "text or a list of text"
         ("lower", [1, 2], f"lower=[1, 2] is list; give {TEXTS}"),
         ("io", {"x": "float16"}, f"io={{'x': 'float16'}} is dict; give {TEXTS}"),
         ("headroom", "2", "headroom='2' is str; give a number"),
-        ("folder", 3, "folder=3 is int; give text, a path or None"),
-        ("ranges", 3, "ranges=3 is int; give a Ranges, text, a path or None"),
+        ("folder", 3, "folder=3 is int; give a string, a path or None"),
+        ("ranges", 3, "ranges=3 is int; give a Ranges, a string, a path or None"),
         ("level", 3, "unknown value 3 for level; use one of default, tensor-cores-only, treat-gray-as-deny, "
          "unsafe-force-all, lower-all"),
         ("lists", 3, "lists=3 is int; give the path of a YAML file, a mapping or a shipped name, or a list of these"),
         ("rtol", "1e-2", "rtol='1e-2' is str; give a number or None"),
         ("atol", True, "atol=True is bool; give a number or None"),
         ("equal_nan", "no", "equal_nan='no' is str; give True or False"),
-        ("outputs", 3, "outputs=3 is int; give a list of text or text"),
+        ("outputs", 3, "outputs=3 is int; give a list of strings or a string"),
         ("progress", 1, "progress=1 is int; give a function or None"),
         ("metric", 3, "unknown metric '3'; use one of cosine, snr, top1, scaled with a bound"),
     ],

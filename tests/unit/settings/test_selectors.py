@@ -142,7 +142,7 @@ def test_a_malformed_pattern_is_named_with_the_way_out(pattern: str, message: st
         ("op=Conv,feeds=Sofmax", "no op matches feeds=Sofmax; did you mean 'Softmax'?"),
         ("fed_by=Softmx", "no op matches fed_by=Softmx; did you mean 'Softmax'?"),
         ("input=past_keys", "no op matches input=past_keys; did you mean 'past_key'?"),
-        (r"re:\d{5}", r"no op matches name=\d{5}; see the names that 'amp-rewrite report -v' prints"),
+        (r"re:\d{5}", r"no op matches name=\d{5}; 'amp-rewrite report -v' prints the names"),
         (
             "op=Conv,feeds=Softmax",
             "no op matches all its terms (op=Conv: 1, feeds=Softmax: 3); write a pattern for each, as commas mean AND",
