@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from amp_rewrite.lazy import lazy_exports
 
-# `__init__.pyi` is the list of public names: type checkers read it, and so does this line.
+# `__init__.pyi` lists the public names, for type checkers and for this line.
 __getattr__, __dir__, __all__ = lazy_exports(__name__)

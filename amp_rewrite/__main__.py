@@ -1,4 +1,4 @@
-"""`python -m amp_rewrite` is `amp-rewrite`."""
+"""The command line, also as `python -m amp_rewrite`."""
 
 import os
 import signal
@@ -6,18 +6,18 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-_INTERRUPTED = 130  # as shells report death by SIGINT
-_MOMENT = 0.01  # seconds
-_HIDING = ("__del__", "__set_name__")
+_INTERRUPTED = 130  # the exit code that shells report for SIGINT
+_RETRY_DELAY = 0.01  # seconds
+_SWALLOWING = ("__del__", "__set_name__")  # functions whose exceptions Python swallows or wraps
 
 
 def main() -> None:
-    """Run the command line of this process, and exit; Ctrl-C and SIGTERM end it with 130."""
+    """Run the command line and exit; after Ctrl-C or SIGTERM the exit code is 130."""
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     try:
         for number in numbers:
             signal.signal(number, interrupt)
-        from amp_rewrite.cli import main as run  # takes a while, in which a user may interrupt
+        from amp_rewrite.cli import main as run  # slow enough to be interrupted
 
         run()
     except KeyboardInterrupt:
@@ -27,25 +27,26 @@ def main() -> None:
             raise
     finally:
         for number in numbers:
-            signal.signal(number, signal.SIG_IGN)  # it comes too late
+            signal.signal(number, signal.SIG_IGN)  # too late to interrupt
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    os._exit(_INTERRUPTED)  # sys.exit would end by SIGINT where an `exec` was interrupted
+    os._exit(_INTERRUPTED)  # sys.exit would kill the process with SIGINT if an `exec` was interrupted
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but after an import, whose locks lose it, and after what hides an exception.
+    """Raise KeyboardInterrupt, or try again later if Python would swallow it here.
 
-    A finalizer ignores it, and a class body of Python before 3.12 makes a RuntimeError of it.
+    An import loses it in its locks, a finalizer ignores it, and before Python 3.12 a class body turns it into a
+    RuntimeError.
     """
     while frame is not None and hasattr(signal, "setitimer"):  # not on Windows
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name in _HIDING:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>" or frame.f_code.co_name in _SWALLOWING:
             signal.signal(signal.SIGALRM, interrupt)
-            signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_DELAY)
             return
         frame = frame.f_back
-    signal.signal(number, signal.SIG_IGN)  # one is enough, and cleaning up must not be interrupted
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Element types of ONNX tensors, and the bounds of the floating ones."""
+"""Element types of ONNX tensors, and the limits of the floating types."""
 
 from __future__ import annotations
 
@@ -60,34 +60,34 @@ class DType(Enum):
     floating: bool
     """True for the four floating types that a conversion may change."""
     low: bool
-    """True for the types that mixed precision lowers to."""
+    """True for float16 and bfloat16, the targets of mixed precision."""
     bits: int
     """Bits per element; 0 for strings."""
 
-    __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs Python code
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of packed elements (sub-byte types are packed, ONNX IR 10 and later)."""
+        """Return the size of this many elements in bytes; sub-byte types are packed, as in ONNX IR 10."""
         return (elements * self.bits + 7) // 8
 
     @property
     def max(self) -> float:
-        """The largest finite value. ValueError for other types than floating ones."""
+        """The largest finite value. ValueError unless the type is floating."""
         return self._limits()[0]
 
     @property
     def tiny(self) -> float:
-        """The smallest positive normal value. ValueError for other types than floating ones."""
+        """The smallest positive normal value. ValueError unless the type is floating."""
         return self._limits()[1]
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive value. ValueError for other types than floating ones."""
+        """The smallest positive value. ValueError unless the type is floating."""
         return self.tiny * self.eps
 
     @property
     def eps(self) -> float:
-        """The distance from 1.0 to the next value. ValueError for other types than floating ones."""
+        """The distance from 1.0 to the next value. ValueError unless the type is floating."""
         return self._limits()[2]
 
     @property
@@ -98,7 +98,7 @@ class DType(Enum):
         if self is DType.STRING:
             raise ValueError("strings have no fixed-size numpy dtype")
         if self.code > DType.COMPLEX128.code:
-            import ml_dtypes  # noqa: F401  it gives numpy the others
+            import ml_dtypes  # noqa: F401  registers the other types with numpy
         return np.dtype(_NUMPY.get(self, self.name.lower()))
 
     def _limits(self) -> tuple[float, float, float]:
@@ -109,33 +109,33 @@ class DType(Enum):
 
     @classmethod
     def of(cls, code: int) -> DType | None:
-        """Return the type of a code; None for UNDEFINED and unknown codes."""
+        """Return the type with an ONNX code; None for UNDEFINED and unknown codes."""
         return _BY_CODE.get(code)
 
     @classmethod
     def parse(cls, spelling: object) -> DType:
-        """Return the type of a name, of a type of another package, or of a code.
+        """Return the type for a name, a dtype of another package, or an ONNX code.
 
         Args:
-            spelling: "float16", "half", "bf16" …, a type of numpy, ml_dtypes or torch, or a code of ONNX.
+            spelling: "float16", "half", "bf16" …, a dtype of numpy, ml_dtypes or torch, or an ONNX code.
 
         Raises:
-            PolicyError: it is not a known type.
+            PolicyError: the type is unknown.
         """
         if isinstance(spelling, cls):
             return spelling
         if isinstance(spelling, Integral) and not isinstance(spelling, bool):
             dtype = _BY_CODE.get(int(spelling))
         else:
-            dtype = _PARSE.get(_word(spelling))
+            dtype = _PARSE.get(_type_name(spelling))
         if dtype is None:
             names = "use one of float16 (f16, fp16, half), bfloat16 (bf16), float32 (f32, float)"
-            raise PolicyError(f"unknown element type {spelling!r}; {advice(_word(spelling), _PARSE, names)}")
+            raise PolicyError(f"unknown element type {spelling!r}; {advice(_type_name(spelling), _PARSE, names)}")
         return dtype
 
 
-def _word(spelling: object) -> str:
-    """Return the name of a type: of a word, a numpy dtype, a class such as np.float16, or a torch dtype."""
+def _type_name(spelling: object) -> str:
+    """Return the name of a type given as text, a numpy dtype, a class such as np.float16, or a torch dtype."""
     if isinstance(spelling, str):
         return spelling.strip().lower()
     if type(spelling).__module__ == "torch":
@@ -159,9 +159,9 @@ _LIMITS: dict[DType, tuple[float, float, float]] = {
 }
 _SPELLING = {DType.FLOAT: "float32", DType.DOUBLE: "float64"}
 LOW_TYPES = (DType.FLOAT16, DType.BFLOAT16)
-"""The types to which models are converted."""
+"""The target types of a conversion."""
 MIXED = {"mixed_float16": DType.FLOAT16, "mixed_bfloat16": DType.BFLOAT16}
-"""Policies of float32 parameters and results, with the type of their arithmetic."""
+"""Policies with float32 parameters and results, and the type in which they compute."""
 _NUMPY = {
     DType.FLOAT: "float32",
     DType.DOUBLE: "float64",
@@ -173,7 +173,7 @@ _NUMPY = {
     DType.FLOAT8E8M0: "float8_e8m0fnu",
 }
 _BITS = {DType.STRING: 0, DType.BOOL: 8}
-"""Of types whose spelling says nothing of their bits, as that of float8e4m3fn does."""
+"""Bits of the types whose names do not contain them."""
 for _dtype in DType:
     _dtype.code = _dtype.value
     _dtype.onnx_name = _dtype.name.lower()
@@ -193,5 +193,5 @@ _PARSE = {
     "float": DType.FLOAT,
     "f64": DType.DOUBLE,
     "double": DType.DOUBLE,
-    **{name.replace("_", ""): d for d, name in _NUMPY.items()},  # of ml_dtypes
+    **{name.replace("_", ""): d for d, name in _NUMPY.items()},  # the names in ml_dtypes
 }

@@ -1,4 +1,4 @@
-"""The errors of this package. Each message names the cause, its meaning, and the remedy."""
+"""Errors of this package, and helpers for their messages: each names the cause, its meaning and the remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ModelError(AmpRewriteError):
 
 
 class ConversionError(ModelError):
-    """The converted model failed its own check, a bug of this package; nothing was written."""
+    """The converted model failed its final check, a bug in this package; nothing was written."""
 
 
 class ListError(AmpRewriteError):
@@ -34,11 +34,11 @@ class PolicyError(AmpRewriteError, ValueError):
 
 
 class FeedError(AmpRewriteError):
-    """Data to feed a model is missing, damaged, or does not fit its inputs."""
+    """Input data is missing or damaged, or does not match the inputs of the model."""
 
 
 class EvidenceError(AmpRewriteError):
-    """Measured ranges or verdicts cannot be read, or are those of another model or type."""
+    """Measured ranges or verdicts cannot be read, or belong to another model or type."""
 
 
 class ReportError(AmpRewriteError):
@@ -46,7 +46,7 @@ class ReportError(AmpRewriteError):
 
 
 class TrainingError(AmpRewriteError, ValueError):
-    """A loss scale, optimizer, training step or checkpoint is malformed, or does not fit its model."""
+    """A loss scale, optimizer, training step or checkpoint is malformed, or does not match its model."""
 
 
 class ConfigError(AmpRewriteError):
@@ -54,15 +54,15 @@ class ConfigError(AmpRewriteError):
 
 
 class MachineError(AmpRewriteError):
-    """This machine lacks a requirement: a library, or a readable registry."""
+    """The machine lacks a requirement, such as a library."""
 
 
 class GradientError(AmpRewriteError):
-    """A requested gradient does not exist, or has no rule."""
+    """A requested gradient does not exist, or its op has no gradient rule."""
 
 
 def one_line(cause: object) -> str:
-    """Return a message without line breaks and repeated spaces."""
+    """Return a message on one line, without repeated spaces."""
     return " ".join(str(cause).split())
 
 
@@ -72,7 +72,7 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return the share in whole percent; 100 % only for the whole, 0 % only for zero."""
+    """Return the share as a whole percentage; 100 % only for the whole, 0 % only for nothing."""
     if whole == 0:
         return "-"
     percent = 100 * part / whole
@@ -81,75 +81,75 @@ def share(part: int, whole: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Return the text on one line, with control characters, unseen ones and lone surrogates escaped.
+    """Return the text on one line, with control characters, invisible characters and lone surrogates escaped.
 
-    Names come out of model files; an escape sequence in one must not reach a terminal.
+    Names come from model files; an escape sequence in one must not reach the terminal.
     """
-    if text.isprintable() and (text.isascii() or not _UNSEEN.search(text)):
+    if text.isprintable() and (text.isascii() or not _INVISIBLE.search(text)):
         return text
-    visible = {c: c.isprintable() and not _UNSEEN.match(c) for c in {*text}}
+    visible = {c: c.isprintable() and not _INVISIBLE.match(c) for c in {*text}}
     return "".join(c if visible[c] else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Printable characters without ink: fillers, joiners and selectors of variants."""
+"""Invisible characters that count as printable: fillers, joiners and variation selectors."""
 
 
-def nearest(word: object, known: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the known names most like a word in any case, best first."""
+def nearest(word: object, choices: Iterable[str], limit: int = 1) -> list[str]:
+    """Return the choices closest to a word, ignoring case, best first."""
     import difflib  # late: only errors need it
 
-    names = list(known)
-    names.sort(key=lambda name: name[:1] != str(word)[:1])  # "Sofmax" is rather Softmax than softmax
+    names = list(choices)
+    names.sort(key=lambda name: name[:1] != str(word)[:1])  # "Sofmax" suggests Softmax before softmax
     close = difflib.get_close_matches(str(word).lower(), dict.fromkeys(name.lower() for name in names), limit)
-    return [name for like in close for name in names if name.lower() == like][:limit]
+    return [name for lower in close for name in names if name.lower() == lower][:limit]
 
 
 def advice(
-    word: object, known: Iterable[str], otherwise: str = "", limit: int = 1, *, shown: Mapping[str, str] | None = None
+    word: object, choices: Iterable[str], otherwise: str = "", limit: int = 1, *, shown: Mapping[str, str] | None = None
 ) -> str:
-    """Return "did you mean …?" with the known names nearest to a word, else the other advice, by default all names.
+    """Return "did you mean …?" with the choices closest to a word; without any, `otherwise` or a list of all.
 
-    `shown`: the advice for each known name, where that is another spelling.
+    `shown`: the text to suggest for each choice, if it differs from the choice.
     """
-    near = [repr(shown[name] if shown else name) for name in nearest(word, known, limit)]
-    return f"did you mean {', '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
+    near = [repr(shown[name] if shown else name) for name in nearest(word, choices, limit)]
+    return f"did you mean {', '.join(near)}?" if near else otherwise or f"use one of {', '.join(choices)}"
 
 
 _OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=None)
 
 
 @contextmanager
-def options_spelled(own: Collection[str]) -> Iterator[None]:
-    """Let `spelled` write words of the command line while the body runs, not keywords of Python.
+def command_line_spelling(options: Collection[str]) -> Iterator[None]:
+    """Make `spelled` write command-line options instead of Python keywords while the body runs.
 
-    `own`: the options of the command; another name is a key of `--set`.
+    `options`: the options of the command; any other name is a key of `--set`.
     """
-    token = _OPTIONS.set(own)
+    token = _OPTIONS.set(options)
     try:
         yield
     finally:
         _OPTIONS.reset(token)
 
 
-def spelled_options() -> Collection[str] | None:
-    """Return the options written by `spelled`; None for keywords of Python."""
+def command_line_options() -> Collection[str] | None:
+    """Return the options passed to `command_line_spelling`; None while `spelled` writes Python keywords."""
     return _OPTIONS.get()
 
 
 def option_of(keyword: str) -> str:
-    """Return the option of a keyword: `--rtol`, or `--set rtol` for a key alone."""
+    """Return the option for a keyword: `--rtol`, or `--set rtol` if the command has no such option."""
     key = keyword.replace("_", "-")
     return f"--{key}" if key in (_OPTIONS.get() or ()) else f"--set {key}"
 
 
 def spelled(keyword: str, value: object = None, *, option: str = "") -> str:
-    """Return a keyword as its user writes it, in Python or in a shell.
+    """Return a keyword as the user writes it, in Python or on the command line.
 
-    `rtol=` or `rtol=0.1` in Python; `--rtol` or `--rtol 0.1`, and for a key `--set rtol=…` or `--set rtol=0.1`.
-    `option`: the words after "--", where they differ from keyword and value.
+    In Python, `rtol=` or `rtol=0.1`. On the command line, `--rtol` or `--rtol 0.1`; for a key of `--set`,
+    `--set rtol=…` or `--set rtol=0.1`. `option`: the text after "--", if it differs from keyword and value.
     """
     if _OPTIONS.get() is None:
         shown = "" if value is None else one_line(repr(value))
@@ -167,7 +167,7 @@ _LONGEST_VALUE = 80
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """A fact: its kind ("saturated", "unknown_type" …), its subject, and a message of one line."""
+    """An observation: its kind ("saturated", "unknown_type" …), its subject, and a one-line message."""
 
     kind: str
     subject: str
@@ -175,7 +175,7 @@ class Finding:
 
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """Return findings by their kind, in order of first occurrence."""
+    """Group findings by kind, in order of first occurrence."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.kind, []).append(finding)

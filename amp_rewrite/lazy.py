@@ -11,21 +11,21 @@ from importlib import import_module
 def lazy_exports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package whose `__init__.pyi` lists its public names.
 
-    Each line of the stub reads `from MODULE import NAME as NAME`. Reading two reports should not import onnx, so a
-    module is imported when one of its names is first used. AttributeError for a name that the stub does not list.
+    Each line of the stub is `from MODULE import NAME as NAME`. A module is imported when one of its names is first
+    used: reading two reports should not import onnx. AttributeError for a name missing from the stub.
     """
-    home = sys.modules[package]
-    read: Callable[[str], bytes] = home.__loader__.get_data  # type: ignore[union-attr]  # also inside a zip
-    stub = read(f"{home.__path__[0]}{os.sep}__init__.pyi")
-    homes = {words[3]: words[1] for words in map(str.split, stub.decode("utf-8").splitlines())}
+    exporter = sys.modules[package]
+    get_data: Callable[[str], bytes] = exporter.__loader__.get_data  # type: ignore[union-attr]  # also inside a zip
+    stub = get_data(f"{exporter.__path__[0]}{os.sep}__init__.pyi")
+    modules = {words[3]: words[1] for words in map(str.split, stub.decode("utf-8").splitlines())}
 
     def getattr_(name: str) -> object:
-        if name not in homes:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = homes[name]
+        module = modules[name]
         # `from amp_rewrite import train` exports a module, not a name in one.
         value = import_module(f"{module}.{name}") if module == package else getattr(import_module(module), name)
-        setattr(home, name, value)
+        setattr(exporter, name, value)
         return value
 
-    return getattr_, lambda: sorted(homes), sorted(homes)
+    return getattr_, lambda: sorted(modules), sorted(modules)

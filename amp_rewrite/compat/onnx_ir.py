@@ -128,15 +128,15 @@ def to_ir(model: Model) -> IrModel:
 def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
     place = tensors.source(stub)
     facts = {"name": stated.name, "doc_string": stated.doc_string, "metadata_props": dict(stated.metadata_props)}
-    if tensors.is_pending(stub) or (place.held is not None and place.held.tensor.name != stated.name):
+    if tensors.is_pending(stub) or (place.tensor is not None and place.tensor.tensor.name != stated.name):
         return onnx_ir.LazyTensor(
             lambda: onnx_ir.Tensor(model.array(stub), dtype=stated.dtype, name=stated.name),
             stated.dtype,
             stated.shape,
             **facts,
         )
-    if place.held is not None:
-        return place.held.tensor
+    if place.tensor is not None:
+        return place.tensor.tensor
     path = Path(place.path)
     return onnx_ir.ExternalTensor(
         path.name, place.offset, place.length, stated.dtype, shape=stated.shape, base_dir=path.parent, **facts

@@ -12,7 +12,7 @@ from amp_rewrite.decide.coloring.paint import Coloring
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding, count
 from amp_rewrite.ir.attributes import attribute
-from amp_rewrite.ir.dataflow import exposed, fed, made_variable, read_variable
+from amp_rewrite.ir.dataflow import exposed, fed, input_variable, output_variable
 from amp_rewrite.ir.names import numbered
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, IMPLIED_BY_INPUT, INNER_DTYPE_ATTRIBUTES
 from amp_rewrite.ir.view import Op, OpId, Use, ValueId, View
@@ -178,13 +178,13 @@ class _Planner:
             return None
         if fed(self.view, value):
             return self.io.get(value, dtype)
-        return self.coloring.dtype(made_variable(self.view, value)) or dtype
+        return self.coloring.dtype(output_variable(self.view, value)) or dtype
 
     def _needed(self, use: Use, home: DType) -> DType:
         op = self.view.ops[use.op]
         if op.kind == "Cast":
             return home  # widening first would change no bit of a Cast's result
-        dtype = self.coloring.dtype(read_variable(op, use.slot)) or self.view.dtype(op.inputs[use.slot])
+        dtype = self.coloring.dtype(input_variable(op, use.slot)) or self.view.dtype(op.inputs[use.slot])
         assert dtype is not None
         return dtype
 
@@ -298,7 +298,7 @@ class _Planner:
             if stated is not None and attribute(op.node, stated) is None:  # the type is implied
                 now = DType.FLOAT
                 if slot is not None and slot < len(op.inputs) and op.signature is not None:
-                    now = self.coloring.dtype(read_variable(op, slot)) or self.view.dtype(op.inputs[slot])
+                    now = self.coloring.dtype(input_variable(op, slot)) or self.view.dtype(op.inputs[slot])
             if home is not None and home is not now:
                 yield op.id, home
 

@@ -32,7 +32,7 @@ from amp_rewrite.reports.result import Result
 from amp_rewrite.runtime.gpu import DRIVER, Loader, hardware
 from amp_rewrite.runtime.installation import has_provider, offered_device, packages, require
 from amp_rewrite.runtime.ports import input_ports
-from amp_rewrite.runtime.probes import apart
+from amp_rewrite.runtime.probes import in_subprocess
 from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MAX_THREADS, Runner
 from amp_rewrite.settings.option import Data, checked
@@ -471,7 +471,7 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
         job = json.dumps([os.fspath(model.resolve()), f"{folder}/batch.npz", provider, threads, dict(options)])
         function = own_peak.__name__
         program = f"import json; from {__name__} import {function}; print({function}(*json.loads(sys.argv[1])))"
-        peak = int(apart(program, job, subject="its process", seconds=_TIMEOUT))
+        peak = int(in_subprocess(program, job, subject="its process", seconds=_TIMEOUT))
     if not peak:
         raise MachineError("this system does not tell how much is in use")
     return peak

@@ -39,7 +39,7 @@ from amp_rewrite.runtime.faults import CUDA
 from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, again, install, installation_fault, packages, uninstall
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels
-from amp_rewrite.runtime.probes import Asked, asked, machine_asked
+from amp_rewrite.runtime.probes import Answer, query_hardware, query_onnxruntime
 from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.settings.choices import LowType, Target, low_type
 from amp_rewrite.settings.option import checked
@@ -123,8 +123,8 @@ def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Ch
     """
     asked_for = low_type(to) if to is not None else None
     low = asked_for or DType.FLOAT16
-    machine = machine_asked()
-    checks = list(_machine(machine, low, asked()))
+    machine = query_hardware()
+    checks = list(_machine(machine, low, query_onnxruntime()))
     if model is not None and not machine.gpus:  # the model is for another machine
         checks = [replace(check, state=ADVICE) if check.state == FINDING else check for check in checks]
     if model is not None:
@@ -140,7 +140,7 @@ def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Ch
 # -- the machine -------------------------------------------------------------------------------------
 
 
-def _machine(machine: Hardware, low: DType, answer: Asked) -> Iterator[Check]:
+def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     here = packages()
     if not here and "version" in answer:
         here = (Package("onnxruntime", answer["version"]),)  # a build of its own, which no package owns
@@ -188,7 +188,7 @@ def _fast(gpu: Gpu) -> str:
     return f"{said} ({', '.join(slow)})" if slow else said
 
 
-def _runtime(here: Sequence[Package], answer: Asked) -> Check:
+def _runtime(here: Sequence[Package], answer: Answer) -> Check:
     if (fault := installation_fault(here)) is not None:
         return Check("onnxruntime", FINDING, fault.fact, fault.remedy)
     if not here:
@@ -201,7 +201,7 @@ def _runtime(here: Sequence[Package], answer: Asked) -> Check:
     return Check("onnxruntime", OK, f"{here[0]}, built for CUDA {answer['cuda']}")
 
 
-def _plugins(answer: Asked) -> Iterator[Check]:
+def _plugins(answer: Answer) -> Iterator[Check]:
     for plugin in answer.get("plugins", ()):
         named = f"{plugin['package']} {plugin['release']}"
         if plugin["failure"]:

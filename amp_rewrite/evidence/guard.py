@@ -17,7 +17,7 @@ from amp_rewrite.decide.reasons import Pin
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.evidence.ranges import Range, Ranges, key
-from amp_rewrite.ir.dataflow import Flow, exact, made_variable, read_variable
+from amp_rewrite.ir.dataflow import Flow, exact, input_variable, output_variable
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, MAGNIFIES, SELECTIONS
 from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -238,13 +238,13 @@ def is_low(view: View, coloring: Coloring, value: ValueId) -> bool:
 
 def made_low(view: View, coloring: Coloring, value: ValueId) -> bool:
     """True if an op makes a value in a low type, by the coloring or in the model."""
-    return _low(view, coloring, value, made_variable(view, value))
+    return _low(view, coloring, value, output_variable(view, value))
 
 
 def read_low(view: View, coloring: Coloring, op: Op, slot: int) -> bool:
     """True if an op reads an input in a low type, by the coloring or in the model."""
     value = op.inputs[slot]
-    return value is not None and _low(view, coloring, value, read_variable(op, slot))
+    return value is not None and _low(view, coloring, value, input_variable(op, slot))
 
 
 def _low(view: View, coloring: Coloring, value: ValueId, variable: tuple[OpId, str] | None) -> bool:

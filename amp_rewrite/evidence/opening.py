@@ -27,7 +27,7 @@ from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.runtime.faults import float32_products
 from amp_rewrite.runtime.gpu import main_memory
 from amp_rewrite.runtime.installation import NO_KERNEL
-from amp_rewrite.runtime.providers import CUDA_ALONE
+from amp_rewrite.runtime.providers import CUDA_ONLY
 from amp_rewrite.runtime.runner import CPU, CUDA, TENSORRT, WEBGPU, Runner, SessionOptions, cuda_opens, webgpu_opens
 from amp_rewrite.settings.choices import Target, target_of
 
@@ -128,7 +128,7 @@ def low_types(model: Model) -> tuple[str, ...]:
 def written_out(model: Model) -> Model:
     """Return a float32 model with the operators written out that no kernel of the CPU computes."""
     bodies = (model.proto.graph.node, *(function.node for function in model.proto.functions))
-    lacking = any(node.op_type in CUDA_ALONE for body in bodies for node in all_nodes(body))
+    lacking = any(node.op_type in CUDA_ONLY for body in bodies for node in all_nodes(body))
     return emulate(model, rounding=False, io="float32") if lacking else model
 
 

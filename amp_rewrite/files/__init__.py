@@ -1,1 +1,1 @@
-"""ONNX files: their content, the place of their bytes, and writing them."""
+"""ONNX files: reading, external data, and atomic writing."""

@@ -1,8 +1,8 @@
-"""Casts between floating types, with finite values kept finite; and the effects of rounding.
+"""Saturating casts between floating types, and statistics of the effects of rounding.
 
-float32 becomes float16 by integer arithmetic on whole arrays: numpy's own conversion handles one number at a time and
-raises a processor flag for each subnormal result: 2 GB/s for most weights, 0.4 GB/s for small ones. This one reaches
-2.8 GB/s for all.
+Casting float32 to float16 uses integer arithmetic on whole arrays and reaches 2.8 GB/s for all weights. NumPy converts
+one number at a time and raises a processor flag for each subnormal result: 2 GB/s for most weights, 0.4 GB/s for small
+ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from amp_rewrite.dtypes import DType
 
 Array = NDArray[Any]
 
-_LARGE = 1 << 12  # elements from which it pays to convert in whole arrays
+_LARGE = 1 << 12  # elements; smaller arrays are cast by numpy
 # The bit pattern of infinity; the one below it is the largest finite value.
 _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
     DType.FLOAT16: (np.uint16, 0x7C00),
@@ -30,19 +30,20 @@ _INFINITY: dict[DType, tuple[type[np.unsignedinteger[Any]], int]] = {
 BLOCK = 1 << 16  # elements; a block and its result stay in the processor's cache
 
 _MAGNITUDE, _EXPONENT = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
-_OVERFLOW = 0x477FF000  # 65520, from which numbers round to infinity
-# The exponent of the smallest normal float16, and of all subnormal ones. A block of it, as numpy's maximum is twice as
-# fast for two arrays as for an array and a number.
-_LEAST = np.full(BLOCK, (127 - 14) << 23, np.uint32)
+_OVERFLOW = 0x477FF000  # 65520, the smallest number that rounds to infinity
+# The exponent of the smallest normal float16 and of all subnormal ones, as a whole block: numpy's maximum is twice as
+# fast for two arrays as for an array and a scalar.
+_LEAST_EXPONENT = np.full(BLOCK, (127 - 14) << 23, np.uint32)
 _DROPPED = np.uint32(23 - 10)  # bits of the significand
-# 13 exponents more, and in the significand what takes the bias of float32 to that of float16, modulo the 16 bits kept.
+# Raises the exponent by 13. The bits in the significand turn float32's exponent bias into float16's, modulo the 16 bits
+# kept.
 _RAISED = np.uint32(((23 - 10) << 23) + (-((127 - 1) << 10) & 0xFFFF))
 
 
 def cast(values: Array, to: DType) -> Array:
-    """Cast floating values to another floating type, to nearest even.
+    """Cast floating values to another floating type, rounding to nearest even.
 
-    Finite values out of range become the largest value of the type, with their sign; infinity and NaN stay.
+    Finite values out of range saturate at the largest finite value; infinities and NaN stay.
     """
     if to is not DType.FLOAT16 or values.dtype != np.float32 or values.size < _LARGE:
         return _cast_whole(values, to)
@@ -58,7 +59,7 @@ def cast(values: Array, to: DType) -> Array:
 def scaled(values: Array, exponent: int) -> Array:
     """Return floating values times 2⁻ᵉ, in float32 or wider; the array itself may be overwritten.
 
-    Exact but for subnormal numbers and those beyond the type.
+    The result is exact unless it is subnormal or overflows.
     """
     if values.dtype.itemsize < 4:
         values = values.astype(np.float32)
@@ -68,21 +69,21 @@ def scaled(values: Array, exponent: int) -> Array:
 
 
 def to_float16(values: NDArray[Any], low: NDArray[Any]) -> bool:
-    """Round flat float32 values, at most a `BLOCK`, to nearest even into `low`; return False if a value is not finite.
+    """Round at most `BLOCK` float32 values to nearest even into `low`; return False if one would not stay finite.
 
-    `low`: a float16 array of the same size. Subnormal numbers are kept. It is left untouched if a value is NaN or
-    rounds to infinity. O(values).
+    `low`: a flat float16 array of the same size, left untouched if a value is NaN or rounds to infinity. Subnormal
+    results are kept. O(values).
 
-    Adding a power of two, 13 exponents above that of each number (above that of the smallest normal float16 for
-    subnormal results), rounds as float16 does. The lowest bits of the sum are the significand; they are added to the
-    exponent, into which they carry.
+    Adding the power of two 13 exponents above each number (above the smallest normal float16 for subnormal results)
+    rounds the number as float16 does. The lowest bits of the sum are the significand; they are added to the exponent
+    bits and carry into them.
     """
     bits = values.view(np.uint32)
     magnitude = bits & _MAGNITUDE
     if magnitude.max(initial=0) >= _OVERFLOW:
         return False
     power = magnitude & _EXPONENT
-    np.maximum(power, _LEAST[: power.size], out=power)
+    np.maximum(power, _LEAST_EXPONENT[: power.size], out=power)
     power += _RAISED
     rounded = magnitude.view(np.float32)
     rounded += power.view(np.float32)
@@ -112,11 +113,11 @@ def _cast_whole(values: Array, to: DType) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Counts of the effects of rounding to nearest even.
+    """Statistics of rounding to nearest even.
 
     count: all values; nonfinite: infinities and NaN; overflow: finite values that round to infinity; flushed: nonzero
-    values that round to zero; subnormal: values that round to a subnormal. absmax and absmin: magnitudes of finite,
-    nonzero values; 0.0 without any.
+    values that round to zero; subnormal: values that round to a subnormal. absmax and absmin: the largest and the
+    smallest magnitude of the finite, nonzero values; 0.0 if there are none.
     """
 
     count: int = 0
@@ -128,7 +129,7 @@ class Fit:
     subnormal: int = 0
 
     def merge(self, other: Fit) -> Self:
-        """Return the fit of both sets of values together."""
+        """Return the statistics of both sets of values combined."""
         counts = ("count", "nonfinite", "overflow", "flushed", "subnormal")
         return type(self)(
             absmax=max(self.absmax, other.absmax),
@@ -137,45 +138,45 @@ class Fit:
         )
 
     @classmethod
-    def of(cls, chunks: Iterable[NDArray[Any]], to: DType, *, ours: bool = False) -> Fit:
-        """Return the fit of flat floating arrays to the type `to`. O(values). `ours`: the arrays may be overwritten."""
+    def of(cls, chunks: Iterable[NDArray[Any]], to: DType, *, owned: bool = False) -> Fit:
+        """Measure how flat floating arrays round to the type `to`. O(values). `owned`: they may be overwritten."""
         fit = cls()
         for chunk in chunks:
             values = chunk
             if values.dtype not in (np.float32, np.float64):
                 with np.errstate(invalid="ignore"):  # signalling NaN
                     values = values.astype(np.float32)  # exact: lower types are subsets
-            fit = fit.merge(_of_sizes(np.abs(values, out=values if ours else None), to))
+            fit = fit.merge(_of_magnitudes(np.abs(values, out=values if owned else None), to))
         return fit
 
 
-def _of_sizes(sizes: NDArray[Any], to: DType) -> Fit:
-    count, absmax = sizes.size, sizes.max(initial=0)
+def _of_magnitudes(magnitudes: NDArray[Any], to: DType) -> Fit:
+    count, absmax = magnitudes.size, magnitudes.max(initial=0)
     if not np.isfinite(absmax):
-        sizes = sizes[np.isfinite(sizes)]
-        absmax = sizes.max(initial=0)
-    nonfinite = count - sizes.size
-    limit, half, normal = thresholds(to, sizes.dtype)
-    absmin = sizes.min(initial=np.inf)
+        magnitudes = magnitudes[np.isfinite(magnitudes)]
+        absmax = magnitudes.max(initial=0)
+    nonfinite = count - magnitudes.size
+    limit, half, normal = thresholds(to, magnitudes.dtype)
+    absmin = magnitudes.min(initial=np.inf)
     if not absmin:
-        sizes = sizes[sizes != 0]
-        absmin = sizes.min(initial=np.inf)
-    few = int(np.count_nonzero(sizes < normal)) if absmin < normal else 0
-    flushed = int(np.count_nonzero(sizes <= half)) if absmin <= half else 0
+        magnitudes = magnitudes[magnitudes != 0]
+        absmin = magnitudes.min(initial=np.inf)
+    below_normal = int(np.count_nonzero(magnitudes < normal)) if absmin < normal else 0
+    flushed = int(np.count_nonzero(magnitudes <= half)) if absmin <= half else 0
     return Fit(
         count=count,
         nonfinite=nonfinite,
         absmax=float(absmax),
-        absmin=float(absmin) if sizes.size else 0.0,
-        overflow=int(np.count_nonzero(sizes >= limit)) if absmax >= limit else 0,
+        absmin=float(absmin) if magnitudes.size else 0.0,
+        overflow=int(np.count_nonzero(magnitudes >= limit)) if absmax >= limit else 0,
         flushed=flushed,
-        subnormal=few - flushed,
+        subnormal=below_normal - flushed,
     )
 
 
 @cache
 def thresholds(to: DType, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
-    """Return the least size rounded to infinity, the largest to zero, the bound of subnormals (ties to even)."""
+    """Return the smallest magnitude rounded to infinity, the largest rounded to zero, the bound of subnormals."""
     half = to.smallest_subnormal / 2
     last = to.max / (2 - to.eps) * to.eps  # the distance between the two largest finite values
     with np.errstate(all="ignore"):

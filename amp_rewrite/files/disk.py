@@ -1,7 +1,7 @@
-"""Files on disk: regular ones, opened without waiting; scratch files beside a target, and atomic replacement by them.
+"""Opening regular files without blocking, and replacing files atomically by scratch files beside them.
 
-A scratch file that nobody has written to for an hour belongs to a dead process, and is removed. Where folders cannot
-be locked (Windows, some network file systems), no process waits for another.
+A scratch file without a write for an hour is taken to belong to a dead process and is removed. Where folders cannot be
+locked (Windows, some network file systems), processes do not wait for each other.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import BinaryIO
 
 from amp_rewrite.errors import AmpRewriteError, ModelError
 
-_BUFFER = 1 << 16  # bytes; weights come in larger pieces, and are written without a copy
+_BUFFER = 1 << 16  # bytes; weights come in larger pieces, which bypass the buffer
 _PATTERN = ".amp-rewrite.*.tmp"
-_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # errors of an unsupported call
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _ABANDONED = 3600  # seconds since the last write
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) -> BinaryIO:
-    """Open a regular file to read; OSError for a pipe, a device or a folder, and without `follow` also for a link."""
+    """Open a regular file for reading; OSError for a pipe, device or folder, and without `follow` for a link."""
     descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -38,13 +38,13 @@ def open_regular(path: str | Path, *, follow: bool = True, buffering: int = -1) 
 
 
 def read_regular(path: str | Path, limit: int) -> bytes:
-    """Return the content of a regular file, at most one byte more than `limit`; OSError as `open_regular`."""
+    """Return at most `limit` + 1 bytes of a regular file; OSError as in `open_regular`."""
     with open_regular(path) as file:
         return file.read(limit + 1)
 
 
 def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -> str:
-    """Return the text of a file of at most `limit` bytes, of a kind; another file is an error with its path."""
+    """Return the text of a UTF-8 file of at most `limit` bytes, or raise `error`. `kind`: a noun for its message."""
     try:
         content = read_regular(path, limit)
         if len(content) > limit:
@@ -57,13 +57,13 @@ def read_text(path: Path, limit: int, kind: str, error: type[AmpRewriteError]) -
 
 
 def scratch(target: Path, undo: ExitStack) -> tuple[Path, BinaryIO]:
-    """Create a file beside a target, with the permissions of a file there; closing `undo` removes it."""
+    """Create a scratch file beside a target, with the target's permissions; closing `undo` removes it."""
     path = target.parent / f".amp-rewrite.{secrets.token_hex(8)}.tmp"
     mode = None
     with suppress(OSError):
         status = target.lstat()
         mode = stat.S_IMODE(status.st_mode) & 0o777 if stat.S_ISREG(status.st_mode) else None
-    undo.callback(path.unlink, missing_ok=True)  # first, as an interrupt may come as soon as the file is there
+    undo.callback(path.unlink, missing_ok=True)  # before the file exists, since an interrupt may follow
     file = open(path, "xb", buffering=_BUFFER, opener=lambda name, flags: os.open(name, flags, mode or 0o666))  # noqa: SIM115
     undo.callback(_close, file)
     if mode is not None and hasattr(os, "fchmod"):
@@ -82,7 +82,7 @@ def sweep(folder: Path) -> None:
 
 
 def check_place(path: Path, error: type[AmpRewriteError]) -> None:
-    """Raise an error if no file can be at a path, and say why: it is a folder, or its folder does not exist."""
+    """Raise `error` if the path is a folder or its folder does not exist."""
     if path.is_dir():
         raise error(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():
@@ -90,7 +90,7 @@ def check_place(path: Path, error: type[AmpRewriteError]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of a file. ModelError if it cannot be made."""
+    """Create the folder of a file, with its parents; ModelError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
@@ -100,7 +100,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file in replacement of the one at `path` once all of it is on disk; OSError on failure."""
+    """Open a scratch file to replace the one at `path` after a successful body; OSError on failure."""
     sweep(path.parent)
     with ExitStack() as undo:
         temporary, file = scratch(path, undo)
@@ -121,13 +121,13 @@ def sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _UNKNOWN:
+        if error.errno not in _UNSUPPORTED:
             raise
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder against other processes while the body runs, if folders can be locked."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder against other processes while the body runs, if folders can be locked."""
     with ExitStack() as stack:
         if sys.platform != "win32":
             import fcntl
@@ -144,14 +144,14 @@ def _close(file: BinaryIO) -> None:
         file.close()
 
 
-# -- names -----------------------------------------------------------------------------------------------
+# -- paths and URLs --------------------------------------------------------------------------------------
 
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}([^/].*)", re.DOTALL)
 
 
 def url_of(place: str | os.PathLike[str]) -> str:
-    """Return the URL of a word or a path; empty for paths of this machine."""
+    """Return a place as a URL; empty for a local path."""
     match = _URL.fullmatch(os.fspath(place))
     if match is None or os.path.lexists(place):
         return ""
@@ -159,11 +159,11 @@ def url_of(place: str | os.PathLike[str]) -> str:
 
 
 def name_of(place: str | os.PathLike[str]) -> str:
-    """Return the name of a file for people: its URL, or its path."""
+    """Return the display name of a file: its URL or its path."""
     return url_of(place) or os.fspath(place)
 
 
-def is_several(word: str | Path) -> bool:
-    """True if a word stands for any number of models: a folder, a URL, or a glob that is not the name of a file."""
-    text = str(word)
+def is_collection(place: str | Path) -> bool:
+    """True for a place with any number of models: a folder, a URL, or a glob that is not the name of a file."""
+    text = str(place)
     return bool(url_of(text)) or Path(text).is_dir() or (has_magic(text) and not os.path.lexists(text))

@@ -1,4 +1,4 @@
-"""Tensors outside a model's file: external data in its folder, and programs of torch or onnx_ir in memory."""
+"""Tensors outside a model file: external data in its folder, and in-memory programs of torch or onnx_ir."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Folder:
-    """Folder for a model's external data. `also`: the folder of the file behind a linked model path."""
+    """Folder of a model's external data. `also`: for a linked model, the folder of the real file."""
 
     def __init__(self, folder: Path, also: Path | None = None) -> None:
         self.path = folder
@@ -33,9 +33,9 @@ class Folder:
     def source(self, tensor: onnx.TensorProto) -> Source:
         """Return the source of a tensor with external data.
 
-        ModelError, naming the tensor, if the location leaves the folder (absolute, "..", through a link), is missing
-        or is not a regular file, and if the number of bytes does not fit the tensor's dims and type or exceeds the
-        file.
+        ModelError with the tensor's name if the location leaves the folder (an absolute path, "..", a link), is
+        missing or is not a regular file, and if the byte count does not match the tensor's dims and type or exceeds
+        the file.
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
         where = f"external data of tensor {tensor.name!r}"
@@ -66,8 +66,8 @@ class Folder:
     def _file(self, location: str, where: str) -> tuple[str, int, str]:
         if not location or "\0" in location:
             raise ModelError(f"{where} has the location {location!r}, which does not name a file; export it again")
-        readings = PurePosixPath(location), PureWindowsPath(location)
-        if any(path.anchor or ".." in path.parts for path in readings):
+        paths = PurePosixPath(location), PureWindowsPath(location)
+        if any(path.anchor or ".." in path.parts for path in paths):
             raise ModelError(
                 f"{where} has the location {location!r}, which leaves the model's folder; put the file there and use"
                 " its plain name"
@@ -98,12 +98,12 @@ def _number(text: str, key: str, where: str) -> int:
 
 
 def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[str, Source]]:
-    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, without importing torch; the program stays as it is.
+    """Return the proto of a torch ONNXProgram or an onnx_ir.Model, and the sources of its stubs by location.
 
-    Its tensors are stubs: locations, with a source for each. `folder`: that of external data, left unresolved then; by
-    default each tensor has its own folder.
+    Torch is not imported, and the program is not changed. `folder`: the folder of external data, which stays
+    unresolved then; by default each tensor knows its own folder.
     """
-    model: Any = next((m for m in (source, getattr(source, "model", None)) if _of_onnx_ir(m)), None)
+    model: Any = next((m for m in (source, getattr(source, "model", None)) if _is_onnx_ir(m)), None)
     if model is None:
         raise ModelError(
             f"cannot load a model from {type(source).__qualname__}; give a path, bytes, a ModelProto, an ONNXProgram,"
@@ -126,12 +126,12 @@ def of_program(source: object, folder: Path | None) -> tuple[ModelProto, dict[st
     return proto, stubs.sources
 
 
-def _of_onnx_ir(model: object) -> bool:
+def _is_onnx_ir(model: object) -> bool:
     return type(model).__module__.partition(".")[0] == "onnx_ir" and hasattr(model, "graph")
 
 
 def map_tensors(model: Any, new: Callable[[Any], Any]) -> None:
-    """Replace each tensor of an onnx_ir model, in place: initializers and attributes, in bodies and functions, too."""
+    """Replace all tensors of an onnx_ir model in place: initializers and attributes, also in bodies and functions."""
     import onnx_ir
 
     def replace(attributes: Any) -> None:
@@ -155,17 +155,17 @@ def map_tensors(model: Any, new: Callable[[Any], Any]) -> None:
 
 
 class _Stubs:
-    """Stubs for the tensors of a program, with their sources by location."""
+    """Stubs for the tensors of a program, and the source of each by location."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.sources: dict[str, Source] = {}
         self._secret = secrets.token_hex(16)  # cannot collide with a location of external data
         self._folders: dict[str, Folder] = {}
-        self._keys: dict[int, tuple[object, str]] = {}  # with the tensor, to keep its id from reuse
+        self._keys: dict[int, tuple[object, str]] = {}  # the tensor is kept, or its id might be reused
 
     def stub(self, tensor: Any) -> Any:
-        """Return the stub of a tensor, or a copy of a small one."""
+
         import onnx_ir
 
         kind, external = DType.of(tensor.dtype.value), isinstance(tensor, onnx_ir.ExternalTensor)
@@ -201,4 +201,4 @@ class _Stubs:
             base = os.fspath(tensor.base_dir)
             return self._folders.setdefault(base, Folder(Path(base))).source(proto)
         in_memory = ProgramTensor(tensor, kind, count := elements(proto))
-        return Source("", 0, kind.nbytes(count), kind, in_memory.key, held=in_memory)
+        return Source("", 0, kind.nbytes(count), kind, in_memory.key, tensor=in_memory)

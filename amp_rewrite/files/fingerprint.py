@@ -17,19 +17,21 @@ from amp_rewrite.files.tensors import Sources, is_stub
 if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
 
-# Fields with comments, provenance or derived facts.
-_TALK = frozenset({"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"})
-_PIECE, _PIECES = 1 << 12, 16  # bytes; how many of them are read of a large tensor
+# Comments, provenance and derived facts.
+_IGNORED = frozenset(
+    {"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"}
+)
+_PIECE, _PIECES = 1 << 12, 16  # bytes of a sample, samples of a large tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Two sha256 in hexadecimal.
+    """Two SHA-256 digests in hexadecimal.
 
-    `graph`: inputs, outputs, ops, attributes, names, and names, types and shapes of all tensors. Docs, metadata,
-    value_info and the producer are ignored. `weights`: the values of all tensors; tensors above 64 KiB are sampled in
-    16 evenly spread pieces of 4 KiB, so that a model of any size takes milliseconds. A local change of a large weight
-    may go unnoticed; another training run does not.
+    `graph`: inputs, outputs, ops, attributes and names, and the types and shapes of all tensors. Docs, metadata,
+    value_info and the producer are ignored. `weights`: the values of all tensors. Tensors above 64 KiB are sampled in
+    16 evenly spread pieces of 4 KiB, so a model of any size takes milliseconds. A local change to a large weight may go
+    unnoticed; another training run does not.
     """
 
     graph: str
@@ -38,7 +40,7 @@ class Fingerprint:
 
 def fingerprint(model: Model) -> Fingerprint:
     """Return the fingerprint of a model, independent of how it was loaded. O(nodes + tensors)."""
-    proto = onnx.ModelProto.FromString(_described(model, _bare))
+    proto = onnx.ModelProto.FromString(_serialized(model, _bare))
     _strip(proto)
     weights = hashlib.sha256()
     with Sources() as sources:
@@ -50,13 +52,13 @@ def fingerprint(model: Model) -> Fingerprint:
 
 
 def digest(model: Model) -> str:
-    """Return a sha256 in hexadecimal of the content of a model's file, wherever its weights are. O(bytes), streamed.
+    """Return the SHA-256 digest of a model, in hexadecimal, wherever its weights are stored. O(bytes), streamed.
 
-    Unlike a `Fingerprint` it covers docs, metadata and every byte of the weights, after pending casts.
+    Unlike a `Fingerprint`, it covers docs, metadata and every byte of the weights, after pending casts.
     """
-    content = hashlib.sha256(_described(model, tensors.without_values))
+    content = hashlib.sha256(_serialized(model, tensors.without_values))
     with Sources() as sources:
-        for tensor in wire.tensors(model.proto):  # dims and types came first, and tell how many bytes each has
+        for tensor in wire.tensors(model.proto):  # the dims and types hashed above tell where each one ends
             if DType.of(tensor.data_type) in (None, DType.STRING):
                 content.update(tensor.SerializeToString(deterministic=True))
             else:
@@ -65,8 +67,8 @@ def digest(model: Model) -> str:
     return content.hexdigest()
 
 
-def _described(model: Model, describe: Callable[[onnx.TensorProto], onnx.TensorProto]) -> bytes:
-    pieces = wire.pieces(model.proto, lambda tensor: [describe(tensor).SerializeToString(deterministic=True)])
+def _serialized(model: Model, strip: Callable[[onnx.TensorProto], onnx.TensorProto]) -> bytes:
+    pieces = wire.pieces(model.proto, lambda tensor: [strip(tensor).SerializeToString(deterministic=True)])
     return b"".join(p for p in pieces or [model.proto.SerializeToString(deterministic=True)] if isinstance(p, bytes))
 
 
@@ -76,7 +78,7 @@ def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def _strip(message: Message) -> None:
     for field, value in message.ListFields():
-        if field.name in _TALK:
+        if field.name in _IGNORED:
             message.ClearField(field.name)
         elif isinstance(value, Message):
             _strip(value)

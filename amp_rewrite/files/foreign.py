@@ -1,4 +1,4 @@
-"""Files of other frameworks, recognized by content or suffix, and the conversion of each to ONNX."""
+"""Files of other frameworks, recognized by content or suffix, and how to convert each to ONNX."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _HEAD = 256  # bytes that tell the formats apart
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A format other than ONNX: suffixes and the start of its files, words for them, and the way to an ONNX model.
+    """A format other than ONNX: its suffixes and first bytes, a description, and how to get an ONNX model from it.
 
-    `{file}` in `remedy` stands for the path in a shell, `{folder}` for its folder, `{text}` for the path in Python.
+    In `remedy`, `{file}` is the path quoted for a shell, `{folder}` its folder, and `{text}` the path as a Python
+    string.
     """
 
     suffixes: tuple[str, ...]
     begins: bytes
-    words: str
+    description: str
     remedy: str
 
 
@@ -56,9 +57,9 @@ FORMATS = (
 
 
 def foreign(path: Path) -> str | None:
-    """Return the format of a file other than ONNX, and how to convert it, in words; None for unknown formats.
+    """Describe a file of another format and how to convert it; None for an unknown format.
 
-    Of folders, those that hold a SavedModel are known.
+    A folder is recognized if it contains a SavedModel.
     """
     if path.is_dir():
         saved = path / "saved_model.pb"
@@ -69,8 +70,8 @@ def foreign(path: Path) -> str | None:
     names["text"] = json.dumps(str(path), ensure_ascii=False)
     for form in FORMATS:
         if re.match(form.begins, head, re.DOTALL):
-            return f"{path} {form.words}, not an ONNX model; {form.remedy.format(**names)}"
+            return f"{path} {form.description}, not an ONNX model; {form.remedy.format(**names)}"
     for form in FORMATS:
         if path.suffix.lower() in form.suffixes:
-            return f"{path} is not an ONNX model; by its suffix it {form.words}: {form.remedy.format(**names)}"
+            return f"{path} is not an ONNX model; by its suffix it {form.description}: {form.remedy.format(**names)}"
     return None

@@ -1,4 +1,4 @@
-"""Reading models: from files, without their heavy tensors, and from memory."""
+"""Loading models, from files without their heavy tensors or from memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from amp_rewrite.files.disk import open_regular
 from amp_rewrite.files.protos import all_nodes, clone
 from amp_rewrite.files.tensors import Source, Sources, is_stub
 
-HEAVY = 1 << 14  # bytes of a tensor from which it is left in its file
+HEAVY = 1 << 14  # bytes; larger tensors are left in their files
 
 FIRST_IR_WITH_OPSET_IMPORTS = 3
-"""The IR version from which a model must import the opsets of its ops."""
+"""The first IR version with mandatory opset imports."""
 
 _DEEPEST_CALLS = 100
-"""Functions that call each other; onnx's inliner refuses longer chains, too."""
+"""Maximum depth of nested function calls, as in onnx's inliner."""
 _LARGEST, _GROWTH = 200_000, 20
-"""Nodes, or KiB if nodes are larger: of any inlined model, and per node of the file."""
+"""Limits on the nodes of an inlined model: in any case, and per node of the file. Each KiB of a node counts as one."""
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -39,10 +39,10 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
         if path.is_dir():
             raise wire.NotOnnxError(f"cannot read {path}: it is a folder; name the model file in it")
         with open_regular(path) as file:
-            proto, own = _lazily(file, path)
+            proto, by_location = _lazily(file, path)
         _check(proto, str(path))
         real = Path(os.path.realpath(path)).parent
-        _resolve(proto, (path.parent, real) if folder is None else (folder,), own)
+        _resolve(proto, (path.parent, real) if folder is None else (folder,), by_location)
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot read {str(path)!r}: its name is not Unicode; rename it") from cause
     except wire.NotOnnxError as cause:
@@ -54,8 +54,8 @@ def of_path(path: Path, folder: Path | None) -> ModelProto:
     return proto
 
 
-def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> ModelProto:
-    """Return the proto of bytes, a ModelProto or a program; sources of its tensors go to `own`.
+def of_memory(source: object, folder: Path | None, by_location: dict[str, Source]) -> ModelProto:
+    """Return the proto of bytes, a ModelProto or a program, and add the sources of its stubs to `by_location`.
 
     ModelError for any other object.
     """
@@ -67,34 +67,34 @@ def of_memory(source: object, folder: Path | None, own: dict[str, Source]) -> Mo
         from amp_rewrite.files.external_data import of_program  # late: most models are in files
 
         proto, lent = of_program(source, folder)
-        own |= lent
+        by_location |= lent
     _check(proto, "the model")
     stubs = [t for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]
     if stubs:
-        if folder is None and not all(_location(stub) in own for stub in stubs):
+        if folder is None and not all(_location(stub) in by_location for stub in stubs):
             raise ModelError(
                 "the model has external data, but no folder is known for it; load it from its path, or pass the folder"
             )
         if proto is source:
             proto = clone(proto)
-        _resolve(proto, (folder or Path(),), own)
+        _resolve(proto, (folder or Path(),), by_location)
     return proto
 
 
 def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
-    """Read a model without its heavy tensors; return it and their sources by the location of the stubs."""
+    """Read a model without its heavy tensors; return it, and the source of each stub by location."""
     status = os.fstat(file.fileno())
     if status.st_size == 0:
         raise ModelError(f"{path} is empty; export or download it again")
     if file.read(len(_LFS)) == _LFS:
         raise ModelError(f"{path} is a Git LFS pointer, not the model itself; run git lfs pull")
     real, stamp = os.path.realpath(path), tensors.stamp(status)
-    own: dict[str, Source] = {}
+    by_location: dict[str, Source] = {}
     secret = secrets.token_hex(16)  # cannot collide with a location in the file
 
     def stub(tensor: TensorProto, offset: int, length: int) -> bool:
         if is_stub(tensor):
-            return True  # bytes beside external data are ignored
+            return True  # it has external data, so these bytes are ignored
         kind = DType.of(tensor.data_type)
         if kind in (None, DType.STRING) or tensor.HasField("segment") or tensor.external_data:
             return False
@@ -104,8 +104,8 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
                 f"tensor {tensor.name!r} of {path} has {length} bytes, but its dims {list(tensor.dims)} of"
                 f" {kind.spelling} need {needed}; export the model again"
             )
-        key = f"{secret}.{len(own)}"
-        own[key] = Source(real, offset, length, kind, stamp)
+        key = f"{secret}.{len(by_location)}"
+        by_location[key] = Source(real, offset, length, kind, stamp)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=key)
         return True
@@ -113,7 +113,7 @@ def _lazily(file: BinaryIO, path: Path) -> tuple[ModelProto, dict[str, Source]]:
     light = wire.lightened(file, status.st_size, HEAVY, stub, str(path))
     if tensors.stamp(os.fstat(file.fileno())) != stamp:
         raise ModelError(f"{path} was written to while it was read; load it again")
-    return _parsed(light, str(path)), own
+    return _parsed(light, str(path)), by_location
 
 
 def _parsed(content: bytes, name: str) -> ModelProto:
@@ -144,16 +144,16 @@ def _check(proto: ModelProto, name: str) -> None:
         raise ModelError(f"{name} has no outputs, so it computes nothing; export it again")
 
 
-def _resolve(proto: ModelProto, folders: tuple[Path, ...], own: dict[str, Source]) -> None:
-    """Turn each tensor with external data into a stub; light ones, and parts of sparse ones, are read."""
+def _resolve(proto: ModelProto, folders: tuple[Path, ...], by_location: dict[str, Source]) -> None:
+    """Turn tensors with external data into stubs, but read light ones and parts of sparse ones."""
     stubs = [(t, sparse) for sparse in (False, True) for t in wire.tensors(proto, sparse=sparse) if is_stub(t)]
-    if any(_location(tensor) not in own for tensor, _ in stubs):
-        from amp_rewrite.files.external_data import Folder  # late: most models have their weights in them
+    if any(_location(tensor) not in by_location for tensor, _ in stubs):
+        from amp_rewrite.files.external_data import Folder  # late: most models contain their weights
 
         folder = Folder(*folders)
     with Sources() as sources:
         for tensor, sparse in stubs:
-            place = own.get(_location(tensor)) or folder.source(tensor)
+            place = by_location.get(_location(tensor)) or folder.source(tensor)
             tensors.make_stub(tensor, place)
             if sparse or place.length <= HEAVY:
                 tensor.CopyFrom(tensors.materialized(tensor, sources))
@@ -167,14 +167,14 @@ def _location(stub: TensorProto) -> str:
 
 
 def check_expansion(proto: ModelProto, name: str) -> None:
-    """Raise ModelError if the local functions of a model call each other without end, or inlined exceed any use.
+    """Raise ModelError if a model's local functions recurse, or grow beyond reason when they are inlined.
 
-    Thirty functions that call the next one twice are 2 kB, and a billion nodes. O(nodes).
+    Thirty functions that each call the next one twice take 2 kB, and expand to a billion nodes. O(nodes).
     """
     if not proto.functions:
         return
     local = {(f.domain, f.name, f.overload): f for f in proto.functions}
-    known: dict[tuple[str, str, str], int] = {}
+    sizes: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: Iterable[NodeProto], depth: int) -> int:
         if depth > _DEEPEST_CALLS:
@@ -185,15 +185,15 @@ def check_expansion(proto: ModelProto, name: str) -> None:
         total = 0
         for node in all_nodes(nodes):
             called = node.domain, node.op_type, node.overload
-            if called in local and called not in known:
-                known[called] = size(local[called].node, depth + 1)
-            total += 1 + (node.ByteSize() >> 10) + known.get(called, 0)
+            if called in local and called not in sizes:
+                sizes[called] = size(local[called].node, depth + 1)
+            total += 1 + (node.ByteSize() >> 10) + sizes.get(called, 0)
         return total
 
-    own = sum(1 + (node.ByteSize() >> 10) for f in (proto.graph, *proto.functions) for node in all_nodes(f.node))
+    in_file = sum(1 + (node.ByteSize() >> 10) for f in (proto.graph, *proto.functions) for node in all_nodes(f.node))
     inlined = size(proto.graph.node, 0)
-    if inlined > _LARGEST + _GROWTH * own:
+    if inlined > _LARGEST + _GROWTH * in_file:
         raise ModelError(
-            f"{name}: its local functions, inlined, are {inlined:.3g} nodes, of {own} in the file, as in no exported"
-            " model; export it again"
+            f"{name}: its local functions, inlined, are {inlined:.3g} nodes, of {in_file} in the file, as in no"
+            " exported model; export it again"
         )

@@ -1,4 +1,4 @@
-"""Defects of a model overlooked by runtimes: mended on loading, if they have one meaning."""
+"""Fixes, applied on loading, for unambiguous defects of a model that runtimes overlook."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from amp_rewrite.files.protos import all_nodes, bodies, clone, refill
 from amp_rewrite.files.tensors import Sources
 
 OPSET_BOUND = 1 << 31
-"""Bound of opset versions: onnx stores them in an int."""
+"""Upper bound of opset versions, which onnx stores in an int."""
 _FIRST_FREE_INITIALIZERS = 4  # IR version; before it, each initializer must be an input
 
 
 @dataclass
-class _Mending:
-    """A model under repair, and its defects so far. `owned`: it may be changed; else the first edit copies it."""
+class _Fixer:
+    """A model being fixed, and the defects found. `owned`: edit it in place; otherwise the first edit copies it."""
 
     proto: ModelProto
     owned: bool
@@ -30,7 +30,7 @@ class _Mending:
         self.findings.append(Finding("mended", subject, message))
 
     def mend(self, subject: str, message: str) -> ModelProto:
-        """Note a defect; return the model to edit."""
+        """Record a defect and return the model for editing."""
         self.note(subject, message)
         if not self.owned:
             self.proto, self.owned = clone(self.proto), True
@@ -38,18 +38,26 @@ class _Mending:
 
 
 def mended(proto: ModelProto, *, owned: bool) -> tuple[ModelProto, tuple[Finding, ...]]:
-    """Return a model without its defects of one meaning, and findings about them. O(nodes + tensors).
+    """Return the model without unambiguous defects, and findings about them. O(nodes + tensors).
 
-    `owned`: the model may be changed; without that, one with defects is copied. ModelError for tensors of one name with
-    different values.
+    `owned`: the model may be edited in place; otherwise a model with defects is copied. ModelError for two initializers
+    with the same name and different values.
     """
-    model = _Mending(proto, owned)
-    for rule in (_names, _old_ir, _initializers, _metadata, _spelled_out, _imports, _declarations):
-        rule(model)
+    model = _Fixer(proto, owned)
+    for fix in (
+        _fix_names,
+        _fix_ir_version,
+        _fix_initializers,
+        _fix_metadata,
+        _fix_domains,
+        _fix_imports,
+        _fix_declarations,
+    ):
+        fix(model)
     return model.proto, tuple(model.findings)
 
 
-def _names(model: _Mending) -> None:
+def _fix_names(model: _Fixer) -> None:
     name, initializers = model.proto.graph.name, model.proto.graph.initializer
     if not name:
         model.mend("graph", "it has no name; it is now named 'graph'").graph.name = "graph"
@@ -61,10 +69,10 @@ def _names(model: _Mending) -> None:
         refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name])
 
 
-def _old_ir(model: _Mending) -> None:
-    """Raise the IR version of a model with free initializers, as onnxruntime saves old models.
+def _fix_ir_version(model: _Fixer) -> None:
+    """Raise the IR version of an old model if an initializer is not an input, as in models saved by onnxruntime.
 
-    Initializers listed as inputs stay constant.
+    Initializers among the inputs are removed from them, so they stay constant.
     """
     proto = model.proto
     if proto.ir_version >= _FIRST_FREE_INITIALIZERS or not proto.opset_import:
@@ -77,17 +85,17 @@ def _old_ir(model: _Mending) -> None:
         refill(proto.graph, "input", [formal for formal in proto.graph.input if formal.name not in initializers])
 
 
-def _initializers(model: _Mending) -> None:
+def _fix_initializers(model: _Fixer) -> None:
     first: dict[str, TensorProto] = {}
     for tensor in model.proto.graph.initializer:
-        known = first.setdefault(tensor.name, tensor)
-        if known is not tensor:
-            if not _equal(known, tensor):
+        earlier = first.setdefault(tensor.name, tensor)
+        if earlier is not tensor:
+            if not _equal(earlier, tensor):
                 raise ModelError(f"initializer {tensor.name!r} appears twice, with different values; keep one")
             model.mend(tensor.name, "the initializer appears twice, with the same values; one is kept")
     if len(first) < len(model.proto.graph.initializer):
         refill(model.proto.graph, "initializer", first.values())
-    # As onnx-graphsurgeon writes bodies.
+    # onnx-graphsurgeon writes such bodies.
     if next(_repeats(model.proto.graph, {}), None) is not None:
         proto = model.mend("model", "bodies repeat initializers of the outer graph; the result has each only once")
         for body, tensor in list(_repeats(proto.graph, {})):
@@ -96,13 +104,13 @@ def _initializers(model: _Mending) -> None:
 
 def _repeats(graph: GraphProto, outer: Mapping[str, TensorProto]) -> Iterator[tuple[GraphProto, TensorProto]]:
     own = {formal.name for formal in graph.input} | {name for node in graph.node for name in node.output}
-    known = {name: t for name, t in outer.items() if name not in own} | {t.name: t for t in graph.initializer}
+    visible = {name: t for name, t in outer.items() if name not in own} | {t.name: t for t in graph.initializer}
     for node in graph.node:
         for _, body in bodies(node):
             ends = {formal.name for formal in (*body.input, *body.output)}
-            repeats = [t for t in body.initializer if t.name in known and t.name not in ends]
-            yield from ((body, t) for t in repeats if _equal(known[t.name], t))
-            yield from _repeats(body, known)
+            repeats = [t for t in body.initializer if t.name in visible and t.name not in ends]
+            yield from ((body, t) for t in repeats if _equal(visible[t.name], t))
+            yield from _repeats(body, visible)
 
 
 def _equal(a: TensorProto, b: TensorProto) -> bool:
@@ -112,14 +120,14 @@ def _equal(a: TensorProto, b: TensorProto) -> bool:
         return tensors.array(a, sources).tobytes() == tensors.array(b, sources).tobytes()
 
 
-def _metadata(model: _Mending) -> None:
+def _fix_metadata(model: _Fixer) -> None:
     last = {entry.key: entry for entry in model.proto.metadata_props}
     if len(last) < len(model.proto.metadata_props):
         proto = model.mend("metadata", "a metadata key appears twice; the last entry is kept")
         refill(proto, "metadata_props", {entry.key: entry for entry in proto.metadata_props}.values())
 
 
-def _spelled_out(model: _Mending) -> None:
+def _fix_domains(model: _Fixer) -> None:
     if any(node.domain == "ai.onnx" for holder in _holders(model.proto) for node in _nodes(holder)):
         note = "nodes spell the default domain 'ai.onnx' instead of ''; it is now ''"
         for holder in _holders(model.mend("model", note)):
@@ -127,7 +135,7 @@ def _spelled_out(model: _Mending) -> None:
                 item.domain = "" if item.domain == "ai.onnx" else item.domain
 
 
-def _imports(model: _Mending) -> None:
+def _fix_imports(model: _Fixer) -> None:
     local = {function.domain for function in model.proto.functions}
     for number, holder in enumerate(_holders(model.proto)):
         used: dict[str, set[str]] = {}
@@ -142,9 +150,9 @@ def _imports(model: _Mending) -> None:
                 own = _holders(model.mend(subject, note))[number]
                 refill(own, "opset_import", [imported for imported in own.opset_import if imported.domain != domain])
         for domain in sorted(used.keys() - versions - local - {""}):
-            if (known := _only_version(domain, used[domain])) is not None:
-                note = f"nodes use {domain}, which is not imported; opset {known} of it is added"
-                _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=known)
+            if (version := _only_version(domain, used[domain])) is not None:
+                note = f"nodes use {domain}, which is not imported; opset {version} of it is added"
+                _holders(model.mend(subject, note))[number].opset_import.add(domain=domain, version=version)
 
 
 def _holders(proto: ModelProto) -> Sequence[ModelProto | FunctionProto]:
@@ -156,7 +164,7 @@ def _nodes(holder: ModelProto | FunctionProto) -> Iterator[NodeProto]:
 
 
 def _only_version(domain: str, op_types: set[str]) -> int | None:
-    """Return an opset with the only meaning of operators known to onnx: 1 in a domain unknown to onnx."""
+    """Return the only possible opset version for these operators; 1 if onnx does not know them, None if ambiguous."""
     newest = 1
     for op_type in op_types:
         if onnx.defs.has(op_type, domain=domain):
@@ -167,8 +175,8 @@ def _only_version(domain: str, op_types: set[str]) -> int | None:
     return newest
 
 
-def _declarations(model: _Mending) -> None:
-    """Remove declarations in conflict with those of inputs; note ends without a type or a shape."""
+def _fix_declarations(model: _Fixer) -> None:
+    """Remove value_info that contradicts an input; report inputs and outputs without a type or a shape."""
     types = {formal.name: formal.type for formal in model.proto.graph.input}
     wrong = {v.name for v in model.proto.graph.value_info if v.type != types.get(v.name, v.type)}
     if wrong:
@@ -186,6 +194,6 @@ def _declarations(model: _Mending) -> None:
 
 
 def is_bare(formal: ValueInfoProto) -> bool:
-    """True for an end of a model without a type, or of a tensor without a shape, of any rank."""
+    """True for an input or output without a type, or a tensor of unknown rank."""
     kind = formal.type.WhichOneof("value")
     return kind is None or (kind == "tensor_type" and not formal.type.tensor_type.HasField("shape"))

@@ -1,4 +1,4 @@
-"""A model: its proto, and the places of its tensors' bytes. The only door to ONNX files."""
+"""The `Model` class: a ModelProto with its heavy tensors left in their files. Only this wing opens ONNX files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from amp_rewrite.files.loading import HEAVY, of_memory, of_path
 from amp_rewrite.files.mends import mended
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.skeleton import skeleton
-from amp_rewrite.files.tensors import HELD, ProgramTensor, Source, Sources, is_stub
+from amp_rewrite.files.tensors import PROGRAM_TENSORS, ProgramTensor, Source, Sources, is_stub
 
 
 class HoldsModel(Protocol):
-    """A result with a model, as of `convert` or `repair`."""
+    """A result with a model, such as that of `convert` or `repair`."""
 
     @property
     def result(self) -> Model:
@@ -30,15 +30,15 @@ class HoldsModel(Protocol):
 
 
 class ExportedProgram(Protocol):
-    """A torch ONNXProgram, known without torch."""
+    """A torch ONNXProgram, recognized without importing torch."""
 
     @property
     def model(self) -> Any:
-        """The model, one of onnx_ir."""
+        """The onnx_ir.Model."""
 
 
 class IrModel(Protocol):
-    """An onnx_ir.Model, known without onnx_ir."""
+    """An onnx_ir.Model, recognized without importing onnx_ir."""
 
     @property
     def graph(self) -> Any:
@@ -46,26 +46,24 @@ class IrModel(Protocol):
 
     @property
     def functions(self) -> Any:
-        """Local functions."""
+        """The local functions."""
 
 
 METADATA_KEY = "amp_rewrite"
-"""Key of the metadata entry of a converted model: version, type, lists and settings."""
+"""Metadata key of a converted model, for an entry with version, type, lists and settings."""
 ModelSource: TypeAlias = "str | os.PathLike[str] | bytes | ModelProto | Model | HoldsModel | ExportedProgram | IrModel"
-"""Forms of a model that `Model.load` takes."""
+"""Everything accepted by `Model.load`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Model:
-    """A model proto, read-only and possibly shared, with *stubs* for heavy tensors (see `tensors`), and its path.
-
-    It keeps alive the tensors of a program to which its stubs refer.
+    """A read-only, possibly shared ModelProto with *stubs* for heavy tensors (see `files.tensors`), and its path.
 
     Attributes:
         proto: the ModelProto.
-        path: the file that it was read from; None for one from memory.
-        mends: defects of the file that runtimes overlook, and what became of them.
-        held: the tensors of a program.
+        path: the file it was loaded from; None for a model from memory.
+        mends: the defects fixed on loading.
+        kept: the tensors of a program, kept alive for the stubs.
 
     Example:
         >>> from amp_rewrite import Model
@@ -77,16 +75,17 @@ class Model:
     proto: ModelProto
     path: Path | None = None
     mends: tuple[Finding, ...] = field(default=(), repr=False)
-    held: frozenset[ProgramTensor] = field(init=False, repr=False)
+    kept: frozenset[ProgramTensor] = field(init=False, repr=False)
     _fits: dict[tuple[Source, int, DType] | None, Fit] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if HELD else ()
-        object.__setattr__(self, "held", frozenset(h for t in stubs if (h := tensors.source(t).held) is not None))
+        stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if PROGRAM_TENSORS else ()
+        kept = frozenset(p for t in stubs if (p := tensors.source(t).tensor) is not None)
+        object.__setattr__(self, "kept", kept)
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model and return it; return a Model as is, also the one in a result of `convert` or `repair`.
+        """Load a model; a Model, also one in a result of `convert` or `repair`, is returned as is.
 
         From a path or a program, tensors above 16 KiB become stubs instead of being read.
 
@@ -95,38 +94,38 @@ class Model:
             folder: the folder of external data, by default that of the path.
 
         Raises:
-            ModelError: the model is invalid; in one line.
+            ModelError: the model cannot be read, or is invalid.
         """
-        if isinstance(held := getattr(source, "result", source), Model):
-            return held
+        if isinstance(loaded := getattr(source, "result", source), Model):
+            return loaded
         place = None if folder is None else Path(folder)
         if isinstance(source, (str, os.PathLike)):
             proto, mends = mended(of_path(Path(source), place), owned=True)
             return cls(proto, Path(source), mends)
-        own: dict[str, Source] = {}  # holds the tensors of a program until the model does
-        proto, mends = mended(of_memory(source, place, own), owned=False)
+        known: dict[str, Source] = {}  # keeps the tensors of a program alive until the model does
+        proto, mends = mended(of_memory(source, place, known), owned=False)
         return cls(proto, None, mends)
 
     def __repr__(self) -> str:
         return f"<Model {str(self.path or self.proto.graph.name)!r}: {len(self.proto.graph.node)} nodes>"
 
     def array(self, tensor: TensorProto) -> Array:
-        """Return all values of a tensor, read and cast for a stub. Do not modify the result."""
+        """Return all values of a tensor; those of a stub are read, and its pending cast applied. Do not modify them."""
         with Sources() as sources:
             return tensors.array(tensor, sources)
 
     def chunks(self, tensor: TensorProto, elements: int = tensors.CHUNK) -> Iterator[Array]:
-        """Yield the tensor's values as flat arrays of at most `elements` elements, cast for a stub."""
+        """Yield the values of a tensor as `array` does, in flat arrays of at most `elements` elements."""
         with Sources() as sources:
             yield from tensors.chunks(tensor, elements, sources)
 
     def fit(self, tensor: TensorProto, to: DType) -> Fit:
-        """Return the effects of rounding the tensor to the floating type `to`. O(values).
+        """Return statistics of rounding the tensor to the floating type `to`. O(values).
 
-        A stub is streamed, once for this model and those made of it by `dataclasses.replace`.
+        A stub is streamed once, also for models made from this one by `dataclasses.replace`.
 
         Raises:
-            ModelError: the tensor is not floating.
+            ModelError: the type of the tensor is not floating.
         """
         kind = tensors.dtype(tensor)
         if not kind.floating:
@@ -135,7 +134,7 @@ class Model:
         if key in self._fits:
             return self._fits[key]
         with Sources() as sources:
-            fit = Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to, ours=key is not None)
+            fit = Fit.of(tensors.chunks(tensor, tensors.CHUNK, sources), to, owned=key is not None)
         if key is not None:
             self._fits[key] = fit
         return fit
@@ -145,18 +144,18 @@ class Model:
         """Bytes of all tensors after pending casts."""
         return sum(tensors.nbytes(t) for sparse in (False, True) for t in wire.tensors(self.proto, sparse=sparse))
 
-    def stated(self, word: str) -> str:
-        """Return a word of the metadata of a conversion, as in "target"; "" without one.
+    def recorded(self, setting: str) -> str:
+        """Return a setting that the conversion recorded in the metadata; "" if there is none.
 
         Args:
-            word: its name.
+            setting: its name, such as "target".
 
         Returns:
-            The text behind the "=".
+            The text after "=".
         """
         texts = {p.key: p.value for p in self.proto.metadata_props if isinstance(p.value, str)}  # bytes are not UTF-8
-        entry = texts.get(METADATA_KEY, "")
-        return next((value for name, _, value in (pair.partition("=") for pair in entry.split()) if name == word), "")
+        pairs = (pair.partition("=") for pair in texts.get(METADATA_KEY, "").split())
+        return next((value for name, _, value in pairs if name == setting), "")
 
     def save(
         self,
@@ -164,34 +163,41 @@ class Model:
         *,
         overwrite: bool = False,
         external_data: bool | str | None = None,
-        progress: store.Progress | None = None,
+        progress: store.ByteProgress | None = None,
     ) -> None:
-        """Write the model to a file, weights streamed; on failure nothing is left and the old file stays.
+        """Write the model to a file and stream its weights; on failure, the folder stays as it was.
 
-        The path may be that of the file that the model came from, but then its stubs point to a file that is gone, and
-        the model must be loaded again. A link is replaced, not the file that it points to.
+        A model saved to the file it was loaded from must be loaded again, since its stubs point to the old file. A
+        link is replaced, not its target.
 
         Args:
             path: the file to write.
             overwrite: True to replace an existing file.
-            external_data: weights in `<stem>.<hash>.data`, or a file of that name, with a suffix; None: above 1.5 GB.
+            external_data: True for weights in `<stem>.<hash>.data`, or the name of a data file, with a suffix; None:
+                True above 1.5 GB.
             progress: called as `progress(done, total)` with bytes.
 
         Raises:
-            ModelError: the file cannot be written, or exists; or weights of the model are read from it.
+            ModelError: the file exists, cannot be written, or contains weights of the model that are not yet read.
             PolicyError: `external_data` is not the name of a file.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
         external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
-        read, overwrite = self.path, overwrite is True
-        store.save(self.proto, Path(path), progress, read=read, overwrite=overwrite, external_data=external)
+        store.save(
+            self.proto,
+            Path(path),
+            progress,
+            loaded_from=self.path,
+            overwrite=overwrite is True,
+            external_data=external,
+        )
 
     def to_proto(self) -> ModelProto:
         """Return a copy with every tensor in memory.
 
         Raises:
-            ModelError: it is larger than 2 GB, protobuf's limit.
+            ModelError: the model is larger than 2 GB, protobuf's limit.
         """
         if self.nbytes > store.LARGEST_FILE:
             raise ModelError(
@@ -206,15 +212,15 @@ class Model:
         return out
 
     def skeleton(self) -> ModelProto:
-        """Return a light copy for onnx's checker and shape inference, as `skeleton.skeleton` describes it."""
+        """Return a copy without heavy tensors for onnx's checker and shape inference (see `skeleton.skeleton`)."""
         return skeleton(self.proto, HEAVY)
 
 
 def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Model) -> TensorProto:
-    """Return a new tensor with the values of `tensor` in the floating type `to`; all but the name is kept.
+    """Return a copy of `tensor` cast to the floating type `to`, under a new name if one is given.
 
-    Values in memory are cast at once (see `cast`). A stub gets a pending cast, which replaces one that only widens.
-    ModelError for a tensor or a type that is not floating.
+    Values in memory are cast at once (see `cast`). A stub gets a pending cast; it replaces a pending cast that only
+    widens. ModelError if the tensor or the type is not floating.
     """
     kind = tensors.dtype(tensor)
     if not (kind.floating and to.floating):
@@ -224,7 +230,8 @@ def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Mod
     else:
         out = tensors.without_values(tensor)
         out.data_type = to.code
-        if is_stub(tensor) and ((held := tensors.source(tensor).dtype) is kind or (held.low and kind is DType.FLOAT)):
+        stored = tensors.source(tensor).dtype if is_stub(tensor) else None
+        if stored is not None and (stored is kind or (stored.low and kind is DType.FLOAT)):
             tensors.make_stub(out, tensors.source(tensor))
         else:
             out.raw_data = cast(model.array(tensor), to).tobytes()
@@ -234,7 +241,7 @@ def baked(tensor: TensorProto, to: DType, *, name: str | None = None, model: Mod
 
 
 def scaled(tensor: TensorProto, exponent: int, *, name: str, model: Model) -> TensorProto:
-    """Return a new tensor with the values of a float32 `tensor` times 2⁻ᵉ; all but the name is kept.
+    """Return a copy of a float32 `tensor` with its values times 2⁻ᵉ, under a new name.
 
     Values in memory are scaled at once. A stub gets a pending scale.
     """

@@ -1,4 +1,4 @@
-"""Protobuf messages: copies, repeated fields, walks over graphs and their bodies, and new names for values."""
+"""Helpers for protobuf messages: copies, repeated fields, walks over graphs and their bodies, renaming."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clone(message: M) -> M:
 
 
 def refill(message: Message, name: str, items: Iterable[Message]) -> None:
-    """Replace the messages of a repeated field. `items` may be messages of the field itself."""
+    """Replace the messages of a repeated field. `items` may come from the field itself."""
     kept = list(items)
     field = getattr(message, name)
     del field[:]
@@ -26,7 +26,7 @@ def refill(message: Message, name: str, items: Iterable[Message]) -> None:
 
 
 def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
-    """Yield the graphs in a node's attributes, each with the attribute's name."""
+    """Yield the graphs in a node's attributes, each with the name of its attribute."""
     for a in node.attribute[:]:  # iterating over a slice takes half as long
         if a.type == AttributeProto.GRAPH:
             yield a.name, a.g
@@ -35,7 +35,7 @@ def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
 
 
 def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield nodes, each followed by the nodes of its bodies."""
+    """Yield the nodes, each followed by the nodes of its bodies."""
     for node in nodes:
         yield node
         for _, body in bodies(node):
@@ -51,7 +51,7 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    """Yield the names read by nodes and their bodies, perhaps a body's own among them."""
+    """Yield the names read by nodes and their bodies, including names local to a body."""
     for node in nodes:
         yield from filter(None, node.input)
         for _, body in bodies(node):
@@ -60,18 +60,18 @@ def names_read(nodes: Iterable[NodeProto]) -> Iterator[str]:
 
 
 def needed(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
-    """Return the nodes behind these results, in order."""
-    read = set(results)
+    """Return the nodes needed to compute these results, in order."""
+    names = set(results)
     kept: list[NodeProto] = []
     for node in reversed(nodes):
-        if read.intersection(node.output):
+        if names.intersection(node.output):
             kept.append(node)
-            read.update(names_read([node]))
+            names.update(names_read([node]))
     return kept[::-1]
 
 
 def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Give the values in a graph and its bodies, in place, their new names in `names`; others keep theirs."""
+    """Rename the values of a graph and its bodies in place; those missing from `names` keep their names."""
     sparse = (tensor.values for tensor in graph.sparse_initializer)
     for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
         named.name = names.get(named.name, named.name)
@@ -80,7 +80,7 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def rename_node(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    """Rename the values of a node and its bodies, in place, as `rename` does; return the node."""
+    """Rename the values of a node and its bodies in place, as `rename` does; return the node."""
     for own in (node.input, node.output):
         own[:] = [name and names.get(name, name) for name in own]
     for _, body in bodies(node):

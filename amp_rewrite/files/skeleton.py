@@ -16,18 +16,18 @@ from amp_rewrite.files.tensors import is_stub, nbytes, without_values
 
 _SPARSE_CONSTANT = 11  # the first opset whose Constant has sparse_value
 _RESHAPE_WITH_SHAPE = 5  # the first opset whose Reshape takes the shape as an input
-# What Constant produced before its newer versions (opset 13: bfloat16, 19: float8, 21: int4 …).
-_ALWAYS = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
+# Types that every version of Constant produces (opset 13 added bfloat16, 19 float8, 21 int4 …).
+_ALWAYS_CONSTANT = frozenset(DType) - {d for d in DType if d.code >= DType.BFLOAT16.code}
 
 
 def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
     """Return a copy without tensors above `threshold` bytes; all types and shapes stay.
 
-    Heavy initializers of the main graph become graph inputs. In bodies and functions heavy initializers and Constants
-    become Constants of an empty sparse tensor, which represents a dense one. Below opset 11, which has no such
-    Constant, and in the attributes of other ops, heavy values become zeros. A Cast or an Identity replaces EyeLike,
-    RegexFullMatch and LabelEncoder: if the type of their input is unknown to onnx, as after an operator of
-    com.microsoft, the inference of onnx 1.23 crashes the process.
+    Heavy initializers of the main graph become graph inputs. In bodies and functions, heavy initializers and Constants
+    become Constants with an empty sparse_value. Before opset 11, which introduced it, and in the attributes of other
+    ops, heavy values become zeros. A Cast or an Identity replaces EyeLike, RegexFullMatch and LabelEncoder: onnx 1.23
+    crashes the process while inferring their types if onnx does not know the type of their input, as behind an operator
+    of com.microsoft.
     """
 
     def hollow(tensor: TensorProto) -> list[wire.Piece] | None:
@@ -44,29 +44,29 @@ def skeleton(proto: ModelProto, threshold: int) -> ModelProto:
         out.CopyFrom(proto)
     else:
         out.ParseFromString(b"".join(p for p in body if isinstance(p, bytes)))
-        out.ClearField("training_info")  # neither the checker nor inference reads it
+        out.ClearField("training_info")  # read neither by the checker nor by shape inference
         _main_inputs(out.graph)
         _fill(out.graph, _opset(out))
         for function in out.functions:
             _fill(function, _opset(function))
             for attribute in function.attribute_proto:
                 _fill_attribute(attribute, _opset(function))
-    _stand_in(out)
-    _without_bare_ends(out)
+    _replace_fatal_ops(out)
+    _replace_bare_ends(out)
     return out
 
 
-def _stand_in(model: ModelProto) -> None:
-    """Replace ops fatal to onnx's inference by ops with the same types and shapes."""
+def _replace_fatal_ops(model: ModelProto) -> None:
+    """Replace ops that crash onnx's inference by ops with the same types and shapes."""
     nodes = all_nodes(chain(model.graph.node, *(function.node for function in model.functions)))
     for node in (node for node in nodes if node.op_type in _FATAL):
         kind, codes = (node.domain.removeprefix("ai.onnx"), node.op_type), None
         if kind == ("", "EyeLike"):  # without a type, the result has that of the input
-            stated = [a for a in node.attribute if a.name == "dtype"]
-            codes = None if any(a.ref_attr_name for a in stated) else [a.i for a in stated]
+            dtypes = [a for a in node.attribute if a.name == "dtype"]
+            codes = None if any(a.ref_attr_name for a in dtypes) else [a.i for a in dtypes]
         elif kind == ("", "RegexFullMatch"):
             codes = [TensorProto.BOOL]
-        elif kind == (".ml", "LabelEncoder"):  # before version 2, it states no type
+        elif kind == (".ml", "LabelEncoder"):  # before version 2, it has no attribute with a type
             tensors = [a.t.data_type for a in node.attribute if a.name == "values_tensor"]
             codes = (tensors + [_LABELS[a.name] for a in node.attribute if a.name in _LABELS])[:1] or None
         if codes is not None:
@@ -75,8 +75,8 @@ def _stand_in(model: ModelProto) -> None:
             node.attribute.extend(onnx.helper.make_attribute("to", to) for to in codes)
 
 
-def _without_bare_ends(model: ModelProto) -> None:
-    """Drop outputs without a type or a shape, refused by the checker; make such inputs results of a Reshape."""
+def _replace_bare_ends(model: ModelProto) -> None:
+    """Drop outputs without a type or shape, which the checker refuses; turn such inputs into results of a Reshape."""
     graph = model.graph
     if any(map(is_bare, graph.output)):
         refill(graph, "output", [formal for formal in graph.output if not is_bare(formal)])
@@ -112,7 +112,7 @@ def _fill(holder: GraphProto | FunctionProto, opset: int) -> None:
     sparse = opset >= _SPARSE_CONSTANT
     constants: list[NodeProto] = []
     for tensor in filter(is_stub, holder.initializer if isinstance(holder, GraphProto) else ()):
-        if sparse and DType(tensor.data_type) in _ALWAYS:
+        if sparse and DType(tensor.data_type) in _ALWAYS_CONSTANT:
             constants.append(NodeProto(op_type="Constant", output=[tensor.name]))
             _set_sparse(constants[-1].attribute.add(), tensor)
         else:
@@ -138,12 +138,11 @@ def _fill_attribute(attribute: AttributeProto, opset: int) -> None:
 
 
 def _set_sparse(attribute: AttributeProto, tensor: TensorProto) -> None:
-    """Make this the sparse_value of a Constant: all zeros, of the tensor's shape and type."""
+    """Turn the attribute into a sparse_value of zeros, with the tensor's shape and type."""
     values = TensorProto(data_type=tensor.data_type, dims=[0])
     indices = TensorProto(data_type=TensorProto.INT64, dims=[0])
     sparse = onnx.SparseTensorProto(dims=tensor.dims, values=values, indices=indices)
-    stated = AttributeProto(name="sparse_value", type=AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse)
-    attribute.CopyFrom(stated)
+    attribute.CopyFrom(AttributeProto(name="sparse_value", type=AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse))
 
 
 def _zero(tensor: TensorProto) -> None:

@@ -1,9 +1,9 @@
 """Atomic writing of a model file and its data file.
 
-Everything is first written to temporary files in the target folder. Then the data file gets a name with the hash of its
-content, the model file is renamed, and the data files of the replaced model are removed. So at any moment a complete
-old or a complete new model exists; if the caller names the data file and the name is taken, at most one of the two
-exists.
+Everything is first written to scratch files in the target folder. Then the data file gets a name with the hash of its
+content, the model file is renamed, and the data files of the replaced model are removed. At any moment, either the
+complete old model or the complete new one exists. If the caller names the data file and the name is taken, neither
+exists for a moment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnx import ModelProto, TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError, PolicyError, spelled
 from amp_rewrite.files import wire
-from amp_rewrite.files.disk import alone, check_place, open_regular, scratch, sweep, sync
+from amp_rewrite.files.disk import check_place, locked, open_regular, scratch, sweep, sync
 from amp_rewrite.files.tensors import Source, Sources, is_stub, nbytes, payload, source, without_values
 
 LARGEST_FILE = (1 << 31) - 1  # protobuf reads no larger message
@@ -32,17 +32,17 @@ LARGEST_INLINE = 1_500_000_000  # bytes of tensors from which external data is t
 TEXT = (".onnxtxt", ".onnxtext", ".textproto", ".prototxt", ".pbtxt", ".txtpb", ".json", ".onnxjson")
 """Suffixes of onnx's text formats."""
 LARGEST_SHAPE = 1 << 14
-"""Bytes of a list of integers, perhaps a shape: runtimes read shapes before they open data files."""
+"""Bytes of an integer list that stays in the model file: runtimes read shapes before they open data files."""
 
 _LARGE = 50_000_000  # bytes
 _MIN_MOVED = 1 << 10
 _PAGE, _PAGED_FROM, _ALIGN = 4096, 1 << 20, 64
 
-Progress = Callable[[int, int], None]
+ByteProgress = Callable[[int, int], None]
 
 
 class Destinations:
-    """Destination of each tensor of a model: the model file, or a data file; then `data` has its pieces.
+    """Destination of each tensor of a model: the model file, or the data file with the pieces in `data`.
 
     `location`: the name of the data file; None for a model without one. Tied tensors share bytes there.
     """
@@ -85,7 +85,7 @@ class Destinations:
 
 
 def _movable(tensor: TensorProto) -> bool:
-    """True if the tensor may be in a data file. Short lists of integers may not: they may be shapes."""
+    """True if the tensor may go to a data file. Short integer lists may not, since they may be shapes."""
     kind = DType.of(tensor.data_type)
     if kind in (None, DType.STRING) or tensor.HasField("segment"):
         return False
@@ -100,13 +100,13 @@ def _movable(tensor: TensorProto) -> bool:
 def save(
     proto: ModelProto,
     path: Path,
-    progress: Progress | None,
+    progress: ByteProgress | None,
     *,
-    read: Path | None,
+    loaded_from: Path | None,
     overwrite: bool,
     external_data: bool | str,
 ) -> None:
-    """Write a model to a path, as `Model.save` says. `read`: the file that it came from."""
+    """Write a model to a path, as documented in `Model.save`. `loaded_from`: the file of the model, if any."""
     name = external_data if isinstance(external_data, str) else ""
     if name and (Path(name).name != name or name in (path.name, "..") or "\0" in name or "\\" in name):
         raise ModelError(f"{name!r} is not a name for the weights of {path}; give the plain name of another file")
@@ -116,14 +116,14 @@ def save(
     try:
         check_target(path, overwrite)
         kept: frozenset[str] = frozenset()  # files of tensors that are not read yet
-        if read is None or not replaces(path, read):
+        if loaded_from is None or not replaces(path, loaded_from):
             kept = frozenset(source(tensor).path for tensor in wire.tensors(proto) if is_stub(tensor))
             if not path.is_symlink() and os.path.realpath(path) in kept:
                 raise ModelError(f"cannot write {path}: weights of the model are still read from it; name another")
         sweep(path.parent)
         with Sources() as sources, ExitStack() as undo:
             written = _write_scratch_files(proto, path, external_data, sources, progress, undo)
-            with alone(path.parent):
+            with locked(path.parent):
                 check_target(path, overwrite)  # another process may have been faster
                 stale = [old for old in outdated(path, kept) if old not in written.values()]
                 for named in written.values():
@@ -139,11 +139,11 @@ def _write_scratch_files(
     path: Path,
     external_data: bool | str,
     sources: Sources,
-    progress: Progress | None,
+    progress: ByteProgress | None,
     undo: ExitStack,
 ) -> dict[Path, Path]:
-    """Write the files under temporary names; return the name of each, the model last."""
-    secret = secrets.token_hex(8)  # as long as the part of the hash that takes its place
+    """Write scratch files; return the final path of each, the model's last."""
+    secret = secrets.token_hex(8)  # as long as the part of the hash that replaces it
     location = external_data if isinstance(external_data, str) else f"{path.stem}.{secret}.data"
     places = Destinations(sources, location if external_data else None)
     body = wire.pieces(proto, places) or [proto.SerializeToString(deterministic=True)]
@@ -177,9 +177,9 @@ def _write_scratch_files(
 
 
 def _commit(written: Mapping[Path, Path], stale: Iterable[Path], undo: ExitStack) -> None:
-    """Rename the written files, and remove the data of the replaced model.
+    """Rename the scratch files, and remove the data files of the replaced model.
 
-    Only one process at a time may run this: a file outdated for one may have just been written by another.
+    Only one process at a time may run this: a data file that looks stale may have just been written by another one.
     """
     for temporary, named in written.items():
         if not os.path.lexists(named):
@@ -198,7 +198,7 @@ def _commit(written: Mapping[Path, Path], stale: Iterable[Path], undo: ExitStack
 
 
 def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool) -> None:
-    """Remove a model whose data file is to be replaced first. ModelError if that file must stay."""
+    """Remove the old model before its data file is replaced; ModelError if the data file must stay."""
     refused = f"cannot write the weights of {path}: "
     if named.is_dir() or not overwrite or os.path.realpath(named) in kept:
         way = "name another" if overwrite else f"or replace it with {spelled('overwrite', True)}"
@@ -209,13 +209,13 @@ def _make_room(path: Path, named: Path, kept: frozenset[str], *, overwrite: bool
     path.unlink(missing_ok=True)
 
 
-def _write(file: BinaryIO, pieces: list[wire.Piece], written: Callable[[bytes | memoryview], None]) -> None:
-    """Write pieces to a file and close it. `written`: called with each chunk."""
+def _write(file: BinaryIO, pieces: list[wire.Piece], on_chunk: Callable[[bytes | memoryview], None]) -> None:
+    """Write pieces to a file and close it. `on_chunk`: called with each chunk once it is written."""
     for piece in pieces:
         count = 0
         for chunk in (piece,) if isinstance(piece, bytes) else piece.chunks():
             file.write(chunk)
-            written(chunk)
+            on_chunk(chunk)
             count += len(chunk)
         if not isinstance(piece, bytes) and count != piece.nbytes:
             raise ModelError(
@@ -230,8 +230,8 @@ def _write(file: BinaryIO, pieces: list[wire.Piece], written: Callable[[bytes | 
 # -- targets and their data files ----------------------------------------------------------------------
 
 
-def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> None:
-    """Raise ModelError if a model cannot be written to `path`, and say why. `read`: a model with data files to keep."""
+def check_target(path: Path, overwrite: bool, *, loaded_from: Path | None = None) -> None:
+    """Raise ModelError if no model can be written to `path`. `loaded_from`: a model with data files to keep."""
     if "\0" in str(path):
         raise ModelError(f"cannot write {str(path)!r}: a name cannot hold a zero byte; name another")
     if path.suffix.lower() in TEXT:
@@ -246,8 +246,9 @@ def check_target(path: Path, overwrite: bool, *, read: Path | None = None) -> No
         path.name.encode()
     except UnicodeEncodeError as cause:
         raise ModelError(f"cannot write {str(path)!r}: its name is not Unicode; name another") from cause
-    if read is not None and any(replaces(path, data) for data in data_files(read)):
-        raise ModelError(f"cannot write {path}: it holds the weights of {read}, which is being read; name another")
+    if loaded_from is not None and any(replaces(path, data) for data in data_files(loaded_from)):
+        read = f"it holds the weights of {loaded_from}, which is being read"
+        raise ModelError(f"cannot write {path}: {read}; name another")
 
 
 def replaces(path: Path, file: Path) -> bool:
@@ -256,10 +257,10 @@ def replaces(path: Path, file: Path) -> bool:
 
 
 def outdated(path: Path, kept: Collection[str]) -> list[Path]:
-    """Data files left unused by a replacement of the model at `path`.
+    """Return the data files that nothing uses once the model at `path` is replaced.
 
-    They were written by `save`, and no link to the model, no other model in the folder and no entry of `kept` refers to
-    them.
+    They were written by `save`, no other link to the model or model in the folder refers to them, and `kept` does not
+    contain them.
     """
     if path.is_symlink() or not path.is_file() or path.stat().st_nlink > 1:
         return []
@@ -277,7 +278,7 @@ def models_beside(path: Path) -> list[Path]:
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the data files named by the model at `path`; none for other files."""
+    """Return the data files of the model at `path`; none if it is not a model."""
     try:
         with open_regular(path) as file:
             return data_files_in(file, os.fstat(file.fileno()).st_size, path)
@@ -286,14 +287,14 @@ def data_files(path: Path) -> list[Path]:
 
 
 def is_large(path: Path) -> bool:
-    """True if a model takes more than a moment to convert and check."""
+    """True if converting and checking a model takes more than a moment."""
     with suppress(OSError):
         return path.stat().st_size >= _LARGE or any(file.stat().st_size >= _LARGE for file in data_files(path))
     return False
 
 
 def data_files_in(file: BinaryIO, size: int, path: Path) -> list[Path]:
-    """Return the data files named by an open model of `path`; none for other files."""
+    """Return the data files of a model opened from `path`; none if it is not a model."""
     names: set[str] = set()
     try:
         light = wire.lightened(file, size, LARGEST_SHAPE, lambda *_: True, str(path))

@@ -1,11 +1,11 @@
-"""The bytes of tensors: their location, and reading them in chunks.
+"""The bytes of tensors: where they are stored, and reading them in chunks.
 
 A *stub* is a TensorProto whose bytes are in a file: data_location is EXTERNAL, and external_data has the absolute
-path, the offset, the length, and the *stamp* of the file. The stub of a tensor of a program in memory has no path, and
-the key of that tensor (see `HELD`) as its stamp. If the bytes have another element type than `data_type`, the stub
-carries a *pending cast*, and it may carry a *pending scale*, a power of two: both are applied on reading, the scale
-first. All of this is inside the TensorProto, so a stub can be copied,
-renamed and moved between models like any other tensor.
+path, the offset, the length, and the *stamp* of the file. For a tensor of a program in memory, the stub has no path,
+and its stamp is the tensor's key in `PROGRAM_TENSORS`. If the bytes have another element type than `data_type`, the
+stub has a *pending cast*. It may also have a *pending scale*, a power of two. Both are applied on reading, the scale
+first. All of this is inside the TensorProto, so a stub can be copied, renamed and moved between models like any other
+tensor.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ CHUNK = 1 << 18  # elements; such a chunk stays in the processor's cache
 _VALUES = ("raw", "float", "double", "int32", "int64", "uint64", "string", "external")  # fields that end in _data
 _DTYPE, _STAMP, _EXPONENT = "amp_rewrite.dtype", "amp_rewrite.stamp", "amp_rewrite.exponent"
 _CHANGED = "{} has changed since the model was loaded from it; load it again"
-_COPIED = 1 << 20  # bytes
+_COPIED = 1 << 20  # bytes copied at a time
 
 
 class ProgramTensor:
-    """A tensor of onnx_ir. It may share its memory with torch or compute its values when asked.
+    """A tensor of onnx_ir, which may share its memory with torch or compute its values on demand.
 
-    It lives as long as a `Model` with a stub of it, and is found by `key`, which cannot collide with the stamp of a
-    file. Its values must not change meanwhile.
+    It lives as long as a `Model` has a stub of it, and its values must not change during that time. `key` cannot
+    collide with the stamp of a file.
     """
 
     def __init__(self, tensor: Any, dtype: DType, elements: int) -> None:
         self.tensor, self.dtype, self.elements = tensor, dtype, elements
         self.key = secrets.token_hex(16)
-        HELD[self.key] = self
+        PROGRAM_TENSORS[self.key] = self
 
     def values(self) -> Array:
-        """Return the bytes of the values in order, packed for a sub-byte type. They are not kept."""
+        """Return the bytes of the values, packed for a sub-byte type, without caching them."""
         import onnx_ir
 
         where, raw = f"tensor {self.tensor.name!r} of the program", self.tensor
         try:
             while isinstance(raw, onnx_ir.LazyTensor):
-                raw = raw.raw()  # numpy() would keep the values of a caching one
+                raw = raw.raw()  # numpy() might cache the values
             values = np.frombuffer(raw.tobytes(), np.uint8) if self.dtype.bits < 8 else np.asarray(raw.numpy())
-        except Exception as cause:  # of the library that holds the tensor, or of a function of the user
+        except Exception as cause:  # from the library behind the tensor or from the user's code
             words = one_line(cause)
             raise ModelError(f"{where} cannot be read: {words}; give it values, or export the program again") from cause
         needed = self.dtype.nbytes(self.elements)
@@ -68,16 +68,16 @@ class ProgramTensor:
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
-HELD: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
-"""Tensors of programs by key, while a Model refers to them."""
+PROGRAM_TENSORS: WeakValueDictionary[str, ProgramTensor] = WeakValueDictionary()
+"""The tensors of programs by key, as long as a Model refers to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Location of a stub's bytes, and their type there.
+    """Location and stored type of a stub's bytes.
 
-    `stamp`: identifies one state of the file, or `held`, the tensor of a program; then there is no path. `exponent`:
-    the values are those of the bytes times 2⁻ᵉ.
+    `stamp`: identifies the state of the file, or, without a path, the program's `tensor`. `exponent`: the stored
+    values are to be multiplied by 2⁻ᵉ.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Source:
     dtype: DType
     stamp: str
     exponent: int = 0
-    held: ProgramTensor | None = field(default=None, compare=False, repr=False)
+    tensor: ProgramTensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_memory(self) -> bool:
@@ -94,7 +94,7 @@ class Source:
 
 
 def stamp(status: os.stat_result) -> str:
-    """Return a text for the state of a file: another once it is replaced or written to."""
+    """Return an identifier for the state of a file; a replaced or modified file has another."""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
@@ -103,7 +103,7 @@ def is_stub(tensor: onnx.TensorProto) -> bool:
 
 
 def source(tensor: onnx.TensorProto) -> Source:
-    """Return the source of a stub. ModelError for external data not resolved by `Model.load`."""
+    """Return the source of a stub. ModelError for external data that `Model.load` has not resolved."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         return Source(
@@ -113,7 +113,7 @@ def source(tensor: onnx.TensorProto) -> Source:
             dtype=DType[entries[_DTYPE]],
             stamp=entries[_STAMP],
             exponent=int(entries.get(_EXPONENT, "0")),
-            held=None if entries["location"] else HELD.get(entries[_STAMP]),
+            tensor=None if entries["location"] else PROGRAM_TENSORS.get(entries[_STAMP]),
         )
     except KeyError as cause:
         raise ModelError(
@@ -122,7 +122,7 @@ def source(tensor: onnx.TensorProto) -> Source:
 
 
 def make_stub(tensor: onnx.TensorProto, source: Source) -> None:
-    """Turn the tensor into a stub of this source; its own values are dropped."""
+    """Turn the tensor into a stub for this source, dropping its own values."""
     drop_values(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entries = {"location": source.path, "offset": str(source.offset), "length": str(source.length)}
@@ -174,11 +174,11 @@ def dtype(tensor: onnx.TensorProto) -> DType:
 
 
 MAX_ELEMENTS = 1 << 60
-"""Elements of a tensor or a shape; more cannot be addressed, so that sizes fit 64 bits, and floats."""
+"""Most elements of a tensor or a shape, so that sizes fit into 64 bits and into floats."""
 
 
 def elements(tensor: onnx.TensorProto) -> int:
-    """Return the number of elements from the tensor's dims. ModelError for a negative dim, or impossible ones."""
+    """Return the number of elements from the tensor's dims. ModelError for negative or impossibly large dims."""
     dims = tensor.dims[:]  # a list, read once
     if dims and min(dims) < 0:
         raise ModelError(f"tensor {tensor.name!r} has negative dims {dims}; export it again")
@@ -189,9 +189,9 @@ def elements(tensor: onnx.TensorProto) -> int:
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of the tensor's values in raw form, after the pending cast.
+    """Return the size of the tensor's values in bytes, after the pending cast.
 
-    For strings and unknown element types, return the size of the tensor in the file.
+    For strings and unknown element types, it is the size of the TensorProto.
     """
     kind = DType.of(tensor.data_type)
     if kind is None or kind is DType.STRING:
@@ -200,16 +200,16 @@ def nbytes(tensor: onnx.TensorProto) -> int:
 
 
 class Sources:
-    """The file of the stub read last, kept open, or the values of the tensor of a program read last.
+    """A reader of stubs, with the last file kept open and the last program tensor's values kept in memory.
 
-    Files are opened without following a link, and only in the state in which the model was loaded. Bytes read are
-    valid if a file is still in that state when it is closed, and at the end: `confirm`, which leaving the context
-    without an error calls.
+    Files are opened without following links, and only if they have not changed since the model was loaded. Bytes read
+    are valid if the file has not changed when it is closed: `confirm` checks that, also when the context ends without
+    an error.
     """
 
     def __init__(self) -> None:
         self._open: tuple[str, str, BinaryIO] | None = None
-        self._held: tuple[ProgramTensor, Array] | None = None
+        self._values: tuple[ProgramTensor, Array] | None = None
 
     def __enter__(self) -> Sources:
         return self
@@ -223,7 +223,7 @@ class Sources:
                 self._open[2].close()
 
     def confirm(self) -> None:
-        """Raise ModelError if the file was written to since the model was loaded: bytes read may be mixed."""
+        """Raise ModelError if the open file has changed since the model was loaded; bytes read may be inconsistent."""
         if self._open is not None:
             path, state, file = self._open
             status = os.fstat(file.fileno())
@@ -233,14 +233,14 @@ class Sources:
                 raise ModelError(_CHANGED.format(path))
 
     def read(self, source: Source, at: int, count: int) -> Array:
-        """Return `count` bytes of a source, from byte `at`, in memory of their own."""
+        """Return a copy of `count` bytes of a source, from byte `at` on."""
         if source.in_memory:
-            if source.held is None:
+            if source.tensor is None:
                 raise ModelError("the program that holds the weights is gone; keep the Model that was loaded from it")
-            if self._held is None or self._held[0] is not source.held:
-                self._held = None  # before the next one takes memory
-                self._held = source.held, source.held.values()
-            return self._held[1][at : at + count].copy()
+            if self._values is None or self._values[0] is not source.tensor:
+                self._values = None  # free its memory before the next one is read
+                self._values = source.tensor, source.tensor.values()
+            return self._values[1][at : at + count].copy()
         out: Array = np.empty(count, np.uint8)
         try:
             if self._open is None or self._open[:2] != (source.path, source.stamp):
@@ -297,7 +297,7 @@ def array(tensor: onnx.TensorProto, sources: Sources) -> Array:
 
 
 def in_memory(tensor: onnx.TensorProto) -> Array:
-    """Return the values of a tensor other than a stub. ModelError if they do not fit its dims and type."""
+    """Return the values of a tensor other than a stub. ModelError if they do not match its dims and type."""
     try:
         values: Array = to_array(tensor)
     except (ValueError, TypeError, KeyError) as cause:
@@ -306,7 +306,7 @@ def in_memory(tensor: onnx.TensorProto) -> Array:
 
 
 def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memoryview]:
-    """Yield the tensor's values in raw form, in pieces, after the pending cast. Not for strings."""
+    """Yield the bytes of the tensor's values in pieces, after the pending cast. Not for strings."""
     if not is_stub(tensor):
         yield tensor.raw_data if tensor.HasField("raw_data") else in_memory(tensor).tobytes()
         return
@@ -319,7 +319,7 @@ def payload(tensor: onnx.TensorProto, sources: Sources) -> Iterator[bytes | memo
 
 
 def materialized(tensor: onnx.TensorProto, sources: Sources) -> onnx.TensorProto:
-    """Return the stub with its bytes read."""
+    """Return the tensor of a stub with its values in memory."""
     out = without_values(tensor)
     out.raw_data = b"".join(map(bytes, payload(tensor, sources)))
     return out

@@ -1,7 +1,7 @@
-"""The protobuf wire format of ONNX files: read a model without its weights, write one around them.
+"""The protobuf wire format of ONNX files, to read a model without its weights and to write one around them.
 
-The encoding is that of https://protobuf.dev/programming-guides/encoding. Reading costs O(fields of the
-messages that hold something heavy), not O(bytes): everything else is skipped by its length.
+The encoding is described at https://protobuf.dev/programming-guides/encoding. Reading costs O(fields of messages with
+heavy tensors), not O(bytes): everything else is skipped by its length.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from amp_rewrite.errors import ModelError
 
 
 class NotOnnxError(ModelError):
-    """Bytes other than an ONNX model: another format, or a truncated one."""
+    """A file is not an ONNX model, or is truncated."""
 
 
-# The fields that lead to tensors. Sparse tensors are separate because their parts are always in memory.
+# The fields that lead to tensors. Sparse tensors are listed apart, since their parts are always in memory.
 DENSE: dict[type[Message], tuple[str, ...]] = {
     onnx.ModelProto: ("graph", "training_info", "functions"),
     onnx.TrainingInfoProto: ("initialization", "algorithm"),
@@ -38,7 +38,7 @@ _NESTED: dict[type[Message], dict[int, Any]] = {
     kind: {(field := kind.DESCRIPTOR.fields_by_name[name]).number: field for name in names}
     for kind, names in DENSE.items()
 }
-"""The same fields by number."""
+"""The fields of `DENSE` by number."""
 RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
 
 _PLAIN_ATTRIBUTES = frozenset(
@@ -52,7 +52,7 @@ _DEEPEST = 100  # protobuf's own parser stops at this depth too
 
 @dataclass(frozen=True, slots=True)
 class StreamedPiece:
-    """A piece of a file of `nbytes` bytes, computed when it is written: the values of a tensor."""
+    """A tensor's values as a piece of a file, `nbytes` long and produced while it is written."""
 
     nbytes: int
     chunks: Callable[[], Iterable[bytes | memoryview]]
@@ -63,7 +63,7 @@ Piece = bytes | StreamedPiece
 
 
 def total(pieces: list[Piece]) -> int:
-    """Bytes of the pieces once written."""
+    """Return the number of bytes of the pieces once they are written."""
     return sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
 
 
@@ -83,7 +83,7 @@ def head(number: int, length: int) -> bytes:
 
 
 def tensors(message: Message, *, sparse: bool = False) -> Iterator[onnx.TensorProto]:
-    """Yield the message's TensorProtos in wire order, but for parts of sparse tensors; with `sparse` these alone."""
+    """Yield the message's dense TensorProtos in wire order; with `sparse`, only the parts of sparse tensors."""
     if isinstance(message, onnx.TensorProto):
         if not sparse:
             yield message
@@ -121,7 +121,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
         return None
     out: list[Piece] = []
     for field, value in message.ListFields():
-        if isinstance(value, bytes):  # protobuf returns text that is not UTF-8 as bytes, and takes none
+        if isinstance(value, bytes):  # protobuf returns text that is not UTF-8 as bytes, but does not accept bytes
             out += [head(field.number, len(value)), value]
             continue
         if field.name not in replaced:
@@ -130,7 +130,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
         for at, child in enumerate(_children(message, field.name)):
             parts = replaced[field.name].get(at) or [child.SerializeToString(deterministic=True)]
             out += [head(field.number, total(parts)), *parts]
-    for unknown in UnknownFieldSet(message):  # of a later version of ONNX
+    for unknown in UnknownFieldSet(message):  # from a later version of ONNX
         out.append(varint(unknown.field_number << 3 | unknown.wire_type))
         if unknown.wire_type == 0:
             out.append(varint(unknown.data))
@@ -142,7 +142,7 @@ def pieces(message: Message, replace: Callable[[onnx.TensorProto], list[Piece] |
 
 
 def _plain(node: onnx.NodeProto) -> bool:
-    # runs for every node: a slice halves the time of the loop, a generator doubles it
+    # This runs for every node. A slice halves the time of the loop, a generator doubles it.
     for a in node.attribute[:]:  # noqa: SIM110
         if a.type not in _PLAIN_ATTRIBUTES:
             return False
@@ -165,7 +165,7 @@ def lightened(
 
 @dataclass(slots=True)
 class _WireWalk:
-    """A walk over the messages in a file, read at random through one buffer from byte `start` on."""
+    """A walk over the messages in a file, with one buffer that starts at byte `start` of the file."""
 
     file: BinaryIO
     size: int
@@ -189,7 +189,7 @@ class _WireWalk:
         )
 
     def message(self, start: int, stop: int, kind: type[Message], depth: int) -> bytes | None:
-        """Return the message of this kind with stubs; None if it has no heavy tensor."""
+        """Return the message with stubs in place of heavy tensors; None if it has none."""
         if depth > _DEEPEST:
             raise self.bad(start, f"messages are nested deeper than {_DEEPEST}")
         if kind is onnx.TensorProto:
@@ -222,7 +222,7 @@ class _WireWalk:
             elif wire != 2:
                 raise self.bad(at, f"field raw_data of TensorProto has wire type {wire}")
             else:
-                raw = begin, end  # of a field that is there twice, the last one counts
+                raw = begin, end  # if the field is repeated, the last one counts
         if raw is None or raw[1] - raw[0] <= self.threshold:
             return None
         tensor = onnx.TensorProto()
@@ -236,7 +236,7 @@ class _WireWalk:
 
 
 def _fields(walk: _WireWalk, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield (number, wire type, start, start of the value, end) of each field between start and stop."""
+    """Yield (number, wire type, start, start of value, end) for each field between `start` and `stop`."""
     at = start
     while at < stop:
         if at < walk.start or at + _LONGEST_HEAD > walk.start + len(walk.buffer):

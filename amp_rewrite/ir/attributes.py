@@ -1,4 +1,4 @@
-"""Attributes of nodes."""
+"""Access to the attributes of nodes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ def attribute(node: NodeProto, name: str) -> AttributeProto | None:
 
 
 def float_attribute(node: NodeProto, name: str, default: float) -> float:
-    stated = attribute(node, name)
-    return default if stated is None else stated.f
+    found = attribute(node, name)
+    return default if found is None else found.f
 
 
 def int_attribute(node: NodeProto, name: str, default: int) -> int:
-    stated = attribute(node, name)
-    return default if stated is None else stated.i
+    found = attribute(node, name)
+    return default if found is None else found.i
 
 
 def text_attribute(node: NodeProto, name: str, default: str = "") -> str:
-    stated = attribute(node, name)
-    return default if stated is None else stated.s.decode("utf-8", "replace")
+    found = attribute(node, name)
+    return default if found is None else found.s.decode("utf-8", "replace")
 
 
 def ints_attribute(node: NodeProto, name: str) -> tuple[int, ...]:
     """Return a node's list of integers; an empty one if it is absent."""
-    stated = attribute(node, name)
-    return () if stated is None else tuple(stated.ints)
+    found = attribute(node, name)
+    return () if found is None else tuple(found.ints)
 
 
 def equation(node: NodeProto) -> tuple[Sequence[str], str]:
-    """Return the labels of each operand of an Einsum, and those of the result, stated or implied."""
+    """Return the labels of each operand of an Einsum, and the explicit or implied labels of the result."""
     operands, arrow, result = text_attribute(node, "equation").replace(" ", "").partition("->")
     if not arrow:
         labels = operands.replace(",", "").replace("...", "")

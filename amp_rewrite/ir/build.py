@@ -1,4 +1,4 @@
-"""Index construction: the scopes, ops, values and uses of a model, and the element type of each value."""
+"""Construction of the index: the scopes, ops, values and uses of a model, and the element type of each value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS, FIRST_RESIZ
 _SCALED = ("Resize", "Upsample")
 _LARGEST_SCALE = 2.0**31
 _FIELDS = {AttributeProto.GRAPH: "g", AttributeProto.TENSOR: "t"}
-"""The fields of attributes that hold a message. A reader of a missing message would see an empty one."""
+"""The attribute fields with a message: reading a missing message gives an empty one."""
 _STAND_INS = {
     AttributeProto.GRAPH: AttributeProto(type=AttributeProto.GRAPH, g=GraphProto(name="g")),
     AttributeProto.TENSOR: AttributeProto(
@@ -49,7 +49,7 @@ _LARGEST_AXIS = 1 << 31
 
 @dataclass
 class Index:
-    """The parts of a model, as `View` describes them."""
+    """The parts of a model, documented in `View`."""
 
     opsets: Mapping[str, int]
     ops: list[Op]
@@ -62,13 +62,13 @@ class Index:
 
 
 class UnsortedError(ModelError):
-    """A node before the producer of its input."""
+    """A node comes before the producer of one of its inputs."""
 
 
 def build(proto: ModelProto) -> Index:
-    """Index a model. ModelError with the node's name if the graph cannot run, UnsortedError if it may by another order.
+    """Index a model. O(nodes + uses).
 
-    O(nodes + uses).
+    ModelError with the node's name if the graph cannot run, UnsortedError if it might in another order.
     """
     index = Index({normal_domain(o.domain): o.version for o in proto.opset_import}, [], [], [], [], [], [], set())
     _Graph(_Build(proto, index), proto.graph, None, "", [])
@@ -79,7 +79,7 @@ def build(proto: ModelProto) -> Index:
 
 
 def check_imports(proto: ModelProto) -> None:
-    """Raise ModelError for opset imports and names of local functions refused by onnx."""
+    """Raise ModelError for opset imports and function names that onnx refuses."""
     for function in proto.functions:
         _refuse_bytes((function.domain, function.name), "the domain or name of a function")
     holders = (("the model", proto), *((f"function {f.name!r}", f) for f in proto.functions))
@@ -105,13 +105,13 @@ _Kind = tuple[str, str, str, Signature | None]
 
 @dataclass
 class _Build:
-    """What the graphs of a model share while they are indexed."""
+    """The state shared by the graphs of a model while they are indexed."""
 
     proto: ModelProto
     index: Index
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
     sound: set[object] = field(default_factory=set)
-    """Schemas, with the numbers of inputs and outputs that nodes without attributes may have."""
+    """The schemas, with input and output counts, of valid nodes without attributes."""
 
     def __post_init__(self) -> None:
         check_imports(self.proto)
@@ -124,15 +124,15 @@ class _Build:
             domain, op_type = normal_domain(key[0]), key[1]
             kind = f"{domain}::{op_type}" if domain else op_type
             opset = self.index.opsets.get(domain)
-            known = (domain, op_type) not in self.functions
-            if known and opset is None and not domain and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
+            is_op = (domain, op_type) not in self.functions
+            if is_op and opset is None and not domain and self.proto.ir_version >= FIRST_IR_WITH_OPSET_IMPORTS:
                 raise ModelError("the model uses ai.onnx operators but imports no ai.onnx opset; add the import")
-            self.kinds[key] = domain, op_type, kind, signature(domain, op_type, opset or 1) if known else None
+            self.kinds[key] = domain, op_type, kind, signature(domain, op_type, opset or 1) if is_op else None
         return self.kinds[key]
 
 
 class _Graph:
-    """A graph under construction: the main one, or a body. `outer`: the types of its formal inputs by its owner."""
+    """The main graph or a body while it is indexed. `outer`: the types that the owner gives its formal inputs."""
 
     def __init__(
         self, build: _Build, graph: GraphProto, around: _Graph | None, path: str, outer: Sequence[ValueType | None]
@@ -141,11 +141,11 @@ class _Graph:
         self.scope: Scope = Scope(ScopeId(len(self.index.scopes)), around.scope.id if around else None, path, graph)
         self.index.scopes.append(self.scope)
         self.own: dict[str, ValueId] = {}
-        """The innermost map of `visible`, which holds most names that are read."""
+        """The innermost map of `visible`; most names are found in it."""
         self.visible: ChainMap[str, ValueId] = ChainMap(self.own, *(around.visible.maps if around else ()))
         formals = (*graph.value_info, *graph.output)
         self.index.names.update(v.name for v in formals)
-        self.declared = {v.name: stated for v in formals if (stated := type_of_proto(v.type)) is not None}
+        self.declared = {v.name: vtype for v in formals if (vtype := type_of_proto(v.type)) is not None}
         self.main = around is None
         self.outputs = frozenset(o.name for o in graph.output) if self.main else frozenset()
         self.where = f"graph {path or 'main'!r}"
@@ -159,7 +159,7 @@ class _Graph:
     # -- values --------------------------------------------------------------------------------------
 
     def _inputs(self, outer: Sequence[ValueType | None]) -> tuple[ValueId, ...]:
-        """Define formal inputs and initializers; return the inputs open to a caller, in order."""
+        """Define formal inputs and initializers; return the inputs that a caller may feed, in order."""
         graph = self.scope.graph
         constants = {t.name: t for t in graph.initializer}
         may_override = self.main and self.build.proto.ir_version >= FIRST_IR_WITH_FREE_INITIALIZERS
@@ -171,8 +171,8 @@ class _Graph:
             else:
                 kind, code = formal.type.WhichOneof("value"), formal.type.tensor_type.elem_type
                 if self.main and (kind is None or (kind == "tensor_type" and DType.of(code) is None)):
-                    known = f"states the unknown element type {code}" if code else "states no element type"
-                    raise ModelError(f"input {formal.name!r} {known}; declare a known one, or export the model again")
+                    fault = f"states the unknown element type {code}" if code else "states no element type"
+                    raise ModelError(f"input {formal.name!r} {fault}; declare a known one, or export the model again")
                 vtype = type_of_proto(formal.type) or (outer[i] if i < len(outer) else None)
                 value = self._define(formal.name, vtype, Role.INPUT)
             if tensor is None or may_override:
@@ -219,39 +219,39 @@ class _Graph:
     # -- nodes ---------------------------------------------------------------------------------------
 
     def _op(self, node: NodeProto, position: int) -> OpId:
-        # Each access to a field of a node makes a new object, so each field is read once; lists as a slice, which takes
-        # half as long as to iterate over them.
-        named, read, written, stated = node.name, node.input[:], node.output[:], node.attribute[:]
+        # Each access to a field of a node creates an object, so each field is read once. Lists are sliced, which takes
+        # half as long as iterating over them.
+        node_name, read, written, attributes = node.name, node.input[:], node.output[:], node.attribute[:]
         domain, op_type, kind, schema = self.build.kind(node, position)
-        if stated:
-            _refuse_bytes([a.name for a in stated], f"node {position}: a part of it")
+        if attributes:
+            _refuse_bytes([a.name for a in attributes], f"node {position}: a part of it")
         index, own = self.index, self.own
-        name = named or f"{self.scope.path}{op_type}_{position}"
+        name = node_name or f"{self.scope.path}{op_type}_{position}"
         index.names.add(name)
         inputs = tuple([own[r] if r and r in own else self._read(name, op_type, r) for r in read])
-        plain = not (stated or "" in read or "" in written or op_type in _SCALED)
-        alike = (schema, len(read), len(written)) if plain else None
-        if alike is None or alike not in self.build.sound:  # most nodes are like many others, and are checked once
-            fault = _violation(schema, node, stated)
+        plain = not (attributes or "" in read or "" in written or op_type in _SCALED)
+        form = (schema, len(read), len(written)) if plain else None
+        if form is None or form not in self.build.sound:  # most nodes share a form with many others, checked once
+            fault = _violation(schema, node, attributes)
             if fault is None and schema is not None and schema.kind in _SCALED:
                 fault = self._wrong_scale(schema, inputs)
             if fault:
                 raise ModelError(f"node {name!r} ({op_type}) {fault}")
-            self.build.sound.add(alike)
-        inside = self._bodies(node, domain, name, inputs) if stated else ()
-        ids = count(len(index.values))  # the ids of the values that are defined below
+            self.build.sound.add(form)
+        inside = self._bodies(node, domain, name, inputs) if attributes else ()
+        ids = count(len(index.values))  # the ids of the values defined below
         outputs = tuple([ValueId(next(ids)) if out else None for out in written])
         op_id = OpId(len(index.ops))
         op = Op(op_id, self.scope.id, domain, op_type, name, node, inputs, outputs, inside, schema, kind)
-        for read_here, vtype in types_read(op, index.types):
-            index.types[read_here] = vtype
-        tensor = _constant_tensor(stated) if kind == "Constant" else None
+        for value_read, only_type in types_read(op, index.types):
+            index.types[value_read] = only_type
+        tensor = _constant_tensor(attributes) if kind == "Constant" else None
         for slot, out in enumerate(written):
             if out:
-                known = result_type(op, slot, index.types, index.scopes)
-                if known is None or known.dtype is None:
-                    known = self.declared.get(out, known)  # only the declaration tells
-                self._define(out, known, Role.RESULT, tensor, op_id)
+                vtype = result_type(op, slot, index.types, index.scopes)
+                if vtype is None or vtype.dtype is None:
+                    vtype = self.declared.get(out, vtype)  # there is no other source
+                self._define(out, vtype, Role.RESULT, tensor, op_id)
         index.ops.append(op)
         for slot, value in enumerate(inputs):
             if value is not None:
@@ -261,8 +261,8 @@ class _Graph:
         return op_id
 
     def _wrong_scale(self, schema: Signature, inputs: Sequence[ValueId | None]) -> str | None:
-        """Return the words for a scale from which onnx infers a size below 0, and may crash."""
-        at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # a region stands before the scales
+        """Return a message for a scale that makes onnx infer a negative size, and perhaps crash."""
+        at = 2 if schema.since >= FIRST_RESIZE_WITH_REGION else 1  # the scales come after a region
         tensors = [self.index.values[value].tensor for value in inputs[at : at + 1] if value is not None]
         scales = [float(x) for t in tensors if t is not None and not is_stub(t) for x in in_memory(t).ravel()]
         wrong = next((scale for scale in scales if not 0 < scale <= _LARGEST_SCALE), None)
@@ -289,37 +289,38 @@ class _Graph:
                     f"node {name!r} ({node.op_type}) needs {least} outputs of its {attribute}, which has"
                     f" {len(graph.output)}; export it again"
                 )
-            path = f"{self.scope.path if node.name else ''}{name}/{attribute}/"  # a generated name contains the path
+            path = f"{self.scope.path if node.name else ''}{name}/{attribute}/"  # a generated name has the path
             body = _Graph(self.build, graph, self, path, outer).scope
             self.index.carried.extend(state_pairs(node, domain, body))
             scopes.append(body.id)
         return tuple(scopes)
 
 
-def _constant_tensor(stated: Iterable[AttributeProto]) -> TensorProto | None:
-    for a in stated:
+def _constant_tensor(attributes: Iterable[AttributeProto]) -> TensorProto | None:
+    for a in attributes:
         if a.name == "value":
             tensor: TensorProto = a.t
             elements(tensor)  # raises for dims that no tensor has
             return tensor
         dtype, field_name = PLAIN_CONSTANTS.get(a.name, (DType.STRING, ""))
         if dtype is not DType.STRING:
-            held = getattr(a, field_name)
-            listed = a.name.endswith("s")
-            return onnx.helper.make_tensor("", dtype.code, (len(held),) if listed else (), held if listed else [held])
+            content = getattr(a, field_name)
+            is_list = a.name.endswith("s")
+            dims, values = ((len(content),), content) if is_list else ((), [content])
+            return onnx.helper.make_tensor("", dtype.code, dims, values)
     return None
 
 
 # -- nodes against their schemas -------------------------------------------------------------------------
 
 
-def _violation(schema: Signature | None, node: NodeProto, stated: Sequence[AttributeProto]) -> str | None:
-    """Return how a node of a graph (not of a function's body) breaks its schema, and the remedy; None if it is valid.
+def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[AttributeProto]) -> str | None:
+    """Return how a node of a graph (not of a function) breaks its schema, and the remedy; None if it is valid.
 
-    By onnx's checker and some checks of our own, so that other modules may read `op.inputs[1]` or an attribute's `i`
-    without one. `stated`: the attributes of the node.
+    These are the checks of onnx and some more, so other modules may read `op.inputs[1]` or an attribute's `i` without
+    a check.
     """
-    for a in stated:
+    for a in attributes:
         if a.ref_attr_name:
             return f"has the attribute {a.name!r} refer to one of a function, but stands in none; state its value"
         if a.type in _FIELDS and not a.HasField(_FIELDS[a.type]):
@@ -330,9 +331,9 @@ def _violation(schema: Signature | None, node: NodeProto, stated: Sequence[Attri
     missing = [slot for slot in schema.required if slot >= len(read) or not read[slot]]
     if missing:
         return f"lacks input {missing[0]}; add it"
-    # Faults that onnx's checker lets through, and of which its shape inference may die.
-    numbers = {a.name: a for a in stated}
-    if schema.op_type == "Constant" and not stated:
+    # Faults that onnx's checker accepts, but that may crash its shape inference.
+    numbers = {a.name: a for a in attributes}
+    if schema.op_type == "Constant" and not attributes:
         return "holds no value; export it again"
     if "axis" in numbers and abs(numbers["axis"].i) >= _LARGEST_AXIS:
         return f"has the attribute 'axis' be {numbers['axis'].i}, which no tensor has; export it again"
@@ -342,25 +343,27 @@ def _violation(schema: Signature | None, node: NodeProto, stated: Sequence[Attri
     scanned = numbers["num_scan_inputs"].i if schema.op_type == "Scan" and "num_scan_inputs" in numbers else 1
     if not 0 < scanned <= max(len(read), 1):
         return f"scans {scanned} of its {len(read)} inputs; correct num_scan_inputs"
-    return _refusal(schema, node, read, stated) if schema.checked else None
+    return _refusal(schema, node, read, attributes) if schema.checked else None
 
 
-def _refusal(schema: Signature, node: NodeProto, read: Sequence[str], stated: Sequence[AttributeProto]) -> str | None:
-    """Return the words of onnx's checker about a node, without a look into graphs and tensors."""
+def _refusal(
+    schema: Signature, node: NodeProto, read: Sequence[str], attributes: Sequence[AttributeProto]
+) -> str | None:
+    """Return the message of onnx's checker about a node, ignoring its graphs and tensors."""
     context = onnx.checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION
     context.opset_imports = {schema.domain: schema.since}
     light = node
     try:
-        if node.domain != schema.domain or any(a.type in _STAND_INS for a in stated):
+        if node.domain != schema.domain or any(a.type in _STAND_INS for a in attributes):
             light = NodeProto(
                 name=node.name, op_type=node.op_type, domain=schema.domain, input=read, output=node.output
             )
-            light.attribute.extend(_STAND_INS.get(a.type, a) for a in stated)
-            for a, named in zip(light.attribute, stated, strict=True):
-                a.name = named.name
+            light.attribute.extend(_STAND_INS.get(a.type, a) for a in attributes)
+            for a, original in zip(light.attribute, attributes, strict=True):
+                a.name = original.name
         onnx.checker.check_node(light, context)
-    except (onnx.checker.ValidationError, UnicodeDecodeError) as words:  # the latter: of a name that is not UTF-8
-        if "Unrecognized attribute" not in str(words):  # one of a later opset, perhaps
-            return f"breaks its schema: {str(words).rstrip('.')}; correct it, or export the model again"
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:  # the latter for a name that is not UTF-8
+        if "Unrecognized attribute" not in str(error):  # it may be of a later opset
+            return f"breaks its schema: {str(error).rstrip('.')}; correct it, or export the model again"
     return None

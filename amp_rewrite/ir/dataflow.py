@@ -1,9 +1,9 @@
-"""Dataflow between ops: the shared steps along the graph, and walks in bulk.
+"""Dataflow between ops: single steps along the graph, and walks.
 
-The steps: the only reader of a value, the number in a constant, the source of a value behind copies and casts. The
-walks (`Flow`) follow numbers through copies, arithmetic and small reductions, and across the edges of bodies, along the
-tables of `op_classes`. An op in no table stops a walk: products over a long axis, attention, normalization, recurrent
-cells, and ops that return an index or a truth value (ArgMax, comparisons, Shape).
+Steps find the only reader of a value, the number in a constant, the source of a value behind copies and casts. Walks
+(`Flow`) follow numbers through copies, arithmetic and small reductions, and into and out of bodies, along the tables of
+`op_classes`. An op missing from the table stops a walk: products over a long axis, attention, normalization, recurrent
+cells, and ops with an index or a truth value as result (ArgMax, comparisons, Shape).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View, once
 
 Node = TypeVar("Node")
 Step = Callable[[Op], ValueId | None]
-"""The step from an op to the input with the numbers of its result; None if the op computes other numbers."""
+"""The step from an op to the input with the numbers of its result; None if the op computes new numbers."""
 
 # -- readers -----------------------------------------------------------------------------------------
 
@@ -36,21 +36,21 @@ def exposed(view: View, value: ValueId) -> bool:
 
 
 def confined(view: View, value: ValueId | None, ops: Container[OpId]) -> bool:
-    """True if these ops alone see a value."""
+    """True if only these ops read a value."""
     return value is not None and not exposed(view, value) and all(use.op in ops for use in view.uses[value])
 
 
 def fed(view: View, value: ValueId) -> bool:
-    """True if a value comes from outside its graph: an input, or an initializer open to override."""
+    """True if a value comes from outside its graph: an input, or an overridable initializer."""
     return view.values[value].role is Role.INPUT or view.values[value].overridable
 
 
 def only_reader(
     view: View, value: ValueId | None, *kinds: str, captured: bool = False, yielded: bool = False
 ) -> Op | None:
-    """Return the only reader of a value, in the same graph; None if there are others, or it is not of `kinds`.
+    """Return the only reader of a value; None if there are several, or if it is of other kinds or in another graph.
 
-    `captured`: it may be in a body. `yielded`: the value may also be exposed.
+    `captured`: the reader may be in a body. `yielded`: the value may also be exposed.
     """
     if value is None or (not yielded and exposed(view, value)):
         return None
@@ -63,7 +63,7 @@ def only_reader(
     return op
 
 
-def alone(view: View, value: ValueId | None, reader: Op) -> bool:
+def is_only_reader(view: View, value: ValueId | None, reader: Op) -> bool:
     return only_reader(view, value) is view.ops[reader.id]
 
 
@@ -71,28 +71,28 @@ def alone(view: View, value: ValueId | None, reader: Op) -> bool:
 
 
 def number(view: View, value: ValueId | None, axes: int | None = None, *, copied: bool = False) -> float | None:
-    """Return the single number in a constant of at most so many axes; None for other values and for bool.
+    """Return the number in a constant with a single element; None for other values and for bool.
 
-    `copied`: also in the copy of a constant.
+    `axes`: the most axes that the constant may have. `copied`: accept the copy of a constant.
     """
     tensor = view.copied(value) if copied else view.constant(value)
     if tensor is None or any(dim != 1 for dim in tensor.dims) or (axes is not None and len(tensor.dims) > axes):
         return None
-    held = view.model.array(tensor)
-    return float(held.item()) if held.dtype.kind in "fiu" else None
+    array = view.model.array(tensor)
+    return float(array.item()) if array.dtype.kind in "fiu" else None
 
 
 def orders(op: Op) -> Iterator[tuple[ValueId, ValueId]]:
-    """Yield the two operands of an op, in both orders; none for another number of them."""
+    """Yield the two operands of an op in both orders; nothing for an op with fewer or more."""
     if len(op.operands) == 2:
         first, second = op.operands
         yield from ((first, second), (second, first))
 
 
 OUTWEIGHS = 2.0**11
-"""How many times the norm of the weights a bias may have before a low type loses the product beside it."""
+"""A bias whose norm is larger than that of the weights by this factor hides the product in a low type."""
 _LOSS = 2.0**-8
-"""Largest part of a constant's norm that may be lost."""
+"""The largest acceptable change of a constant by rounding, relative to its norm."""
 
 
 def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DType, *, by: float = OUTWEIGHS) -> bool:
@@ -106,11 +106,11 @@ def outweighs(view: View, bias: ValueId | None, weight: ValueId | None, to: DTyp
 
 
 def loses_digits(view: View, value: ValueId, to: DType) -> bool:
-    """True if rounding a constant to the type changes it by more than 2⁻⁸ of its norm: most of it is subnormal."""
+    """True if rounding a constant to the type changes it by more than 2⁻⁸ of its norm, as most of it is subnormal."""
     fit, half = view.fit(value, to), to.smallest_subnormal / 2
     if fit.nonfinite or fit.overflow or not (fit.flushed or fit.subnormal):
         return False
-    if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # a subnormal is off by half its spacing at most
+    if fit.absmax * _LOSS > half * math.sqrt(fit.count):  # rounding changes a subnormal by at most half the spacing
         return False
     return _norm(view, value, to) > _LOSS * _norm(view, value)
 
@@ -127,14 +127,14 @@ def _norm(view: View, value: ValueId, rounded_to: DType | None = None) -> float:
 # -- type variables ------------------------------------------------------------------------------------
 
 
-def read_variable(op: Op, slot: int) -> tuple[OpId, str] | None:
-    """Return an op and the type variable of an input; None past the last one, with bodies, or without a schema."""
+def input_variable(op: Op, slot: int) -> tuple[OpId, str] | None:
+    """Return an op with the type variable of an input; None past the last input, with bodies, or without a schema."""
     name = op.signature.input_variable(slot) if op.signature is not None and not op.bodies else None
     return (op.id, name) if name is not None else None
 
 
-def made_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
-    """Return the producer of a value and its type variable; None as for `read_variable`, or without a producer."""
+def output_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
+    """Return the producer of a value with its type variable; None as in `input_variable`, or without a producer."""
     op = view.producer(value)
     if op is None or op.signature is None or op.bodies:
         return None
@@ -146,7 +146,7 @@ def made_variable(view: View, value: ValueId) -> tuple[OpId, str] | None:
 
 
 def behind(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> Iterator[tuple[Op, ValueId]]:
-    """Follow `step` up from a value, up to `limit` times; yield each op and its input, nearest first."""
+    """Follow `step` backwards from a value, at most `limit` times; yield each op and its input, nearest first."""
     passed = 0
     while passed != limit and (op := view.producer(value)) is not None and (value := step(op)) is not None:
         yield op, value
@@ -154,13 +154,13 @@ def behind(view: View, value: ValueId | None, step: Step, limit: int | None = No
 
 
 def trail(view: View, value: ValueId | None, step: Step, limit: int | None = None) -> tuple[list[Op], ValueId | None]:
-    """Return the ops from `behind` and the last input; the value itself without ops."""
+    """Return the ops that `behind` passes and the last input, or the value itself if it passes none."""
     passed = list(behind(view, value, step, limit))
     return [op for op, _ in passed], passed[-1][1] if passed else value
 
 
 def origin(view: View, value: ValueId, step: Step, limit: int | None = None) -> ValueId:
-    """Return the last input from `behind`; the value itself without one."""
+    """Return the last input that `behind` reaches, or the value itself if it passes no op."""
     return [value, *(read for _, read in behind(view, value, step, limit))][-1]
 
 
@@ -169,9 +169,9 @@ def first_input_of(kinds: Container[str]) -> Step:
 
 
 def multiples(view: View, *, signs: bool = False) -> Step:
-    """Return the step through copies except Concat, and through products and quotients with a constant.
+    """Return a step through copies except Concat, and through products and quotients with a constant.
 
-    `signs`: also through Neg, and to x in c / x.
+    `signs`: also through Neg, and through c / x.
     """
 
     def step(op: Op) -> ValueId | None:
@@ -191,13 +191,13 @@ def casts_floats(view: View, op: Op) -> bool:
 
 
 def keeps_type(view: View, op: Op) -> bool:
-    """True if the first input and result of an op have the same known type: such a Cast is a copy."""
+    """True if the first input and result of an op have the same known type, as in a Cast that is a copy."""
     before, after = (view.dtype(v) for v in (op.inputs[0], op.outputs[0]))
     return before is not None and before is after
 
 
 def exact(op: Op) -> bool:
-    """True if an op on low values needs no rounding. O(attributes)."""
+    """True if an op on low values is exact in the low type. O(attributes)."""
     if op.kind in EXACT:
         return True
     if op.kind == "Clip":  # an omitted bound is the largest value of the type; one in an attribute may be any float32
@@ -213,7 +213,7 @@ def exact(op: Op) -> bool:
 
 
 def axes_of(view: View, op: Op) -> Sequence[int]:
-    """Return the stated or constant axes of a reduction; an empty list if it is over all, or they are computed."""
+    """Return the axes of a reduction; an empty list if it reduces all axes, or computes them."""
     axes = view.array(op.inputs[1]) if len(op.inputs) > 1 else None
     return ints_attribute(op.node, "axes") if axes is None or axes.dtype.kind != "i" else axes.reshape(-1).tolist()
 
@@ -222,13 +222,13 @@ def axes_of(view: View, op: Op) -> Sequence[int]:
 
 
 class Flow:
-    """Walks over a view along one table of operators, into and out of bodies. O(values touched + their uses)."""
+    """Walks along one table of operators, also into and out of bodies. O(values touched + their uses)."""
 
     def __init__(self, view: View, slots: Slots) -> None:
         self.view, self.slots, self._seams = view, slots, _seams(view)
 
     def through(self, op: Op) -> Sequence[int]:
-        """Return the inputs behind the op's result; none for an op at the end of the walk."""
+        """Return the inputs that a walk passes to the op's result; none for an op that ends the walk."""
         return self.slots.get(op.kind, ())
 
     def sources(self, value: ValueId) -> Iterator[ValueId]:
@@ -258,7 +258,7 @@ class Flow:
         return reach(starts, self.results, enter)
 
     def readers(self, values: Iterable[ValueId]) -> list[Op]:
-        """Return the readers at the end of the walk from some values."""
+        """Return the readers of some values that end a walk."""
         return [op for value in values for op in self.view.readers(value) if not self.through(op)]
 
 
@@ -273,9 +273,9 @@ def computes(view: View, op: Op, dtypes: Collection[DType]) -> bool:
 def reach(
     starts: Iterable[Node], near: Callable[[Node], Iterable[Node]], enter: Callable[[Node], bool] = lambda _: True
 ) -> set[Node]:
-    """Return all nodes in reach of the starts by steps to `near`.
+    """Return all nodes that repeated steps to `near` reach from the starts.
 
-    `enter`: True for a node, of the starts too, that the walk may enter.
+    `enter`: True if the walk may enter a node, also one of the starts.
     """
     seen = set(filter(enter, starts))
     pending = list(seen)
@@ -288,7 +288,7 @@ def reach(
 
 @once
 def _seams(view: View) -> nx.DiGraph[ValueId]:
-    """Return the edges into, out of and between iterations of bodies, from source to target."""
+    """Return the edges into and out of bodies and between their iterations, from source to target."""
     seams: nx.DiGraph[ValueId] = nx.DiGraph()
     seams.add_edges_from(view.carried)
     for scope in view.scopes:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused(*, last: bool = False) -> Iterator[None]:
-    """Pause cyclic garbage collection while the body runs: in a large graph it takes a fifth of the time.
+    """Pause cyclic garbage collection while the body runs; it would take a fifth of the time for a large graph.
 
-    `last`: also exempt the remaining objects for good, at the end of a process.
+    `last`: also exempt the remaining objects for good, near the end of a process.
     """
     running = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""New names: derived from the replaced ones, and different from all names in the model."""
+"""New names for values and nodes, different from all names in the model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Container, Iterable
 
 
 def normal_domain(domain: str) -> str:
-    """Return a domain, with "" for both spellings of ai.onnx."""
+    """Return the domain, with "" for ai.onnx."""
     return "" if domain == "ai.onnx" else domain
 
 
 def as_names(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return names in order; a single name is one, and not its letters."""
+    """Return one name or several as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def unused(name: str, taken: Container[str]) -> str:
-    """Return the first free name: this one, or with the fewest "_" behind it."""
+    """Return the name, followed by as many "_" as it takes to be free."""
     while name in taken:
         name += "_"
     return name
@@ -29,14 +29,14 @@ def claimed(name: str, taken: set[str]) -> str:
 
 
 def unused_prefix(prefix: str, taken: Iterable[str]) -> str:
-    """Return the prefix of no name: this one, or with the fewest "_" behind it."""
+    """Return the prefix, followed by as many "_" as it takes for no name to start with it."""
     while any(name.startswith(prefix) for name in taken):
         prefix += "_"
     return prefix
 
 
 def numbered(name: str, taken: set[str]) -> str:
-    """Return the first free one of `name`, `name_2`, `name_3` …, and take it."""
+    """Return the first free name of `name`, `name_2`, `name_3` …, and add it to `taken`."""
     free, number = name, 1
     while free in taken:
         number += 1

@@ -1,10 +1,10 @@
 """The parts of a view: ops, values, uses, scopes, type variables; and the element types of results.
 
-Ids are positions in the view's tuples. Parts that a large model has by the hundred thousand are named tuples: a frozen
-dataclass takes four times as long to create and three times as long to hash.
+Ids are positions in the view's sequences. Classes with hundreds of thousands of instances in a large model are named
+tuples: a frozen dataclass takes four times as long to create and three times as long to hash.
 
-Types are inferred from schemas, input types and attributes alone: shapes are not used, and declarations are not
-trusted, since `value_info` may be absent or wrong.
+Types are inferred from schemas, input types and attributes only. Shapes are not used, and declarations are not trusted,
+since `value_info` may be missing or wrong.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ class Role(Enum):
 
 
 class Use(NamedTuple):
-    """A read of a value by an op: `op.inputs[slot]`."""
+    """A use of a value by an op, as `op.inputs[slot]`."""
 
     op: OpId
     slot: int
 
 
 class Op(NamedTuple):
-    """A node. `None` in inputs and outputs stands for an omitted optional one."""
+    """A node. `None` in `inputs` and `outputs` stands for an omitted optional one."""
 
     id: OpId
     scope: ScopeId
     domain: str
     op_type: str
     name: str
-    """The node's name, or a stable one from scope, type and position if it has none."""
+    """The node's name; for a node without one, a stable name made of scope, type and position."""
     node: NodeProto
     inputs: tuple[ValueId | None, ...]
     outputs: tuple[ValueId | None, ...]
     bodies: tuple[ScopeId, ...]
     signature: Signature | None
     kind: str
-    """The type with its domain, in the spelling of lists: "Conv", "com.microsoft::FusedMatMul"."""
+    """The op type with its domain, as in op lists: "Conv", "com.microsoft::FusedMatMul"."""
 
     @property
     def operands(self) -> tuple[ValueId, ...]:
@@ -78,8 +78,8 @@ class Op(NamedTuple):
 class Value(NamedTuple):
     """A named value of one scope.
 
-    `public`: an input or output of the model. `overridable`: an initializer that is also an input of a model of IR
-    version 4 or later, so that a caller may feed another value. `tensor`: the constant of an initializer or Constant.
+    `public`: an input or output of the model. `overridable`: an initializer that is also an input, so a caller may feed
+    another value (from IR version 4 on). `tensor`: the value of an initializer or Constant.
     """
 
     id: ValueId
@@ -94,7 +94,7 @@ class Value(NamedTuple):
 
 @dataclass(slots=True)
 class Scope:
-    """A graph: the main one, or a body. `owner` is the op with the body."""
+    """A graph: the main one or a body. `owner`: the op with the body."""
 
     id: ScopeId
     parent: ScopeId | None
@@ -122,28 +122,28 @@ _REMEMBERED = 1 << 12  # a model has few kinds of nodes, even where it has many 
 
 
 def result_type(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    """Return the type of an op's output; None, or a dtype of None, if it is unknown. ModelError on a clash."""
+    """Return the type of an op's output; None, or a dtype of None, if it is unknown. ModelError if types clash."""
     if op.bodies and not op.domain:
         return _body_result(op, slot, types, scopes)
     if op.signature is None:
         return None
     inputs = _input_types(op, types)
-    known, settled = _by_schema(op.signature, slot, inputs)
+    vtype, settled = _by_schema(op.signature, slot, inputs)
     if settled:
-        return known
+        return vtype
     _bound(op, types)  # for its errors
-    return known and known.of(explicit_dtype(op.node, inputs) or known.dtype)
+    return vtype and vtype.of(explicit_dtype(op.node, inputs) or vtype.dtype)
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _by_schema(signature: Signature, slot: int, inputs: tuple[ValueType | None, ...]) -> tuple[ValueType | None, bool]:
-    """Return the type of an output by the schema; and True, unless an attribute may state another element type."""
+    """Return the type of an output in the schema, and True unless an attribute may set another element type."""
     formal = signature.output(slot)
     if formal is None or formal.fixed is not None:
         return (formal.fixed, True) if formal is not None else (None, False)
     binding, legal = _binding(signature, inputs), signature.types[formal.type]
     match = None if isinstance(binding, str) else binding.get(formal.variable)
-    containers, dtypes = {known.container for known in legal}, {known.dtype for known in legal}
+    containers, dtypes = {vtype.container for vtype in legal}, {vtype.dtype for vtype in legal}
     container = match.container if match else TENSOR
     if len(containers) == 1:
         container = containers.pop()
@@ -160,13 +160,13 @@ def _input_types(op: Op, types: Types) -> tuple[ValueType | None, ...]:
 
 
 def types_read(op: Op, types: Types) -> Iterator[tuple[ValueId, ValueType]]:
-    """Yield inputs of unknown type, such as results of unknown ops, with the only type readable by an op."""
+    """Yield the inputs of unknown type, such as results of unknown ops, that must have one type, with that type."""
     for slot, value in enumerate(op.inputs):
         if value is not None and types[value] is None and op.signature is not None:
             formal = op.signature.input(slot)
-            known = (formal.fixed or _bound(op, types).get(formal.variable)) if formal is not None else None
-            if known is not None and known.container == TENSOR:
-                yield value, known
+            vtype = (formal.fixed or _bound(op, types).get(formal.variable)) if formal is not None else None
+            if vtype is not None and vtype.container == TENSOR:
+                yield value, vtype
 
 
 def _bound(op: Op, types: Types) -> Mapping[str, ValueType]:
@@ -178,7 +178,7 @@ def _bound(op: Op, types: Types) -> Mapping[str, ValueType]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapping[str, ValueType] | str:
-    """Return the type of each variable bound by inputs of these types; an error message if they cannot."""
+    """Return the type that these inputs bind to each variable, or an error message if they clash."""
     binding: dict[str, ValueType] = {}
     first: dict[str, int] = {}
     for slot, actual in enumerate(inputs):
@@ -188,11 +188,11 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
         if actual not in signature.types[formal.type]:
             versioned = f"version {signature.since} of {signature.kind}"
             return f": input {slot} is {actual}, which {versioned} does not admit; the model is invalid"
-        known = binding.setdefault(formal.variable, actual)
-        if known.dtype is not actual.dtype:
+        bound = binding.setdefault(formal.variable, actual)
+        if bound.dtype is not actual.dtype:
             return (
                 f": inputs {first[formal.variable]} and {slot} must have one element type, "
-                f"but they are {known} and {actual}; the model is invalid"
+                f"but they are {bound} and {actual}; the model is invalid"
             )
         first.setdefault(formal.variable, slot)
     return binding
@@ -201,8 +201,8 @@ def _binding(signature: Signature, inputs: tuple[ValueType | None, ...]) -> Mapp
 # -- bodies ------------------------------------------------------------------------------------------
 
 BODY_PORTS = {"If": (0, 0, 0), "Loop": (2, 2, 1), "Scan": (0, 0, 0), "SequenceMap": (0, 0, 0)}
-"""The first inputs of an op and of its body that correspond, and the body's first output. A Loop's body has the
-iteration number and the condition as first inputs, and the condition as first output."""
+"""The first input of an op, the input of its body that gets it, and the first output of the body that the op returns. A
+Loop's body starts with the iteration number and the condition as inputs, and with the condition as an output."""
 
 
 def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> Types:
@@ -219,7 +219,7 @@ def body_input_types(node: NodeProto, domain: str, types: Types, opset: int) -> 
 
 
 def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterable[tuple[ValueId, ValueId]]:
-    """Return (body output, body input) of each state carried to the next iteration of a Loop or Scan."""
+    """Return (body output, body input) for each state carried to the next iteration of a Loop or Scan."""
     if domain or node.op_type not in ("Loop", "Scan"):
         return ()
     _, first_input, first_output = BODY_PORTS[node.op_type]
@@ -228,7 +228,7 @@ def state_pairs(node: NodeProto, domain: str, body: Scope) -> Iterable[tuple[Val
 
 
 def _body_result(op: Op, slot: int, types: Types, scopes: Sequence[Scope]) -> ValueType | None:
-    at = slot + (op.op_type == "Loop")  # behind the condition
+    at = slot + (op.op_type == "Loop")  # after the condition
     for body in op.bodies if op.op_type == "If" else op.bodies[:1]:
         outputs = scopes[body].outputs
         result = types[outputs[at]] if at < len(outputs) else None

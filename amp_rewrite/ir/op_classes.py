@@ -1,4 +1,4 @@
-"""Sets of operators, from the table in `ops`. Ops are named as `Op.kind` does; an op without a row is in none."""
+"""Sets of operators, made from the table in `ops`. Ops are named as in `Op.kind`; an op without a row is in no set."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def _walked(*ways: Way) -> dict[str, Sequence[int]]:
 
 # -- how numbers travel ------------------------------------------------------------------------------
 
-COPIES = _walked(Way.COPY)  # ops whose result consists of elements of these inputs
+COPIES = _walked(Way.COPY)  # ops that only copy elements of these inputs
 SELECTIONS = {op: slots for op, slots in _walked(Way.SELECT).items() if op != "Relu"}
-"""Ops whose result consists of elements of these inputs, chosen by comparison."""
+"""Ops that copy elements of these inputs, chosen by a comparison."""
 ARITHMETIC = _walked(Way.SUM, Way.SCALE, Way.FUNCTION) | {"Relu": (0,)}  # elementwise arithmetic
-REDUCTIONS = _walked(Way.REDUCE)  # small reductions, and the running sum
-CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}  # all ops that a walk along numbers passes
+REDUCTIONS = _walked(Way.REDUCE)  # small reductions and running sums
+CARRIERS: Slots = {**COPIES, **SELECTIONS, **ARITHMETIC, **REDUCTIONS}  # all ops that a walk along numbers can pass
 KEEP_SCALE: Slots = {**COPIES, **SELECTIONS, "MaxPool": (0,), "Relu": (0,)}
-"""Ops whose results are numbers of these inputs, or 0: integers with a scale keep it."""
+"""Ops that copy elements of these inputs, or write 0, so quantized values keep their scale."""
 
 # -- copies of numbers -------------------------------------------------------------------------------
 
-RELABELS = _ops(Trait.RELABELS)  # ops that keep all elements in order and change at most the shape: no memory moves
-MOVES = _ops(Trait.MOVES)  # ops that give all elements of their first input, moved or repeated, and no others
-SCATTERS = _ops(Trait.SCATTERS)  # ops that copy their first input and put input 2 in some places, which are an input
-FILLS = SCATTERS | {"Pad"}  # ops that copy their first input and put input 2 in some places
+RELABELS = _ops(Trait.RELABELS)  # ops that change at most the shape; no memory moves
+MOVES = _ops(Trait.MOVES)  # ops that move or repeat all elements of their first input
+SCATTERS = _ops(Trait.SCATTERS)  # ops that copy their first input and write input 2 to places given by an input
+FILLS = SCATTERS | {"Pad"}  # ops that copy their first input and write input 2 to some places
 CASTS = _ops(Trait.CASTS)  # ops that only change the element type
-ELEMENTLESS = _ops(Trait.ELEMENTLESS)  # ops that read the shape of a value and none of its elements
+ELEMENTLESS = _ops(Trait.ELEMENTLESS)  # ops that read the shape of a value, but not its elements
 
 # -- sources of numbers ------------------------------------------------------------------------------
 
@@ -44,8 +44,8 @@ UNREPEATABLE = RANDOM | {"Dropout"}  # ops whose results may differ from run to 
 GENERATORS = _ops(Trait.GENERATES)  # generators of constants. No provider has a half-precision kernel for them.
 LABEL_LOSSES = _ops(Trait.LABEL_LOSS)  # losses that compare scores with labels
 QUANTIZES, DEQUANTIZES = _ops(Trait.QUANTIZES), _ops(Trait.DEQUANTIZES)
-"""Ops to and from integers or 8-bit floats with a scale, those of onnxruntime included."""
-QUANTIZERS = QUANTIZES | DEQUANTIZES  # both
+"""Ops that convert to and from integers or 8-bit floats with a scale, including those of onnxruntime."""
+QUANTIZERS = QUANTIZES | DEQUANTIZES  # ops that convert in either direction
 
 INTEGER = _ops(Trait.INTEGER)  # ops that compute on integers with scales
 
@@ -55,14 +55,14 @@ SUMS = _ops(Trait.SUMS)  # elementwise sums and differences
 PAIR_SUMS = SUMS - {"Sum"}  # sums of exactly two operands
 SCALINGS = _ops(Trait.SCALES)  # elementwise products and quotients
 AFFINE = SUMS | SCALINGS | {"Neg"}  # elementwise ops that are affine in one operand if all others are constant
-COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))  # ops whose operands may stand in any order
+COMMUTATIVE = frozenset(("Add", "Max", "Min", "Mul", "Sum"))  # ops whose operands may be swapped
 MAGNIFIES: Slots = {"Div": (1,), **dict.fromkeys(_ops(Trait.MAGNIFIES), (0,))}
-"""Ops in which small elements of these inputs count as much as large ones."""
+"""Ops for which small elements of these inputs matter as much as large ones."""
 COMPARISONS = _ops(Trait.COMPARES)  # comparisons of two values, element by element
 EXACT = _ops(Trait.EXACT)
-"""Ops that turn values of a low type into values of that type, with any attributes: copies, selections, and roundings
-to integers. The float32 kernel keeps to the low type for all inputs, infinities included; MaxPool starts from the
-lowest float32 and is not exact. `dataflow.exact` adds ops that are exact with some attributes."""
+"""Ops whose results of low values are low values, whatever the attributes: copies, selections, and roundings to
+integers. Their float32 kernels return low values for all inputs, including infinities; MaxPool starts from the lowest
+float32, so it is not exact. `dataflow.exact` adds ops that are exact with some attributes."""
 
 # -- magnitudes --------------------------------------------------------------------------------------
 
@@ -73,26 +73,26 @@ BOUNDED = frozenset(
 SOFTMAXES = _ops(Trait.SOFTMAX)  # softmax, its logarithm, and onnxruntime's softmax of a sum
 
 LONG_SUMS = _ops(Trait.LONG_SUM)  # sums along axes
-GROWS = _ops(Trait.GROWS)  # ops whose results can outgrow what they read
+GROWS = _ops(Trait.GROWS)  # ops whose results can outgrow their inputs
 CHOOSES = COMPARISONS | {op for op, row in OPS.items() if Need.ORDER in row.needs.values()}
-"""Ops whose results say which number is larger."""
+"""Ops whose results depend on which number is larger."""
 
 # -- products ----------------------------------------------------------------------------------------
 
-PRODUCTS = _ops(Trait.MULTIPLIES)  # products of matrices
-LAYERS = _ops(Trait.LAYER)  # products and convolutions with weights, of two operands and perhaps a bias
+PRODUCTS = _ops(Trait.MULTIPLIES)  # matrix products
+LAYERS = _ops(Trait.LAYER)  # products and convolutions of two operands and perhaps a bias
 RECURRENT = _ops(Trait.RECURRENT)  # recurrent cells
 TENSOR_CORE_STEP = 8  # terms that tensor cores sum at once
-LARGE_WEIGHT = 1 << 22  # elements from which on a weight is worth a layout of its own
+LARGE_WEIGHT = 1 << 22  # elements; such a weight is worth a layout of its own
 HEAVY = frozenset(op for op, row in OPS.items() if row.way is Way.PRODUCT) - INTEGER
 """Ops that take most of a network's time: products, convolutions, recurrent cells, attention."""
 
-LOW_ONLY = _ops(Trait.LOW_ONLY)  # ops with kernels for low types alone: what would stay float32 is not fused to one
+LOW_ONLY = _ops(Trait.LOW_ONLY)  # ops with kernels only for low types; float32 ops are not fused into them
 
 # -- shapes ------------------------------------------------------------------------------------------
 
 SAME_SHAPE = _ops(Trait.SAME_SHAPE)  # ops whose first result has the shape of their first input
-BROADCASTS = _ops(Trait.BROADCASTS)  # ops whose result has the shape that all inputs broadcast to
+BROADCASTS = _ops(Trait.BROADCASTS)  # ops whose result has the broadcast shape of all inputs
 
 # -- attention ---------------------------------------------------------------------------------------
 
@@ -103,4 +103,4 @@ ATTENTION_MASKS: Slots = {
     "com.microsoft::GroupQueryAttention": (10,),
     "com.microsoft::MultiHeadAttention": (5,),
 }
-"""Inputs that an operator adds to its scores."""
+"""The inputs added to the attention scores."""

@@ -1,7 +1,7 @@
-"""The table of ops: facts about each operator beyond its schema.
+"""The table of ops, with facts about each operator that its schema does not have.
 
-Painting, facts and needs, placement, shapes and the shift of ranges read it. Teaching the pass a new operator is one
-row here and one entry in `lists/`. An op without a row belongs to no class; `op_classes` has the sets of ops by trait.
+Painting, facts and needs, placement, shape inference and range shifting read it. A new operator is one row here and one
+entry in `lists/`. An op without a row belongs to no class; `op_classes` has the sets of ops by trait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALL = range(1 << 16)
 
 
 class Way(Enum):
-    """The way from the numbers of an op's inputs to those of its result."""
+    """How an op computes the numbers of its result from those of its inputs."""
 
     COPY = "moves or repeats them"
     PICK = "takes some of them, or interpolates between them"
@@ -35,7 +35,7 @@ class Way(Enum):
 
 
 class Need(Enum):
-    """The demand of a reader on a value, beyond the low type."""
+    """The information that a reader needs from a value and a low type may lose."""
 
     EXACT = "the exact number"
     SIDE = "on which side of another number it is"
@@ -94,28 +94,28 @@ PASSED: Mapping[Way, frozenset[Need]] = {
     **dict.fromkeys((Way.PRODUCT, Way.NORM), _ALWAYS),
     Way.FUNCTION: _ALWAYS | {Need.EXACT},
 }
-"""The needs of a result that the inputs have, too, by way."""
+"""The needs that an op passes from its result to its inputs, by its way."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """What the pass knows of an operator.
+    """The facts about an operator.
 
     Args:
-        way: how numbers become those of the result.
-        traits: the classes that it belongs to.
-        slots: the inputs whose numbers are in the result.
-        shapes: inputs that state a shape, an axis, a size, a scale, a count or a position.
-        needs: needs of inputs, whoever reads the result.
-        passes: needs of the result that `slots` have, too; by default those of the way.
-        low, high: bounds of the result, whatever the inputs.
-        small: results may be far smaller than the inputs.
-        near_one: distant inputs differ only in how far the result is from 1.
-        whole: results are whole numbers.
-        bends: results are not linear in the inputs, as the way alone would say.
-        keeps: facts of the input that hold for the result of a function, too.
-        states: inputs that are states, each with the output that holds the next one.
-        kept: the type variable that kernels compute or read in float32 anyway, and that stays so.
+        way: how the result is computed from the inputs.
+        traits: the classes of the operator.
+        slots: the inputs whose numbers reach the result.
+        shapes: inputs with a shape, an axis, a size, a scale, a count or a position.
+        needs: needs of inputs, whatever reads the result.
+        passes: needs of the result passed on to `slots`; by default those of the way.
+        low, high: bounds of the result for any input.
+        small: the result may be far smaller than the inputs.
+        near_one: different inputs may give results that differ only in their distance from 1.
+        whole: the result consists of whole numbers.
+        bends: the result is not linear in the inputs, contrary to the way.
+        keeps: facts about the input that also hold for the result of a function.
+        states: the inputs that are states, each with the output for the next state.
+        kept: a type variable that stays float32, since kernels compute in or read float32 anyway.
     """
 
     way: Way
@@ -136,7 +136,7 @@ class OpRow:
 
     @property
     def passed(self) -> frozenset[Need]:
-        """The needs of a result handed on to the inputs in `slots`."""
+        """The needs of the result passed on to the inputs in `slots`."""
         return PASSED.get(self.way, frozenset()) if self.passes is None else self.passes | _ALWAYS
 
 
@@ -149,7 +149,7 @@ def _contrib(ops: str, *columns: Any, **more: Any) -> dict[str, OpRow]:
 
 
 UNKNOWN = OpRow(Way.UNKNOWN, slots=())
-"""The row of an op without one."""
+"""The row for ops missing from the table."""
 T = Trait
 _COPIED = T.CARRIES | T.EXACT
 _MAPPED = T.CARRIES | T.SAME_SHAPE
@@ -360,7 +360,7 @@ OPS: Mapping[str, OpRow] = {
     **_rows("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", Way.UNKNOWN, T.LABEL_LOSS),
     **_contrib("ConvTransposeWithDynamicPads", Way.UNKNOWN, shapes=(2,)),
 }
-"""The rows, by kind of op."""
+"""The rows by `Op.kind`."""
 
 
 def row_of(kind: str) -> OpRow:

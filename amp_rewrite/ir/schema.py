@@ -1,4 +1,4 @@
-"""Operator schemas: type variables, legal types, and attributes for types."""
+"""Operator schemas: type variables, legal types, and attributes that set types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSOR = "tensor"
 class ValueType(NamedTuple):
     """The type of a value: a container ("tensor", "seq", "optional", "optional(seq)", "map" …) of elements.
 
-    `dtype` is None where the element type is unknown or no single one exists (maps, opaque types).
+    `dtype` is None if the element type is unknown, or if there are several (maps, opaque types).
     """
 
     container: str
@@ -37,7 +37,7 @@ class ValueType(NamedTuple):
 
     @property
     def onnx_spelling(self) -> str:
-        """The spelling of schemas: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
+        """The spelling in schemas: "tensor(float16)", "seq(tensor(float))", "optional(seq(tensor(float)))"."""
         inner = f"tensor({self.dtype.onnx_name})" if self.dtype else "unknown"
         if self.container == TENSOR:
             return inner
@@ -48,7 +48,7 @@ class ValueType(NamedTuple):
 
 
 def unknown(value_type: ValueType | None) -> bool:
-    """True if a type or its element type is not known; a map has no single one."""
+    """True if a type or its element type is unknown. A map counts as known."""
     return value_type is None or (value_type.dtype is None and value_type.container != "map")
 
 
@@ -88,7 +88,7 @@ def set_element_type(proto: onnx.TypeProto, dtype: DType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A formal input or output. `variable`: its type variable, or the one linked with it; else the `fixed` type."""
+    """A formal input or output. `variable`: its type variable, the one linked to that, or the spelling of `fixed`."""
 
     type: str
     variable: str
@@ -99,7 +99,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """The types in an operator's schema at one version. Equal schemas are one object."""
+    """The types in one version of an operator's schema. Equal schemas are the same object."""
 
     domain: str
     op_type: str
@@ -116,20 +116,20 @@ class Signature:
 
     @property
     def kind(self) -> str:
-        """The operator with its domain, as lists spell it: "Conv", "com.microsoft::FusedMatMul"."""
+        """The operator with its domain, as in op lists: "Conv", "com.microsoft::FusedMatMul"."""
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     def input(self, slot: int) -> Param | None:
-        """Return the formal input of a slot; None past the last."""
+        """Return the formal input for a slot; None past the last one."""
         return _formal(self.inputs, slot)
 
     def output(self, slot: int) -> Param | None:
         return _formal(self.outputs, slot)
 
     def input_variable(self, slot: int) -> str | None:
-        """Return the type variable of an actual input: the schema's name, `V[2]` in a heterogeneous list.
+        """Return the type variable of an input, such as `T`, or `V[2]` for a heterogeneous variadic input.
 
-        The variable of a port of one fixed type is that type. None past the last formal input.
+        For an input with a fixed type, it is the spelling of that type. None past the last formal input.
         """
         formal = _formal(self.inputs, slot)
         return formal.variable if formal is not None else None
@@ -141,7 +141,7 @@ class Signature:
     def admits(self, variable: str, dtype: DType) -> bool:
         """True if tensors (or sequences, for a sequence variable) of this element type are legal."""
         legal = self.types.get(variable.split("[", 1)[0]) or (parse_type(variable),)
-        return any(known.dtype is dtype for known in legal)
+        return any(vtype.dtype is dtype for vtype in legal)
 
 
 def _formal(params: tuple[Param, ...], slot: int) -> Param | None:
@@ -154,7 +154,7 @@ def _formal(params: tuple[Param, ...], slot: int) -> Param | None:
 
 
 def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return onnx's schema in force at an opset version of a domain; None for an operator unknown to onnx."""
+    """Return onnx's schema of an operator at an opset version of its domain; None if onnx does not know it."""
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -163,7 +163,7 @@ def onnx_schema(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | N
 
 @cache
 def signature(domain: str, op_type: str, opset: int) -> Signature | None:
-    """Return the schema in force at an opset version of a domain; None for an unknown operator."""
+    """Return the signature of an operator at an opset version of its domain; None for an unknown operator."""
     domain = normal_domain(domain)
     schema = onnx_schema(domain, op_type, opset)
     if schema is not None:
@@ -194,7 +194,7 @@ def _contrib_name(domain: str, op_type: str) -> str:
 
 
 def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator of ai.onnx refused by onnx's checker, but perhaps not by runtimes.
+    """True for an operator of ai.onnx that onnx's checker refuses, but a runtime may accept.
 
     It is unknown to onnx at this opset, or deprecated there with a function that runtimes still compute.
     """
@@ -205,12 +205,12 @@ def is_refused_by_onnx(domain: str, op_type: str, opset: int) -> bool:
 
 
 def is_runtime_only(domain: str, op_type: str, opset: int) -> bool:
-    """True for an operator of ai.onnx known to onnxruntime, and not to onnx at this opset.
+    """True for an operator of ai.onnx that onnxruntime knows at this opset, but onnx does not.
 
-    Its optimizers write them: LayerNormalization below opset 17, SimplifiedLayerNormalization at any.
+    Its optimizers write LayerNormalization before opset 17, and SimplifiedLayerNormalization at any opset.
     """
-    known = _contrib_name("", op_type) in contrib_schemas()
-    return known and not normal_domain(domain) and onnx_schema("", op_type, opset) is None
+    in_runtime = _contrib_name("", op_type) in contrib_schemas()
+    return in_runtime and not normal_domain(domain) and onnx_schema("", op_type, opset) is None
 
 
 def contrib_schemas() -> Mapping[str, Any]:
@@ -224,14 +224,14 @@ def _table(name: str) -> Mapping[str, Any]:
     return ops
 
 
-# Variables of one element type under two names: bare, and inside a container.
+# Variables that share an element type: one is a tensor type, the other a container of tensors.
 _SEQUENCES = ("SequenceAt", "SequenceInsert", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence")
 _LINKED: Mapping[tuple[str, str], Mapping[str, str]] = {
     **{("", op): {"S": "T"} for op in _SEQUENCES},
     **{("", op): {"O": "V"} for op in ("Optional", "OptionalGetElement")},
 }
 
-# The attribute with the element type of the output, by operator; its value is a DataType code.
+# The attribute that sets the element type of the output, by operator; its value is a DataType code.
 DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     **{("", op): "output_datatype" for op in GENERATORS},
     **{("", op): "dtype" for op in (*RANDOM, "EyeLike", "SequenceEmpty")},
@@ -242,10 +242,10 @@ DTYPE_ATTRIBUTES: Mapping[tuple[str, str], str] = {
     ("com.microsoft", "GemmFloat8"): "dtype",
 }
 
-# Attributes for the type of a computation inside an operator; their value is a DataType code.
+# Attributes that set the type of a computation inside an operator; their value is a DataType code.
 INNER_DTYPE_ATTRIBUTES = frozenset({"stash_type", "softmax_precision", "precision"})
 
-# Without the attribute, these give the type of this input; the others give float32.
+# Without the attribute, the output has the type of this input; for other operators, float32.
 IMPLIED_BY_INPUT: Mapping[str, int] = {
     **dict.fromkeys(("EyeLike", "Bernoulli", "RandomNormalLike", "RandomUniformLike"), 0),
     "DequantizeLinear": 1,
@@ -253,7 +253,7 @@ IMPLIED_BY_INPUT: Mapping[str, int] = {
 }
 
 
-# Attributes of Constant that hold plain numbers or strings: the element type, and the field of the attribute.
+# Attributes of Constant for plain numbers or strings: the element type, and the field of the attribute.
 PLAIN_CONSTANTS: Mapping[str, tuple[DType, str]] = {
     "value_float": (DType.FLOAT, "f"),
     "value_floats": (DType.FLOAT, "floats"),
@@ -277,9 +277,9 @@ InputTypes = Sequence[ValueType | None]
 
 
 def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
-    """Return the element type of an output set by an attribute or by a rule of the operator.
+    """Return the element type of an output if an attribute or a rule of the operator sets it.
 
-    None if the schema's type constraints decide.
+    None if the type constraints of the schema decide.
     """
     key = _, op = normal_domain(node.domain), node.op_type
     name = DTYPE_ATTRIBUTES.get(key)
@@ -287,7 +287,7 @@ def explicit_dtype(node: NodeProto, inputs: InputTypes) -> DType | None:
         rule = _OUTPUT_RULES.get(key)
         return rule(node, inputs) if rule else None
     given = attribute(node, name)
-    if given is not None and (given.i or given.s):  # before opset 6, Cast named the type in words
+    if given is not None and (given.i or given.s):  # before opset 6, Cast spells the type out
         code = _CODES.get(given.s.decode("utf-8", "replace"), 0) if given.s else given.i
         if code in _CODES.values() and code:
             return DType.of(code)
@@ -306,7 +306,7 @@ _CODES = dict(TensorProto.DataType.items())
 
 
 def _dtype_in_attributes(node: NodeProto, inputs: InputTypes) -> DType | None:
-    """Return the type of the values or labels in an attribute; that of labels is a part of the attribute's name."""
+    """Return the type of the values or labels in an attribute; the attribute's name has the type of labels."""
     for a in node.attribute:
         if a.name in ("value", "values_tensor"):
             return DType.of(a.t.data_type)

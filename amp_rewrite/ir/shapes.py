@@ -1,6 +1,6 @@
-"""Shapes of values: by onnx, and followed through the shape computations of exporters.
+"""Shapes of values: inferred by onnx, and followed through the shape computations of exporters.
 
-Equal names are equal sizes. No input is taken to be empty: on an empty one, a model gives nothing.
+Equal names stand for equal sizes. Inputs are assumed not to be empty, since a model computes nothing for an empty one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from amp_rewrite.files.protos import all_graphs, clone
 from amp_rewrite.files.tensors import MAX_ELEMENTS
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import axes_of, number
-from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
-from amp_rewrite.ir.schema import normal_domain
-from amp_rewrite.ir.sizes import (
+from amp_rewrite.ir.dims import (
     CONTENTS,
     INTEGERS,
     INVENTED_PREFIX,
@@ -39,14 +37,16 @@ from amp_rewrite.ir.sizes import (
     product,
     renamed,
 )
+from amp_rewrite.ir.op_classes import BROADCASTS, SAME_SHAPE
+from amp_rewrite.ir.schema import normal_domain
 from amp_rewrite.ir.versions import FIRST_ALLOWZERO
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 Shape = tuple[int | None, ...]
 StatedDims = tuple[int | str | None, ...]
-"""A shape as a model states it: dimensions that are known, named or unknown."""
+"""A shape as declared in a model, with known, named or unknown dimensions."""
 
-# Errors of inference on models that contradict themselves; they leave shapes unknown.
+# Errors of inference for contradictory models; shapes stay unknown then.
 _FAULTS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError)
 _LONGEST_RANGE = 1 << 20
 
@@ -58,7 +58,7 @@ def elements(sizes: Sequence[int | None] | None) -> int | None:
 
 
 def combined_elements(view: View, op: Op) -> int | None:
-    """Return how many elements each result of a reduction combines; None if axes or their lengths are unknown."""
+    """Return the number of elements combined into each result of a reduction; None if it is unknown."""
     axes, shape = axes_of(view, op), shape_of(view, op.inputs[0]) or ()
     if not axes or any(not -len(shape) <= axis < len(shape) for axis in axes):
         return None
@@ -66,9 +66,9 @@ def combined_elements(view: View, op: Op) -> int | None:
 
 
 def shape_of(view: View, value: ValueId | None) -> Shape | None:
-    """Return the shape of a value, None for a dimension without a number; None if its rank is not known.
+    """Return the shape of a value, with None for symbolic and unknown dimensions; None if its rank is unknown.
 
-    By onnx's inference on the model without its heavy weights, once for each view.
+    onnx's inference runs once for each view, on the model without its heavy weights.
     """
     return _shapes(view).get(value)
 
@@ -90,24 +90,24 @@ def _long_range(view: View, op: Op) -> bool:
 
 
 def _stated_dims(view: View, inferred: GraphProto) -> dict[ValueId | None, Dims]:
-    """Return the shapes declared in the inferred graph of a view's model, and those of constants."""
-    known: dict[ValueId | None, Dims] = {}
+    """Return the shapes declared in a graph after inference, and those of constants."""
+    dims_by_value: dict[ValueId | None, Dims] = {}
     graphs = all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)
     for graph, values in zip(graphs, view.values_of, strict=False):
         ids = {value.name: value.id for value in values}
         for formal in (*graph.input, *graph.value_info, *graph.output):
             if formal.name in ids and (dims := declared_dims(formal)) is not None:
-                known[ids[formal.name]] = dims
+                dims_by_value[ids[formal.name]] = dims
     # A stub is an input of the skeleton; Constants have no declaration of their own.
-    known.update((v.id, tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
-    return known
+    dims_by_value.update((v.id, tuple(v.tensor.dims)) for v in view.values if v.tensor is not None)
+    return dims_by_value
 
 
 def _inferred(view: View, through_values: bool) -> GraphProto:
     skeleton = view.model.skeleton()
     deep = through_values and not any(_long_range(view, op) for op in view.of_kinds(("Range",)))
     if deep and view.opset == FIRST_ALLOWZERO - 1:
-        # The next opset infers through Reshape, and gives all else the same shapes.
+        # The next opset infers through Reshape; otherwise, the shapes are the same.
         skeleton = clone(skeleton)
         for imported in skeleton.opset_import:
             imported.version += normal_domain(imported.domain) == ""
@@ -117,7 +117,7 @@ def _inferred(view: View, through_values: bool) -> GraphProto:
 
 
 def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
-    """Return the dimensions in a declaration; None without a rank, and for an impossible one."""
+    """Return the dimensions in a declaration; None if it has no rank, or an impossible shape."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -128,7 +128,7 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
 
 @lru_cache(1 << 12)
 def _possible(dims: StatedDims) -> bool:
-    """True if a value can have the dimensions: MAX_AXES at most, none negative, an addressable number of elements."""
+    """True if a value can have these dimensions: at most MAX_AXES, none negative, an addressable element count."""
     if any(isinstance(size, bytes) for size in dims):
         return False  # its name is not UTF-8
     sizes = [size or 1 for size in dims if isinstance(size, int)]
@@ -142,7 +142,7 @@ def known_dims(view: View) -> Mapping[ValueId | None, Dims]:
 
 
 def dims_of(view: View, value: ValueId | None) -> Dims:
-    """Return the dimensions of a value, with names for free ones; () if its rank is not known."""
+    """Return the dimensions of a value, with names for symbolic ones; () if its rank is unknown."""
     return known_dims(view).get(value, ())
 
 
@@ -152,7 +152,7 @@ class _ShapeWalk:
     known: dict[ValueId | None, Dims]
     contents: dict[ValueId, Contents] = field(default_factory=dict)
     same: dict[str, Dim] = field(default_factory=dict)
-    """Sizes by another name for them."""
+    """Names of the model, with another expression for the same size."""
     invented: InventedNames = field(default_factory=InventedNames)
 
     def dims(self) -> Mapping[ValueId | None, Dims]:
@@ -161,7 +161,7 @@ class _ShapeWalk:
                 self.follow(op)
             elif op.kind == "Split" and (whole := self.at(op.inputs[0])):
                 axis = int_attribute(op.node, "axis", 0) % len(whole)
-                for part in op.results:  # onnx does not know them where one of them is empty
+                for part in op.results:  # onnx does not infer them if one is empty
                     self.known.setdefault(part, (*whole[:axis], None, *whole[axis + 1 :]))
         return {value: self.renamed(dims) for value, dims in self.known.items()}
 
@@ -176,14 +176,16 @@ class _ShapeWalk:
         result = op.outputs[0]
         inferred, counts = self.at(result), self.view.dtype(result) in INTEGERS
         if result is None or (not counts and inferred is not None and all(isinstance(d, int) for d in inferred)):
-            return  # onnx knows the shape, and floats state no other
+            return  # onnx knows the shape, and floats cannot be the shape of another value
         contents = [self.contents[v] if v in self.contents else integer_contents(self.view, v) for v in op.inputs]
         inputs = OpInputs(op, [self.at(v) for v in op.inputs], contents, self.invented)
         dims = _ruled(RULES, inputs)
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
             dims = self.known[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
             if op.scope == MAIN:
-                for mine, other in zip(dims, inferred or (), strict=False):  # the model's names of sizes with another
+                for mine, other in zip(
+                    dims, inferred or (), strict=False
+                ):  # another name in the model for the same size
                     if isinstance(other, str) and mine is not None and mine != other and other not in names_in(mine):
                         self.same.setdefault(other, mine)
         made, rank = _ruled(CONTENTS, inputs) if counts else None, self.at(result)
@@ -201,15 +203,15 @@ def _better(followed: Dim, inferred: Dim) -> Dim:
 # -- rules: the dimensions of an op's first result --------------------------------------------------
 
 
-# Errors of a rule: a size is not known, or ranks, axes, bounds and steps do not go together.
-_MISFITS = (ValueError, IndexError, ArithmeticError)
+# Errors of a rule: a size is unknown, or ranks, axes, bounds and steps do not match.
+_MISMATCHES = (ValueError, IndexError, ArithmeticError)
 
 
 def _ruled(rules: Mapping[str, Callable[[OpInputs], tuple[Dim, ...] | None]], inputs: OpInputs) -> Dims | None:
     rule = rules.get(inputs.op.kind)
     try:
         return rule(inputs) if rule is not None else None
-    except _MISFITS:
+    except _MISMATCHES:
         return None
 
 
@@ -288,4 +290,4 @@ RULES: Mapping[str, Callable[[OpInputs], Dims | None]] = {
     "Reshape": _reshaped,
     "Slice": _sliced,
 }
-"""Rules for the first result of an op."""
+"""Shape rules for the first result of an op."""

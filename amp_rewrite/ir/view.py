@@ -1,7 +1,7 @@
 """A read-only index over a model: ops, values, uses, scopes, and the element type of every value.
 
-Ops are in topological order across scopes: an op comes after its inputs, and an op with bodies (If, Loop, Scan …) after
-the ops of its bodies.
+Ops are in topological order across scopes: an op comes after the producers of its inputs, and an op with bodies (If,
+Loop, Scan …) after the ops of its bodies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 def once(analysis: Callable[Concatenate[View, P], R]) -> Callable[Concatenate[View, P], R]:
-    """Let an analysis run once for each view and arguments; callers share the result and must not change it."""
+    """Cache an analysis by view and arguments; callers share the result and must not change it."""
 
     def wrapper(view: View, /, *args: P.args, **kwargs: P.kwargs) -> R:
         key = analysis, args, tuple(kwargs.items())
@@ -55,10 +55,10 @@ class View(Index):
         ops: all ops, in topological order across scopes; an op's id is its position.
         values: all values; a value's id is its position.
         scopes: the main graph and the bodies.
-        types: type of each value.
-        uses: inputs that read each value.
-        carried: pairs (output, input) of values that a body hands over from one iteration to the next.
-        names: all names of values and nodes, in functions too. New names must differ from them.
+        types: the type of each value.
+        uses: the uses of each value.
+        carried: pairs (output, input) of values that a body carries from one iteration to the next.
+        names: all names of values and nodes, also in functions. New names must differ from them.
         model: the model, with its nodes in topological order.
 
     Example:
@@ -69,14 +69,14 @@ class View(Index):
 
     model: Model
     _results: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Results of analyses with the decorator `once`."""
+    """Results of analyses decorated with `once`."""
 
     @classmethod
     def of(cls, model: Model) -> View:
-        """Return the index of a model. Its `model` has the nodes in topological order.
+        """Return the view of a model. Its `model` has the nodes in topological order.
 
         Raises:
-            ModelError: the graph cannot run; names the node.
+            ModelError: the graph cannot run; the message names the node.
         """
         try:
             index = build(model.proto)
@@ -90,7 +90,7 @@ class View(Index):
         return cls(**vars(index), model=model)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_results": {}}  # a copy computes them again
+        return {**self.__dict__, "_results": {}}  # a copy computes its own
 
     def __repr__(self) -> str:
         return f"<View of {self.model!r}: {len(self.ops)} ops, {len(self.values)} values>"
@@ -111,7 +111,7 @@ class View(Index):
         return dtype is not None and dtype.floating
 
     def owners(self, op: OpId) -> Iterator[OpId]:
-        """Yield the ops with the bodies around an op, the nearest first."""
+        """Yield the ops whose bodies contain an op, innermost first."""
         owner = self.scopes[self.ops[op].scope].owner
         while owner is not None:
             yield owner
@@ -129,7 +129,6 @@ class View(Index):
         return tuple(dtype for dtype in dtypes if dtype is not None and dtype.low)
 
     def value_name(self, value: ValueId) -> str:
-        """Return the name of a value."""
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:
@@ -137,7 +136,7 @@ class View(Index):
         return (self.ops[use.op] for use in self.uses[value])
 
     def producer(self, value: ValueId | None, *kinds: str) -> Op | None:
-        """Return the producer of a value; None for inputs and initializers, and for an op of other kinds."""
+        """Return the producer of a value; None for inputs, initializers, and a producer of other kinds."""
         producer = self.values[value].producer if value is not None else None
         if producer is None:
             return None
@@ -158,7 +157,7 @@ class View(Index):
         return ops
 
     def constant(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant value: an initializer without override, or the output of a Constant."""
+        """Return the tensor of a constant value: a fixed initializer, or the output of a Constant."""
         if value is None or self.values[value].overridable:
             return None
         return self.values[value].tensor
@@ -169,28 +168,28 @@ class View(Index):
         return {v.id: v.tensor for v in self.values if v.tensor is not None and not v.overridable}
 
     def copied(self, value: ValueId | None) -> TensorProto | None:
-        """Return the tensor of a constant, also behind Identities: for reading, not for writing."""
+        """Return the tensor of a constant, also through Identities; read it, but do not change it."""
         return self.constant(value) or (self._copies.get(value) if value is not None else None)
 
     @cached_property
     def _copies(self) -> Mapping[ValueId, TensorProto]:
-        known: dict[ValueId, TensorProto] = {}
+        tensors: dict[ValueId, TensorProto] = {}
         for op in self.of_kinds(("Identity",)):
             source, copy = op.inputs[0], op.outputs[0]
-            tensor = known[source] if source in known else self.constant(source)
+            tensor = tensors[source] if source in tensors else self.constant(source)
             if tensor is not None and copy is not None:
-                known[copy] = tensor
-        return known
+                tensors[copy] = tensor
+        return tensors
 
     def array(self, value: ValueId | None, limit: int | None = None) -> Array | None:
-        """Return the elements of a constant value or a copy; None for others, and for more elements than asked for."""
+        """Return the elements of a constant or its copy; None for other values, and for more than `limit` elements."""
         tensor = self.copied(value)
         large = tensor is not None and limit is not None and math.prod(tensor.dims) > limit
         return None if tensor is None or large else self.model.array(tensor)
 
     @once
     def fit(self, value: ValueId, to: DType) -> Fit:
-        """Return how the values of a constant or a copy fit into a low type, read once; Fit() for other values."""
+        """Return statistics of rounding a constant or its copy to a low type; Fit() for other values."""
         tensor = self.copied(value)
         return self.model.fit(tensor, to) if tensor is not None else Fit()
 
@@ -204,25 +203,25 @@ class View(Index):
 
     @cached_property
     def yielded(self) -> frozenset[ValueId]:
-        """The outputs of all scopes."""
+        """The outputs of all graphs and bodies."""
         return frozenset(v for scope in self.scopes for v in scope.outputs)
 
     @cached_property
     def variables(self) -> tuple[tuple[TypeVariable, ...], ...]:
-        """The type variables of each op, in order of first port. Ops with bodies and unknown ops have none."""
-        known: list[tuple[TypeVariable, ...]] = []
+        """The type variables of each op, in order of their first ports. Ops with bodies and unknown ops have none."""
+        variables: list[tuple[TypeVariable, ...]] = []
         for op in self.ops:
             ports: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()
             if op.signature is not None and not op.bodies:
                 omitted = tuple([v is None for v in op.inputs]), tuple([v is None for v in op.outputs])
                 ports = _ports(op.signature, *omitted)
-            known.append(tuple([TypeVariable(op.id, name, a, b, self._type_at(op, a, b)) for name, a, b in ports]))
-        return tuple(known)
+            variables.append(tuple([TypeVariable(op.id, name, a, b, self._type_at(op, a, b)) for name, a, b in ports]))
+        return tuple(variables)
 
     def _type_at(self, op: Op, ins: tuple[int, ...], outs: tuple[int, ...]) -> ValueType | None:
-        """Return the type at these ports, preferably of a tensor: linked variables name tensors and sequences alike.
+        """Return the type at these ports; that of a tensor, if a linked variable has tensors and sequences.
 
-        None if the type of one of the inputs is not known, as behind an unknown op: nothing may be cast there.
+        None if the type of an input is unknown, as behind an unknown op: nothing may be cast there.
         """
         types = [self.types[value] for slot in ins if (value := op.inputs[slot]) is not None]
         if any(map(unknown, types)):
@@ -231,19 +230,19 @@ class View(Index):
         return next((t for t in types if t is not None and t.container == TENSOR), types[0] if types else None)
 
     def forget(self) -> None:
-        """Free the memory of the graph and of the results of analyses; both are computed again on use."""
+        """Free the memory of the graph and of cached analyses; both are computed again when needed."""
         self._results.clear()
         for name in ("flow", "graph"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def graph(self) -> nx.MultiDiGraph[OpId]:
-        """The ops as a networkx graph, with the bodies of If, Loop and Scan in it.
+        """The ops as a networkx graph, including the bodies of If, Loop and Scan.
 
-        Nodes are op ids: `ops` and `variables` have their scopes and types. An edge leads from the producer of a
-        value to each reader, captures included, and from the producer of a body's output to the op with the body; its
-        key is the pair of the value and the reader's slot, or None for the latter. Edges from one iteration to the next
-        are marked `carried`. O(nodes + uses).
+        Nodes are op ids; `ops` and `variables` have their scopes and types. An edge leads from the producer of a value
+        to each reader, including captures, and from the producer of a body's output to the op with the body. Its key
+        is the value with the reader's slot; for a body's output, the slot is None. Edges from one iteration to the
+        next are marked `carried`. O(nodes + uses).
         """
         graph: nx.MultiDiGraph[OpId] = nx.MultiDiGraph()
         with gc_paused():  # 100 000 edges: 0.5 s instead of 1.5
@@ -268,19 +267,19 @@ class View(Index):
         return nx.subgraph_view(graph, filter_edge=lambda *edge: "carried" not in graph.edges[edge])
 
     def after(self, starts: Iterable[OpId]) -> set[OpId]:
-        """Return some ops and all their dependents."""
+        """Return these ops and all ops that depend on them."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow, list(starts))))
 
     def before(self, ends: Iterable[OpId]) -> set[OpId]:
-        """Return some ops and all their dependencies."""
+        """Return these ops and all ops that they depend on."""
         return set(chain.from_iterable(nx.bfs_layers(self.flow.reverse(copy=False), list(ends))))
 
 
-@lru_cache(maxsize=1 << 12)  # most ops of a model equal many others
+@lru_cache(maxsize=1 << 12)  # most ops of a model are like many others
 def _ports(
     schema: Signature, no_input: tuple[bool, ...], no_output: tuple[bool, ...]
 ) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
-    """Return the type variables of an op with their inputs and outputs. True stands for an omitted port."""
+    """Return the type variables of an op with their inputs and outputs. True marks an omitted port."""
     variables: dict[str, tuple[list[int], list[int]]] = {}
     for side, (absent, variable) in enumerate(((no_input, schema.input_variable), (no_output, schema.output_variable))):
         for slot, omitted in enumerate(absent):
@@ -290,7 +289,7 @@ def _ports(
 
 
 def in_order(proto: ModelProto) -> ModelProto | None:
-    """Return a copy of a model with its nodes in topological order; None for a model with a cycle.
+    """Return a copy of a model with its nodes in topological order; None if it has a cycle.
 
     Nodes keep their order as far as possible. O(nodes · log nodes).
     """

@@ -340,7 +340,7 @@ def finish(
         plan = replace(plan, parted=frozenset(op.id for op in swapped_transposes(view, dtype_of)))
     at_run_time = (
         *target_findings(view, target, tried=draft.request.opset == AUTO_OPSET),
-        *fault_findings(view, dtype_of, target.aim, plan.parted),
+        *fault_findings(view, dtype_of, target.runtime_target, plan.parted),
         *_parted_findings(view, plan),
         *cuda_findings(view, dtype_of, target),
         *(() if plan.empty else state_findings(view, dtype_of)),

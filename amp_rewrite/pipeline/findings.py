@@ -22,12 +22,12 @@ from amp_rewrite.ir.view import MAIN, Op, OpId, Role, View
 from amp_rewrite.runtime.faults import DtypeOf
 from amp_rewrite.runtime.kernels import release_number
 from amp_rewrite.runtime.providers import (
-    CUDA_ALONE,
+    CUDA_ONLY,
     CudaOptions,
     cuda_options_of,
-    misfit,
     oldest_release,
     own_operators,
+    release_refusal,
 )
 from amp_rewrite.settings.choices import AUTO_OPSET, KEEP_OPSET, NEEDS, Target
 from amp_rewrite.settings.list_entry import Color
@@ -203,7 +203,7 @@ def oldest_onnxruntime(view: View, target: Target, to: DType) -> str | None:
 def needs_release(view: View, oldest: str, to: DType) -> Finding:
     """Return the finding about onnxruntime's own operators, from a release on."""
     names = own_operators(view)
-    both = to is DType.FLOAT16 and CUDA_ALONE.isdisjoint(names)  # the CPU has no kernels in bfloat16
+    both = to is DType.FLOAT16 and CUDA_ONLY.isdisjoint(names)  # the CPU has no kernels in bfloat16
     where = "CUDA and on the CPU" if both else "CUDA"
     note = f"{', '.join(names)}: the file runs with onnxruntime {oldest} or later, on {where}"
     return Finding("needs_release", f"onnxruntime {oldest}", note)
@@ -214,5 +214,5 @@ def unfit_here(model: Model, release: str, provider: str) -> str | None:
 
     None for a model without metadata about its needs.
     """
-    needed = model.stated(NEEDS).rpartition("=")[2]
-    return misfit(needed, own_operators(View.of(model)), release, provider) if needed else None
+    needed = model.recorded(NEEDS).rpartition("=")[2]
+    return release_refusal(needed, own_operators(View.of(model)), release, provider) if needed else None

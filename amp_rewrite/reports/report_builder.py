@@ -19,7 +19,7 @@ from amp_rewrite.decide.plan import Plan
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.dataflow import casts_floats, keeps_type, read_variable
+from amp_rewrite.ir.dataflow import casts_floats, input_variable, keeps_type
 from amp_rewrite.ir.op_classes import CASTS, HEAVY, INTEGER
 from amp_rewrite.ir.patterns.clusters import integer_ops
 from amp_rewrite.ir.schema import DTYPE_ATTRIBUTES, INNER_DTYPE_ATTRIBUTES, Signature, ValueType, default_attributes
@@ -127,7 +127,7 @@ class _ReportBuilder:
         value = op.inputs[slot]
         if value is None or op.kind == "Cast":
             return None if value is None else self._made[value]
-        variable = read_variable(op, slot)
+        variable = input_variable(op, slot)
         painted = self.coloring.dtype(variable) if self.coloring is not None and variable is not None else None
         return _retyped(self.view.types[value], painted)
 

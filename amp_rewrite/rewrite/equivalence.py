@@ -22,7 +22,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.dataflow import casts_floats, confined
-from amp_rewrite.ir.sizes import MAX_AXES
+from amp_rewrite.ir.dims import MAX_AXES
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.reference import Arrays, run
 from amp_rewrite.rewrite.replacement import Replacement

@@ -1,4 +1,4 @@
-"""Values on a device: OrtValues, bound inputs and outputs, and state in double buffers."""
+"""Tensors on a device: OrtValues, bound inputs and outputs, and double-buffered state."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from amp_rewrite.files.casting import Array as Array
 from amp_rewrite.runtime.installation import model_errors, onnxruntime
 from amp_rewrite.runtime.ports import Port
 
-STRANGE = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
-"""Types of onnxruntime that numpy lacks."""
+EXTENSION_TYPES = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
+"""Types of onnxruntime that numpy has only through ml_dtypes."""
 
 
-def strange_of(array: Array) -> DType | None:
-    """Return the type of an array if numpy lacks it; else None."""
-    return None if array.dtype.isbuiltin == 1 else next((d for d in STRANGE if d.numpy == array.dtype), None)
+def extension_type_of(array: Array) -> DType | None:
+    """Return the type of an array if it comes from ml_dtypes, else None."""
+    return None if array.dtype.isbuiltin == 1 else next((d for d in EXTENSION_TYPES if d.numpy == array.dtype), None)
 
 
 def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
-    """Return an OrtValue on a device. On the CPU it shares memory with a contiguous array. bfloat16 and float8 are
-    those of ml_dtypes."""
-    own = np.asarray(array, order="C")  # ascontiguousarray would give a single number a dimension
-    strange = strange_of(own)
-    if strange is None:
-        return onnxruntime().OrtValue.ortvalue_from_numpy(own, device, index)
-    bits = own.view(f"uint{strange.bits}")
-    here = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, strange.code)
-    return here if device == "cpu" else copied(here, device, index)
+    """Return an OrtValue on a device, for bfloat16 and float8 from ml_dtypes.
+
+    On the CPU, it shares memory with a contiguous array.
+    """
+    contiguous = np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
+    dtype = extension_type_of(contiguous)
+    if dtype is None:
+        return onnxruntime().OrtValue.ortvalue_from_numpy(contiguous, device, index)
+    bits = contiguous.view(f"uint{dtype.bits}")
+    value = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype.code)
+    return value if device == "cpu" else copied(value, device, index)
 
 
 def as_value(tensor: object) -> Any:
-    """Return an OrtValue on the memory of an OrtValue, an array, or a tensor that speaks DLPack (torch, cupy, jax …).
+    """Return an OrtValue that shares the memory of an OrtValue, an array, or a DLPack tensor (torch, cupy, jax …).
 
-    ModelError for a tensor that DLPack cannot export: one that requires gradients or is not contiguous.
+    ModelError for a tensor that DLPack cannot export, because it requires gradients or is not contiguous.
     """
     value = onnxruntime().OrtValue
     if isinstance(tensor, value):
         return tensor
     if isinstance(tensor, np.ndarray) or not hasattr(tensor, "__dlpack__"):
-        return from_array(tensor)  # DLPack of numpy exports neither bfloat16 nor what is read-only
+        return from_array(tensor)  # numpy's DLPack exports neither bfloat16 nor read-only arrays
     try:
         return value.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as cause:
@@ -55,9 +57,9 @@ def as_value(tensor: object) -> Any:
 
 
 def placed(tensor: object, device: str, index: int) -> Any:
-    """Return an OrtValue on a device: the memory of the tensor if it is there, else a copy; a copy of an array."""
+    """Return an OrtValue on a device: the memory of a tensor on that device, or a copy of any other tensor or array."""
     if isinstance(tensor, np.ndarray):
-        tensor = tensor.copy()  # on a CPU the two share memory, and `Binding.feed` writes there
+        tensor = tensor.copy()  # on the CPU, `as_value` shares its memory, and `Binding.feed` writes to it
     value = as_value(tensor)
     at = tensor.__dlpack_device__()[1] if hasattr(tensor, "__dlpack_device__") else index
     return value if (value.device_name().lower(), at) == (device, index) else copied(value, device, index)
@@ -73,17 +75,17 @@ def copied(value: Any, device: str, index: int = 0) -> Any:
 
 
 def overwrite(value: Any, new: Any) -> None:
-    """Copy an OrtValue into another one of its shape and type, on any device.
+    """Copy an OrtValue into another one of the same shape and type, on any device.
 
-    Older releases of onnxruntime (1.23.0) copy only arrays into one, so memory of the CPU is copied here. MachineError
-    for values that numpy lacks, on a GPU, with such a release.
+    Older releases of onnxruntime (1.23.0) accept only arrays, so the memory is copied here on the CPU. With such a
+    release, MachineError for values on a GPU whose type numpy lacks.
     """
     try:
         value.update_inplace(new)
     except TypeError as cause:
         if value.device_name().lower() == new.device_name().lower() == "cpu":
             ctypes.memmove(value.data_ptr(), new.data_ptr(), _nbytes(new))
-        elif (dtype := DType.of(new.element_type())) in STRANGE:
+        elif (dtype := DType.of(new.element_type())) in EXTENSION_TYPES:
             raise MachineError(f"{dtype.spelling} values on a GPU need a newer onnxruntime; update it") from cause
         else:
             value.update_inplace(new.numpy())
@@ -95,21 +97,21 @@ def _nbytes(value: Any) -> int:
 
 
 def to_array(value: Any) -> Array:
-    """Return the values of a tensor OrtValue on any device, bfloat16 as in ml_dtypes."""
-    strange = DType.of(value.element_type())
-    if strange not in STRANGE:
+    """Return the values of a tensor OrtValue on any device, in a type of ml_dtypes if numpy lacks it."""
+    dtype = DType.of(value.element_type())
+    if dtype not in EXTENSION_TYPES:
         array: Array = value.numpy()
         return array
-    here = value if value.device_name().lower() == "cpu" else copied(value, "cpu")
-    bits = ctypes.string_at(here.data_ptr(), _nbytes(here))
-    return np.frombuffer(bytearray(bits), strange.numpy).reshape(tuple(here.shape()))
+    on_cpu = value if value.device_name().lower() == "cpu" else copied(value, "cpu")
+    bits = ctypes.string_at(on_cpu.data_ptr(), _nbytes(on_cpu))
+    return np.frombuffer(bytearray(bits), dtype.numpy).reshape(tuple(on_cpu.shape()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding:
-    """An open model's inputs and outputs on its device. Made by `Runner.bind` or `Session.bind`.
+    """An open model's inputs and outputs on its device, created by `Runner.bind` or `Session.bind`.
 
-    `inputs` are OrtValues by name; `given_outputs` those that results are written into.
+    `inputs`: OrtValues by name. `given_outputs`: the OrtValues that results are written to.
     """
 
     outputs: tuple[str, ...]
@@ -120,11 +122,11 @@ class Binding:
     _options: Any = field(repr=False)
 
     def feed(self, feeds: Mapping[str, object]) -> None:
-        """Copy new values into the bound inputs and tensors, in place; ModelError for another name, shape or type."""
+        """Copy new values into the bound inputs, in place; ModelError for another name, shape or type."""
         for name, tensor in feeds.items():
             if name not in self.inputs:
-                known = ", ".join(map(repr, self.inputs))
-                raise ModelError(f"input {name!r} is not bound; bound are {known}")
+                names = ", ".join(map(repr, self.inputs))
+                raise ModelError(f"input {name!r} is not bound; bound are {names}")
             old, new = self.inputs[name], as_value(tensor)
             if (list(old.shape()), old.element_type()) != (list(new.shape()), new.element_type()):
                 raise ModelError(
@@ -133,9 +135,9 @@ class Binding:
             overwrite(old, new)
 
     def run(self) -> dict[str, Any]:
-        """Run once; return the results as OrtValues by name, on the device, for DLPack (`torch.from_dlpack`).
+        """Run once; return the results by name as OrtValues on the device, which support DLPack (`torch.from_dlpack`).
 
-        A result bound to a tensor is in that tensor. ModelError for an error of onnxruntime.
+        A result bound to a tensor is in that tensor. ModelError if onnxruntime raises an error.
         """
         with model_errors("run"):
             self._bound.synchronize_inputs()
@@ -144,12 +146,12 @@ class Binding:
             return dict(zip(self.outputs, self._bound.get_outputs(), strict=True))
 
     def arrays(self) -> dict[str, Array]:
-        """Run once; return copies of the results as numpy arrays, bfloat16 as in ml_dtypes."""
+        """Run once; return copies of the results as numpy arrays, with bfloat16 from ml_dtypes."""
         return {name: np.array(to_array(value)) for name, value in self.run().items()}
 
 
 def target(port: Port, tensor: object, device: str) -> Any:
-    """Return the memory of a tensor for an output."""
+    """Return the OrtValue of a tensor to write an output to; ModelError for another device or type."""
     value = as_value(tensor)
     where = value.device_name().lower()
     if where != device:
@@ -158,8 +160,8 @@ def target(port: Port, tensor: object, device: str) -> Any:
     return value
 
 
-def fixed_room(port: Port, device: str, index: int) -> Any:
-    """Return memory for an output of a known shape."""
+def fixed_memory(port: Port, device: str, index: int) -> Any:
+    """Allocate memory for an output; ModelError if its shape is unknown."""
     dims = [d for d in port.shape or () if isinstance(d, int)]
     if port.shape is None or len(dims) != len(port.shape) or port.dtype is None:
         raise ModelError(
@@ -170,7 +172,7 @@ def fixed_room(port: Port, device: str, index: int) -> Any:
 
 
 def check_type(port: Port, value: Any, kind: str) -> None:
-    """Raise ModelError for a value of another type than that of an input or output."""
+    """Raise ModelError unless a value has the type of an input or output."""
     if port.dtype is not None and value.element_type() != port.dtype.code:
         raise ModelError(f"{kind} {port.name!r} is {port.dtype.spelling}, not {_spelled(value)}; cast the tensor")
 
@@ -186,7 +188,7 @@ Side = Literal[0, 1]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DoubleBuffer:
-    """Named tensors on a device, in two sets: a run reads one and writes the other. Made by `Runner.double_buffer`.
+    """Two sets of named tensors on a device, created by `Runner.double_buffer`: a run reads one and writes the other.
 
     The owner keeps track of the current side. A run never writes to the set that it reads, so a run that fails or is
     interrupted leaves the state unchanged.
@@ -196,12 +198,12 @@ class DoubleBuffer:
     sides: tuple[Mapping[str, Any], Mapping[str, Any]] = field(repr=False)
 
     def put(self, side: Side, values: Mapping[str, Array]) -> None:
-        """Copy values of the tensors' shapes and types to one side."""
+        """Copy values to one side; shapes and types must match."""
         for name, value in values.items():
             _fill(self.sides[side][name], value)
 
     def view(self, side: Side, name: str) -> Array:
-        """Return the values of a tensor; on a CPU without a copy, valid until a run writes to this side."""
+        """Return the values of a tensor; on the CPU they are not copied, and valid until a run writes to this side."""
         return to_array(self.sides[side][name])
 
     def arrays(self, side: Side) -> dict[str, Array]:
@@ -211,14 +213,14 @@ class DoubleBuffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferedRunner:
-    """An open model with its state in a `DoubleBuffer`, made by `Runner.buffered`.
+    """An open model with its state in a `DoubleBuffer`, created by `Runner.buffered`.
 
-    `inputs`: names of inputs to feed besides the state. `told`: outputs that runs return.
+    `inputs`: the inputs to feed besides the state. `returned`: the outputs that a run returns.
     """
 
     buffer: DoubleBuffer
     inputs: frozenset[str]
-    told: tuple[str, ...]
+    returned: tuple[str, ...]
     provider: str
     _session: Any = field(repr=False)
     _bound: tuple[Any, Any] = field(repr=False)
@@ -226,43 +228,41 @@ class BufferedRunner:
     _shielded: Mapping[str, Any] = field(repr=False)
 
     def run(self, side: Side, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Read one side, write the other, and return `told`, valid until the next run. ModelError if a run fails."""
+        """Read one side, write the other; results are valid until the next run. ModelError if a run fails."""
         bound = self._bound[side]
         with model_errors("run"):
             for name, value in self._shielded.items():
                 overwrite(value, self.buffer.sides[side][name])
             for name, array in feeds.items():
-                like, held = self._fed.get(name, (None, None))
-                if like != (array.shape, array.dtype):
+                form, memory = self._fed.get(name, (None, None))
+                if form != (array.shape, array.dtype):
                     if name not in self.inputs:
-                        known = ", ".join(sorted(self.inputs))
-                        raise ModelError(f"{name!r} is not an input to feed; the inputs are {known}")
-                    held = room(array, self.buffer.place)
-                    for each in self._bound:
-                        each.bind_ortvalue_input(name, held)
-                    self._fed[name] = (
-                        (array.shape, array.dtype),
-                        held,
-                    )  # last, so an interrupt leaves a consistent state
-                _fill(held, array)
-            for name in self.told:  # again: a result of the last run would be taken for memory of that shape
+                        names = ", ".join(sorted(self.inputs))
+                        raise ModelError(f"{name!r} is not an input to feed; the inputs are {names}")
+                    memory = memory_for(array, self.buffer.place)
+                    for binding in self._bound:
+                        binding.bind_ortvalue_input(name, memory)
+                    # This is last, so an interrupt leaves a consistent state.
+                    self._fed[name] = (array.shape, array.dtype), memory
+                _fill(memory, array)
+            for name in self.returned:  # bound again, or onnxruntime would reuse the memory of the last results
                 bound.bind_output(name)
             bound.synchronize_inputs()
             self._session.run_with_iobinding(bound)
             bound.synchronize_outputs()
             results = bound.get_outputs_as_ortvaluevector()
-            values = [onnxruntime().OrtValue(results[at]) for at in range(len(self.told))]
-            return {name: to_array(value) for name, value in zip(self.told, values, strict=True)}
+            values = [onnxruntime().OrtValue(results[at]) for at in range(len(self.returned))]
+            return {name: to_array(value) for name, value in zip(self.returned, values, strict=True)}
 
 
-def room(array: Array, place: tuple[str, int]) -> Any:
-    """Return memory on a device for an array like this one."""
+def memory_for(array: Array, place: tuple[str, int]) -> Any:
+    """Allocate memory on a device for an array of this shape and type."""
     like = from_array(array)
     return onnxruntime().OrtValue.ortvalue_from_shape_and_type(list(like.shape()), like.element_type(), *place)
 
 
 def _fill(value: Any, array: Array) -> None:
-    if strange_of(array) is None:
+    if extension_type_of(array) is None:
         value.update_inplace(array)
     else:
         overwrite(value, from_array(array))

@@ -1,9 +1,9 @@
-"""Faults of runtimes on valid models: crashes and wrong numbers by release, and the workarounds.
+"""Faults of runtimes on valid models: crashes and wrong numbers by release, and their workarounds.
 
-A row of `_tables/faults.json` names releases, a provider and the workaround: optimizers to leave out and options of the
-provider, as sessions of this package do, or ops that conversions for such a release keep in float32. Here is the
-pattern of ops for each. Reports name the ops. Tests hold the rows of this machine's onnxruntime in subprocesses; the
-others have a source.
+A row of `_tables/faults.json` names releases, a provider and a workaround: optimizers to disable or provider options to
+set, which sessions of this package do, or ops to keep in float32, which conversions for such a release do. This module
+has the pattern of ops for each row; reports name the ops. Tests verify the rows for the installed onnxruntime in
+subprocesses; the other rows have a source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 WEBGPU = "WebGpuExecutionProvider"
 DtypeOf = Callable[[ValueId], DType | None]
-"""The element type of a value at run time. It may differ from that in the view."""
+"""A function from a value to its element type at run time, which may differ from that in the view."""
 
 
 ONNXRUNTIME, TENSORRT, DIRECTML = "onnxruntime", "TensorRT", "DirectML"
@@ -38,13 +38,13 @@ ONNXRUNTIME, TENSORRT, DIRECTML = "onnxruntime", "TensorRT", "DirectML"
 class RuntimeFault:
     """A fault of a runtime.
 
-    `since`: the first release that is known to have it, and `until` the first without. `provider`: of onnxruntime, None
-    for all. `kinds`: ops without which `find` yields none. `find`: the ops at which it happens. `harm`: a verb and
-    its objects. The ways round, of which a fault has one: `skip`, the optimizers to disable; `options`, those of the
-    provider to set; `keep`, the ops stay float32 in conversions for such a release; `advice`, what a user may do.
-    `operators`: of onnxruntime alone, which no fusion writes for such a release, since their kernels have the fault.
-    `reported`: reports name it; False where the harm depends on the machine or its settings. `source`: the page that
-    describes it; "" for a fault that was found here. `note`: more about it, for maintainers.
+    `since`: the first release known to have it; `until`: the first without it. `provider`: the affected provider of
+    onnxruntime; None for all. `find`: yields the affected ops. `kinds`: op types that a model must contain for `find`
+    to yield anything. `harm`: a verb phrase. A fault has one workaround: `skip`, the optimizers to disable; `options`,
+    the provider options to set; `keep`, the ops stay float32 in conversions for such a release; `advice`, for the user.
+    `operators`: operators of onnxruntime with faulty kernels, which fusions for such a release do not write.
+    `reported`: False if the harm depends on the machine or its settings, so reports do not name it. `source`: a page
+    that describes it; "" for a fault found by this project. `note`: more about it, for maintainers.
     """
 
     name: str
@@ -64,17 +64,17 @@ class RuntimeFault:
     source: str = ""
     note: str = ""
 
-    def affects(self, aim: RuntimeTarget) -> bool:
-        """True if models for this runtime meet the fault; a runtime without a release meets all of its faults."""
-        if self.runtime != aim.runtime or self.provider not in aim.providers:
+    def affects(self, target: RuntimeTarget) -> bool:
+        """True if the runtime has the fault; without a release, a runtime has all of its faults."""
+        if self.runtime != target.runtime or self.provider not in target.providers:
             return False
-        number = release_number(aim.release)
-        first = self.since[: len(number)]  # of a major release some minor ones have it
+        number = release_number(target.release)
+        first = self.since[: len(number)]  # a major release counts if some of its minor ones have the fault
         return not number or (first <= number and (self.until is None or number < self.until))
 
     @property
     def finding(self) -> str:
-        """The message of a report."""
+        """The message for reports."""
         release = ".".join(map(str, self.since))
         where = f" with the {self.provider}" if self.provider is not None else ""
         fact = f"{self.runtime} {release}{where} {self.harm}".replace("  ", " ")
@@ -86,8 +86,8 @@ class RuntimeFault:
         if self.skip:
             return f"open it with disabled_optimizers={list(self.skip)}, as sessions of this package do"
         if self.options:
-            stated = ", ".join(f"{name}={value}" for name, value in self.options.items())
-            return f"set the provider option {stated}, as sessions of this package do"
+            settings = ", ".join(f"{name}={value}" for name, value in self.options.items())
+            return f"set the provider option {settings}, as sessions of this package do"
         if self.advice:
             return self.advice
         return "keep these ops float32 (`--keep`), or use a release without it"
@@ -95,7 +95,7 @@ class RuntimeFault:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeTarget:
-    """The runtime of a conversion's result: its release, "" if unstated, and the providers of onnxruntime."""
+    """The runtime that a model is converted for: its release, or "" for any, and the providers of onnxruntime."""
 
     runtime: str = ONNXRUNTIME
     release: str = ""
@@ -103,22 +103,22 @@ class RuntimeTarget:
 
     @property
     def exact(self) -> bool:
-        """True if the release is stated as far as faults are."""
+        """True if the release is as precise as the releases of faults."""
         return self.runtime == ONNXRUNTIME or len(release_number(self.release)) > 1
 
 
 # -- patterns ----------------------------------------------------------------------------------------
 
 _SEEN_THROUGH = {*CASTS, "Dropout", "Expand", "Identity", "Reshape", "Transpose"}
-"""Ops between a Transpose and a product that onnxruntime removes, merges or swaps, if they do not change the shape."""
+"""Ops that onnxruntime removes, merges or swaps between a Transpose and a product if they do not change the shape."""
 
 
 def swapped_transposes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield Transposes before a product, swapped by onnxruntime with a Cast and then not fused.
+    """Yield the Transposes before a product that onnxruntime swaps with a Cast and then fails to fuse.
 
-    It leaves the graph half rewritten. They move the first axis inwards (`_inwards`), and a product reads them by a
-    Cast: one of the model, or one that the CPU provider adds because it has no float16 product. The other operand has
-    another rank, or a rank is not known; else the fusion succeeds. O(nodes).
+    The graph stays half rewritten. Such a Transpose moves the first axis inwards (`_inwards`), and the product reads it
+    through a Cast: one in the model, or one added by the CPU provider, which has no float16 product. The other operand
+    has another rank, or a rank is unknown; otherwise the fusion succeeds. O(nodes).
     """
     found = dict.fromkeys(op.id for op, _ in _transposes_of_products(view, dtype_of))
     return (view.ops[op] for op in found)
@@ -149,9 +149,9 @@ _FIRST_FUSED_PRODUCT = 9
 
 
 def _inwards(view: View, product: Op, side: int) -> Op | None:
-    """Return the nearest Transpose before an operand, if it moves the first axis to one of the last two places.
+    """Return the nearest Transpose before an operand if it moves the first axis to one of the last two places.
 
-    By itself, or together with those before it.
+    It may do so together with the Transposes before it.
     """
     transposes: list[Op] = []
     total: tuple[int, ...] = ()
@@ -202,7 +202,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalizatio
 
 
 def _summed_norms(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield float16 norms of a sum, fused by onnxruntime or already in the model."""
+    """Yield the float16 norms of a sum, as onnxruntime fuses them or as they are in the model."""
     for op in _low(view, dtype_of, (*_NORMS, *_SKIP_NORMS)):
         maker = view.producer(op.inputs[0])
         if op.kind in _SKIP_NORMS or (maker is not None and maker.kind == "Add"):
@@ -214,7 +214,7 @@ def _grouped(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
 
 
 def _long_transposed(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield float16 ConvTranspose with a spatial dimension beyond 2048 or not fixed."""
+    """Yield each float16 ConvTranspose with a spatial dimension that is unknown or beyond 2048."""
     for op in _low(view, dtype_of, ("ConvTranspose",)):
         shape = shape_of(view, op.outputs[0])
         if shape is None or any(size is None or size > _EXACT_IN_FLOAT16 for size in shape[2:]):
@@ -222,7 +222,7 @@ def _long_transposed(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
 
 
 _EXACT_IN_FLOAT16 = 2048
-"""Up to this number float16 holds every whole number."""
+"""Float16 represents every whole number up to this one."""
 
 
 def _new_grid_modes(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
@@ -237,18 +237,18 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose", "com.microsoft::FusedConv", "com.micro
 
 
 def low_convolutions(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield convolutions in a low type."""
+    """Yield the convolutions in a low type."""
     for op in view.of_kinds(_CONVOLUTIONS):
         if any(dtype is not None and dtype.low for dtype in map(dtype_of, op.results)):
             yield op
 
 
 def float32_products(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
-    """Yield products, convolutions, recurrent cells and attention in float32, shortened by TF32."""
+    """Yield the float32 products, convolutions, recurrent cells and attention ops, which TF32 would round."""
     return (op for op in view.of_kinds(HEAVY) if any(dtype_of(value) is DType.FLOAT for value in op.results))
 
 
-def _untensored(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
+def _without_tensor_cores(view: View, dtype_of: DtypeOf) -> Iterator[Op]:
     if next(float32_products(view, dtype_of), None) is not None:
         yield from low_convolutions(view, dtype_of)
 
@@ -261,12 +261,12 @@ _PATTERNS: Mapping[str, Callable[[View, DtypeOf], Iterator[Op]]] = {
     "summed_norms": _summed_norms,
     "grouped_convolution": _grouped,
     "norm_variance": partial(_low, kinds=("LayerNormalization",)),
-    "untensored_convolution": _untensored,
+    "untensored_convolution": _without_tensor_cores,
     "long_transposed_convolution": _long_transposed,
     "grid_mode": _new_grid_modes,
     "transposed_convolution": partial(_low, kinds=("ConvTranspose",)),
 }
-"""The ops at which each fault happens."""
+"""The ops affected by each fault."""
 
 
 def _read(name: str, row: Mapping[str, Any]) -> RuntimeFault:
@@ -279,40 +279,40 @@ FAULTS = tuple(_read(name, row) for name, row in stored("faults")["faults"].item
 
 
 def fault_findings(
-    view: View, dtype_of: DtypeOf, aim: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
+    view: View, dtype_of: DtypeOf, target: RuntimeTarget = RuntimeTarget(), mended: Collection[OpId] = ()
 ) -> Iterator[Finding]:
-    """Yield one finding per fault in a model, about the first op concerned. O(nodes).
+    """Yield a finding for each fault that affects a model, about the first affected op. O(nodes).
 
-    `dtype_of`: the type of a value after a conversion. `mended`: ops rewritten by the conversion.
+    `dtype_of`: the types after the conversion. `mended`: ops that the conversion rewrites.
     """
     for fault in FAULTS:
-        relevant = fault.reported and fault.affects(aim)
+        relevant = fault.reported and fault.affects(target)
         op = next((op for op in fault.find(view, dtype_of) if op.id not in mended), None) if relevant else None
         if op is not None:
             yield Finding("runtime_hazard", op.name, fault.finding)
 
 
-def faults(view: View, to: DType, aim: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
-    """Yield ops with wrong numbers in the low type by a release, and the fault. O(nodes)."""
+def faults(view: View, to: DType, target: RuntimeTarget) -> Iterator[tuple[Op, RuntimeFault]]:
+    """Yield the ops that a release computes wrongly in the low type, each with the fault. O(nodes)."""
 
     def dtype_of(value: ValueId) -> DType | None:
         dtype = view.dtype(value)
         return to if dtype is DType.FLOAT else dtype
 
-    for fault in FAULTS if aim.exact else ():
-        if fault.keep and fault.affects(aim):
+    for fault in FAULTS if target.exact else ():
+        if fault.keep and fault.affects(target):
             for op in fault.find(view, dtype_of):
                 yield op, fault
 
 
-def present(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[RuntimeFault]:
-    """Return the faults with a way round of a model with ops of these kinds, before it is opened.
+def faults_to_avoid(model: Model, kinds: frozenset[str], release: str, providers: Sequence[str]) -> list[RuntimeFault]:
+    """Return the faults that a session must work around for a model with ops of these kinds.
 
-    A model that this package cannot read, or that calls functions, is taken to have each fault whose ops it has.
+    A model that cannot be indexed or that calls functions is assumed to have every fault whose op types it contains.
     """
-    ways = (fault for fault in FAULTS if fault.skip or fault.options)
+    avoidable = (fault for fault in FAULTS if fault.skip or fault.options)
     here = RuntimeTarget(release=release, providers=(None, providers[0]))
-    possible = [fault for fault in ways if kinds.issuperset(fault.kinds) and fault.affects(here)]
+    possible = [fault for fault in avoidable if kinds.issuperset(fault.kinds) and fault.affects(here)]
     if not possible or model.proto.functions:
         return possible
     try:

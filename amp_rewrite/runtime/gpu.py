@@ -1,6 +1,6 @@
-"""GPUs of this machine and their driver; its main memory.
+"""The GPUs of this machine, their driver, and the main memory.
 
-Nothing of them is imported: everything goes through `ctypes`, with a replaceable loader, so that tests need no GPU."""
+The driver is called through `ctypes`, with a replaceable loader, so tests need no GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 from amp_rewrite.dtypes import DType
 
 Loader = Callable[[str], Any]
-"""Open a shared library by name or path, as `ctypes.CDLL` does: OSError if it is missing."""
+"""A function that opens a shared library by name or path, as `ctypes.CDLL` does; OSError if it is missing."""
 
-# CUDA compute capability of the first tensor cores for each type: Volta, and Ampere for bfloat16.
+# The first CUDA compute capability with tensor cores for each type: Volta, and Ampere for bfloat16.
 # CUDA C++ Programming Guide, "Compute Capabilities", tensor core input types.
 FAST_FROM: Mapping[DType, tuple[int, int]] = {DType.FLOAT16: (7, 0), DType.BFLOAT16: (8, 0)}
 
@@ -24,9 +24,9 @@ _WINDOWS = sys.platform == "win32"
 DRIVER = "nvcuda.dll" if _WINDOWS else "libcuda.so.1"
 # CUdevice_attribute of the CUDA driver API.
 _MAJOR, _MINOR = 75, 76
-_NAME = 96  # bytes: longer than any name
-# CUresult codes of the CUDA driver API that have a remedy.
-_SAID = {
+_NAME = 96  # bytes; longer than any name
+# Messages for the CUresult codes of the CUDA driver API that have a remedy.
+_MESSAGES = {
     100: "the NVIDIA driver sees no GPU; look at CUDA_VISIBLE_DEVICES, or give the container one",
     802: "the GPUs are not yet initialized; start nvidia-fabricmanager",
     803: "the NVIDIA driver's library is of another version than its kernel module; restart the machine",
@@ -36,7 +36,7 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by name, with its CUDA compute capability and its memory in bytes (None: not known)."""
+    """A GPU: its name, CUDA compute capability, and memory in bytes (None if unknown)."""
 
     name: str
     capability: tuple[int, int]
@@ -48,10 +48,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """GPUs visible to a CUDA program here, in its order.
+    """The GPUs visible to CUDA programs, in their order.
 
-    `cuda`: the newest CUDA version that the driver supports; None: unknown. `absence`: the reason why there is no GPU,
-    else None.
+    `cuda`: the newest CUDA version that the driver supports; None if unknown. `absence`: why there is no GPU; None if
+    there is one.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -60,36 +60,36 @@ class Hardware:
 
 
 def hardware(load: Loader = ctypes.CDLL) -> Hardware:
-    """Return the hardware visible to CUDA programs, under CUDA_VISIBLE_DEVICES. Initializes the driver here."""
+    """Return the hardware visible to CUDA programs, subject to CUDA_VISIBLE_DEVICES; initializes the driver."""
     try:
         library = load(DRIVER)
     except OSError:
         return Hardware(absence=f"no NVIDIA driver is installed here: {DRIVER} cannot be loaded")
-    version = _asked(library.cuDriverGetVersion)
+    version = _query(library.cuDriverGetVersion)
     cuda = divmod(version // 10, 100) if version else None  # 13020 is 13.2
     if code := library.cuInit(0):
-        return Hardware((), cuda, _SAID.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
-    gpus = tuple(_gpu(library, index) for index in range(_asked(library.cuDeviceGetCount)))
-    return Hardware(gpus, cuda, None if gpus else _SAID[100])
+        return Hardware((), cuda, _MESSAGES.get(code, f"the NVIDIA driver does not start: cuInit gives {code}"))
+    gpus = tuple(_gpu(library, index) for index in range(_query(library.cuDeviceGetCount)))
+    return Hardware(gpus, cuda, None if gpus else _MESSAGES[100])
 
 
 def _gpu(library: Any, index: int) -> Gpu:
-    device = ctypes.c_int(_asked(library.cuDeviceGet, index))
+    device = ctypes.c_int(_query(library.cuDeviceGet, index))
     name = ctypes.create_string_buffer(_NAME)
     library.cuDeviceGetName(name, _NAME, device)
     memory = ctypes.c_size_t()
-    known = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
-    major, minor = (_asked(library.cuDeviceGetAttribute, kind, device) for kind in (_MAJOR, _MINOR))
-    return Gpu(name.value.decode(errors="replace"), (major, minor), memory.value if known else None)
+    succeeded = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
+    major, minor = (_query(library.cuDeviceGetAttribute, kind, device) for kind in (_MAJOR, _MINOR))
+    return Gpu(name.value.decode(errors="replace"), (major, minor), memory.value if succeeded else None)
 
 
-def _asked(function: Any, *arguments: Any) -> int:
+def _query(function: Any, *arguments: Any) -> int:
     number = ctypes.c_int()
     return number.value if function(ctypes.byref(number), *arguments) == 0 else 0
 
 
 def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
-    """Return the obstacle to a faster low type on one of the GPUs; None without one."""
+    """Return why a low type is not fast on a GPU; None if it is."""
     if not machine.gpus:
         return f"{machine.absence}; on a CPU {to.spelling} is slower, not faster"
     if device >= len(machine.gpus):
@@ -101,7 +101,7 @@ def refusal(machine: Hardware, to: DType, device: int = 0) -> str | None:
 
 
 def main_memory() -> int:
-    """Return the bytes of memory of this machine; 0 if unknown."""
+    """Return the size of this machine's memory in bytes; 0 if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on Windows

@@ -1,7 +1,7 @@
-"""The installed onnxruntime: its packages, faults seen without importing it, the import, its providers and errors.
+"""The installed onnxruntime: its packages and their faults, the import, its providers and errors.
 
-onnxruntime is one module in many packages (onnxruntime, onnxruntime-gpu, one for each vendor). pip knows of no conflict
-between them: a second one overwrites the files of the first, and removing one takes away files of the other.
+Many packages contain the module onnxruntime (onnxruntime, onnxruntime-gpu, one for each vendor). pip sees no conflict
+between them: installing a second one overwrites files of the first, and removing one deletes files of the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from amp_rewrite.runtime.faults import CPU
 _MODULE = "onnxruntime"
 _INIT = f"{_MODULE}/__init__.py"
 DEFAULT = "onnxruntime-gpu"
-"""The package that is named where none is installed."""
+"""The package to recommend if none is installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of the module's folder. `lost`: files that it installed and that are missing."""
+    """A package that contains the module. `lost`: files of it that are missing."""
 
     name: str
     version: str
@@ -49,15 +49,15 @@ class InstallationFault:
 
 
 def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """Return all installed packages of the module's folder, those with CUDA first, then by name.
+    """Return all installed packages that contain the module, those with CUDA first, then by name.
 
-    `folders`: where packages are looked for; None: where Python looks for modules.
+    `folders`: where to look for packages; None for `sys.path`.
     """
     found: dict[tuple[str, str], Package] = {}
     for distribution in metadata.distributions(path=list(sys.path if folders is None else folders)):
         record = distribution.read_text("RECORD") or ""
         name = distribution.metadata["Name"]
-        if name and f"\n{_INIT}," in f"\n{record}":  # not one of that name inside another package
+        if name and f"\n{_INIT}," in f"\n{record}":  # at the top level, not inside another package
             paths = [row[0] for row in csv.reader(record.splitlines()) if row and row[0].startswith(f"{_MODULE}/")]
             files = (path for path in paths if not path.endswith(".pyc"))
             lost = tuple(path for path in files if not Path(str(distribution.locate_file(path))).exists())
@@ -67,7 +67,7 @@ def packages(folders: Sequence[str] | None = None) -> tuple[Package, ...]:
 
 
 def installation_fault(installed: Sequence[Package]) -> InstallationFault | None:
-    """Return the fault of these packages, seen from their files alone; None without one."""
+    """Return the fault that the files of these packages show; None if there is none."""
     names = sorted({package.name for package in installed})
     if len(installed) > 1:
         listed = " and ".join(map(str, installed))
@@ -83,27 +83,27 @@ def installation_fault(installed: Sequence[Package]) -> InstallationFault | None
 
 
 def install(package: str, options: str = "") -> str:
-    """Return the command to install a package, with the tool of this environment."""
+    """Return the command to install a package with pip or uv."""
     tool = "python -m pip install" if find_spec("pip") else "uv pip install"
     quoted = f"'{package}'" if re.search(r"[<>~!\[ ]", package) else package
     return f"{tool}{options} {quoted}"
 
 
 def again(package: Package) -> str:
-    """Return the command to install a package over itself."""
+    """Return the command to reinstall a package."""
     return install(f"{package.name}=={package.version}", " --force-reinstall --no-deps")
 
 
 def uninstall(*names: str) -> str:
-    """Return the command to remove packages without a question."""
+    """Return the command to uninstall packages without confirmation."""
     return f"{'python -m pip uninstall -y' if find_spec('pip') else 'uv pip uninstall'} {' '.join(names)}"
 
 
 def onnxruntime(feature: str | None = None) -> Any:
     """Import onnxruntime for a feature and return it.
 
-    Raise MachineError that names the feature, what is missing or broken, and the command that fixes it. Errors of the
-    import have any class: a library that does not load, a file that is missing, a module of another package.
+    MachineError names the feature, the fault, and the command that fixes it. The import can raise any exception: a
+    library may not load, a file may be missing, a module may be that of another package.
     """
     try:
         import onnxruntime as ort
@@ -117,14 +117,14 @@ def onnxruntime(feature: str | None = None) -> Any:
 
 
 def require(feature: str) -> None:
-    """Raise MachineError, naming the feature, unless onnxruntime can be imported. Call it before long work."""
+    """Raise MachineError with the feature's name if onnxruntime cannot be imported. Call it before long work."""
     onnxruntime(feature)
 
 
 def _fault_of(cause: Exception) -> InstallationFault:
     installed = packages()
-    if (known := installation_fault(installed)) is not None:
-        return known
+    if (fault := installation_fault(installed)) is not None:
+        return fault
     if not installed and isinstance(cause, ModuleNotFoundError) and cause.name == _MODULE:
         return InstallationFault("it is not installed", f"{install(DEFAULT)} (or onnxruntime, for the CPU alone)")
     named = " and ".join(map(str, installed)) or "a module of that name"
@@ -132,7 +132,7 @@ def _fault_of(cause: Exception) -> InstallationFault:
     return InstallationFault(fact, again(installed[0]) if installed else install(DEFAULT))
 
 
-# -- its providers ------------------------------------------------------------------------------------
+# -- providers ----------------------------------------------------------------------------------------
 
 
 _PREFIX = "onnxruntime-ep-"
@@ -140,7 +140,7 @@ _PREFIX = "onnxruntime-ep-"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A package with a provider library. `failure`: why it cannot be used, "" if it can."""
+    """A package with a provider library. `failure`: why it cannot be used; "" if it can."""
 
     package: str
     release: str
@@ -150,7 +150,7 @@ class Plugin:
 
 
 def plugins() -> tuple[Plugin, ...]:
-    """Return the installed packages with a provider, by name."""
+    """Return the installed packages with a provider library, sorted by name."""
     named = ((d.metadata["Name"] or "").lower().replace("_", "-") for d in metadata.distributions())
     return tuple(_plugin(name) for name in sorted({name for name in named if name.startswith(_PREFIX)}))
 
@@ -167,13 +167,13 @@ def _plugin(package: str) -> Plugin:
 
 @cache
 def registered(ort: Any) -> tuple[Plugin, ...]:
-    """Register the libraries of all plugins, and return them with onnxruntime's objections."""
+    """Register the libraries of all plugins; return the plugins, each with its failure if there is one."""
     return tuple(_registered(ort, plugin) for plugin in plugins())
 
 
 def _registered(ort: Any, plugin: Plugin) -> Plugin:
     if plugin.failure or any(devices(ort, provider) for provider in plugin.providers):
-        return plugin  # the process registered it before
+        return plugin  # already registered
     try:
         ort.register_execution_provider_library(plugin.package, plugin.library)
     except Exception as cause:  # noqa: BLE001 - classes of onnxruntime's extension
@@ -183,70 +183,72 @@ def _registered(ort: Any, plugin: Plugin) -> Plugin:
 
 
 def devices(ort: Any, provider: str) -> Sequence[Any]:
-    """Return the devices of a provider in a registered library; none for providers of onnxruntime itself."""
+    """Return the devices of a plugin's provider; none for onnxruntime's own providers."""
     return [device for device in ort.get_ep_devices() if device.ep_name == provider != CPU]
 
 
 def described(device: Any) -> str:
-    """Return a device in words: vendor, kind and name."""
+    """Return a description of a device: vendor, kind and name."""
     kind = str(device.device.type).rpartition(".")[2]
     name = dict(device.device.metadata).get("Description", "")
     return " ".join(filter(None, (device.device.vendor, kind, name)))
 
 
 def has_provider(name: str) -> bool:
-    """True if this onnxruntime is built with a provider, even if the provider does not open."""
+    """True if the installed onnxruntime has a provider, even if no session can be opened on it."""
     ort = onnxruntime()
     return name in ort.get_available_providers() or bool(devices(ort, name))
 
 
 def offered_device(provider: str) -> str:
-    """Return the device of a plugin's provider in words; "" for other providers."""
+    """Return a description of the device of a plugin's provider; "" for other providers."""
     return next(map(described, devices(onnxruntime(), provider)), "")
 
 
 def check_providers(providers: Sequence[str]) -> None:
-    """Raise PolicyError for a provider unknown to this onnxruntime, and for a plugin beside others."""
+    """Raise PolicyError for an unknown provider, and for a plugin combined with providers other than the CPU."""
     ort = onnxruntime()
-    known = ort.get_available_providers()
-    if any(provider not in known for provider in providers):
+    available = ort.get_available_providers()
+    if any(provider not in available for provider in providers):
         usable = [name for plugin in registered(ort) if not plugin.failure for name in plugin.providers]
-        known = list(dict.fromkeys((*known, *usable)))
-    for number, provider in enumerate(providers or ("",)):
-        plugged = devices(ort, provider)
-        if provider not in known and not plugged:
+        available = list(dict.fromkeys((*available, *usable)))
+    for position, provider in enumerate(providers or ("",)):
+        plugin_devices = devices(ort, provider)
+        if provider not in available and not plugin_devices:
             failed = (p for p in registered(ort) if p.failure and (provider in p.providers or not p.providers))
-            why = "".join(f" ({plugin.package} {plugin.release}: {plugin.failure})" for plugin in failed)
-            raise PolicyError(f"this onnxruntime has no provider {provider!r}{why}; use one of {', '.join(known)}")
-        if plugged and (number or set(providers[1:]) - {CPU}):
+            causes = "".join(f" ({plugin.package} {plugin.release}: {plugin.failure})" for plugin in failed)
+            legal = ", ".join(available)
+            raise PolicyError(f"this onnxruntime has no provider {provider!r}{causes}; use one of {legal}")
+        if plugin_devices and (position or set(providers[1:]) - {CPU}):
             raise PolicyError(f"{provider} is a plugin, which runs alone before {CPU}; name no other provider with it")
 
 
-# -- its errors ----------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------
 
 
 NO_KERNEL = "emulate(model) runs what no kernel of the CPU does"
-"""onnxruntime's words for a sound op in a type that it has no kernel for."""
+"""The remedy for a valid op that the CPU provider has no kernel for in its type."""
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ [^)]*\)(?: const)? ")
 
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Raise errors of onnxruntime as ModelError: one line in its words, and a remedy. `what`: "open" or "run"."""
+    """Turn errors of onnxruntime into ModelErrors of one line, with a remedy. `what`: "open" or "run"."""
     try:
         yield
     except _refusals() as cause:
         text = _text(cause)
-        remedy = next((remedy for pattern, remedy in _KNOWN.items() if re.search(pattern, text)), _REMEDIES[what])
+        found = (remedy for pattern, remedy in _REMEDY_BY_PATTERN.items() if re.search(pattern, text))
+        remedy = next(found, _DEFAULT_REMEDIES[what])
         raise ModelError(f"onnxruntime cannot {what} the model: {text}; {remedy}") from cause
 
 
-_REMEDIES = {
+_DEFAULT_REMEDIES = {
     "open": "`amp-rewrite report MODEL` shows what it is made of",
     "run": "check what is fed against the model's inputs",
 }
 _NEWER = "install a newer onnxruntime, or bring the model to an older opset with onnx.version_converter"
-_KNOWN = {
+_REMEDY_BY_PATTERN = {
     "is not a registered function/op": "give the model a local function of that name, or use ops that it knows",
     "No Op registered for": "check the spelling, or import the opset that has it",
     "No opset import for domain": "add it to opset_import",
@@ -256,7 +258,7 @@ _KNOWN = {
     "graph (capture )?feature as requested by the user as ": "leave the CUDA graph out (cuda_graph, enable_cuda_graph)",
     "max supported IR version": "install a newer onnxruntime, or export the model again for an older one",
 }
-"""Remedies by the pattern of onnxruntime's text."""
+"""Remedies by a pattern in the message of onnxruntime."""
 
 
 def _text(cause: Exception) -> str:
@@ -268,7 +270,7 @@ def _text(cause: Exception) -> str:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """onnxruntime's own exceptions, without a common base class below Exception, and those of its Python side."""
+    """Return onnxruntime's own exceptions, which have no common base class, and those of its Python code."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     own = (e for e in vars(state).values() if isinstance(e, type) and issubclass(e, Exception))

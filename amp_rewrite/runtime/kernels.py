@@ -1,4 +1,4 @@
-"""Kernel tables of execution providers, their releases, and documented limits of other runtimes."""
+"""Kernel tables of execution providers by release, and documented limits of other runtimes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TABLES = Path(__file__).parent / "_tables"
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One registered kernel: its versions, and the types it admits for each type variable it constrains.
+    """A registered kernel: the versions it serves, and the types it admits for each constrained type variable.
 
-    `last` is None for a registration without an end. Such a kernel serves only version `since`: it does not follow
-    the operator to the next version of its schema. The admitted types are a product. So a kernel that is double-only
-    or float-only in two variables has two registrations, and does not admit a mix.
+    `last` is None for a registration without an upper bound. Such a kernel serves only version `since`, and not the
+    next version of the schema. Types of different variables may be combined freely, so a kernel that needs two
+    variables to be both float or both double has two registrations.
     """
 
     since: int
@@ -41,12 +41,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The kernels of one execution provider in one release of the runtime ("onnxruntime-gpu 1.31.1").
+    """The kernels of an execution provider in one release of the runtime ("onnxruntime-gpu 1.31.1").
 
-    The domain "" is "ai.onnx". `types`: the ONNX type string of each type variable of the operator's schema, such as
-    {"T": "tensor(float16)"}, without variables of absent optional inputs. Operators that the runtime expands as
-    functions have no kernel of their own. `opset`, `ir`: the newest that the runtime opens; None if unknown. `contrib`:
-    inputs, outputs and attributes of each operator of com.microsoft; None if unknown.
+    The domain "" is "ai.onnx". Methods take `types`, the ONNX type string of each type variable of the operator's
+    schema, such as {"T": "tensor(float16)"}, without variables of absent optional inputs. Operators that the runtime
+    expands as functions have no kernel of their own. `opset`, `ir`: the newest that the runtime opens; None if unknown.
+    `contrib`: the input and output counts and attributes of each operator of com.microsoft; None if unknown.
     """
 
     runtime: str
@@ -58,7 +58,7 @@ class Kernels:
     contrib: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def runs(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> bool:
-        """True if one registered kernel serves the version and admits all of `types` together."""
+        """True if a registered kernel serves the version and admits all of `types` together."""
         return any(kernel.admits(types) for kernel in self._serving(domain, op_type, since_version))
 
     def has(self, domain: str, op_type: str, since_version: int) -> bool:
@@ -66,7 +66,7 @@ class Kernels:
         return next(self._serving(domain, op_type, since_version), None) is not None
 
     def refusal(self, domain: str, op_type: str, since_version: int, types: Mapping[str, str]) -> str | None:
-        """Return the obstacle to running, as one clause for a report; None if `runs`."""
+        """Return why no kernel runs the operator, as a clause for reports; None if one does."""
         if self.runs(domain, op_type, since_version, types):
             return None
         name = op_type if domain in ("", "ai.onnx") else f"{domain}.{op_type}"
@@ -78,16 +78,16 @@ class Kernels:
         return f"no {self.provider} kernel for {name} with {spelled}"
 
     def contrib_refusal(self, op_type: str, inputs: int, outputs: int, attributes: Collection[str]) -> str | None:
-        """Return the obstacle to opening a node of com.microsoft; None without a known one."""
+        """Return why the runtime refuses a node of com.microsoft; None if no reason is known."""
         if self.contrib is None:
             return None
         if op_type not in self.contrib:
             return f"{self.runtime} has no com.microsoft.{op_type}"
-        *most, known = self.contrib[op_type]
-        for count, limit, ports in zip((inputs, outputs), most, ("inputs", "outputs"), strict=True):
+        *limits, names = self.contrib[op_type]
+        for count, limit, ports in zip((inputs, outputs), limits, ("inputs", "outputs"), strict=True):
             if isinstance(limit, int) and count > limit:
                 return f"{op_type} of {self.runtime} has {limit} {ports}, not {count}"
-        unknown = next((name for name in attributes if name not in known), None)
+        unknown = next((name for name in attributes if name not in names), None)
         return None if unknown is None else f"{op_type} of {self.runtime} has no attribute {unknown!r}"
 
     def _serving(self, domain: str, op_type: str, since_version: int) -> Iterator[Registration]:
@@ -98,10 +98,10 @@ class Kernels:
 
 @functools.cache
 def load_kernels(release: str = "") -> Kernels:
-    """Load the kernel table of the CUDA provider of one of the `releases`, by default the newest."""
+    """Load the kernel table of the CUDA provider for one of `releases()`, by default the newest."""
     release = release or releases()[-1]
     table = stored("cuda_kernels")
-    if release != _release(table["runtime"]):  # the newest, with the changes of each older release down to this one
+    if release != _release(table["runtime"]):  # start with the newest, and apply the changes back to this release
         history = stored("cuda_history")
         table = {**table, "sets": history["sets"]}
         for older, change in history["releases"].items():
@@ -113,7 +113,7 @@ def load_kernels(release: str = "") -> Kernels:
 
 @functools.cache
 def load_webgpu_kernels() -> Kernels:
-    """Load the kernel table of the WebGPU provider, probed row by row with `python -m suites.webgpu table`."""
+    """Load the kernel table of the WebGPU provider, which `python -m suites.webgpu table` measured."""
     return kernels_of(stored("webgpu_kernels"), "webgpu")
 
 
@@ -125,7 +125,7 @@ def releases() -> tuple[str, ...]:
 
 
 def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
-    """Return the kernels of a table as the files hold it (docs/reference/targets.md)."""
+    """Return the kernels of a table in the format of the files (docs/reference/targets.md)."""
     sets = [frozenset(allowed) for allowed in table["sets"]]
     registrations = {
         key: tuple(
@@ -141,13 +141,13 @@ def kernels_of(table: Mapping[str, Any], provider: str = "cuda") -> Kernels:
 
 @functools.cache
 def stored(name: str) -> Mapping[str, Any]:
-    """Return a data file of this package: kernels, limits or faults of runtimes."""
+    """Load a data file of this package: kernels, limits or faults of runtimes."""
     table: Mapping[str, Any] = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
     return table
 
 
 def patched(table: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a table with the changes to an older release; missing entries are null in a change."""
+    """Apply the changes from a release to the one before it; entries that the older one lacks are null."""
     parts = {}
     for part in ("kernels", "aliases", "contrib"):
         merged = {**table[part], **change.get(part, {})}
@@ -164,34 +164,34 @@ def _key(domain: str, op_type: str) -> str:
 
 
 def release_number(release: str) -> tuple[int, ...]:
-    """Return the leading numbers of a release: (1, 22, 0) of "1.22.0", (1, 32) of "1.32.dev3". Empty without one."""
+    """Return the leading numbers of a release: (1, 22, 0) for "1.22.0", (1, 32) for "1.32.dev3"; () without any."""
     return tuple(map(int, takewhile(str.isdecimal, release.split("."))))
 
 
 def known_release(release: str) -> str:
-    """Return the release of the table for a release: "1.22" is its newest patch, "" the newest of all.
+    """Return the release whose table serves a release: the newest patch for "1.22", the newest of all for "".
 
-    A release between two tables gets the older one, and one that is newer than all the newest: it gains no kernel that
-    is not known. PolicyError for one that is older than the oldest table, and for text that is not a release.
+    A release without a table gets the last one before it, so it has no kernel that is not known. PolicyError for a
+    release before the oldest table, and for text that is not a release.
     """
-    known = releases()
+    tables = releases()
     if not release:
-        return known[-1]
+        return tables[-1]
     number = release_number(release)
     if not number:
-        raise PolicyError(f"{release!r} is not a release of onnxruntime; use one of {', '.join(known)}")
-    of_patch = [name for name in known if release_number(name)[: len(number)] == number]
-    served = of_patch or [name for name in known if release_number(name) <= number]
+        raise PolicyError(f"{release!r} is not a release of onnxruntime; use one of {', '.join(tables)}")
+    patches = [name for name in tables if release_number(name)[: len(number)] == number]
+    served = patches or [name for name in tables if release_number(name) <= number]
     if not served:
         raise PolicyError(
-            f"no kernel table of onnxruntime-gpu {release}: tables begin at {known[0]}; use a newer onnxruntime"
+            f"no kernel table of onnxruntime-gpu {release}: tables begin at {tables[0]}; use a newer onnxruntime"
         )
     return served[-1]
 
 
 @functools.cache
 def installed_release() -> str:
-    """Return the release of the installed onnxruntime-gpu, else of another build of onnxruntime; "" without a table."""
+    """Return the release of the installed onnxruntime-gpu or onnxruntime; "" if none has a table."""
     for package in ("onnxruntime-gpu", "onnxruntime"):
         try:
             found = metadata.version(package)
@@ -207,8 +207,8 @@ class Limits:
     """The limits of a runtime.
 
     `runtime`: its name in messages. `low`: the low types that it computes in. `opset`: the newest ai.onnx opset that
-    it reads; None if no page says. `absent`: ai.onnx operators that it lacks. `without`: operators that it has in
-    float32, and not in the given low type. `source`: the page.
+    it reads; None if not documented. `absent`: ai.onnx operators that it lacks. `without`: operators that it has in
+    float32, but not in a low type. `source`: the page that documents them.
     """
 
     runtime: str
@@ -219,7 +219,7 @@ class Limits:
     without: Mapping[DType, frozenset[str]] = field(default_factory=dict)
 
     def refusal(self, op_type: str, dtype: DType) -> str | None:
-        """Return the limit for an ai.onnx operator in a low type; None without a known one."""
+        """Return why the runtime cannot run an ai.onnx operator in a low type; None if no reason is known."""
         if op_type in self.absent:
             return f"{self.runtime} has no {op_type}"
         if op_type in self.without.get(dtype, ()):
@@ -239,4 +239,4 @@ def _read(row: Mapping[str, Any]) -> Limits:
 
 
 LIMITS: Mapping[str, Limits] = {word: _read(row) for word, row in stored("limits")["limits"].items()}
-"""The limits by the word of the target."""
+"""The limits by the name of the target."""

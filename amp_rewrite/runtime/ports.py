@@ -1,4 +1,4 @@
-"""A model as onnxruntime takes it: its inputs and outputs, a part of it, and its bytes or a path."""
+"""A model as passed to onnxruntime: its inputs and outputs, a part of it, and its bytes or a path."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of a model. `shape`: a free dimension is a name or None; None for an unknown rank.
+    """An input or output of a model. `shape`: a free dimension is a name or None; None if the rank is unknown.
 
-    `dtype`: None for containers without a single type (maps). `required`: an input without a default. `extra`: an axis
-    of size 1 that arrays may have here beyond the shape.
+    `dtype`: None for containers without a single type (maps). `required`: False for an input with a default. `extra`:
+    the position of an additional axis of size 1 that arrays may have.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Port:
 
     @property
     def dims(self) -> str:
-        """Return the shape as text, "[batch, 128]", with "?" for a free dimension without a name."""
+        """The shape as text, such as "[batch, 128]", with "?" for a free dimension without a name."""
         return f"[{', '.join('?' if dim is None else str(dim) for dim in self.shape or ())}]"
 
     def admits(self, sizes: Sequence[int]) -> bool:
-        """True if an array of these sizes fits the shape."""
+        """True if an array of these sizes matches the shape."""
         return self.shape is None or (
             len(self.shape) == len(sizes)
             and all(dim == size for dim, size in zip(self.shape, sizes, strict=True) if isinstance(dim, int))
         )
 
     def without_extra(self, array: Array) -> Array:
-        """Return the array without an axis of size 1 beyond the shape."""
+        """Return the array without the additional axis of size 1, if it has one."""
         axis = self.extra
         if axis is None or self.shape is None or array.ndim != len(self.shape) + 1 or array.shape[axis] != 1:
             return array
@@ -71,24 +71,24 @@ def output_ports(model: Model) -> tuple[Port, ...]:
 
 
 def _port(formal: ValueInfoProto, required: bool) -> Port:
-    stated = type_of_proto(formal.type)
+    vtype = type_of_proto(formal.type)
     tensor = formal.type
     while (kind := tensor.WhichOneof("value")) in ("sequence_type", "optional_type"):
         tensor = getattr(tensor, kind).elem_type
     shape = None
     if kind == "tensor_type" and tensor.tensor_type.HasField("shape"):
         shape = tuple(d.dim_value if d.dim_value > 0 else _free(d) for d in tensor.tensor_type.shape.dim)
-    container = stated.container if stated else TENSOR
-    return Port(formal.name, stated.dtype if stated else None, container, shape, required)
+    container = vtype.container if vtype else TENSOR
+    return Port(formal.name, vtype.dtype if vtype else None, container, shape, required)
 
 
 def _free(dim: TensorShapeProto.Dimension) -> int | str | None:
-    """Return 0 for an empty dimension; the name or None for a free one, also written as -1."""
+    """Return 0 for an empty dimension; the name or None for a free one, which may be written as -1."""
     return 0 if dim.HasField("dim_value") and dim.dim_value == 0 else dim.dim_param or None
 
 
 def reduced(model: Model, names: Sequence[str]) -> Model:
-    """Return the model with only these outputs and their nodes."""
+    """Return the model with only these outputs and the nodes that they need."""
     outputs = {v.name: v for v in model.proto.graph.output}
     check_names("output", names, tuple(outputs))
     proto = clone(model.proto)
@@ -98,29 +98,29 @@ def reduced(model: Model, names: Sequence[str]) -> Model:
 
 
 def written_to(graph: GraphProto) -> frozenset[str]:
-    """Inputs at risk of being written into: a BatchNormalization in training mode updates its statistics in place."""
+    """Return the inputs that a run may overwrite: BatchNormalization in training updates statistics in place."""
     names = {name for n in all_nodes(graph.node) if n.op_type == "BatchNormalization" for name in n.input[3:]}
     for node in reversed(graph.node):
-        if node.op_type == "Identity" and node.output[0] in names:  # the optimizer removes it
+        if node.op_type == "Identity" and node.output[0] in names:  # onnxruntime's optimizer removes it
             names.update(node.input)
     return frozenset(names)
 
 
-def check_names(kind: str, names: Sequence[str] | Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Raise ModelError for an unknown name, with the nearest known one."""
+def check_names(kind: str, names: Sequence[str] | Mapping[str, object], legal: tuple[str, ...]) -> None:
+    """Raise ModelError for an unknown name, and suggest the closest legal one."""
     for name in names:
-        if name not in known:
-            hint = advice(name, known, f"it has {', '.join(map(repr, known)) or 'none'}")
+        if name not in legal:
+            hint = advice(name, legal, f"it has {', '.join(map(repr, legal)) or 'none'}")
             raise ModelError(f"the model has no {kind} {name!r}; {hint}")
 
 
 _FROM_FOLDER = "session.model_external_initializers_file_folder_path"
-_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory above which a model is passed as a file
+_LARGEST_MESSAGE = 1 << 26  # bytes of tensors in memory; a larger model is passed as a file
 
 
 @contextmanager
 def model_input(model: Model) -> Iterator[tuple[bytes | str, Mapping[str, str]]]:
-    """Yield the model for onnxruntime, a message with references to files of weights or a path, and session entries."""
+    """Yield a model for onnxruntime, as a message that refers to weight files or as a path, and session entries."""
     heavy = [t for t in wire.tensors(model.proto) if is_stub(t)]
     in_memory = sum(nbytes(t) for t in wire.tensors(model.proto) if not is_stub(t) or source(t).in_memory)
     if in_memory <= _LARGEST_MESSAGE and not any(map(is_pending, heavy)):

@@ -1,4 +1,4 @@
-"""Risky questions to the NVIDIA driver and to onnxruntime, each asked in another process."""
+"""Queries of the NVIDIA driver and onnxruntime that may crash, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from amp_rewrite.runtime.installation import described, devices, has_provider, o
 from amp_rewrite.runtime.runner import CUDA, cuda_opens, unloaded_library
 
 _HOME = str(Path(__file__).parents[2])
-_SECONDS = 300.0  # for a process that opens a tiny model, or starts the driver of eight GPUs
+_TIMEOUT = 300.0  # seconds, to open a tiny model or to start the driver of eight GPUs
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """Return the command line of a program able to import this package; -P: and nothing from the current folder."""
+    """Return the command line for a program that imports this package, but nothing from the current folder (-P)."""
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({_HOME!r}); {program}", *arguments]
 
 
-def apart(program: str, *arguments: str, subject: str = "onnxruntime", seconds: float = _SECONDS) -> str:
-    """Run a program in a process of its own and return its output. MachineError, about `subject`, if it fails."""
+def in_subprocess(program: str, *arguments: str, subject: str = "onnxruntime", seconds: float = _TIMEOUT) -> str:
+    """Run a program in a subprocess and return its output; MachineError about `subject` if it fails."""
     words = command(program, *arguments)
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
@@ -42,7 +42,7 @@ def apart(program: str, *arguments: str, subject: str = "onnxruntime", seconds: 
 
 
 def probe() -> dict[str, Any]:
-    """Describe this onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
+    """Describe the installed onnxruntime as JSON. A broken installation may crash the process; use a subprocess."""
     ort = onnxruntime()
     cuda = getattr(ort, "cuda_version", None) or None
     return {
@@ -57,17 +57,17 @@ def probe() -> dict[str, Any]:
     }
 
 
-Asked = Mapping[str, Any]
-"""Answer of `probe`, or `{"failure": …}` if the query failed."""
+Answer = Mapping[str, Any]
+"""The result of `probe`, or `{"failure": …}` if the query failed."""
 
 
-def asked() -> Asked:
-    """Query onnxruntime about itself in another process."""
+def query_onnxruntime() -> Answer:
+    """Run `probe` in a subprocess."""
     return _answer("probes", "probe", "onnxruntime")
 
 
-def machine_asked() -> Hardware:
-    """Query the GPUs of this machine in another process; a crash or a hang counts as a missing driver."""
+def query_hardware() -> Hardware:
+    """Query the GPUs of this machine in a subprocess; a crash or a hang counts as a missing driver."""
     answer = _answer("gpu", "hardware", "the NVIDIA driver")
     if failure := answer.get("failure"):
         return Hardware(absence=f"{failure}; restart the machine, or install the driver anew")
@@ -75,13 +75,13 @@ def machine_asked() -> Hardware:
     return Hardware(gpus, answer["cuda"] and (*answer["cuda"],), answer["absence"])
 
 
-def _answer(module: str, function: str, subject: str) -> Asked:
+def _answer(module: str, function: str, subject: str) -> Answer:
     program = (
         f"import json; from dataclasses import asdict; from amp_rewrite.runtime.{module} import {function};"
         f" print(json.dumps({function}(), default=asdict))"
     )
     try:
-        answer: Asked = json.loads(apart(program, subject=subject).splitlines()[-1])
+        answer: Answer = json.loads(in_subprocess(program, subject=subject).splitlines()[-1])
     except MachineError as failure:
         return {"failure": str(failure)}
     return answer

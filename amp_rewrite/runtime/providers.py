@@ -1,8 +1,8 @@
-"""Providers and releases of onnxruntime for a model: kernels of its operators, and options of its sessions.
+"""Providers and releases of onnxruntime that can run a model, and the session options that a model needs.
 
-Without TF32 onnxruntime gives convolutions no tensor cores, those in a low type neither (`untensored_convolution` in
-`faults.py`). With channels last and a fused bias, convolutional networks spare the changes of layout around each
-kernel; the bias cannot be fused without channels last.
+Without TF32, onnxruntime runs no convolution on tensor cores, not even in a low type (`untensored_convolution` in
+`faults.py`). With channels last and a fused bias, convolutional networks need no layout changes around each kernel; the
+bias cannot be fused without channels last.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from amp_rewrite.runtime.faults import (
 from amp_rewrite.runtime.kernels import Kernels, load_kernels, load_webgpu_kernels, release_number, releases
 
 OWN_DOMAIN = "com.microsoft"
-CUDA_ALONE = frozenset({"BiasSplitGelu", "GroupNorm", "SkipGroupNorm"})
-"""Operators of that domain that fusions write, and that no kernel of the CPU computes."""
+CUDA_ONLY = frozenset({"BiasSplitGelu", "GroupNorm", "SkipGroupNorm"})
+"""Operators of that domain that fusions write and that have no CPU kernel."""
 
 
 def refusal(kernels: Kernels, node: NodeProto, opset: int, dtypes: Iterable[DType]) -> str | None:
-    """Return the obstacle to running a node right in all of the types; None without one."""
+    """Return why a node cannot run correctly in all of the types; None if it can."""
     own = node.domain == OWN_DOMAIN
     if own:
-        attributes = [stated.name for stated in node.attribute]
-        foreign = kernels.contrib_refusal(node.op_type, len(node.input), len(node.output), attributes)
-        if foreign is not None:
-            return foreign
-    known = signature(node.domain, node.op_type, opset)
-    if known is None:
+        attributes = [a.name for a in node.attribute]
+        unknown = kernels.contrib_refusal(node.op_type, len(node.input), len(node.output), attributes)
+        if unknown is not None:
+            return unknown
+    schema = signature(node.domain, node.op_type, opset)
+    if schema is None:
         return None
     for dtype in dtypes:
         types = dict.fromkeys(("T", "T1", "T2"), f"tensor({dtype.onnx_name})")
-        missing = kernels.refusal(node.domain, node.op_type, known.since, types)
+        missing = kernels.refusal(node.domain, node.op_type, schema.since, types)
         if missing is not None:
             return missing
-    aim = RuntimeTarget(ONNXRUNTIME, _release(kernels))
-    wrong = (fault for fault in FAULTS if own and node.op_type in fault.operators and fault.affects(aim))
+    target = RuntimeTarget(ONNXRUNTIME, _release(kernels))
+    wrong = (fault for fault in FAULTS if own and node.op_type in fault.operators and fault.affects(target))
     return next((f"{kernels.runtime} {fault.harm}" for fault in wrong), None)
 
 
 def run_as_bodies(view: View, kernels: Kernels | None) -> list[Op]:
-    """Return the ops of a view without a kernel: the runtime runs their function bodies."""
+    """Return the ops without a kernel, for which the runtime runs their function bodies."""
     return [op for op in view.ops if _runs_as_body(op, kernels)] if kernels is not None else []
 
 
@@ -70,7 +70,7 @@ def _runs_as_body(op: Op, kernels: Kernels) -> bool:
 
 
 def oldest_release(view: View, kernels: Kernels, to: DType) -> str | None:
-    """Return the oldest release for onnxruntime's own operators; each later one, up to `kernels`, runs them right, too.
+    """Return the oldest release from which on all releases up to `kernels` run onnxruntime's own operators correctly.
 
     None for a model without such operators. O(nodes), and O(kinds of nodes) for each release.
     """
@@ -98,10 +98,10 @@ def own_operators(view: View) -> list[str]:
     return sorted({op.op_type for op in view.ops if op.domain == OWN_DOMAIN})
 
 
-def misfit(needed: str, operators: Collection[str], release: str, provider: str) -> str | None:
-    """Return the obstacle to running a file right with a release and its first provider; None without one.
+def release_refusal(needed: str, operators: Collection[str], release: str, provider: str) -> str | None:
+    """Return why a release and its first provider cannot run a file correctly; None if they can.
 
-    `needed`: the oldest release that does. `operators`: onnxruntime's own operators in the file.
+    `needed`: the oldest release that can. `operators`: onnxruntime's own operators in the file.
     """
     if release_number(release) and release_number(release) < release_number(needed):
         return (
@@ -120,7 +120,7 @@ def misfit(needed: str, operators: Collection[str], release: str, provider: str)
 
 def _serves(provider: str, operator: str) -> bool:
     if provider == CPU:
-        return operator not in CUDA_ALONE
+        return operator not in CUDA_ONLY
     return provider == CUDA or (provider == WEBGPU and load_webgpu_kernels().has(OWN_DOMAIN, operator, 1))
 
 
@@ -135,20 +135,20 @@ def _form(node: NodeProto) -> tuple[object, ...]:
 # -- options of CUDA -----------------------------------------------------------------------------------
 
 TF32 = "tf32"
-"""Word of the metadata of a file, 1 where data permit TF32 in its float32 products."""
+"""Setting in the metadata of a file: 1 if a check on data permits TF32 in its float32 products."""
 CHANNELS_LAST: Mapping[str, str] = {"prefer_nhwc": "1", "fuse_conv_bias": "1"}
-_LEAST = 8
-"""From so many convolutions on a network is convolutional; one or two only cut an image or a sound into patches."""
-_IMAGE = 4
-"""Rank of the weight of a convolution in two dimensions."""
+_MIN_CONVOLUTIONS = 8
+"""The fewest convolutions of a convolutional network; one or two only split an image or sound into patches."""
+_WEIGHT_RANK = 4
+"""The rank of the weight of a two-dimensional convolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaOptions:
     """Options of the CUDA provider for a model.
 
-    `tf32`: True if no float32 product is left for TF32 to shorten, or the file permits it. `channels_last`:
-    convolutions are worth a try with channels last. `cost`: the price of leaving TF32 off, and the way out; or "".
+    `tf32`: True if TF32 would round no float32 product, or the file permits it. `channels_last`: True if channels last
+    is worth a try. `cost`: what it costs to leave TF32 off, and how to avoid that; or "".
     """
 
     tf32: bool = False
@@ -156,13 +156,13 @@ class CudaOptions:
     cost: str = ""
 
     @property
-    def stated(self) -> dict[str, str]:
-        """Return the options without those of the layout."""
+    def without_layout(self) -> dict[str, str]:
+        """The options except those of the layout."""
         return {"use_tf32": str(int(self.tf32))}
 
     @property
     def line(self) -> str:
-        """Return the Python of a session with all of the options; "" for the defaults of onnxruntime."""
+        """A line of Python that opens a session with these options; "" if they are onnxruntime's defaults."""
         if not self.channels_last:
             return ""
         options = ", ".join(f'"{name}": {value}' for name, value in CHANNELS_LAST.items())
@@ -170,18 +170,18 @@ class CudaOptions:
 
 
 def cuda_options(model: Model) -> CudaOptions:
-    """Return the options for a model. O(nodes); cautious ones for functions and for an invalid model."""
+    """Return the options for a model, with TF32 off for an invalid one or one with functions. O(nodes)."""
     try:
         view = View.of(model)
     except ModelError:
         return CudaOptions()
-    return cuda_options_of(view, view.dtype, permitted=model.stated(TF32) == "1")
+    return cuda_options_of(view, view.dtype, permitted=model.recorded(TF32) == "1")
 
 
 def cuda_options_of(view: View, dtype_of: DtypeOf, *, permitted: bool = False) -> CudaOptions:
-    """Return the options for a model with values of the types in `dtype_of`.
+    """Return the options for a model whose values have the types in `dtype_of`.
 
-    `permitted`: TF32 in float32 products for the sake of low convolutions, so not in a float32 twin of the file.
+    `permitted`: allow TF32 in float32 products if there are low convolutions, so not in a float32 twin of the file.
     """
     if view.model.proto.functions:
         return CudaOptions()
@@ -189,8 +189,8 @@ def cuda_options_of(view: View, dtype_of: DtypeOf, *, permitted: bool = False) -
     if not (permitted and low) and next(float32_products(view, dtype_of), None) is not None:
         cost = f"{count(len(low), 'convolution')} in a low type run without tensor cores, {_COST}" if low else ""
         return CudaOptions(cost=cost)
-    images = sum(dtype_of(op.results[0]) is DType.FLOAT16 and _rank(view, op.inputs[1]) == _IMAGE for op in low)
-    return CudaOptions(tf32=True, channels_last=images >= _LEAST)
+    planar = sum(dtype_of(op.results[0]) is DType.FLOAT16 and _rank(view, op.inputs[1]) == _WEIGHT_RANK for op in low)
+    return CudaOptions(tf32=True, channels_last=planar >= _MIN_CONVOLUTIONS)
 
 
 _COST = "since float32 products beside them need TF32 off; " + next(

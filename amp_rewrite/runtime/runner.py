@@ -1,4 +1,4 @@
-"""A model opened by onnxruntime: numpy arrays by name as inputs and outputs, errors as one line."""
+"""Models opened by onnxruntime, with numpy arrays by name as inputs and outputs, and one-line errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,19 @@ from amp_rewrite.errors import ModelError, PolicyError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime import buffers
-from amp_rewrite.runtime.buffers import STRANGE, Array, Binding, BufferedRunner, DoubleBuffer, from_array, to_array
+from amp_rewrite.runtime.buffers import (
+    EXTENSION_TYPES,
+    Array,
+    Binding,
+    BufferedRunner,
+    DoubleBuffer,
+    from_array,
+    to_array,
+)
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
-from amp_rewrite.runtime.faults import present
+from amp_rewrite.runtime.faults import faults_to_avoid
 from amp_rewrite.runtime.installation import check_providers, devices, model_errors
 from amp_rewrite.runtime.installation import onnxruntime as installed_onnxruntime
 from amp_rewrite.runtime.ports import Port, check_names, input_ports, model_input, output_ports, reduced, written_to
@@ -40,28 +48,27 @@ Given = Array | list[Any] | dict[Any, Any] | None
 TENSORRT = "TensorrtExecutionProvider"
 
 MAX_THREADS = 1024
-"""Upper limit of threads per op: onnxruntime needs minutes to start more."""
+"""The most threads per op; onnxruntime needs minutes to start more."""
 
 # For some graphs of thousands of nodes, planning memory reuse takes longer than the rest of opening.
 _MAX_PLANNED_NODES = 4000
-# FATAL: errors are raised as exceptions too.
+# FATAL, since errors are raised as exceptions anyway.
 QUIET, _DEFAULT_SEVERITY = 4, 2
 _BATCH, _SIZE = 1, 64
-"""Free dimensions in a trial run: the first axis, and all others."""
+"""The sizes of free dimensions in a trial run: of the first axis, and of all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """Options of opening a model.
+    """Options for opening a model.
 
-    `providers`: the first one that opens here runs the model, the others behind it. `outputs_only`: those outputs
-    alone, in that order; ops that serve only others are not computed. `optimized`: False runs every node as it stands.
-    `planned`: False spares planning the reuse of memory, which takes most of opening a graph of 1000 nodes. `pooled`:
-    False lets each value take its memory by itself; else a second run takes that of all values at once, beside that of
-    the first one. `lean`: weights stay in their files, without copies, and memory is given back at once, for a single
-    run. `spinning`: False lets threads sleep while they wait, for graphs of many small ops. `threads` for one op; 0:
-    one per core. `provider_options` by provider; those that `cuda_options` chooses come after them. `channels_last`: on
-    CUDA, convolutional models run with channels last if a trial run does so.
+    `providers`: in order of preference. `outputs_only`: compute only these outputs, in this order. `optimized`: False
+    runs every node unchanged. `planned`: False skips planning the reuse of memory, which takes most of the time for
+    opening a graph of 1000 nodes. `pooled`: False allocates memory for each value separately; otherwise a second run
+    allocates it for all values at once, in addition to that of the first run. `lean`: for a single run, leave weights
+    in their files without copies, and free memory at once. `spinning`: False lets waiting threads sleep, which suits
+    graphs of many small ops. `threads`: for one op; 0 for one per core. `provider_options`: by provider; they override
+    those of `cuda_options`. `channels_last`: on CUDA, try channels last for convolutional models.
     """
 
     providers: Sequence[str] = (CPU,)
@@ -78,8 +85,8 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """An open model. `provider`: the one that opened, whichever was requested; `inner`: onnxruntime's own
-    session. `provider_options`: those of that provider."""
+    """An open model. `provider`: the provider that runs it; `provider_options`: its options. `inner`: onnxruntime's
+    own session."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -90,13 +97,13 @@ class Runner:
 
     @classmethod
     def open(cls, model: Model, options: SessionOptions | None = None) -> Runner:
-        """Open a model as `options` say, by default on the CPU.
+        """Open a model with these options, by default on the CPU.
 
-        Weights in files stay there, and onnxruntime maps them; a model with others that are heavy, or with pending
-        casts, is written to a temporary folder for as long as it is being opened.
+        Weights in files stay there, and onnxruntime maps them. A model with heavy weights in memory or with pending
+        casts is written to a temporary folder while it is opened.
 
-        PolicyError for a provider that this onnxruntime does not have; ModelError when none of the providers opens, and
-        for every objection of onnxruntime to the model.
+        PolicyError for a provider that the installed onnxruntime does not have; ModelError if none of the providers can
+        be opened, or if onnxruntime refuses the model.
         """
         options = options or SessionOptions()
         providers = options.providers
@@ -105,23 +112,25 @@ class Runner:
         nodes = list(all_nodes(chosen.proto.graph.node))
         bodies = (nodes, *(all_nodes(function.node) for function in chosen.proto.functions))
         kinds = frozenset(node.op_type for body in bodies if options.optimized for node in body)
-        met = present(chosen, kinds, installed_onnxruntime().__version__, providers)
-        skip = [name for fault in met for name in fault.skip]
-        own: dict[str, Mapping[str, str]] = {providers[0]: {key: v for f in met for key, v in f.options.items()}}
+        faults = faults_to_avoid(chosen, kinds, installed_onnxruntime().__version__, providers)
+        skip = [name for fault in faults for name in fault.skip]
+        defaults: dict[str, Mapping[str, str]] = {
+            providers[0]: {key: v for f in faults for key, v in f.options.items()}
+        }
         tried = False
         if CUDA in providers:
-            fit, asked = cuda_options(chosen), options.provider_options.get(CUDA, {})
-            tried = options.channels_last and fit.channels_last and not asked.keys() & {"use_tf32", *CHANNELS_LAST}
-            own[CUDA] = {**fit.stated, **(CHANNELS_LAST if tried else {}), **own.get(CUDA, {})}
-        by_provider = {name: {**own.get(name, {}), **options.provider_options.get(name, {})} for name in providers}
+            best, given = cuda_options(chosen), options.provider_options.get(CUDA, {})
+            tried = options.channels_last and best.channels_last and not given.keys() & {"use_tf32", *CHANNELS_LAST}
+            defaults[CUDA] = {**best.without_layout, **(CHANNELS_LAST if tried else {}), **defaults.get(CUDA, {})}
+        by_provider = {name: {**defaults.get(name, {}), **options.provider_options.get(name, {})} for name in providers}
         settings = _settings(options, len(nodes))
-        with model_input(chosen) as (given, entries):
+        with model_input(chosen) as (source, entries):
             for key, value in entries.items():
                 settings.add_session_config_entry(key, value)
-            runner = cls._of(chosen, by_provider, _opened(given, settings, by_provider, skip))
-            if tried and runner.provider == CUDA and not runner._runs_blank():
+            runner = cls._of(chosen, by_provider, _opened(source, settings, by_provider, skip))
+            if tried and runner.provider == CUDA and not runner._runs_zeros():
                 by_provider[CUDA] = {k: v for k, v in by_provider[CUDA].items() if k not in CHANNELS_LAST}
-                runner = cls._of(chosen, by_provider, _opened(given, settings, by_provider, skip))
+                runner = cls._of(chosen, by_provider, _opened(source, settings, by_provider, skip))
         return runner
 
     @classmethod
@@ -135,7 +144,7 @@ class Runner:
         written = written_to(model.proto.graph)
         return cls(input_ports(model), output_ports(model), opened, providers[opened], session, written)
 
-    def _runs_blank(self) -> bool:
+    def _runs_zeros(self) -> bool:
         feeds: dict[str, Array] = {}
         sizes: dict[str, int] = {}
         for port in self.inputs:
@@ -153,26 +162,26 @@ class Runner:
         return True
 
     def _unrecorded(self) -> Any:
-        """Return the options of a run outside of CUDA graphs; None for a session without graphs."""
+        """Return run options that bypass the CUDA graphs of the session; None if it has none."""
         return _graph_number(-1) if self.provider_options.get("enable_cuda_graph") == "1" else None
 
     def run(self, batch: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
-        """Return all outputs by name, in the model's order, or those in `outputs`; `batch` is not changed.
+        """Return the results by name: all in the model's order, or those in `outputs`. `batch` is not changed.
 
-        Tensors are arrays, sequences lists, maps dictionaries, empty optionals None. bfloat16 arrays are those of
-        ml_dtypes. ModelError for unknown or missing names, and for an error of onnxruntime.
+        Tensors are arrays, sequences lists, maps dictionaries, empty optionals None. bfloat16 arrays have the dtype of
+        ml_dtypes. ModelError for unknown or missing names, and if onnxruntime raises an error.
         """
         ports = {port.name: port for port in self.outputs}
         names = list(ports) if outputs is None else list(outputs)
         check_names("output", names, tuple(ports))
         self._check_fed(batch)
-        spoiled = {name: value.copy() for name in self._written_to if isinstance(value := batch.get(name), np.ndarray)}
-        fed = {**batch, **spoiled}
-        by_value = any(port.dtype in STRANGE for port in (*self.inputs, *(ports[name] for name in names)))
+        copies = {name: value.copy() for name in self._written_to if isinstance(value := batch.get(name), np.ndarray)}
+        fed = {**batch, **copies}
+        by_value = any(port.dtype in EXTENSION_TYPES for port in (*self.inputs, *(ports[name] for name in names)))
         if not names:
             return {}
         with model_errors("run"):
-            if by_value:  # unlike onnxruntime's numpy arrays, its own values support bfloat16
+            if by_value:  # OrtValues support bfloat16, onnxruntime's numpy interface does not
                 values = {name: from_array(value) for name, value in fed.items()}
                 results = map(to_array, self.inner.run_with_ort_values(names, values, self._unrecorded()))
             else:
@@ -187,16 +196,16 @@ class Runner:
         device: int = 0,
         fixed: bool = False,
     ) -> Binding:
-        """Bind inputs and outputs to the device, to run often without copies.
+        """Bind inputs and outputs to the device, for repeated runs without copies.
 
-        `feeds`: numpy arrays (bfloat16 of ml_dtypes), OrtValues, or DLPack tensors, such as those of torch; tensors
-        already on the device are not copied. `outputs`: names, or names with tensors to write into; all by default.
-        `device`: the GPU's number. `fixed`: outputs keep their address, as a CUDA graph requires. ModelError for
-        names, types and devices that do not fit.
+        `feeds`: numpy arrays (with bfloat16 from ml_dtypes), OrtValues, or DLPack tensors, such as those of torch;
+        tensors already on the device are not copied. `outputs`: names, or names with tensors to write to; by default
+        all outputs. `device`: the number of the GPU. `fixed`: outputs keep their addresses, as a CUDA graph requires.
+        ModelError for names, types and devices that do not match.
         """
-        fed, known = ({port.name: port for port in side} for side in (self.inputs, self.outputs))
-        chosen = list(known) if outputs is None else outputs
-        check_names("output", chosen, tuple(known))
+        in_ports, out_ports = ({port.name: port for port in side} for side in (self.inputs, self.outputs))
+        chosen = list(out_ports) if outputs is None else outputs
+        check_names("output", chosen, tuple(out_ports))
         self._check_fed(feeds)
         place = self._place(device)
         values: dict[str, Any] = {}
@@ -205,13 +214,13 @@ class Runner:
             bound = self.inner.io_binding()
             for name, tensor in feeds.items():
                 values[name] = buffers.placed(tensor, *place)
-                buffers.check_type(fed[name], values[name], "input")
+                buffers.check_type(in_ports[name], values[name], "input")
                 bound.bind_ortvalue_input(name, values[name])
             for name in chosen:
                 if isinstance(chosen, Mapping):
-                    given[name] = buffers.target(known[name], chosen[name], place[0])
+                    given[name] = buffers.target(out_ports[name], chosen[name], place[0])
                 elif fixed:
-                    given[name] = buffers.fixed_room(known[name], *place)
+                    given[name] = buffers.fixed_memory(out_ports[name], *place)
                 else:
                     bound.bind_output(name, *place)
                     continue
@@ -232,21 +241,21 @@ class Runner:
             raise ModelError(f"input {missing[0]!r} is missing; pass an array for each of {missing}")
 
     def double_buffer(self, initial: Mapping[str, Array]) -> DoubleBuffer:
-        """Allocate state in two sets on this model's device, with the values on side 0; for `buffered`."""
+        """Allocate two sets of state for `buffered` on this model's device, with the values on side 0."""
         place = self._place()
         # onnxruntime's memory is aligned for vector instructions, so sums are the same in every run
-        first, second = ({name: buffers.room(array, place) for name, array in initial.items()} for _ in "01")
+        first, second = ({name: buffers.memory_for(array, place) for name, array in initial.items()} for _ in "01")
         buffer = DoubleBuffer(place, (first, second))
         buffer.put(0, initial)
         return buffer
 
-    def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], told: Sequence[str]) -> BufferedRunner:
-        """Bind the model to state in a buffer of the same device: each run reads one set and writes the other.
+    def buffered(self, state: DoubleBuffer, successors: Mapping[str, str], returned: Sequence[str]) -> BufferedRunner:
+        """Bind the model to state in a buffer on the same device: each run reads one set and writes the other.
 
-        `successors`: the output that succeeds each state input. `told`: outputs to return on the host. ModelError
-        for unknown outputs.
+        `successors`: the output with the next value of each state input. `returned`: outputs to return as arrays.
+        ModelError for unknown outputs.
         """
-        check_names("output", [*told, *successors.values()], tuple(port.name for port in self.outputs))
+        check_names("output", [*returned, *successors.values()], tuple(port.name for port in self.outputs))
         with model_errors("run"):
             inputs = frozenset(port.name for port in self.inner.get_inputs())
             first, second = state.sides
@@ -256,12 +265,12 @@ class Runner:
             for here, now, after in zip(bound, (first, second), (second, first), strict=True):
                 for name in read:
                     here.bind_ortvalue_input(name, shielded.get(name, now[name]))
-                for name in told:  # first, so that they are the first results
+                for name in returned:  # first, so that they are the first results
                     here.bind_output(name)
                 for name, output in successors.items():
                     here.bind_ortvalue_output(output, after[name])
         fed = inputs - first.keys()
-        return BufferedRunner(state, fed, tuple(told), self.provider, self.inner, bound, {}, shielded)
+        return BufferedRunner(state, fed, tuple(returned), self.provider, self.inner, bound, {}, shielded)
 
     def _place(self, device: int = 0) -> tuple[str, int]:
         return ("cuda", device) if self.provider in (CUDA, TENSORRT) else ("cpu", 0)
@@ -269,10 +278,10 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class CudaGraphs:
-    """Recorded runs of a model on CUDA: one for each set of shapes, up to a limit; other shapes run as usual.
+    """Recorded runs of a model on CUDA, one for each set of shapes up to a limit; other shapes run normally.
 
-    The first run with new shapes is a usual one, which shows the shapes of the results, and is then recorded. Results
-    are copied from the device before the next replay writes over them; threads take turns.
+    The first run with new shapes is a normal one, which shows the shapes of the results, and is then recorded. Results
+    are copied from the device before the next replay overwrites them; threads take turns.
     """
 
     runner: Runner
@@ -281,7 +290,7 @@ class CudaGraphs:
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, feeds: Mapping[str, Given], outputs: Sequence[str] | None = None) -> dict[str, Given]:
-        """Run as `Runner.run` does."""
+        """Run like `Runner.run`."""
         given = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
         if len(given) < len(feeds):
             return self.runner.run(feeds, outputs)
@@ -313,18 +322,18 @@ _NUMBERS = count(1)
 
 
 def _graph_number(number: int) -> Any:
-    """Return the run options of the CUDA graph of this number, to record or replay; -1: without a graph."""
+    """Return run options to record or replay the CUDA graph with a number; -1 for a run without a graph."""
     options = installed_onnxruntime().RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
     return options
 
 
 MAX_GRAPHS = 8
-"""Sets of shapes of one session that are recorded; each keeps memory for its inputs and results."""
+"""The most sets of shapes that a session records; each keeps memory for its inputs and results."""
 
 
 def small_model(dtype: str = "float") -> ModelProto:
-    """Return a model of one op, to open as a test."""
+    """Return a model of one op, for trying to open it."""
     import onnx.parser
 
     text = '<ir_version: 8, opset_import: ["" : 13]> probe ({0}[1] x) => ({0}[1] y) {{ y = Neg(x) }}'
@@ -333,7 +342,7 @@ def small_model(dtype: str = "float") -> ModelProto:
 
 @cache
 def cuda_opens() -> bool:
-    """True if a model can be opened on CUDA here; a build with CUDA is not a guarantee."""
+    """True if a model can be opened on CUDA here, which a build with CUDA does not guarantee."""
     try:
         return Runner.open(Model(small_model()), SessionOptions(providers=(CUDA, CPU))).provider == CUDA
     except (ModelError, PolicyError):
@@ -342,7 +351,7 @@ def cuda_opens() -> bool:
 
 @cache
 def webgpu_opens() -> bool:
-    """True if a WebGPU device here runs a float16 model, by onnxruntime's plugin."""
+    """True if a WebGPU device here runs a float16 model with onnxruntime's plugin."""
     try:
         runner = Runner.open(Model(small_model("float16")), SessionOptions(providers=(WEBGPU, CPU)))
         runner.run({"x": np.zeros(1, np.float16)})
@@ -371,51 +380,51 @@ def _settings(options: SessionOptions, nodes: int) -> Any:
 
 
 def _opened(
-    given: bytes | str, settings: Any, by_provider: Mapping[str, Mapping[str, str]], skip: list[str]
+    source: bytes | str, settings: Any, by_provider: Mapping[str, Mapping[str, str]], skip: list[str]
 ) -> onnxruntime.InferenceSession:
     ort = installed_onnxruntime()
     first = next(iter(by_provider))
-    plugged = devices(ort, first)[:1]
-    ort.set_default_logger_severity(QUIET)  # a provider that does not open says so outside of any session
+    plugin_devices = devices(ort, first)[:1]
+    ort.set_default_logger_severity(QUIET)  # a provider that fails to open logs it outside of any session
     try:
         with model_errors("open"):
             if {CUDA, TENSORRT}.intersection(by_provider):
                 preload_once()
-            if plugged:
-                settings.add_provider_for_devices(plugged, by_provider[first])
-            named = None if plugged else list(by_provider.items())
-            return ort.InferenceSession(given, settings, named, disabled_optimizers=skip or None, enable_fallback=0)
+            if plugin_devices:
+                settings.add_provider_for_devices(plugin_devices, by_provider[first])
+            named = None if plugin_devices else list(by_provider.items())
+            return ort.InferenceSession(source, settings, named, disabled_optimizers=skip or None, enable_fallback=0)
     finally:
         ort.set_default_logger_severity(_DEFAULT_SEVERITY)
 
 
 @cache
 def preload_once() -> None:
-    """Load CUDA libraries installed by pip if the loader does not find others."""
+    """Load CUDA libraries installed by pip unless the loader finds others."""
     ort = installed_onnxruntime()
     release = str(getattr(ort, "cuda_version", None) or "").partition(".")[0]
-    lost = [_loads(name) is not None for name in (f"libcublasLt.so.{release}", _CUDNN)]
-    if release and any(lost):
+    missing = [_load_error(name) is not None for name in (f"libcublasLt.so.{release}", _CUDNN)]
+    if release and any(missing):
         with redirect_stdout(io.StringIO()):  # it prints missing libraries
-            ort.preload_dlls(cuda=lost[0], cudnn=lost[1])
+            ort.preload_dlls(cuda=missing[0], cudnn=missing[1])
 
 
 _CUDNN = "libcudnn.so.9"
 
 
 def unloaded_library() -> str | None:
-    """Return the loader's objection to the CUDA provider or to cuDNN, which names a missing library; None without one.
+    """Return the loader's error for the CUDA provider or cuDNN, which names a missing library; None without an error.
 
-    On Linux alone, where a library that is already loaded is found by its name.
+    Only on Linux, where a library that is already loaded is found by its name.
     """
     if not sys.platform.startswith("linux"):
         return None
     preload_once()
     provider = Path(installed_onnxruntime().__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
-    return _loads(str(provider)) or _loads(_CUDNN)
+    return _load_error(str(provider)) or _load_error(_CUDNN)
 
 
-def _loads(library: str) -> str | None:
+def _load_error(library: str) -> str | None:
     try:
         ctypes.CDLL(library)
     except OSError as cause:

@@ -176,7 +176,7 @@ class Target:
         return LIMITS.get(self.word)
 
     @property
-    def aim(self) -> RuntimeTarget:
+    def runtime_target(self) -> RuntimeTarget:
         """The target as the table of faults knows it."""
         from amp_rewrite.runtime import faults  # late: as above
 
@@ -236,7 +236,7 @@ NEEDS = "needs"
 
 def target_of(model: Model) -> Target | None:
     """Return the target of a converted model; None for a model without one."""
-    stated = model.stated("target")
+    stated = model.recorded("target")
     if not stated:
         return None
     try:

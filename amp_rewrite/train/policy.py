@@ -16,7 +16,7 @@ from typing import Any
 from amp_rewrite.dtypes import MIXED, DType
 from amp_rewrite.errors import PolicyError, TrainingError, advice
 from amp_rewrite.runtime.gpu import refusal
-from amp_rewrite.runtime.probes import machine_asked
+from amp_rewrite.runtime.probes import query_hardware
 from amp_rewrite.train import loss_scale as scales
 
 _BY_NAME = "default"  # the loss scale that belongs to the name
@@ -204,7 +204,7 @@ def _set(policy: str | Policy | None, blamed: int) -> None:
     state.policy = chosen
     if chosen is not None and chosen.compute is DType.FLOAT16 and not state.devices_checked:
         state.devices_checked = True
-        if advice := refusal(machine_asked(), DType.FLOAT16):
+        if advice := refusal(query_hardware(), DType.FLOAT16):
             warnings.warn(advice, UserWarning, stacklevel=blamed)
 
 

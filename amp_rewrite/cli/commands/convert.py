@@ -29,7 +29,7 @@ from amp_rewrite.cli.files import (
 from amp_rewrite.cli.group import FINDING
 from amp_rewrite.cli.parameters import option
 from amp_rewrite.errors import ModelError, count, option_of
-from amp_rewrite.files.disk import is_several, name_of, url_of
+from amp_rewrite.files.disk import is_collection, name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.ir.gc_paused import gc_paused
 from amp_rewrite.settings.request import KEYWORDS, USUAL_TOLERANCES
@@ -197,7 +197,7 @@ def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
         file_path(word)
     several = bool(more) and output is not None and Path(output).suffix.lower() != ".onnx"
     folder = output is not None and is_folder(output)
-    return several or folder or any(map(is_several, (str(model), *more)))
+    return several or folder or any(map(is_collection, (str(model), *more)))
 
 
 def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions, request: Request) -> int:

@@ -86,7 +86,7 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
     settings = parameters.in_force(given)
     saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
     output = output or path_beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
-    check_target(output, settings.overwrite, read=model)  # before the work, not after it
+    check_target(output, settings.overwrite, loaded_from=model)  # before the work, not after it
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         source = Model.load(model)
         twin = emulate(source, rounding=not no_rounding, io=io)

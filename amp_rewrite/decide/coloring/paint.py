@@ -13,7 +13,7 @@ from amp_rewrite.decide.coloring.problem import Problem, Spread
 from amp_rewrite.decide.reasons import Paint, float32
 from amp_rewrite.dtypes import LOW_TYPES, DType
 from amp_rewrite.errors import Finding
-from amp_rewrite.ir.dataflow import exposed, first_input_of, made_variable, read_variable, trail
+from amp_rewrite.ir.dataflow import exposed, first_input_of, input_variable, output_variable, trail
 from amp_rewrite.ir.op_classes import CASTS, COPIES, ELEMENTLESS, LOW_ONLY
 from amp_rewrite.ir.patterns.clusters import Cluster, clusters
 from amp_rewrite.ir.schema import unknown
@@ -150,7 +150,7 @@ class _Types:
         """Return the type in which a value is made."""
         if self.problem.maker(value) in self.low:
             return self.problem.to
-        return DType.FLOAT if made_variable(self.view, value) in self.raised else self.view.dtype(value)
+        return DType.FLOAT if output_variable(self.view, value) in self.raised else self.view.dtype(value)
 
     def read(self, value: ValueId, use: Use) -> DType | None:
         """Return the type in which an op reads a value."""
@@ -162,7 +162,7 @@ class _Types:
         return DType.FLOAT if v is not None or self._reads_raised(use) else self.view.dtype(value)
 
     def _reads_raised(self, use: Use) -> bool:
-        return read_variable(self.view.ops[use.op], use.slot) in self.raised
+        return input_variable(self.view.ops[use.op], use.slot) in self.raised
 
     # -- low ops of the model, raised --------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class _Types:
                 self._cast(op, wishes)
         for op in self.view.of_kinds(ELEMENTLESS):  # they read no element
             source = op.inputs[0]
-            if source is not None and made_variable(self.view, source) in self.raised:
+            if source is not None and output_variable(self.view, source) in self.raised:
                 self.raised[op.id, "T"] = float32(reasons.SHAPE_FOLLOWS, self.view.values[source].producer)
 
     def _low_type(self, op: OpId) -> DType | None:

@@ -16,7 +16,7 @@ from amp_rewrite.decide.coloring.gate import Gate
 from amp_rewrite.decide.needs.find import Needs
 from amp_rewrite.decide.reasons import Paint, Pin, float32
 from amp_rewrite.dtypes import LOW_TYPES, DType
-from amp_rewrite.ir.dataflow import exposed, made_variable, read_variable
+from amp_rewrite.ir.dataflow import exposed, input_variable, output_variable
 from amp_rewrite.ir.op_classes import GENERATORS, LABEL_LOSSES, QUANTIZERS, RANDOM
 from amp_rewrite.ir.patterns.clusters import Cluster
 from amp_rewrite.ir.schema import TENSOR
@@ -182,11 +182,11 @@ class Problem:
 
     def maker(self, value: ValueId) -> int | None:
         """Return the vertex of a value's maker; None for an op without one."""
-        return self.of.get(made_variable(self.view, value))
+        return self.of.get(output_variable(self.view, value))
 
     def reader(self, use: Use) -> int | None:
         """Return the vertex of a use; None for an op without one."""
-        return self.of.get(read_variable(self.view.ops[use.op], use.slot))
+        return self.of.get(input_variable(self.view.ops[use.op], use.slot))
 
     def widens(self, op: Op) -> bool:
         """True for a Cast from a low type: lowered, it would be a copy or round, with another Cast after it."""

@@ -19,7 +19,7 @@ from amp_rewrite.ir.dataflow import Flow, axes_of, computes, float32_ops
 from amp_rewrite.ir.op_classes import COPIES, ELEMENTLESS, LAYERS, MAGNIFIES, RANDOM, REDUCTIONS, SUMS
 from amp_rewrite.ir.ops import Need
 from amp_rewrite.ir.patterns.clusters import clusters, integer_ops, snakes
-from amp_rewrite.ir.patterns.fills import far_reaches, fills, held_fills
+from amp_rewrite.ir.patterns.fills import far_reaches, fill_carriers, fills
 from amp_rewrite.ir.shapes import combined_elements
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.runtime.faults import faults
@@ -60,7 +60,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
     """
     facts = find_facts(view, to)
     causes = dict(Backward(facts).pinned)
-    for op, because, level in held_fills(view, to):
+    for op, because, level in fill_carriers(view, to):
         note = f"{described(view, because) if because is not None else 'an output'} needs the exact fill {level:g}"
         adds = because is not None and view.ops[because].kind in SUMS
         causes.setdefault(op, float32(reasons.MASK_FILL if adds else reasons.CONSTANT_RANGE, because, note))
@@ -68,7 +68,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
         causes.setdefault(op, float32(reasons.QUANTIZED))
     for op, note in long_sums(view) if target == Target.WEBGPU else ():
         causes.setdefault(op, float32(reasons.LONG_SUM, None, note))
-    for faulty, fault in faults(view, to, target.aim) if target is not None else ():
+    for faulty, fault in faults(view, to, target.runtime_target) if target is not None else ():
         note = f"{fault.runtime} {fault.harm} ({fault.source})"
         causes.setdefault(faulty.id, float32(reasons.RUNTIME_FAULT, None, note))
     pins = {
@@ -84,7 +84,7 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
             note = f"the fill value {level:g} becomes {math.copysign(to.max, level):g}"
             note += f" · {reasons.HARMLESS}: it only selects"
             findings.append(Finding("saturated", view.value_name(value), note))
-    held = (value for reach in far_reaches(view, to) for value in reach.held)
+    held = (value for reach in far_reaches(view, to) for value in reach.multiples)
     return Needs(pins, tuple(findings), frozenset((*overflowing, *held)), dict(unneeded(facts)))
 
 

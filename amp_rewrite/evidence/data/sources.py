@@ -24,8 +24,8 @@ import numpy as np
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import FeedError, advice, one_line, spelled
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dims import MAX_AXES
 from amp_rewrite.ir.schema import TENSOR
-from amp_rewrite.ir.sizes import MAX_AXES
 from amp_rewrite.reports.render import count
 from amp_rewrite.runtime.ports import Port
 

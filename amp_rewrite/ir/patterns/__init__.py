@@ -1,1 +1,1 @@
-"""Computations written out op by op by exporters, as tables of op patterns."""
+"""Patterns of ops for computations that exporters write out op by op."""

@@ -1,4 +1,4 @@
-"""Clusters: normalizations, softmaxes and activations written out op by op, and ops on integers between quantizers."""
+"""Clusters: normalizations, softmaxes and activations written out op by op, and integer ops between quantizers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from amp_rewrite.ir.op_classes import DEQUANTIZES, KEEP_SCALE, LAYERS, PRODUCTS,
 from amp_rewrite.ir.view import Op, OpId, ValueId, View, once
 
 ANCHORS = frozenset(("Sqrt", "Pow", "ReduceL2", "ReduceMax", "Erf", "Tanh"))
-"""Ops of which each cluster has one."""
+"""Each cluster has one of these ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Ops of one computation ("layer_normalization", "softmax" …), of one color.
+    """The ops of one computation ("layer_normalization", "softmax" …), which get one color.
 
-    `entry` is the value that is normalized or activated, before any Cast at the start of the cluster.
-    `tail` are the scale Mul and bias Add at the end of a normalization, Casts between them included; `ops` contains
-    them. onnxruntime fuses a decomposed normalization into one node with the input `entry`, looking through the
-    Casts, and then refuses the model unless scale and bias have the type of that input.
-    `values` are the captured values of the pattern, by name.
+    `entry`: the value that is normalized or activated, before any Cast at the start of the cluster. `tail`: the scale
+    Mul and bias Add at the end of a normalization, with the Casts between them; `ops` contains them, too. onnxruntime
+    fuses a decomposed normalization into one node with the input `entry`, looking through Casts, and then refuses the
+    model unless scale and bias have the type of that input. `values`: the captured values of the pattern by name.
     """
 
     kind: str
@@ -34,10 +33,10 @@ class Cluster:
 
 @once
 def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cluster, ...]:
-    """Return the clusters of a model in these types, by their first ops; no op is in two of them. O(nodes)."""
+    """Return the clusters of a model in these types, sorted by their first ops; no op is in two. O(nodes)."""
     if ANCHORS.isdisjoint(view.by_kind):
         return ()
-    from amp_rewrite.ir.patterns.written_out import written_out  # late: many models have their norms in one op each
+    from amp_rewrite.ir.patterns.written_out import written_out  # late: many models have no decomposed norms
 
     found = (Cluster(*each) for each in written_out(view, dtypes))
     return tuple(sorted(found, key=lambda cluster: cluster.ops))
@@ -45,7 +44,7 @@ def clusters(view: View, dtypes: Collection[DType] = (DType.FLOAT,)) -> tuple[Cl
 
 @once
 def snakes(view: View) -> frozenset[OpId]:
-    """Return the sines of snakes x + sin²(a·x)/a: they are not those of positions."""
+    """Return the sines in snake activations x + sin²(a·x)/a, which are not sines of positions."""
     sines = view.of_kinds(("Sin",))
     if not sines:
         return frozenset()
@@ -57,11 +56,11 @@ def snakes(view: View) -> frozenset[OpId]:
 # -- ops on integers -------------------------------------------------------------------------------
 
 _WEIGHTED = LAYERS | PRODUCTS
-"""Ops with integer kernels that give floats, too: they may end an integer region."""
+"""Ops that may end an integer region: they have integer kernels with float results, too."""
 
 
 def integer_ops(view: View) -> frozenset[OpId]:
-    """Return the ops on integers, and the copies between them and their quantizers."""
+    """Return the ops that runtimes compute on integers, and the copies between them and their quantizers."""
     decoded = {v for op in view.of_kinds(DEQUANTIZES) if (v := op.outputs[0]) is not None}
     if not decoded:
         return frozenset()

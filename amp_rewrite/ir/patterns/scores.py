@@ -1,8 +1,8 @@
-"""Constants of equal steps, and rows of scores before a softmax with such constants added to them.
+"""Constants with equal steps, and attention scores to which such constants are added before a softmax.
 
-A softmax does not see a number that is subtracted from its whole row. A bias that is near 0 at the best key that each
-row shows is therefore as safe as a mask, however far it falls off: what is far down has no weight. Whether it is so is
-known only where the keys that each row shows are.
+A softmax is not changed by subtracting a number from its whole row. So a bias that is near 0 at the best visible key of
+each row is as safe as a mask, however far it falls off: keys far below the best have no weight. This can be decided
+only if the visible keys of each row are known.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from onnx import TensorProto
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import int_attribute
-from amp_rewrite.ir.dataflow import alone, multiples, number, trail
+from amp_rewrite.ir.dataflow import is_only_reader, multiples, number, trail
 from amp_rewrite.ir.op_classes import CASTS, MOVES, PRODUCTS, SCALINGS, Slots
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, ValueId, View
 
 LEAST = 16
-"""Least number of different positions in a grid: every type distinguishes fewer."""
+"""The fewest different positions in a grid; every type can represent fewer."""
 MOST = 1 << 22
-"""Largest number of elements of a grid: a larger constant is a weight, and is not read."""
+"""The most elements of a grid; a larger constant is a weight, and is not read."""
 _LOOK = 64
-"""Leading elements of a constant that are checked first: most weights fail there."""
+"""Leading elements of a constant that are checked first; most weights fail there."""
 
 
 def is_grid(view: View, value: ValueId) -> bool:
-    """True for a counting constant: its 16 or more values fill most of a row with equal steps."""
+    """True for a constant that counts: at least 16 different values fill most of a row of equal steps."""
     tensor = view.constant(value)
     if tensor is None or not LEAST <= math.prod(tensor.dims) <= MOST or tensor.data_type == TensorProto.STRING:
         return False
@@ -43,16 +43,16 @@ def is_grid(view: View, value: ValueId) -> bool:
 
 
 def even(values: Array, *, least: int) -> bool:
-    """True if at least so many different values fill half or more of a row with equal steps."""
-    known = np.sort(values.astype(np.float64))
-    changes = np.append(True, known[1:] != known[:-1])  # np.unique takes 20 ms to import modules that it does not use
-    known = known[changes[: known.size]]
-    if known.size < max(least, 2) or not np.isfinite(known).all():
-        return bool(known.size == least)
-    apart = np.diff(known)
-    step = (known[-1] - known[0]) / np.round(apart / apart.min()).sum()  # float32 rounds each difference
-    steps = (known - known[0]) / step
-    return bool(steps[-1] < 2 * known.size and np.abs(steps - np.round(steps)).max() < 1e-2)
+    """True if at least `least` different values fill half or more of a row of equal steps."""
+    numbers = np.sort(values.astype(np.float64))
+    changes = np.append(True, numbers[1:] != numbers[:-1])  # np.unique takes 20 ms to import modules it does not use
+    numbers = numbers[changes[: numbers.size]]
+    if numbers.size < max(least, 2) or not np.isfinite(numbers).all():
+        return bool(numbers.size == least)
+    apart = np.diff(numbers)
+    step = (numbers[-1] - numbers[0]) / np.round(apart / apart.min()).sum()  # float32 rounds each difference
+    steps = (numbers - numbers[0]) / step
+    return bool(steps[-1] < 2 * numbers.size and np.abs(steps - np.round(steps)).max() < 1e-2)
 
 
 # -- scores ---------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ SCORE_OPS: Slots = {
     "Identity": (0,),
     "Tanh": (0,),
 }
-"""Ops between the product of queries and keys and its softmax, and the inputs that may be scores."""
+"""Ops between the product of queries and keys and its softmax, and their inputs that may be scores."""
 
 
 def scores_are_read(view: View) -> bool:
@@ -79,15 +79,15 @@ def scores_are_read(view: View) -> bool:
 # -- rows of scores -----------------------------------------------------------------------------------
 
 FAR = {DType.FLOAT16: 64.0, DType.BFLOAT16: 8.0}
-"""Magnitude from which a bias costs scores more than 2⁻⁵ in precision."""
+"""Magnitude at which the spacing of the low type, and so the error of the scores, exceeds 2⁻⁵."""
 FILL = 1e4
-"""A number at or below its negative is a fill: a key to which it is added has no weight beside one that is shown."""
+"""A number at or below -FILL is a fill: a key to which it is added has no weight."""
 Numbers = Callable[[ValueId], Array | None]
-"""Return the numbers of a value, if they are known."""
+"""A function from a value to its numbers; None if they are unknown."""
 
 
 def counts_far(numbers: Array, to: DType) -> bool:
-    """True for numbers with rows of equal steps, far beyond the scores."""
+    """True for numbers whose rows have equal steps and magnitudes beyond FAR."""
     if numbers.ndim == 0 or numbers.shape[-1] < LEAST or not bool((abs(numbers) > FAR[to]).any()):
         return False
     rows = numbers.reshape(-1, numbers.shape[-1])
@@ -96,26 +96,26 @@ def counts_far(numbers: Array, to: DType) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreTerm:
-    """Known numbers added to scores in a slot of a sum. `alone`: only the softmax depends on the sum."""
+    """Known numbers added to scores, in a slot of a sum. `exclusive`: only the softmax depends on the sum."""
 
     op: Op
     slot: int
     numbers: Array
-    alone: bool
+    exclusive: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRow:
-    """Scores from a product to a softmax over their last axis, with known ops between.
+    """Attention scores, with the known ops between their product and their softmax over the last axis.
 
-    `terms`: what is added. `shown`: True where no Where puts a fill instead.
+    `terms`: the added numbers. `shown`: False where a Where writes a fill.
     """
 
     terms: tuple[ScoreTerm, ...]
     shown: Array
 
     def peaks(self) -> tuple[Array, Array] | None:
-        """Return the keys without fills, and the largest sum of terms at these; None if large or a row has no key."""
+        """Return the keys without fills and the largest sum of terms in each row; None if large or a row has no key."""
         arrays = [term.numbers for term in self.terms]
         shape = np.broadcast_shapes(self.shown.shape, *(array.shape for array in arrays))
         if math.prod(shape) > MOST or not shape:
@@ -127,13 +127,13 @@ class ScoredRow:
         return shown, np.where(shown, total, -np.inf).max(axis=-1, keepdims=True)
 
     def near(self, to: DType) -> bool:
-        """True if the terms are small at the best key shown in each row."""
-        known = self.peaks()
-        return known is not None and float(abs(known[1]).max()) <= FAR[to]
+        """True if the sum of the terms is small at the best key of each row."""
+        peaks = self.peaks()
+        return peaks is not None and float(abs(peaks[1]).max()) <= FAR[to]
 
 
 def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
-    """Yield the float32 scores with known terms before a Softmax over the last axis; none below opset 13. O(nodes)."""
+    """Yield the float32 scores with known terms before a Softmax over the last axis; none before opset 13. O(nodes)."""
     for softmax in view.of_kinds(("Softmax",)) if view.opset >= FIRST_ROW_SOFTMAX else ():
         if int_attribute(softmax.node, "axis", -1) == -1 and view.dtype(softmax.inputs[0]) is DType.FLOAT:
             row = _scored_row(view, softmax, numbers)
@@ -142,21 +142,21 @@ def scored_rows(view: View, numbers: Numbers) -> Iterator[ScoredRow]:
 
 
 def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
-    """Return the known facts about the scores of a softmax; None if an unknown op changes them."""
+    """Return the terms and visible keys of the scores of a softmax; None if an unknown op changes them."""
     terms: list[ScoreTerm] = []
     shown, exclusive, reader = np.ones((), bool), True, softmax
     value = softmax.inputs[0]
     while value is not None and (op := view.producer(value, "Add", "Where")) is not None:
-        exclusive = exclusive and alone(view, value, reader)
+        exclusive = exclusive and is_only_reader(view, value, reader)
         reader = op
         step = _added(view, op, numbers, exclusive) if op.kind == "Add" else _selected(view, op, numbers)
         if step is None:
             return None
-        held, value = step
-        if isinstance(held, ScoreTerm):
-            terms.append(held)
+        found, value = step
+        if isinstance(found, ScoreTerm):
+            terms.append(found)
         else:
-            shown = shown & held
+            shown = shown & found
     passed, source = trail(view, value, multiples(view))
     product = view.producer(source)
     scaled = all(op.kind in MOVES | CASTS | SCALINGS for op in passed)
@@ -168,9 +168,9 @@ def _scored_row(view: View, softmax: Op, numbers: Numbers) -> ScoredRow | None:
 def _added(view: View, op: Op, numbers: Numbers, exclusive: bool) -> tuple[ScoreTerm, ValueId] | None:
     for slot, value in enumerate(op.inputs):
         other = op.inputs[1 - slot]
-        held = numbers(value) if value is not None else None
-        if held is not None and other is not None:
-            return ScoreTerm(op, slot, held, exclusive), other
+        added = numbers(value) if value is not None else None
+        if added is not None and other is not None:
+            return ScoreTerm(op, slot, added, exclusive), other
     return None
 
 

@@ -1,9 +1,9 @@
-"""Computations written out op by op: patterns of nested ops with captures, their search, and those of clusters.
+"""Computations written out op by op: patterns of nested ops with captures, the search for them, and those of clusters.
 
-A pattern is a function of how one value is computed: `op("Div", X, op("Sqrt", X))` is a division by a square root.
-Operands of commutative ops match in any order, operands beyond those of the pattern are free, and equal names capture
-equal values. Casts between floating types and Identities are looked through; those before an op belong to the match.
-A match is closed: only the result of its last op is read outside, and all its ops lie in one graph.
+A pattern describes how a value is computed: `op("Div", X, op("Sqrt", X))` is x divided by its square root. Operands of
+commutative ops match in any order, operands beyond those of the pattern may be anything, and equal names capture equal
+values. Patterns look through Identities and Casts between floating types; those before an op belong to the match. A
+match is closed if all its ops are in one graph and only the result of its last op is read outside.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from amp_rewrite.ir.view import Op, OpId, Role, ValueId, View
 ENTRY = "x"
 """The name of the input of a matched computation."""
 _MAX_READERS = 4
-"""The most readers of a value within a match. A value with more is read outside."""
+"""The most readers of a value within a match."""
 _MAX_STEPS = 8
 """The most ops from the anchor of a match to its last op."""
 _MAX_OPS = 8
-"""The most ops of an expression of any form within a match."""
+"""The most ops in an expression of `made_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The ops of a match and its captured values by name. `direct`: without looking through Casts."""
+    """The ops of a match, and its captured values by name. `direct`: do not look through Casts."""
 
     ops: frozenset[OpId] = frozenset()
     values: Mapping[str, ValueId] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class Match:
 
 
 Pattern = Callable[[View, ValueId, Match], Iterator[Match]]
-"""Extend a match by the ops behind a value, in every fitting way."""
+"""A function that extends a match by the ops that compute a value, in every possible way."""
 Predicate = Callable[[View, ValueId], bool]
 
 
 def op(kinds: str, *operands: Pattern, name: str = "", casts: bool = True) -> Pattern:
     """Return a pattern for an op of one of these kinds, separated by "|", with these first operands.
 
-    `casts`: Casts of the result belong to the match.
+    `casts`: include Casts of the result in the match.
     """
     wanted = frozenset(kinds.split("|"))
 
@@ -93,9 +93,9 @@ def anything(
     read: bool = False,
     casts: bool = False,
 ) -> Pattern:
-    """Return a pattern for any value with `test` true and without a match of `unless`.
+    """Return a pattern for any value that passes `test` and does not match `unless`.
 
-    `read`: capture the value as it is read, not the one behind Casts. `casts`: these Casts belong to the match.
+    `read`: capture the value itself, not the one behind its Casts. `casts`: include these Casts in the match.
     """
 
     def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
@@ -110,7 +110,7 @@ def anything(
 
 
 def either(*alternatives: Pattern) -> Pattern:
-    """Return a pattern for one of several, tried in order."""
+    """Return a pattern for any of these alternatives, tried in order."""
 
     def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
         for pattern in alternatives:
@@ -120,12 +120,12 @@ def either(*alternatives: Pattern) -> Pattern:
 
 
 def through(kinds: str, pattern: Pattern, max_ops: int = _MAX_OPS) -> Pattern:
-    """Return a pattern with up to `max_ops` ops of these kinds between it and its reader."""
+    """Return the pattern with up to `max_ops` ops of these kinds after it."""
     return either(pattern, op(kinds, through(kinds, pattern, max_ops - 1))) if max_ops else pattern
 
 
 def made_of(kinds: str) -> Pattern:
-    """Return a pattern for an expression of the captured entry and weights, of a few ops of these kinds."""
+    """Return a pattern for an expression of a few ops of these kinds on the captured entry and weights."""
     wanted = frozenset(kinds.split("|"))
 
     def match(view: View, value: ValueId, so_far: Match) -> Iterator[Match]:
@@ -159,7 +159,7 @@ def constant(view: View, value: ValueId) -> bool:
 
 
 def weight(view: View, value: ValueId) -> bool:
-    """True for an initializer, a Constant, or the result of a single op of these."""
+    """True for an initializer, a Constant, or the result of one op on these."""
     bare, _ = behind_casts(view, value)
     producer = view.producer(bare)
     sources = (bare,) if producer is None or producer.kind == "Constant" else producer.inputs
@@ -170,7 +170,7 @@ def weight(view: View, value: ValueId) -> bool:
 
 
 def matches(view: View, anchor: Op, pattern: Pattern, *, direct: bool = False) -> Iterator[tuple[Match, Op]]:
-    """Yield the matches of a pattern with an op of a rare kind, each with its last op. The match may not be closed.
+    """Yield the matches of a pattern that contain the anchor, each with its last op; they may not be closed.
 
     O(steps from the anchor).
     """
@@ -182,7 +182,7 @@ def matches(view: View, anchor: Op, pattern: Pattern, *, direct: bool = False) -
 
 
 def direct_match(view: View, anchor: Op, pattern: Pattern) -> Match | None:
-    """Return the first closed match with an op, without looking through Casts and Identities."""
+    """Return the first closed match that contains the anchor, without looking through Casts and Identities."""
     found = matches(view, anchor, pattern, direct=True)
     return next((match for match, last in found if is_closed(view, match, last)), None)
 
@@ -198,9 +198,9 @@ def _ends(view: View, anchor: Op) -> list[Op]:
 
 
 def with_entry_casts(view: View, match: Match) -> Match:
-    """Add the Casts of a match's entry read by the match alone.
+    """Add the Casts of a match's entry if only the match reads them.
 
-    A Cast of the entry with other readers stays outside; its result is then the entry.
+    A Cast of the entry with other readers stays outside, and its result becomes the entry.
     """
     ops, entry = set(match.ops), match.values[ENTRY]
     for reader in view.readers(entry):
@@ -216,13 +216,13 @@ def with_entry_casts(view: View, match: Match) -> Match:
 
 
 def is_closed(view: View, match: Match, last: Op) -> bool:
-    """True if all ops lie in one graph and only the results of the last one are read outside."""
+    """True if all ops are in one graph and only the results of the last one are read outside."""
     inner = (view.ops[op_id] for op_id in match.ops if op_id != last.id)
     return all(op.scope == last.scope and _encloses(view, match.ops, op) for op in inner)
 
 
 def readers(view: View, value: ValueId | None) -> list[OpId]:
-    """Return the readers of a value, each once, Casts looked through."""
+    """Return the readers of a value, each once, looking through Casts."""
     ops: dict[OpId, None] = {}
     pending = [value]
     while pending:
@@ -240,7 +240,7 @@ def is_transparent(view: View, op: Op) -> bool:
 
 
 def behind_casts(view: View, value: ValueId) -> tuple[ValueId, list[OpId]]:
-    """Return the value behind Casts, and these Casts."""
+    """Return the value before any Casts, and these Casts."""
     passed, bare = trail(view, value, lambda op: op.inputs[0] if is_transparent(view, op) else None)
     return bare if bare is not None else value, [op.id for op in passed]
 
@@ -258,7 +258,7 @@ def _negative(view: View, value: ValueId) -> bool:
 
 
 def _per_feature(view: View, value: ValueId) -> bool:
-    """True for a weight, and for an input of one dimension: a scale or bias fed by the caller."""
+    """True for a weight, or an input with one axis: a scale or bias that the caller feeds."""
     source = view.values[behind_casts(view, value)[0]]
     if source.role is not Role.INPUT:
         return weight(view, value)
@@ -268,7 +268,7 @@ def _per_feature(view: View, value: ValueId) -> bool:
 
 def _normalized(value: Pattern, squared: Pattern, reductions: str, between: str) -> Pattern:
     """Return the pattern of a value over the root of a mean or sum of squares, perhaps with an epsilon or a bound."""
-    # An exponent computed at run time passes for 2: onnxruntime does not check it.
+    # An exponent computed at run time is taken to be 2, as onnxruntime takes it.
     two = anything(test=lambda view, value: (array := view.array(value)) is None or bool((array == 2).all()))
     square = either(op("Pow", squared, two), op("Mul", squared, squared))
     total = op(reductions, square)
@@ -306,7 +306,7 @@ SOFTMAX = op("Div", _EXP, op("ReduceSum", _EXP))
 
 
 def _gated(bell: Pattern) -> Pattern:
-    """Return the pattern of x · ½ · (1 + bell), the products in any order, with any constants."""
+    """Return the pattern of x · ½ · (1 + bell), with the products in any order and any constants."""
     x, one = anything(ENTRY, lambda view, value: not weight(view, value)), op("Add", bell, _WEIGHT)
     return either(
         op("Mul|Div", op("Mul", x, one), _WEIGHT),
@@ -325,16 +325,16 @@ SNAKE = op(
     "Add", X, op("Mul", either(op("Mul", _SINE, _SINE), op("Pow", _SINE, anything("power"))), anything("factor"))
 )
 _MAX_SLOPE = 16.0
-"""Largest a: for x up to 4094 the argument a·x fits float16."""
+"""Largest a: up to x = 4094, a·x does not overflow float16."""
 _MAX_GAIN = 4.0
-"""Largest product of a and the factor behind the square."""
+"""Largest product of a and the factor of sin²."""
 
 
 def is_snake(view: View, sine: Op) -> bool:
-    """True for the sine of a snake x + sin²(a·x)/a with constants, which is not the sine of a position.
+    """True for the sine in a snake activation x + sin²(a·x)/a with constants; it is not the sine of a position.
 
-    The slope of sin² is at most 1, so an argument off by a·x·ε moves sin²/a by x·ε, which is the rounding error of the
-    sum with x. With a large a, a·x would overflow before x does.
+    The slope of sin² is at most 1, so an error of a·x·ε in the argument changes sin²/a by x·ε, the rounding error of
+    the sum with x. With a large a, a·x would overflow before x does.
     """
     match = direct_match(view, sine, SNAKE)
     if match is None:
@@ -356,16 +356,16 @@ _CLUSTERS: Sequence[tuple[str, tuple[str, ...], Pattern, tuple[Pattern, ...]]] =
     ("gelu_erf", ("Erf",), GELU_ERF, ()),
     ("gelu_tanh", ("Tanh",), GELU_TANH, ()),
 )
-"""The kinds of clusters, each with its rarest ops, its pattern, and the optional ops after it, each a reader of the one
-before; in the order in which they take ops."""
+"""The kinds of clusters, each with its rarest ops, its pattern, and the optional ops that follow one another after it.
+Earlier kinds take ops first."""
 
 
 Cluster = tuple[str, tuple[OpId, ...], ValueId, tuple[OpId, ...], Mapping[str, ValueId]]
-"""Kind, ops, entry, ops of the tail, and captured values of a computation."""
+"""The kind, ops, entry, tail and captured values of a `clusters.Cluster`."""
 
 
 def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Cluster]:
-    """Yield the computations of a model in these types; no op is in two of them.
+    """Yield the clusters of a model in these types; no op is in two of them.
 
     O(nodes): a search starts at each op of a rare kind and takes a bounded number of steps.
     """
@@ -386,7 +386,7 @@ def written_out(view: View, dtypes: Collection[DType]) -> Iterator[Cluster]:
 
 
 def _with_tail(view: View, tail: Iterable[Pattern], match: Match, last: Op) -> tuple[Match, Op]:
-    """Extend a match by the tail, as far as each op is the only reader of the one before; return the last op, too."""
+    """Extend a match by the tail while each op is the only reader of the previous one; also return the last op."""
     for step in tail:
         result = last.outputs[0]
         following = readers(view, result)

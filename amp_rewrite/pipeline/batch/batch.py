@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from amp_rewrite.errors import ModelError, PatternError, PolicyError, ReportError, count, spelled, spelled_options
+from amp_rewrite.errors import ModelError, PatternError, PolicyError, ReportError, command_line_options, count, spelled
 from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.pipeline.batch.job import FAILED, BatchSettings, Job, Outcome, Summary, key_of, run
@@ -117,7 +117,7 @@ class Batch:
         copies = [(path, asked.out / files[path]) for path in files if path not in models and real(path) not in stay]
         copies = [(path, to) for path, to in copies if real(path) != real(to)]
         known = _known(asked)
-        key, named = key_of(asked.request, request), spelled_options()
+        key, named = key_of(asked.request, request), command_line_options()
         given = {"data": asked.request.data, "ranges": asked.request.ranges}
         places: dict[str, Any] = {name: real(path) for name, path in given.items() if path}
         asked = replace(asked, request=replace(asked.request, lists=_absolute(asked.request.lists), **places))

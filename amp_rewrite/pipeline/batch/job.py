@@ -16,7 +16,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from amp_rewrite.errors import AmpRewriteError, Finding, ModelError, ReportError, one_line, options_spelled, spelled
+from amp_rewrite.errors import (
+    AmpRewriteError,
+    Finding,
+    ModelError,
+    ReportError,
+    command_line_spelling,
+    one_line,
+    spelled,
+)
 from amp_rewrite.files.disk import check_place, make_folder, name_of, open_regular, url_of, write_whole
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import LARGEST_INLINE
@@ -195,7 +203,7 @@ def _check_own(target: Path, known: Outcome | None) -> None:
     own = known is not None and known.made.split()[:1] == [state_of(target)]
     if known is None or not known.made:
         with suppress(ModelError):
-            own = bool(Model.load(target).stated("version"))
+            own = bool(Model.load(target).recorded("version"))
     if not own:
         way = f"name another folder, or replace it with {spelled('overwrite', True)}"
         raise ModelError(f"{target} exists, and no earlier run wrote it; {way}")
@@ -206,7 +214,7 @@ def run(job: Job) -> Outcome:
     start, trace = time.perf_counter(), ""
     outcome = Outcome(name_of(job.source), name_of(job.target))
     try:
-        with nullcontext() if job.named is None else options_spelled(job.named):
+        with nullcontext() if job.named is None else command_line_spelling(job.named):
             done = _done(job, outcome)
             return done if done.finished else replace(done, seconds=time.perf_counter() - start)
     except (AmpRewriteError, OSError) as cause:

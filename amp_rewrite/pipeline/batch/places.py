@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from amp_rewrite.errors import AmpRewriteError, MachineError, ModelError, one_line, spelled
-from amp_rewrite.files.disk import is_several, make_folder, name_of, open_regular, replacing, url_of
+from amp_rewrite.files.disk import is_collection, make_folder, name_of, open_regular, replacing, url_of
 from amp_rewrite.files.store import data_files, data_files_in
 
 SUFFIX = ".onnx"
@@ -195,7 +195,7 @@ def list_store(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
 
 def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
     path = Path(word)
-    if not is_several(path):
+    if not is_collection(path):
         if not os.path.lexists(word):
             raise ModelError(f"cannot read {word}: No such file or directory")
         return path.parent, [(path, Path(path.name))]

@@ -14,9 +14,9 @@ from itertools import permutations
 import numpy as np
 
 from amp_rewrite.files.casting import Array
+from amp_rewrite.ir.dims import Dims, names_in, renamed
 from amp_rewrite.ir.op_classes import RELABELS
 from amp_rewrite.ir.shapes import dims_of
-from amp_rewrite.ir.sizes import Dims, names_in, renamed
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.const_eval import moves_behind, permutation
 

@@ -16,9 +16,9 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import attribute, int_attribute
 from amp_rewrite.ir.dataflow import number
+from amp_rewrite.ir.dims import Dims, times
 from amp_rewrite.ir.op_classes import PAIR_SUMS
 from amp_rewrite.ir.shapes import dims_of
-from amp_rewrite.ir.sizes import Dims, times
 from amp_rewrite.ir.versions import FIRST_ROW_SOFTMAX
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import (

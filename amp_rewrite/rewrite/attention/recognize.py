@@ -13,7 +13,7 @@ import numpy as np
 from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
-from amp_rewrite.ir.dataflow import alone, confined, keeps_type, number, only_reader, orders
+from amp_rewrite.ir.dataflow import confined, is_only_reader, keeps_type, number, only_reader, orders
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.scores import SCORE_OPS
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
@@ -229,7 +229,7 @@ class _Reading:
         reader, value = product, product.inputs[slot]
         while (op := self.view.producer(value)) is not None and op.kind in SCALINGS:
             at = next((i for i in SCORE_OPS[op.kind] if number(self.view, op.inputs[1 - i], axes=1) is not None), None)
-            if at is None or not alone(self.view, value, reader):
+            if at is None or not is_only_reader(self.view, value, reader):
                 break
             self.ops.append(op.id)
             self._scale(op, at)

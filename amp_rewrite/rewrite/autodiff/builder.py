@@ -15,8 +15,8 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, names_read
 from amp_rewrite.ir import shapes
+from amp_rewrite.ir.dims import Size
 from amp_rewrite.ir.nodes import MAIN, ScopeId, Value, ValueId
-from amp_rewrite.ir.sizes import Size
 from amp_rewrite.ir.view import View, once
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder

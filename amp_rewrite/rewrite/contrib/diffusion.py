@@ -12,9 +12,9 @@ import numpy as np
 
 from amp_rewrite.files.casting import Array
 from amp_rewrite.ir.attributes import float_attribute, text_attribute
-from amp_rewrite.ir.dataflow import alone, confined, only_reader, orders
+from amp_rewrite.ir.dataflow import confined, is_only_reader, only_reader, orders
+from amp_rewrite.ir.dims import Dims
 from amp_rewrite.ir.shapes import known_dims
-from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.builder import Surroundings
 from amp_rewrite.rewrite.contrib.fuse import Operator, Site, operators
@@ -90,7 +90,7 @@ class _GroupNorm:
     @classmethod
     def of(cls, view: View, op: Op) -> _GroupNorm | None:
         apart, chain = view.producer(op.inputs[0], "Reshape"), [op]
-        if apart is None or not alone(view, op.inputs[0], op):
+        if apart is None or not is_only_reader(view, op.inputs[0], op):
             return None
         for kind in ("Reshape", "Mul", "Add"):
             reader = only_reader(view, chain[-1].outputs[0], kind)

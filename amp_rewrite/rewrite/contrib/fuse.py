@@ -15,11 +15,11 @@ from onnx import NodeProto
 from amp_rewrite.decide.needs.forward import find_facts
 from amp_rewrite.dtypes import DType
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, text_attribute
-from amp_rewrite.ir.dataflow import alone, confined, number, orders, trail
+from amp_rewrite.ir.dataflow import confined, is_only_reader, number, orders, trail
+from amp_rewrite.ir.dims import INVENTED_PREFIX, Dims
 from amp_rewrite.ir.op_classes import SCALINGS
 from amp_rewrite.ir.patterns.written_out import ENTRY, QUICK_GELU, direct_match
 from amp_rewrite.ir.shapes import fixed, known_dims
-from amp_rewrite.ir.sizes import INVENTED_PREFIX, Dims
 from amp_rewrite.ir.view import MAIN, Op, OpId, ScopeId, ValueId, View, once
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.contrib.multi_head_attention import multi_head_attentions
@@ -179,7 +179,7 @@ def _skip_norm(site: Site, norm: Operator) -> Outcome | None:
     view = site.view
 
     def copied(op: Op) -> ValueId | None:
-        return op.inputs[0] if op.kind in ("Cast", "Identity") and alone(view, op.inputs[0], op) else None
+        return op.inputs[0] if op.kind in ("Cast", "Identity") and is_only_reader(view, op.inputs[0], op) else None
 
     copies, total = trail(view, norm.inputs[0], copied)
     add = view.producer(total, "Add")
@@ -251,7 +251,7 @@ def _with_bias(
     """
     for slot, value in enumerate(summands):
         inner = site.view.producer(value, "Add")
-        if inner is None or inner.scope != add.scope or not alone(site.view, value, add):
+        if inner is None or inner.scope != add.scope or not is_only_reader(site.view, value, add):
             continue
         for a, b in orders(inner):
             if a != b and site.shape(b) == (shape[-1],) and site.shape(a) == site.shape(value) and site.fits(b, value):

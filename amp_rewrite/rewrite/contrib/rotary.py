@@ -14,9 +14,9 @@ import numpy as np
 
 from amp_rewrite.ir.attributes import int_attribute
 from amp_rewrite.ir.dataflow import number, orders
+from amp_rewrite.ir.dims import Dims
 from amp_rewrite.ir.patterns.written_out import ENTRY, X, anything, direct_match, op
 from amp_rewrite.ir.shapes import dims_of
-from amp_rewrite.ir.sizes import Dims
 from amp_rewrite.ir.versions import FIRST_AXES_INPUT
 from amp_rewrite.ir.view import Op, OpId, ValueId, View
 from amp_rewrite.rewrite.attention.layout import RANK, SWAP, split_behind

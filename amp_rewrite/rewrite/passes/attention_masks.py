@@ -112,7 +112,7 @@ def shrink_score_constants(view: View, context: Context) -> Iterator[Replacement
     if view.model.proto.ir_version < FIRST_IR_WITH_FREE_INITIALIZERS:
         return
     for row in scored_rows(view, cache(partial(numbers, view))):
-        bias = next((term for term in row.terms if term.alone and counts_far(term.numbers, context.to)), None)
+        bias = next((term for term in row.terms if term.exclusive and counts_far(term.numbers, context.to)), None)
         moved = _rebased(row, bias) if bias is not None and not row.near(context.to) else None
         fill = _beyond_range(row, context.to)
         if bias is not None and moved is not None:
@@ -143,7 +143,7 @@ def _rebased(row: ScoredRow, bias: ScoreTerm) -> Array | None:
 
 def _beyond_range(row: ScoredRow, to: DType) -> ScoreTerm | None:
     filled = [term for term in row.terms if float(term.numbers.min(initial=0)) <= -FILL]
-    if len(filled) != 1 or not filled[0].alone or not bool(row.shown.all()):
+    if len(filled) != 1 or not filled[0].exclusive or not bool(row.shown.all()):
         return None
     beyond = bool((filled[0].numbers < -to.max / 2).any()) and bool(np.isfinite(filled[0].numbers).all())
     return filled[0] if beyond and row.peaks() is not None else None

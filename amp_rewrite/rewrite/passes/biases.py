@@ -18,7 +18,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute
-from amp_rewrite.ir.dataflow import OUTWEIGHS, alone, first_input_of, only_reader, orders, outweighs
+from amp_rewrite.ir.dataflow import OUTWEIGHS, first_input_of, is_only_reader, only_reader, orders, outweighs
 from amp_rewrite.ir.op_classes import LAYERS, RELABELS
 from amp_rewrite.ir.shapes import dims_of
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
@@ -97,7 +97,7 @@ class BiasSum:
     @classmethod
     def before(cls, view: View, value: ValueId | None, reader: Op, context: Context) -> BiasSum | None:
         producer = view.producer(value, "Add")
-        near = producer is not None and producer.scope == reader.scope and alone(view, value, reader)
+        near = producer is not None and producer.scope == reader.scope and is_only_reader(view, value, reader)
         return cls.of(view, producer, context) if near else None
 
 

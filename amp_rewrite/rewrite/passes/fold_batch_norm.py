@@ -17,7 +17,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.files.casting import Array
 from amp_rewrite.files.protos import clone
 from amp_rewrite.ir.attributes import float_attribute, int_attribute, ints_attribute
-from amp_rewrite.ir.dataflow import alone
+from amp_rewrite.ir.dataflow import is_only_reader
 from amp_rewrite.ir.op_classes import LAYERS
 from amp_rewrite.ir.versions import FIRST_INFERENCE_BATCH_NORM
 from amp_rewrite.ir.view import Op, View
@@ -74,7 +74,7 @@ def _unfit(view: View, linear: Op, norm: Op) -> str | None:
         return "it is in training mode"
     if view.opset < FIRST_INFERENCE_BATCH_NORM:
         return f"opset {view.opsets.get('', 1)} has another BatchNormalization"
-    if not alone(view, linear.outputs[0], norm):
+    if not is_only_reader(view, linear.outputs[0], norm):
         return f"other ops read the result of {linear.name}, or it is in another graph"
     if any(view.dtype(v) is not DType.FLOAT for op in (linear, norm) for v in op.operands):
         return "not all of it is float32"

@@ -18,7 +18,7 @@ from amp_rewrite.files.casting import Array
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import clone, refill
-from amp_rewrite.files.store import Progress
+from amp_rewrite.files.store import ByteProgress
 from amp_rewrite.ir.versions import FIRST_IR_WITH_FREE_INITIALIZERS
 from amp_rewrite.ir.view import View
 from amp_rewrite.reports.report import Report
@@ -352,7 +352,7 @@ def save_step(
     *,
     overwrite: bool = False,
     external_data: bool | None = None,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
 ) -> None:
     """Write a step with its initial state, atomically; see `Model.save`.
 

@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.wire import head
-from amp_rewrite.ir.sizes import MAX_AXES
+from amp_rewrite.ir.dims import MAX_AXES
 from amp_rewrite.ir.view import View
 from amp_rewrite.pipeline.convert import convert
 from amp_rewrite.rewrite.autodiff.builder import shapes_of

@@ -54,7 +54,7 @@ def square(value: float = 1.0) -> ModelLoss:
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No policy, no rewrite, and a fast GPU."""
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
-    monkeypatch.setattr(policies, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
+    monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("H200", (9, 0)),)))
 
 
 def batches(count: int, rows: int = 16, seed: int = 1) -> Iterator[dict[str, Array]]:

@@ -43,7 +43,11 @@ def checked(
 ) -> Checkup:
     named = {"onnxruntime-gpu": "1.31.1"} if packages is None else packages
     here = tuple(Package(name, release) for name, release in named.items())
-    asked = {"machine_asked": lambda: hardware or machine(H200), "asked": lambda: told, "packages": lambda: here}
+    asked = {
+        "query_hardware": lambda: hardware or machine(H200),
+        "query_onnxruntime": lambda: told,
+        "packages": lambda: here,
+    }
     with patch.multiple(checkup, **asked):
         return doctor(model, **options)  # type: ignore[arg-type]
 

@@ -183,7 +183,7 @@ def test_one_line_makes_all_later_sessions_convert(machine: pytest.MonkeyPatch) 
 
 def test_the_policy_of_the_process_is_that_of_its_sessions(machine: pytest.MonkeyPatch) -> None:
     machine.setenv(IGNORE_PERFORMANCE, "1")
-    machine.setattr(policies, "machine_asked", lambda: Hardware((Gpu("H200", (9, 0)),)))
+    machine.setattr(policies, "query_hardware", lambda: Hardware((Gpu("H200", (9, 0)),)))
     with amp_rewrite.policy_scope("mixed_float16"):
         assert Session(mlp()).converted
         with pytest.raises(

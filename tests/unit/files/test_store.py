@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import ModelError
 from amp_rewrite.files import store, wire
-from amp_rewrite.files.disk import alone, replacing, scratch, sweep, write_whole
+from amp_rewrite.files.disk import locked, replacing, scratch, sweep, write_whole
 from amp_rewrite.files.model import Model, baked
 from amp_rewrite.files.protos import clone
 from amp_rewrite.files.tensors import is_stub
@@ -349,7 +349,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     import fcntl
 
-    with alone(tmp_path):
+    with locked(tmp_path):
         other = os.open(tmp_path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -74,7 +74,7 @@ def test_a_data_file_that_is_a_link_to_itself_is_not_the_target(tmp_path: Path) 
     (tmp_path / "m.onnx").write_bytes(model("w.bin").SerializeToString())
     (tmp_path / "w.bin").symlink_to("w.bin")
     (tmp_path / "out.onnx").touch()
-    check_target(tmp_path / "out.onnx", True, read=tmp_path / "m.onnx")
+    check_target(tmp_path / "out.onnx", True, loaded_from=tmp_path / "m.onnx")
 
 
 CIRCLE = "its local functions call each other in a circle, or more than 3 deep"

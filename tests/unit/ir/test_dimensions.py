@@ -8,8 +8,7 @@ import onnxruntime
 import pytest
 
 from amp_rewrite.files.model import Model
-from amp_rewrite.ir.shapes import known_dims
-from amp_rewrite.ir.sizes import (
+from amp_rewrite.ir.dims import (
     INVENTED_PREFIX,
     Dim,
     Dims,
@@ -22,6 +21,7 @@ from amp_rewrite.ir.sizes import (
     renamed,
     times,
 )
+from amp_rewrite.ir.shapes import known_dims
 from amp_rewrite.ir.view import MAIN, View
 from support.paths import TESTS
 

@@ -49,7 +49,7 @@ def test_a_checked_conversion_is_right_on_real_data_and_repeats_without_a_check(
     assert keep_lines(checked.result) == list(evidence.keep)
     assert verify(hard.model, checked, hard.batch, tolerance=1e-2)
     again = convert(hard.model, keep=list(evidence.keep))
-    assert bool(checked.result.stated("tf32")) == (name == "vae_decoder")  # convolutions beside what is kept
+    assert bool(checked.result.recorded("tf32")) == (name == "vae_decoder")  # convolutions beside what is kept
     if name == "vae_decoder":
         again.model.metadata_props[0].value += " tf32=1"
     assert again.model.SerializeToString() == checked.model.SerializeToString()

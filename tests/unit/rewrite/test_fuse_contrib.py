@@ -16,7 +16,7 @@ from amp_rewrite.rewrite import equivalence, reference
 from amp_rewrite.rewrite.equivalence import UNIT
 from amp_rewrite.rewrite.reference import FORMULAS, contrib_results
 from amp_rewrite.runtime.kernels import load_kernels
-from amp_rewrite.runtime.providers import CUDA_ALONE
+from amp_rewrite.runtime.providers import CUDA_ONLY
 from support.contrib_models import (
     ATTENDED,
     BIASED,
@@ -180,7 +180,7 @@ def test_what_looks_alike_stays(body: str, inputs: str) -> None:
 
 def test_only_what_the_target_has_a_kernel_for_is_made() -> None:
     """Each operator that is made has one in both low types, or is asked for; in float32 where it may stay that."""
-    lacking = {"GroupQueryAttention": "float", **dict.fromkeys(CUDA_ALONE, "bfloat16")}
+    lacking = {"GroupQueryAttention": "float", **dict.fromkeys(CUDA_ONLY, "bfloat16")}
     for op_type in FORMULAS:
         for name in ("float", "float16", "bfloat16"):
             why = load_kernels().refusal("com.microsoft", op_type, 1, {"T": f"tensor({name})"})
@@ -233,7 +233,7 @@ NODES: Mapping[str, tuple[dict[str, Any], list[tuple[int, ...] | None]]] = {
 }
 
 
-@pytest.mark.parametrize("op_type", sorted(FORMULAS.keys() - CUDA_ALONE))
+@pytest.mark.parametrize("op_type", sorted(FORMULAS.keys() - CUDA_ONLY))
 def test_the_formulas_are_what_the_runtimes_kernels_compute(op_type: str) -> None:
     """In float32, so up to its roundings: 10 of the magnitude at most are summed."""
     stated, shapes = NODES[op_type]

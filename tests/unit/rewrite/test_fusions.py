@@ -19,7 +19,7 @@ from amp_rewrite.ir.versions import FIRST_FUSED
 from amp_rewrite.rewrite import fusions
 from amp_rewrite.rewrite.fusions import FUSIONS, FusionRule
 from amp_rewrite.runtime.installation import Package
-from amp_rewrite.runtime.providers import misfit
+from amp_rewrite.runtime.providers import release_refusal
 from amp_rewrite.runtime.runner import CPU, CUDA
 from support import cases
 from support.contrib_models import (
@@ -360,7 +360,7 @@ def test_own_attention_goes_before_that_of_the_standard(fuse: str, expected: str
     ],
 )
 def test_older_releases_and_providers_without_kernels_do_not_fit(release: str, provider: str, said: str | None) -> None:
-    found = misfit("1.28.0", [SKIP], release, provider)
+    found = release_refusal("1.28.0", [SKIP], release, provider)
     assert (found is None) if said is None else (found or "").startswith(said)
 
 

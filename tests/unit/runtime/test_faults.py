@@ -19,8 +19,8 @@ from amp_rewrite.cli import program
 from amp_rewrite.errors import MachineError
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
-from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, present
-from amp_rewrite.runtime.probes import apart, command
+from amp_rewrite.runtime.faults import CPU, CUDA, FAULTS, faults_to_avoid
+from amp_rewrite.runtime.probes import command, in_subprocess
 from amp_rewrite.runtime.runner import Runner
 from support.turned_products import FLOAT, HALF, SIZES, Row, rows, verdicts
 
@@ -60,7 +60,7 @@ def half(body: str) -> ModelProto:
 
 def avoided(proto: ModelProto, providers: Sequence[str] = (CPU,), release: str = "1.31.1") -> list[str]:
     kinds = frozenset(n.op_type for n in all_nodes(proto.graph.node))
-    return [name for fault in present(Model.load(proto), kinds, release, providers) for name in fault.skip]
+    return [name for fault in faults_to_avoid(Model.load(proto), kinds, release, providers) for name in fault.skip]
 
 
 def saved(proto: ModelProto, folder: Path) -> Path:
@@ -72,7 +72,7 @@ def opens(proto: ModelProto, folder: Path, skip: Sequence[str] = ()) -> bool:
     """True if a process that opens the file as other programs do lives on."""
     program = "import onnxruntime as ort; ort.InferenceSession(sys.argv[1], disabled_optimizers=sys.argv[2:])"
     try:
-        apart(program, str(saved(proto, folder)), *skip)
+        in_subprocess(program, str(saved(proto, folder)), *skip)
     except MachineError:
         return False
     return True
@@ -255,7 +255,7 @@ def test_sessions_set_the_option_that_avoids_a_fault(
 ) -> None:
     proto = onnx.parser.parse_model(text)
     kinds = frozenset(node.op_type for node in proto.graph.node)
-    met = present(Model(proto), kinds, release, [provider, CPU])
+    met = faults_to_avoid(Model(proto), kinds, release, [provider, CPU])
     assert [fault.options for fault in met if fault.options] == ([stated] if stated else [])
 
 

@@ -16,7 +16,7 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import MachineError, ModelError
 from amp_rewrite.runtime import probes, runner
 from amp_rewrite.runtime.gpu import Gpu, Hardware, hardware, refusal
-from amp_rewrite.runtime.probes import apart, asked, command, machine_asked
+from amp_rewrite.runtime.probes import command, in_subprocess, query_hardware, query_onnxruntime
 from support.fake_driver import H200, P100, Driver, Shelf
 
 RUN = subprocess.run
@@ -40,7 +40,7 @@ def test_a_subprocess_can_import_the_package_and_nothing_from_here() -> None:
 )
 def test_a_process_that_dies_or_hangs_is_an_error(program: str, failure: str) -> None:
     with pytest.raises(MachineError) as error:
-        apart(program, subject="it", seconds=1.0 if "sleep" in program else 60.0)
+        in_subprocess(program, subject="it", seconds=1.0 if "sleep" in program else 60.0)
     assert str(error.value).startswith(failure)
 
 
@@ -56,13 +56,13 @@ def test_the_driver_is_asked_in_another_process_whose_crash_is_an_answer(monkeyp
     ]
     told = {"gpus": gpus, "cuda": [13, 2], "absence": None}
     saying(monkeypatch, f"print('noise'); print({json.dumps(told)!r})")
-    assert machine_asked() == Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
+    assert query_hardware() == Hardware((H200, Gpu("Odd", (8, 0))), (13, 2))
     saying(monkeypatch, 'print(\'{"gpus": [], "cuda": null, "absence": "none"}\')')
-    assert machine_asked() == Hardware(absence="none")
+    assert query_hardware() == Hardware(absence="none")
     saying(monkeypatch, "import os; os.kill(os.getpid(), 11)")
     ended = "ended the process with signal 11 (Segmentation fault)"
-    assert asked() == {"failure": f"onnxruntime {ended}"}
-    absence = machine_asked().absence
+    assert query_onnxruntime() == {"failure": f"onnxruntime {ended}"}
+    absence = query_hardware().absence
     assert absence == f"the NVIDIA driver {ended}; restart the machine, or install the driver anew"
 
 

@@ -57,7 +57,7 @@ CALLED = """<ir_version: 10, opset_import: ["": 20, "own": 1]>
 def test_a_model_decides_tf32_and_layout(model: onnx.ModelProto, tf32: bool, channels_last: bool, costs: bool) -> None:
     found = cuda_options(Model(model))
     assert (found.tf32, found.channels_last, bool(found.cost)) == (tf32, channels_last, costs)
-    assert found.stated == {"use_tf32": str(int(tf32))}
+    assert found.without_layout == {"use_tf32": str(int(tf32))}
 
 
 def test_a_report_and_the_doctor_print_the_line_of_a_plain_session() -> None:

@@ -288,7 +288,7 @@ def test_optimizers_that_may_end_the_process_are_off_where_a_model_needs_it(
 ) -> None:
     Runner.open(convert(TESTS / "models" / "lstm_ts13.onnx").result)  # whose Transposes the conversion parted
     fault = next(fault for fault in FAULTS if "MatmulTransposeFusion" in fault.skip)
-    monkeypatch.setattr("amp_rewrite.runtime.runner.present", lambda *_: [fault])
+    monkeypatch.setattr("amp_rewrite.runtime.runner.faults_to_avoid", lambda *_: [fault])
     Runner.open(parsed(TWO))
     assert opened == [USUAL, {**USUAL, "disabled": ["MatmulTransposeFusion"]}]
 

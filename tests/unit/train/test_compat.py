@@ -344,7 +344,7 @@ def test_a_mixed_policy_and_the_rewrite_exclude_each_other_and_float64_is_allowe
 def test_a_gpu_that_gains_nothing_is_named_once_per_process_where_the_policy_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(policies, "machine_asked", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
+    monkeypatch.setattr(policies, "query_hardware", lambda: Hardware((Gpu("P100", (6, 0)), Gpu("V100", (7, 0)))))
     set_policy("mixed_bfloat16")  # only float16 is asked about
     message = "this GPU has less: P100, compute capability 6.0$"
     with pytest.warns(UserWarning, match=message) as said:
@@ -352,7 +352,7 @@ def test_a_gpu_that_gains_nothing_is_named_once_per_process_where_the_policy_beg
     assert [warning.filename for warning in said] == [__file__]
     set_policy("mixed_float16")
     monkeypatch.setattr(policies, "state", policies.ProcessSettings())
-    monkeypatch.setattr(policies, "machine_asked", lambda: Hardware(absence="no GPU"))
+    monkeypatch.setattr(policies, "query_hardware", lambda: Hardware(absence="no GPU"))
     with pytest.warns(UserWarning, match="^no GPU; on a CPU float16") as said, policy_scope("mixed_float16"):
         pass
     assert [warning.filename for warning in said] == [__file__]

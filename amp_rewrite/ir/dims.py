@@ -1,4 +1,4 @@
-"""Sizes: products of names and numbers, and the inputs of an op for rules of shapes."""
+"""Symbolic dimensions: products of names and numbers, and the inputs that shape rules read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_rewrite.ir.view import Op, ValueId, View
 
 
 class Size(NamedTuple):
-    """A product of a number and sorted names. A single integer or name is a plain int or str instead."""
+    """A product of a number and sorted names. A plain integer or name is an int or a str instead."""
 
     factor: int
     names: tuple[str, ...]
@@ -29,17 +29,16 @@ class Size(NamedTuple):
 
 
 Dim = int | str | Size | None
-"""The length of an axis: a number, a name (of one size in all places), a product of these; None if unknown."""
+"""The length of an axis: a number, a name, or a product of these; None if unknown. Equal names are equal lengths."""
 Dims = tuple[Dim, ...]
-"""A shape whose free dimensions may have names: equal names, equal sizes."""
 INVENTED_PREFIX = "unk__"
-"""Prefix of names made up by inference: the size of such a name may have another name at the next run."""
+"""Prefix of names that inference makes up; the same size may get another name in the next run."""
 MAX_AXES: int = getattr(np, "MAXDIMS", 64)
-"""Axes of an array: numpy has 64, and had 32 before version 2."""
+"""Most axes of an array in numpy: 64, and 32 before version 2."""
 
 
 def plus(a: Dim, b: Dim) -> Dim:
-    """Return a + b; None if either is unknown, and for products of different names."""
+    """Return a + b; None if either is unknown, or if their names differ."""
     if a is None or b is None or a == 0 or b == 0:
         return b if a == 0 else a if b == 0 else None
     (n, left), (m, right) = _parts(a), _parts(b)
@@ -63,7 +62,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def over(a: Dim, b: Dim) -> Dim:
-    """Return a / b if it is an integer for all values of the names; else None."""
+    """Return a / b if it is an integer for all values of the names, else None."""
     if a is None or b is None or b == 0:
         return None
     (n, whole), (divisor, names) = _parts(a), _parts(b)
@@ -81,11 +80,11 @@ def names_in(dim: Dim) -> tuple[str, ...]:
     return () if dim is None else _parts(dim).names
 
 
-def renamed(dim: Dim, known: Mapping[str, Dim]) -> Dim:
-    if dim is None or known.keys().isdisjoint(names_in(dim)):
+def renamed(dim: Dim, dims: Mapping[str, Dim]) -> Dim:
+    if dim is None or dims.keys().isdisjoint(names_in(dim)):
         return dim
     factor, names = _parts(dim)
-    return product((factor, *(known.get(name, name) for name in names)))
+    return product((factor, *(dims.get(name, name) for name in names)))
 
 
 def _parts(dim: int | str | Size) -> Size:
@@ -99,12 +98,12 @@ def _dim(factor: int, names: tuple[str, ...]) -> int | str | Size:
 
 
 Contents = tuple[Dim, ...]
-"""The elements of a value of at most one axis; a bool is 0 or 1."""
+"""The elements of a value with at most one axis; a bool is 0 or 1."""
 
 
 @dataclass(slots=True)
 class InventedNames:
-    """Names for sizes without a better one, equal for equal formulas, and upper bounds of these sizes."""
+    """Made-up names for sizes, equal for equal formulas, and upper bounds of these sizes."""
 
     names: dict[str, str] = field(default_factory=dict)
     bounds: dict[str, set[Dim]] = field(default_factory=dict)
@@ -115,19 +114,19 @@ class InventedNames:
         return name
 
     def total(self, dims: Sequence[Dim]) -> Dim:
-        """Return the sum of sizes, under a new name if their names differ. None if one is unknown."""
-        one: Dim = 0
-        known = reduce(plus, dims, one)
-        return known if known is not None or None in dims else self.name(" + ".join(sorted(map(str, dims))))
+        """Return the sum of sizes, under a new name if their names differ; None if one is unknown."""
+        zero: Dim = 0
+        total = reduce(plus, dims, zero)
+        return total if total is not None or None in dims else self.name(" + ".join(sorted(map(str, dims))))
 
-    def fits(self, small: Dim, large: Dim) -> bool:
-        """True if the first is known not to exceed the second."""
+    def is_at_most(self, small: Dim, large: Dim) -> bool:
+        """True if the first size certainly does not exceed the second."""
         return isinstance(small, str) and large in self.bounds.get(small, ())
 
 
 @dataclass(slots=True)
 class OpInputs:
-    """The inputs of an op: dimensions, and contents of shapes."""
+    """The inputs of an op: dimensions, and elements of small integer tensors."""
 
     op: Op
     dims: Sequence[Dims | None]
@@ -135,18 +134,18 @@ class OpInputs:
     invented: InventedNames
 
     def shape(self, slot: int) -> Dims:
-        """Return the dimensions of an input; raise ValueError without them."""
+        """Return the dimensions of an input; ValueError if they are unknown."""
         return _known(self.dims, slot)
 
     def elements(self, slot: int) -> Contents:
-        """Return the contents of an input; raise ValueError without them."""
+        """Return the elements of an input; ValueError if they are unknown."""
         return _known(self.contents, slot)
 
     def attribute(self, name: str, default: int) -> int:
         return int_attribute(self.op.node, name, default)
 
     def integers(self, slot: int) -> tuple[int, ...]:
-        """Return the contents of an input of numbers; raise ValueError for others."""
+        """Return the elements of an input; ValueError unless all are numbers."""
         contents = self.elements(slot)
         numbers = tuple(d for d in contents if isinstance(d, int))
         if len(numbers) < len(contents):
@@ -154,17 +153,17 @@ class OpInputs:
         return numbers
 
     def broadcast_dim(self, a: Dim, b: Dim) -> Dim:
-        """Return the broadcast size of two: they are equal, or one is 1."""
+        """Return the broadcast of two sizes, which are equal unless one is 1."""
         if a is None or b is None:
             return a if b == 1 else b if a == 1 else next((d for d in (a, b) if isinstance(d, int) and d > 1), None)
-        if a in (b, 1) or self.invented.fits(a, b):
+        if a in (b, 1) or self.invented.is_at_most(a, b):
             return b
-        if b == 1 or self.invented.fits(b, a) or isinstance(a, int):
+        if b == 1 or self.invented.is_at_most(b, a) or isinstance(a, int):
             return a
         return b if isinstance(b, int) else self.invented.name(" or ".join(sorted((str(a), str(b)))))
 
     def broadcast(self, shapes: Sequence[Dims | None]) -> Dims | None:
-        """Return the broadcast dimensions of several shapes; None if one is not known."""
+        """Return the broadcast of several shapes; None if one is unknown."""
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
@@ -186,7 +185,7 @@ def _known(rows: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]
 
 _MAX_LENGTH = 16  # more axes than any shape has
 INTEGERS = frozenset((DType.INT32, DType.INT64, DType.BOOL))
-"""The types of contents."""
+"""The types of values with `Contents`."""
 _NUMBERS = INTEGERS - {DType.BOOL}
 
 
@@ -229,7 +228,7 @@ def _elementwise(rule: Callable[..., Dim]) -> Callable[[OpInputs], Contents]:
 
 
 def _equal(a: Dim, b: Dim) -> Dim:
-    """Compare sizes. All are at least 0, so a negative number equals none."""
+    """Compare sizes; a negative number differs from all of them."""
     if a is None or b is None:
         return None
     if (isinstance(a, int) and isinstance(b, int)) or a == b:
@@ -239,7 +238,7 @@ def _equal(a: Dim, b: Dim) -> Dim:
 
 
 def _quotient(a: Dim, b: Dim) -> Dim:
-    """Divide towards zero, as integers do: downwards from 0 on."""
+    """Divide as ONNX divides integers; the operands are not negative."""
     if isinstance(a, int) and isinstance(b, int) and a >= 0 and b > 0:
         return a // b
     return over(a, b)
@@ -260,4 +259,4 @@ CONTENTS: Mapping[str, Callable[[OpInputs], Contents | None]] = {
     "Sub": _elementwise(minus),
     "Where": _elementwise(lambda test, a, b: (a if test else b) if isinstance(test, int) else None),
 }
-"""Rules by op, for inputs of known contents and at most one axis."""
+"""Rules by op for the elements of its result."""
