@@ -46,7 +46,7 @@ def _section(row: Option) -> str:
         "command line": f"`{spelled}`" if spelled else "",
         "key": f"`{row.key}`: {WORDS[row.kind]}",
         "environment": f"`{row.environment}`" if row.environment else "",
-        "stated in report and metadata": row.stated,
+        "stated in report and metadata": row.recorded,
     }
     lines = [f"- {name}: {fact or '–'}" for name, fact in facts.items()]
     return "\n".join([f"\n### {row.name}\n", f"{row.doc[0].upper()}{row.doc[1:]}.\n", *lines, ""])

@@ -14,7 +14,7 @@ from pathlib import Path
 from amp_rewrite.cli import program, terminal
 from amp_rewrite.compat.float16 import op_patterns
 from amp_rewrite.dtypes import DType
-from amp_rewrite.settings.selectors import one_of_many
+from amp_rewrite.settings.selectors import allow_unmatched
 
 _TYPES = {"fp16": DType.FLOAT16, "bf16": DType.BFLOAT16}
 _QUIET = ("WARNING", "ERROR", "CRITICAL")
@@ -95,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if getattr(given, name) not in (None, ["cpu"]):
             told = f"warning: --{name} has no effect; docs/how-to/migrating.md says what happens instead"
             terminal.talk(told, quiet=quiet)
-    with one_of_many() as unmatched:
+    with allow_unmatched() as unmatched:
         try:
             program.main(translated(given), prog_name="amp-rewrite")
         finally:

@@ -15,7 +15,7 @@ from amp_rewrite.evidence.opening import low_types
 from amp_rewrite.files.model import Model, ModelSource
 from amp_rewrite.ir.names import as_names
 from amp_rewrite.pipeline.convert import convert
-from amp_rewrite.settings.selectors import one_of_many
+from amp_rewrite.settings.selectors import allow_unmatched
 
 _PLAIN = re.compile(r"[\w/.]+")
 
@@ -103,7 +103,7 @@ def convert_float_to_float16(
     nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in as_names(node_block_list) if name}
     ops = [pattern for op_type in as_names(op_block_list) for pattern in op_patterns(op_type)]
     io, kept = io_rules(keep_io_types)
-    with one_of_many() as unmatched:
+    with allow_unmatched() as unmatched:
         converted = convert(model, io=io, keep=[*nodes, *ops], fuse="basic")
     for pattern, what in {**nodes, **kept}.items():
         if pattern in unmatched:

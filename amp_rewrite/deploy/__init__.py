@@ -1,1 +1,1 @@
-"""Deployment: sessions of converted models, the doctor, and the bench."""
+"""Deployment: sessions of converted models, the doctor, and benchmarks."""

@@ -1,6 +1,6 @@
-"""Benchmark of models side by side: latency, and memory in a process of its own for each.
+"""Benchmarks of models side by side: latency, and peak memory in a separate process for each model.
 
-Memory counts from a clean start, and a model that exceeds the memory ends its own process, not the benchmark.
+Memory is measured from a clean start, and a model that runs out of memory ends only its own process.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ from amp_rewrite.runtime.ports import input_ports
 from amp_rewrite.runtime.probes import in_subprocess
 from amp_rewrite.runtime.providers import cuda_options
 from amp_rewrite.runtime.runner import CPU, CUDA, MAX_THREADS, Runner
-from amp_rewrite.settings.option import Data, checked
+from amp_rewrite.settings.option import Data, Progress, checked
 from amp_rewrite.version import VERSION
 
-Progress = Callable[[str, int, int], None]
 Seconds = NDArray[Any]
-"""float64[rounds, runs]: the duration of each run."""
+"""The duration of each run: float64[rounds, runs]."""
 
-_RESAMPLES = 2000  # of the bootstrap
-_TAILS = (2.5, 97.5)  # percentiles: an interval of 95 %
-_WARM_UP = 10  # runs of each model before the measurement
-_ROUND, _MAX_RUNS = 0.05, 50  # seconds of a round for the slowest call, and runs in it
+_RESAMPLES = 2000  # for the bootstrap
+_TAILS = (2.5, 97.5)  # percentiles of a 95 % interval
+_WARM_UP = 10  # unmeasured runs of each model
+_ROUND, _MAX_RUNS = 0.05, 50  # seconds of a round for the slowest model; the most runs in a round
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Single runs: their number, and their median, 5th and 95th percentile in seconds."""
+    """The latency of single runs: their number, and the median, 5th and 95th percentile in seconds."""
 
     runs: int
     median: float
@@ -65,7 +64,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """Speed relative to a baseline, and the bounds of its 95 % interval; None for a single round."""
+    """The speed relative to a baseline, and its 95 % interval; None for a single round."""
 
     factor: float
     low: float | None
@@ -73,17 +72,17 @@ class SpeedUp:
 
 
 def speed_up(baseline: Seconds, candidate: Seconds, *, seed: int = 0) -> SpeedUp:
-    """Return the speed-up of the candidate: the geometric mean, over rounds, of the ratio of medians.
+    """Return the speed-up of the candidate: the geometric mean over rounds of the ratio of medians.
 
-    Round i of one is paired with round i of the other, because both saw the same load. The interval is the
-    percentile bootstrap over rounds (B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13).
+    Round i of one is paired with round i of the other, since both had the same load. The interval is the percentile
+    bootstrap over rounds (B. Efron, R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13).
     """
     logs = np.log(np.median(baseline, axis=1)) - np.log(np.median(candidate, axis=1))
     factor = math.exp(logs.mean())
     if len(logs) < 2:
         return SpeedUp(factor, None, None)
-    drawn = np.random.default_rng(seed).integers(0, len(logs), (_RESAMPLES, len(logs)))
-    low, high = np.exp(np.percentile(logs[drawn].mean(axis=1), _TAILS))
+    resampled = np.random.default_rng(seed).integers(0, len(logs), (_RESAMPLES, len(logs)))
+    low, high = np.exp(np.percentile(logs[resampled].mean(axis=1), _TAILS))
     return SpeedUp(factor, float(low), float(high))
 
 
@@ -92,10 +91,10 @@ def speed_up(baseline: Seconds, candidate: Seconds, *, seed: int = 0) -> SpeedUp
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """One model in one mode. `types`: its low types.
+    """The results of a model in one mode. `types`: its low types.
 
-    `latency`: inputs and outputs stay on the device. `speed_ups`: against each baseline, by its name. `memory`: peak
-    bytes for the given batch; None if not measured, with the reason in `fault` if measuring failed.
+    `latency`: with inputs and outputs on the device. `speed_ups`: by the name of the baseline. `memory`: peak bytes
+    for the batch; None if not measured, with the reason in `fault` if measuring failed.
     """
 
     name: str
@@ -111,17 +110,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Result):
-    """Models side by side on one machine. The first entry is the baseline; with TF32 the second is a baseline too.
+    """The results of all models on one machine. The first entry is the baseline; with TF32, so is the second.
 
     Attributes:
-        provider: the opened provider.
+        provider: the provider that ran the models.
         device: the name of the device.
-        versions: those of the packages.
-        fed: origin of the data.
-        rounds: number of rounds.
-        runs: of each model in a round.
-        warm_up: runs of each model that were not measured.
-        entries: one per model.
+        versions: versions by package.
+        fed: the origin of the data.
+        rounds: the number of rounds.
+        runs: the runs of each model in a round.
+        warm_up: the runs of each model that were not measured.
+        entries: one per model and mode.
         notes: caveats.
     """
 
@@ -137,17 +136,17 @@ class Benchmark(Result):
 
     @property
     def brief(self) -> str:
-        """Models, each with its median latency, and the provider."""
+        """The median latency of each model, and the provider."""
         latencies = ", ".join(f"{entry.name} {_ms(entry.latency.median)} ms" for entry in self.entries)
         return f"{latencies} on {self.provider}"
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Return the names of the baselines."""
+        """The names of the baselines."""
         return tuple(dict.fromkeys(name for entry in self.entries for name in entry.speed_ups))
 
     def text(self) -> str:
-        """Return a text: device and versions, and a table of latencies and memory."""
+        """Return device, versions, and a table of latencies and memory as text."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         each = f"{count(self.rounds, 'round')} of {count(self.runs, 'run')} of each"
         facts = (
@@ -167,7 +166,7 @@ class Benchmark(Result):
         return "\n".join(lines).rstrip("\n") + "\n"
 
     def to_json(self) -> str:
-        """Return JSON; `docs/how-to/gpu.md#bench` describes the fields. It ends with a newline."""
+        """Return the results as JSON with a final newline; `docs/how-to/gpu.md#bench` describes the fields."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -199,26 +198,26 @@ def bench(
 ) -> Benchmark:
     """Measure latency and peak memory of models on the first batch of `data`.
 
-    Latency is that of single runs: ten of each model first, then `rounds` of about 50 ms in which all take turns.
-    Inputs and outputs stay on the device. On CUDA a float32 baseline runs twice, without TF32 and with it; other models
-    run with the options that `Session` chooses.
+    Latency is measured for single runs: after ten warm-up runs of each model, all take turns in `rounds` of about
+    50 ms. Inputs and outputs stay on the device. On CUDA, a float32 baseline runs twice, without and with TF32; other
+    models run with the options that `Session` chooses.
 
     Args:
-        models: as `Model.load` takes them; the first one is the baseline.
+        models: anything that `Model.load` accepts; the first one is the baseline.
         data: a Feed, or an argument of `Feed.of`; each model gets it in the types of its inputs.
-        provider: the one that must open; None: CUDA where it opens, else the CPU.
-        rounds: number of rounds.
-        memory: measure the peak, in a process of its own for each model.
-        threads: for one op; 0: one per core.
+        provider: the provider to use; None: CUDA if it can be opened, else the CPU.
+        rounds: the number of rounds.
+        memory: True to measure peak memory, in a separate process for each model.
+        threads: threads for one op; 0 for one per core.
         progress: called as `progress(stage, done, total)`.
 
     Returns:
         Latencies with confidence intervals, and memory.
 
     Raises:
-        ModelError: a model does not open or run; names the model.
-        FeedError: the data do not fit the models.
-        PolicyError: an argument has an unknown value.
+        ModelError: a model cannot be opened or run; the message names it.
+        FeedError: the data do not match the models.
+        PolicyError: an argument is illegal.
 
     Example:
         >>> import amp_rewrite
@@ -262,7 +261,7 @@ def bench(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model in one mode, its file, and its batch. `number`: its position among the given models."""
+    """A model in one mode, with its file and its batch. `number`: its position among the given models."""
 
     number: int
     name: str
@@ -276,18 +275,18 @@ class Candidate:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of its provider beside those of the model."""
+        """Options of the provider in addition to those for the model."""
         return {"use_tf32": "1"} if self.tf32 and self.provider == CUDA else {}
 
     def opened(self) -> Runner:
-        """Open the model on its provider. Raise ModelError, naming it, if it does not open there."""
+        """Open the model on its provider; ModelError with its name on failure."""
         return open_on(self.model, self.name, session_on(self.provider, self.threads, self.options))
 
 
 def candidates(models: Sequence[object], data: object, provider: str, threads: int, folder: Path) -> list[Candidate]:
-    """Return the models, and on CUDA a float32 baseline once more with TF32.
+    """Return the models, and on CUDA also a float32 baseline with TF32.
 
-    `folder`: for models without a file. FeedError and ModelError name the model.
+    `folder`: where to write models without a file. FeedError and ModelError name the model.
     """
     names = [name_of(source, f"model {number}") for number, source in enumerate(models)]
     # Equal names get numbers.
@@ -319,7 +318,7 @@ def candidates(models: Sequence[object], data: object, provider: str, threads: i
 
 
 def _time(sides: Sequence[Candidate], rounds: int, progress: Progress) -> tuple[list[BenchEntry], int, list[str]]:
-    """Return the entries without memory, the runs of a round, and notes. Close all sessions."""
+    """Return the entries without memory, the runs of a round, and notes; close all sessions."""
     runners = []
     for number, side in enumerate(sides):
         progress("open sessions", number, len(sides))
@@ -373,9 +372,9 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Seconds]:
-    """Time each run of each call: `runs` of each in a round, and each round begins with another call.
+    """Time each run of each call, with `runs` of each in a round. Each round begins with another call.
 
-    Slow changes (clocks, heat, other load) thus affect all calls equally. Exceptions of a call propagate.
+    So slow changes (clock rates, heat, other load) affect all calls equally. Exceptions of a call propagate.
     """
     names = list(calls)
     seconds = {name: np.empty((rounds, runs)) for name in names}
@@ -389,7 +388,7 @@ def interleaved(
 
 
 def runs_per_round(latencies: Sequence[float]) -> int:
-    """Return the number of runs in a round, by the seconds of each call."""
+    """Return the number of runs in a round, from the seconds that each call takes."""
     return min(max(round(_ROUND / max(*latencies, 1e-9)), 1), _MAX_RUNS)
 
 
@@ -413,7 +412,7 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def device_name(provider: str) -> str:
-    """Return the GPU and its driver, or the processor and the cores of this process."""
+    """Return the name of the GPU and its driver, or of the processor with the cores of this process."""
     if offered := offered_device(provider):
         return f"{offered} ({provider})"
     machine = hardware() if provider == CUDA else None
@@ -431,7 +430,7 @@ def _line_of(file: Path, start: str) -> str:
 
 
 def gpu_memory(load: Loader = ctypes.CDLL) -> int:
-    """Return the bytes in use on the first GPU, by all processes together. Raise MachineError if the driver refuses."""
+    """Return the bytes that all processes use on the first GPU; MachineError if the driver refuses."""
     driver = load(DRIVER)
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -449,9 +448,9 @@ def gpu_memory(load: Loader = ctypes.CDLL) -> int:
 
 
 def resident(*, peak: bool = False) -> int:
-    """Return the resident bytes of this process now, or their peak; 0 if unknown.
+    """Return the resident bytes of this process, or their peak; 0 if unknown.
 
-    `ru_maxrss` would not do as a peak, since a process inherits it from its parent.
+    `ru_maxrss` is no substitute for the peak, since a process inherits it from its parent.
     """
     line = _line_of(_STATUS, "VmHWM:" if peak else "VmRSS:")
     return int(line.split()[0]) << 10 if line else 0
@@ -461,15 +460,15 @@ _TIMEOUT = 3600.0  # seconds to open a model and run it twice
 
 
 def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, options: Mapping[str, str] = {}) -> int:
-    """Return the bytes of a model beyond those in use before it is opened, measured in a process of its own.
+    """Measure the peak memory of a model in a separate process, without what was in use before it is opened.
 
-    MachineError if they are unknown: the process fails, or the system does not report them.
+    MachineError if the process fails, or the system does not report memory.
     """
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-", ignore_cleanup_errors=True) as folder:
         arrays: dict[str, Any] = {f"0/{name}": array for name, array in batch.items()}  # "file" is a name, too
         np.savez(f"{folder}/batch.npz", **arrays)
         job = json.dumps([os.fspath(model.resolve()), f"{folder}/batch.npz", provider, threads, dict(options)])
-        function = own_peak.__name__
+        function = measure_peak.__name__
         program = f"import json; from {__name__} import {function}; print({function}(*json.loads(sys.argv[1])))"
         peak = int(in_subprocess(program, job, subject="its process", seconds=_TIMEOUT))
     if not peak:
@@ -477,17 +476,17 @@ def peak_memory(model: Path, batch: Batch, provider: str, threads: int = 0, opti
     return peak
 
 
-def own_peak(file: str, data: str, provider: str, threads: int, options: Mapping[str, str]) -> int:
-    """Open a model, run it twice, and return the bytes in use beyond those before; 0 if unknown."""
+def measure_peak(file: str, data: str, provider: str, threads: int, options: Mapping[str, str]) -> int:
+    """Open a model, run it twice, and return the bytes that this adds to those in use; 0 if unknown."""
     model = Model.load(file)
     batch = next(iter(Feed.of(data, model, allow_nonfinite=True)))
-    has_provider(provider)  # load the runtime's library first: it is not part of the model
+    has_provider(provider)  # loads the runtime's library, which must not count
     before = gpu_memory() if provider == CUDA else resident()
-    # The arena grows by the requested size, not by powers of two.
-    own = {**options, "arena_extend_strategy": "kSameAsRequested"} if provider == CUDA else options
-    binding = Runner.open(model, session_on(provider, threads, own)).bind(batch)
-    for _ in range(2):  # the second run shows whether memory is used again
+    # Let the arena grow by the requested size, not by powers of two.
+    options = {**options, "arena_extend_strategy": "kSameAsRequested"} if provider == CUDA else options
+    binding = Runner.open(model, session_on(provider, threads, options)).bind(batch)
+    for _ in range(2):  # the second run shows whether memory is reused
         binding.run()
-    # Keep the binding until here: a session frees its arena on the GPU when it goes.
+    # The binding must live until here: a deleted session frees its arena on the GPU.
     after = gpu_memory() if provider == CUDA else resident(peak=True)
     return max(after - before, 0)

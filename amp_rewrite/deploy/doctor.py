@@ -1,7 +1,7 @@
-"""Checkup of this machine, and of a model on it, for fast half precision, with a remedy for each finding.
+"""Checks whether this machine, and a model on it, can use fast half precision, with a remedy for each finding.
 
-Every fact comes from the driver, the loader, onnxruntime, a table, or the types and shapes of the model; other facts
-are reported as unknown.
+Facts come from the driver, the loader, onnxruntime, the kernel tables, and the types and shapes of the model.
+Everything else is reported as unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from amp_rewrite.runtime.gpu import DRIVER, FAST_FROM, Gpu, Hardware
 from amp_rewrite.runtime.installation import DEFAULT, Package, again, install, installation_fault, packages, uninstall
 from amp_rewrite.runtime.kernels import Kernels, known_release, load_kernels
 from amp_rewrite.runtime.probes import Answer, query_hardware, query_onnxruntime
-from amp_rewrite.runtime.providers import cuda_options
+from amp_rewrite.runtime.providers import CUDA_ONLY, OWN_DOMAIN, cuda_options, own_operators
 from amp_rewrite.settings.choices import LowType, Target, low_type
 from amp_rewrite.settings.option import checked
 from amp_rewrite.settings.request import Request
@@ -50,7 +50,7 @@ OK, FINDING, ADVICE, UNKNOWN = "ok", "finding", "advice", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its state ("ok", "finding", "advice", "unknown"), the fact, and the remedy."""
+    """A check: its topic, its state ("ok", "finding", "advice", "unknown"), the fact, and the remedy."""
 
     topic: str
     state: str
@@ -60,22 +60,22 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkup(Result):
-    """All checks, in order. Advice and unknown facts are not findings.
+    """The results of all checks, in order. Advice and unknown facts are not findings.
 
     Attributes:
-        checks: one per topic.
+        checks: the checks.
     """
 
     checks: tuple[Check, ...]
 
     @property
     def well(self) -> bool:
-        """True without a finding."""
+        """True if there is no finding."""
         return all(check.state != FINDING for check in self.checks)
 
     @property
     def brief(self) -> str:
-        """Number of findings; without any, number of pieces of advice."""
+        """The number of findings, or, if there are none, of pieces of advice."""
         findings, advice = (sum(check.state == state for check in self.checks) for state in (FINDING, ADVICE))
         if findings:
             return count(findings, "finding")
@@ -85,7 +85,7 @@ class Checkup(Result):
         return f"no obstacle; {count(advice, 'piece of advice', 'pieces of advice')}" if advice else "all well"
 
     def text(self) -> str:
-        """Return a line per check, followed by its remedy if any."""
+        """Return a line for each check, followed by its remedy if there is one."""
         rows = blocks([("FINDING" if c.state == FINDING else c.state, c.topic, c.fact) for c in self.checks], indent=0)
         remedies = ([f"{'':{_INDENT}}{check.remedy}"] if check.remedy else [] for check in self.checks)
         lines = [line for row, remedy in zip(rows, remedies, strict=True) for line in (*row, *remedy)]
@@ -101,28 +101,28 @@ _INDENT = 9
 
 @checked
 def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Checkup:
-    """Find obstacles to fast half precision on this machine, and in a model if given.
+    """Find obstacles to fast half precision on this machine, and in a model if one is given.
 
-    With a model, and without a GPU here, what this machine lacks is advice, not a finding. The driver and onnxruntime
-    are queried in processes of their own, because they may crash.
+    With a model and without a GPU, findings about this machine become advice. The driver and onnxruntime are queried in
+    subprocesses, since they may crash.
 
     Args:
-        model: as `convert` takes it.
-        to: the low type, as `convert` takes it; None: that of a model that is half already, else float16.
+        model: anything that `convert` accepts.
+        to: the low type; None: that of a half-precision model, else float16.
 
     Returns:
         All checks, with remedies.
 
     Raises:
         PolicyError: the type is unknown.
-        AmpRewriteError: as `convert` raises it for the model.
+        AmpRewriteError: `convert` raises it for the model.
 
     Example:
         >>> import amp_rewrite
         >>> checks = amp_rewrite.doctor("model.onnx").checks
     """
-    asked_for = low_type(to) if to is not None else None
-    low = asked_for or DType.FLOAT16
+    requested = low_type(to) if to is not None else None
+    low = requested or DType.FLOAT16
     machine = query_hardware()
     checks = list(_machine(machine, low, query_onnxruntime()))
     if model is not None and not machine.gpus:  # the model is for another machine
@@ -133,7 +133,7 @@ def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Ch
             if (unfit := unfit_here(source, package.version, CUDA)) is not None:
                 fact, _, remedy = unfit.partition("; ")
                 checks.append(Check("release", FINDING, fact, remedy))
-        checks += model_checks(source, asked_for)
+        checks += model_checks(source, requested)
     return Checkup(tuple(checks))
 
 
@@ -141,9 +141,9 @@ def doctor(model: ModelSource | None = None, *, to: LowType | None = None) -> Ch
 
 
 def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
-    here = packages()
-    if not here and "version" in answer:
-        here = (Package("onnxruntime", answer["version"]),)  # a build of its own, which no package owns
+    installed = packages()
+    if not installed and "version" in answer:
+        installed = (Package("onnxruntime", answer["version"]),)  # a custom build without a package
     major = str(answer.get("cuda") or "").partition(".")[0]
     built = int(major) if major.isdecimal() else None
     if not machine.gpus:
@@ -161,9 +161,9 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
             yield Check("driver", FINDING, fact, "update the driver")
         else:
             yield Check("driver", OK, served)
-    yield _runtime(here, answer)
+    yield _runtime(installed, answer)
     unloaded = answer.get("unloaded")
-    if unloaded and not unloaded.startswith(DRIVER):  # that it is missing was said of the GPU
+    if unloaded and not unloaded.startswith(DRIVER):  # the check of the GPU reports a missing driver
         yield Check("libraries", FINDING, unloaded, install(f"{DEFAULT}[cuda,cudnn]=={answer['version']}"))
     if "failure" in answer:
         yield Check("provider", UNKNOWN, "onnxruntime could not be asked")
@@ -174,31 +174,32 @@ def _machine(machine: Hardware, low: DType, answer: Answer) -> Iterator[Check]:
     yield from _plugins(answer)
     table = installed_kernels().runtime
     fact = f"the kernel table is that of {table}"
-    if not here or any(table.endswith(f" {package.version}") for package in here):
+    if not installed or any(table.endswith(f" {package.version}") for package in installed):
         yield Check("kernels", OK, fact)
     else:
-        fact += f", and {' and '.join(map(str, here))} is installed: its kernels may differ"
+        fact += f", and {' and '.join(map(str, installed))} is installed: its kernels may differ"
         yield Check("kernels", FINDING, fact, install(table.replace(" ", "==")))
 
 
 def _fast(gpu: Gpu) -> str:
     slow = [f"{t.spelling} from {a}.{b} on" for t, (a, b) in FAST_FROM.items() if gpu.capability < (a, b)]
     fast = [t.spelling for t, first in FAST_FROM.items() if gpu.capability >= first]
-    said = f"fast in {' and '.join(fast)}" if fast else "fast in no low type"
-    return f"{said} ({', '.join(slow)})" if slow else said
+    speed = f"fast in {' and '.join(fast)}" if fast else "fast in no low type"
+    return f"{speed} ({', '.join(slow)})" if slow else speed
 
 
-def _runtime(here: Sequence[Package], answer: Answer) -> Check:
-    if (fault := installation_fault(here)) is not None:
+def _runtime(installed: Sequence[Package], answer: Answer) -> Check:
+    if (fault := installation_fault(installed)) is not None:
         return Check("onnxruntime", FINDING, fault.fact, fault.remedy)
-    if not here:
+    if not installed:
         return Check("onnxruntime", FINDING, "not installed", f"{install(DEFAULT)}; converting does not need it")
+    package = installed[0]
     if "failure" in answer:
-        return Check("onnxruntime", FINDING, f"{here[0]}: {answer['failure']}", again(here[0]))
+        return Check("onnxruntime", FINDING, f"{package}: {answer['failure']}", again(package))
     if answer["cuda"] is None:
-        swap = f"{uninstall(here[0].name)}; {install(DEFAULT)}"
-        return Check("onnxruntime", FINDING, f"{here[0]} is built without CUDA", swap)
-    return Check("onnxruntime", OK, f"{here[0]}, built for CUDA {answer['cuda']}")
+        swap = f"{uninstall(package.name)}; {install(DEFAULT)}"
+        return Check("onnxruntime", FINDING, f"{package} is built without CUDA", swap)
+    return Check("onnxruntime", OK, f"{package}, built for CUDA {answer['cuda']}")
 
 
 def _plugins(answer: Answer) -> Iterator[Check]:
@@ -215,7 +216,7 @@ def _plugins(answer: Answer) -> Iterator[Check]:
 
 
 def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
-    """Check a model as converted to a type; a half model as it is, and the changes by a conversion.
+    """Check a model as it would be converted to a type; a half model unchanged, and what a conversion would change.
 
     `to`: None for the model's own low type, or float16.
     """
@@ -238,12 +239,15 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
         if finding.kind == "runtime_hazard":
             fact, _, remedy = finding.message.partition(" · ")
             yield Check("runtime", FINDING, f"{fact} ({finding.subject})", remedy)
-    yield from _fallen(view, installed_kernels())
+    yield from _ops_on_cpu(view, installed_kernels())
+    if cuda_only := [name for name in own_operators(view) if name in CUDA_ONLY]:
+        fact = f"only {CUDA} has kernels for {', '.join(cuda_only)} of {OWN_DOMAIN}"
+        yield Check("operators", ADVICE, fact, "for a file that also runs elsewhere, convert the source with --fuse contrib")
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"
         yield Check("placement", UNKNOWN, f"{described}: where it runs is not known", remedy)
-    yield from _unaligned(view, low)
+    yield from _alignment(view, low)
     options = cuda_options(examine)
     if options.line:
         yield Check("session", ADVICE, "its convolutions run faster with channels last and a fused bias", options.line)
@@ -253,10 +257,10 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     yield VALUES
 
 
-def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
+def _ops_on_cpu(view: View, kernels: Kernels) -> Iterator[Check]:
     by_reason = on_cpu(view, kernels)
-    for (why, opset), names in by_reason.items():
-        fact = f"{why}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
+    for (reason, opset), names in by_reason.items():
+        fact = f"{reason}: {count(len(names), 'op')} would run on the CPU ({shortened(names)})"
         way = f"at opset {opset} there is one" if opset else "it has none at any opset: spell it out in other ops"
         yield Check("placement", FINDING, fact, way)
     if not by_reason:
@@ -264,10 +268,9 @@ def _fallen(view: View, kernels: Kernels) -> Iterator[Check]:
 
 
 def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[str]]:
-    """Return the names of float ops without a kernel in the CUDA provider, in order. O(nodes).
+    """Return the names of float ops without a CUDA kernel, in order, by reason and nearest opset with a kernel.
 
-    Keys are the reason and the nearest ai.onnx opset with a kernel. Functions, ops with bodies, unknown ones are
-    skipped.
+    Functions, ops with bodies and unknown ops are skipped. O(nodes).
     """
     groups = defaultdict[tuple[str, int | None], list[str]](list)
     for op in view.ops:
@@ -277,22 +280,22 @@ def on_cpu(view: View, kernels: Kernels) -> dict[tuple[str, int | None], list[st
         if not floats or any(unknown(view.types[value]) for value in op.ports):
             continue
         types = kernel_types(view, op)
-        why = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
-        if why is not None:
-            groups[why, _served_at(op, types, kernels, view.opset)].append(op.name)
+        reason = kernels.refusal(op.domain, op.op_type, op.signature.since, types)
+        if reason is not None:
+            groups[reason, _served_at(op, types, kernels, view.opset)].append(op.name)
     return groups
 
 
 def _served_at(op: Op, types: Mapping[str, str], kernels: Kernels, opset: int) -> int | None:
-    known = range(OLDEST_MOVED, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
-    for other in sorted(known, key=lambda other: abs(other - opset)):
+    opsets = range(OLDEST_MOVED, onnx.defs.onnx_opset_version() + 1) if op.domain == "" else ()
+    for other in sorted(opsets, key=lambda other: abs(other - opset)):
         schema = signature("", op.op_type, other)
         if schema is not None and kernels.runs("", op.op_type, schema.since, types):
             return other
     return None
 
 
-def _unaligned(view: View, low: DType) -> Iterator[Check]:
+def _alignment(view: View, low: DType) -> Iterator[Check]:
     groups = misaligned(view, low)
     for (kind, dimension, wide), ops in groups.items():
         yield Check(
@@ -306,14 +309,14 @@ def _unaligned(view: View, low: DType) -> Iterator[Check]:
 
 
 def installed_kernels() -> Kernels:
-    """Return the kernel table of the installed onnxruntime; the newest if it has none."""
+    """Return the kernel table of the installed onnxruntime, or the newest table if there is none for it."""
     for package in packages():
         with suppress(PolicyError):
             return load_kernels(known_release(package.version))
     return load_kernels()
 
 
-# -- models that are half already ----------------------------------------------------------------------
+# -- half-precision models -----------------------------------------------------------------------------
 
 VALUES = Check(
     "values",
@@ -322,13 +325,13 @@ VALUES = Check(
     "`amp-rewrite verify FLOAT32 MODEL --data FILE` compares outputs; without the float32 original of a half model,"
     " name MODEL twice",
 )
-_FEW = 1 << 24  # elements of a constant that is searched for infinity
+_FEW = 1 << 24  # elements; a larger constant is not searched for infinity
 _BY_CHOICE = {reasons.FOLDED, reasons.NO_GAIN, reasons.QUANTIZED, reasons.CLUSTER}
-"""Rules that spare Casts, digits or time, and protect no number from leaving the type."""
+"""Rules that save Casts, digits or time, but prevent no overflow."""
 
 
 def half_type(source: Model) -> DType | None:
-    """Return the low type of most compute ops of a model, if any; without compute ops, of most ops."""
+    """Return the most frequent low type of the compute ops, or of all ops if there are none; None if it has none."""
     view = View.of(source)
     for ops in (view.of_kinds(HEAVY), view.ops):
         found = Counter(dtype for op in ops for dtype in view.low_types if computes(view, op, (dtype,)))
@@ -340,7 +343,7 @@ def half_type(source: Model) -> DType | None:
 
 
 def type_of(source: Model) -> Check:
-    """Return the real types of a model, of ops and of weights."""
+    """Return the types that the ops and weights of a model really have."""
     view = inventory_view(source)
     report = report_of(view)
     rows = [report.rows[at] for at in live(report)]
@@ -352,14 +355,14 @@ def type_of(source: Model) -> Check:
     if quantized:
         words = f"quantized, beside {words}"
         counted.append(count(report.totals.integer_ops, "integer op"))
-    held = {dtype: size for dtype, size in report.weights.items() if size}
-    stored = ", ".join(f"{100 * size / sum(held.values()):.3g} % {dtype}" for dtype, size in held.items())
+    sizes = {dtype: size for dtype, size in report.weights.items() if size}
+    stored = ", ".join(f"{100 * size / sum(sizes.values()):.3g} % {dtype}" for dtype, size in sizes.items())
     facts = [f"ops: {', '.join(counted)}"] if counted else []
     return Check("type", OK, "; ".join([words, *facts, *([f"weights: {stored}"] if stored else [])]))
 
 
 def kept_by_conversion(source: Model, low: DType) -> Iterator[Check]:
-    """Yield a check per reason to keep ops in float32 in a conversion of the float32 model, though low here."""
+    """Yield a check for each reason to keep float32 in a conversion of the float32 model, for ops that are low here."""
     view = View.of(source)
     lowered = {name: op for op in view.ops if computes(view, op, (low,)) for name in op.node.output}
     draft = Draft.of(source, Request.of(to=low, target=Target.ORT_CUDA), widen=True)

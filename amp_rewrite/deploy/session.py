@@ -1,4 +1,4 @@
-"""`Session`: a model, converted on loading, and the cache of converted models. Every fallback gives a warning."""
+"""The `Session` of a model that is converted on loading, and the cache of converted models. Fallbacks warn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from amp_rewrite.runtime.runner import (
     unloaded_library,
 )
 from amp_rewrite.settings.choices import BY_PROVIDER, Target, low_type
-from amp_rewrite.settings.option import check_known, checked
+from amp_rewrite.settings.option import check_keyword_names, checked
 from amp_rewrite.settings.request import KEYWORDS, Request
 from amp_rewrite.train import policy as policies
 from amp_rewrite.train.policy import Policy
@@ -54,31 +54,31 @@ Provider = str | tuple[str, Mapping[str, object]]
 IGNORE_PERFORMANCE = "AMP_REWRITE_IGNORE_PERFORMANCE"
 _ON_GPU = (CUDA, TENSORRT)
 _OFF = ("", "0", "false", "no", "off")
-_NOT_OPTIONS = ("model", "to", "folder", "data")  # arguments of convert set by Session itself, or not cached
+_NOT_OPTIONS = ("model", "to", "folder", "data")  # arguments of convert that Session sets itself or cannot cache
 
 
 class Session:
     """A model opened by onnxruntime, in the precision of a policy. docs/how-to/session.md explains all settings.
 
-    A mixed policy converts the model, or loads the result from the cache. The model is not converted, with a warning,
-    if a low type would not be faster: without a GPU, or on one below compute capability 7.0 (bfloat16: 8.0).
-    `report`: the type of each op, with the reason; None for a model that was not converted. `get_providers()` has the
-    opened providers, `notes` all warnings.
+    A mixed policy converts the model, or loads the result from the cache. If a low type would not be faster, the model
+    is not converted, and a warning says so: without a GPU, or on one below compute capability 7.0 (bfloat16: 8.0).
+    `report`: the type of each op, with the reason; None for a model that was not converted. `get_providers()` returns
+    the opened providers; `notes` contains all warnings.
 
     Args:
-        model: as `convert` takes it.
+        model: anything that `convert` accepts.
         policy: "mixed_float16", "mixed_bfloat16" or a `Policy`; None: that of the process (`set_policy`), or float32.
-        providers: those of onnxruntime, by name or with options; by default CUDA if available, then the CPU.
-        cuda_graph: capture the work of each shape on CUDA as a graph, and replay it.
-        threads: per op on the CPU; 0 for one per core.
-        ignore_performance: convert anyway; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
-        cache: a `Cache` or a folder; True: the user's own; None for no cache.
-        folder: where the external data of a ModelProto lies.
+        providers: onnxruntime providers, by name or with options; by default CUDA if available, then the CPU.
+        cuda_graph: capture the work for each shape on CUDA as a graph, and replay it.
+        threads: threads for one op on the CPU; 0 for one per core.
+        ignore_performance: True to convert anyway; None: if AMP_REWRITE_IGNORE_PERFORMANCE is set.
+        cache: a `Cache` or a folder; True for the user's default cache; None for no cache.
+        folder: the folder of a ModelProto's external data.
         **options: those of `convert`, see docs/reference/options.md.
 
     Raises:
-        AmpRewriteError: as `convert` raises it.
-        ModelError: onnxruntime does not open the model.
+        AmpRewriteError: `convert` raises it.
+        ModelError: onnxruntime cannot open the model.
 
     Example:
         >>> import amp_rewrite, numpy as np
@@ -100,7 +100,8 @@ class Session:
         folder: str | Path | None = None,
         **options: Any,
     ) -> None:
-        check_known("Session", options, [name for name in signature(convert).parameters if name not in _NOT_OPTIONS])
+        legal = [name for name in signature(convert).parameters if name not in _NOT_OPTIONS]
+        check_keyword_names("Session", options, legal)
         if not 0 <= threads <= MAX_THREADS:
             raise PolicyError(f"threads is {threads!r}; give at most {MAX_THREADS} for one op, or 0 for one per core")
         require("Session")
@@ -112,10 +113,10 @@ class Session:
             raise ModelError(f"{self._name}: {unfit}")
         if cuda_graph and CUDA in provider_options:
             provider_options[CUDA] = {_GRAPH: "1", **provider_options[CUDA]}
-        number = provider_options[first].get("device_id", "0")
-        if not number.isdecimal():
-            raise PolicyError(f"device {number!r} is not a GPU's number; count from 0")
-        self._device = int(number)
+        device_id = provider_options[first].get("device_id", "0")
+        if not device_id.isdecimal():
+            raise PolicyError(f"device {device_id!r} is not a GPU's number; count from 0")
+        self._device = int(device_id)
         opening = SessionOptions(
             providers=tuple(provider_options), provider_options=provider_options, channels_last=True, threads=threads
         )
@@ -146,7 +147,7 @@ class Session:
             policies.state.plain_sessions += 1
 
     def _notes(self, prepared: _Prepared, first: str, fallback: str, explicit: bool, graph: bool) -> Iterator[str]:
-        """Yield differences from the request. `explicit`: the caller named the providers."""
+        """Yield notes on what differs from the request. `explicit`: the caller named the providers."""
         if prepared.unconverted:
             yield f"{self._name} is not converted and runs as it is, on {self.provider}: {prepared.unconverted}"
         if prepared.uncached and self.converted:
@@ -169,7 +170,7 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The first opened provider: every op runs on it if it has a kernel."""
+        """The first opened provider, which runs every op that it has a kernel for."""
         return self._runner.provider
 
     @property
@@ -179,7 +180,7 @@ class Session:
 
     @cached_property
     def report(self) -> Report | None:
-        """Report of the conversion; None without one."""
+        """The report of the conversion; None if the model was not converted."""
         return None if self._report_json is None else Report.from_json(self._report_json.encode(), self._name)
 
     @overload
@@ -191,14 +192,14 @@ class Session:
     ) -> list[Given] | dict[str, Given]:
         """Run the model; return a list for `run(None, feeds)`, as in onnxruntime, and a dict by name for `run(feeds)`.
 
-        Values are arrays, bfloat16 those of ml_dtypes.
+        Values are arrays, with bfloat16 from ml_dtypes.
 
         Args:
-            output_names: names of outputs, or None for all; or the inputs.
+            output_names: names of outputs, or None for all; or the inputs by name.
             input_feed: inputs by name.
 
         Raises:
-            ModelError: the inputs do not fit.
+            ModelError: the inputs do not match the model.
         """
         run = self._runner.run if self._graphs is None else self._graphs.run
         if isinstance(output_names, Mapping):
@@ -206,16 +207,16 @@ class Session:
         return list(run({} if input_feed is None else input_feed, output_names).values())
 
     def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
-        """Return inputs and outputs bound to the device, to run often without copies; see `Runner.bind`.
+        """Bind inputs and outputs to the device, for repeated runs without copies; see `Runner.bind`.
 
         Args:
             feeds: inputs by name.
-            outputs: names of outputs, or memory by name; None: all.
+            outputs: names of outputs, or tensors to write to by name; None for all.
         """
         return self._runner.bind(feeds, outputs, device=self._device, fixed=self._graphs is not None)
 
     def get_providers(self) -> list[str]:
-        """Return the opened providers, in their order of priority for ops."""
+        """Return the opened providers in order of priority."""
         return list(self.inner.get_providers())
 
     def get_inputs(self) -> list[Any]:
@@ -233,7 +234,7 @@ class Session:
 
 
 def _obstacle(first: str, to: DType, device: int) -> str:
-    """Return the obstacle to a faster low type on the first provider; "" without one, as far as its speed is known."""
+    """Return why a low type is not faster on the first provider; "" if it is, or if that is unknown."""
     reason = ""
     if first == CPU:
         reason = f"on a CPU {to.spelling} is slower, not faster"
@@ -243,7 +244,7 @@ def _obstacle(first: str, to: DType, device: int) -> str:
 
 
 def _failure_to_open(first: str) -> str:
-    """Return the reason why the first provider does not open, as far as known."""
+    """Return why the first provider cannot be opened, as far as that is known."""
     if first not in _ON_GPU:
         return f"{first} does not open here"
     if absence := hardware().absence:
@@ -254,7 +255,7 @@ def _failure_to_open(first: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A model to open, with its report if it is converted. `unconverted`, `uncached`: the reason for either, or ""."""
+    """A model to open, with its report if it is converted. `unconverted`, `uncached`: why it is not, or ""."""
 
     model: Model
     report: str | None = None
@@ -284,7 +285,7 @@ def _converted(source: Model, options: Mapping[str, Any], cache: Cache | None) -
 
 
 def _settings(options: Mapping[str, Any]) -> str:
-    """Return all settings of a conversion as a text, including those of the environment."""
+    """Return all settings of a conversion as text, including those from environment variables."""
     request = Request.of(**{name: value for name, value in options.items() if name in KEYWORDS})
     more = {name: value for name, value in options.items() if name not in KEYWORDS}
     if (ranges := more.pop("ranges", None)) is not None:
@@ -293,7 +294,7 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 
 def _open(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open a model, if need be without CUDA graphs or without TensorRT; then return the reason, too."""
+    """Open a model, if necessary without CUDA graphs or TensorRT; return it and the reason for that, or ""."""
     try:
         return Runner.open(model, opening), ""
     except ModelError as cause:
@@ -316,10 +317,10 @@ def _captures_graphs(options: Mapping[str, Mapping[str, str]]) -> bool:
 
 
 def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[str, str]]:
-    """Return the options of each provider, in order. PolicyError for anything but names and pairs."""
-    usual = (CUDA, CPU) if has_provider(CUDA) else (CPU,)
+    """Return the options of each provider, in order; PolicyError for anything but names and pairs."""
+    default = (CUDA, CPU) if has_provider(CUDA) else (CPU,)
     try:
-        pairs = ((p, {}) if isinstance(p, str) else p for p in (usual if providers is None else providers))
+        pairs = ((p, {}) if isinstance(p, str) else p for p in (default if providers is None else providers))
         result = {name: {key: str(value) for key, value in options.items()} for name, options in pairs}
     except (AttributeError, TypeError, ValueError):
         result = {}
@@ -332,7 +333,7 @@ def _provider_options(providers: Sequence[Provider] | None) -> dict[str, dict[st
 
 
 def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
-    """Return the cache for converted models: the user's own for True, None without one."""
+    """Return the cache that a `cache` argument selects; None for no cache."""
     if cache is True:
         return Cache.usual(os.environ)
     return Cache(Path(cache)) if isinstance(cache, (str, Path)) else cache or None
@@ -342,16 +343,16 @@ def chosen_cache(cache: Cache | str | Path | bool | None) -> Cache | None:
 
 
 DEFAULT_LIMIT = 20 << 30
-"""Bytes in a cache."""
+"""The default size limit of a cache in bytes."""
 
-_LAYOUT = 1  # version of the folders and of the keys
+_LAYOUT = 1  # version of the folders and keys
 _MODEL, _REPORT = "model.onnx", "report.json"
-_IN_USE = 600.0  # seconds after the last use of an entry: a process may still be opening it
+_IN_USE = 600.0  # seconds after its last use in which another process may still be opening an entry
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A converted model, with its weights in the cache's files, and its report as JSON."""
+    """A converted model whose weights stay in the files of the cache, and its report as JSON."""
 
     model: Model
     report: str
@@ -361,12 +362,12 @@ class CacheEntry:
 class Cache:
     """A folder of converted models; the least recently used entries are evicted first.
 
-    Any number of processes of one user may use it at once. An entry appears atomically. A folder writable for other
-    users is not used. Entries used in the last ten minutes stay, so the cache may exceed its limit for that long.
+    Any number of processes of one user may use it at once. Entries are added atomically. A folder that other users can
+    write to is not used. Entries used in the last ten minutes are kept, even if the cache exceeds its limit.
 
     Args:
-        folder: the folder; it is made when needed.
-        limit: the largest size in bytes.
+        folder: the folder, created when needed.
+        limit: the maximum size in bytes.
     """
 
     folder: Path
@@ -374,7 +375,7 @@ class Cache:
 
     @classmethod
     def usual(cls, environ: Mapping[str, str]) -> Cache | None:
-        """Return the cache of the user, in XDG_CACHE_HOME or ~/.cache; None for a user without a home."""
+        """Return the user's default cache, in XDG_CACHE_HOME or ~/.cache; None for a user without a home folder."""
         configured = Path(environ.get("XDG_CACHE_HOME", ""))
         # XDG Base Directory Specification 0.8: ignore a path that is not absolute.
         try:
@@ -385,14 +386,14 @@ class Cache:
 
     @staticmethod
     def key(model: Model, settings: str) -> str:
-        """Return the key of a conversion: 64 hexadecimal digits of the model and its settings.
+        """Return the key of a conversion: 64 hexadecimal digits for the model and the settings.
 
-        Every byte of the model counts, independent of how it was loaded. Weights are streamed, O(bytes).
+        It depends on every byte of the model, but not on how the model was loaded. Weights are streamed, O(bytes).
         """
         return hashlib.sha256(f"{settings}{digest(model)}".encode()).hexdigest()
 
     def load(self, key: str) -> CacheEntry | None:
-        """Return the entry of a key; None if it is missing or damaged. A damaged entry is removed."""
+        """Return the entry for a key; None if it is missing or damaged. A damaged entry is removed."""
         entry = self._home / key
         if not _private(self._home):
             return None
@@ -406,7 +407,7 @@ class Cache:
         return loaded
 
     def store(self, key: str, model: Model, report: str) -> None:
-        """Store a model and its report; existing entries stay.
+        """Store a model and its report, unless the entry exists.
 
         Raises:
             ModelError: the entry cannot be written.
@@ -428,11 +429,11 @@ class Cache:
         except OSError as cause:
             where = cause.filename or self.folder
             raise ModelError(f"{where}: {cause.strerror or cause}; name a folder that can be written") from cause
-        with suppress(OSError):  # another process may be clearing the cache
+        with suppress(OSError):  # another process may be evicting entries, too
             self._evict()
 
     def _evict(self) -> None:
-        """Remove the least recently used entries, leftovers of killed processes included, down to the limit."""
+        """Remove the least recently used entries, including leftovers of killed processes, until the limit is met."""
         files = {entry: [file for file in entry.rglob("*") if file.is_file()] for entry in self._home.iterdir()}
         sizes = {entry: sum(file.stat().st_size for file in inside) for entry, inside in files.items()}
         used = {entry: entry.stat().st_mtime for entry in sizes}

@@ -14,7 +14,7 @@ from amp_rewrite.reports.delta import KINDS, Delta
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, NO_ROW, CastChange, CastRow, Change, PortRow, Row
 from amp_rewrite.reports.sources import ReportSource, report_and_view
-from amp_rewrite.settings.request import STATED
+from amp_rewrite.settings.request import RECORDED
 
 _RANK = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 2}
 _FEWEST = 5
@@ -192,7 +192,7 @@ def _casts(report: Report, names: Mapping[int, int]) -> dict[Hashable, list[_Cas
 
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, str, str], ...]:
-    settings = ("to", *STATED, "lists", "fingerprint")
+    settings = ("to", *RECORDED, "lists", "fingerprint")
     names = ("opsets", *(() if a.inventory or b.inventory else settings))
     values = ((name, _spell(getattr(a.model, name)), _spell(getattr(b.model, name))) for name in names)
     return tuple((name, mine, theirs) for name, mine, theirs in values if mine != theirs)

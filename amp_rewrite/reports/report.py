@@ -18,7 +18,7 @@ from amp_rewrite.reports.render import count
 from amp_rewrite.reports.result import Result
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, SCHEMA, Header, ReportData, Row, Totals
 from amp_rewrite.settings.option import ALWAYS
-from amp_rewrite.settings.request import KEYWORDS, STATED
+from amp_rewrite.settings.request import KEYWORDS, RECORDED
 
 if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
@@ -135,7 +135,7 @@ def _encode(item: Any) -> dict[str, object]:
     for name, default in defaults_of(item.__class__).items():
         value = getattr(item, name)
         if name == "settings":
-            encoded |= {name: text for name, text in value.items() if KEYWORDS[name].stated == ALWAYS}
+            encoded |= {name: text for name, text in value.items() if KEYWORDS[name].recorded == ALWAYS}
             others = {name: text for name, text in value.items() if name not in encoded}
         elif value != default or (isinstance(item, Totals) and name not in _RARE):
             encoded[name.rstrip("_")] = dict(sorted(value.items())) if isinstance(value, Mapping) else value
@@ -166,7 +166,7 @@ def _read(loaded: object) -> Report:
 
 
 def _header(**fields: Any) -> Header:
-    texts = {name: fields.pop(name, None) for name in STATED}
+    texts = {name: fields.pop(name, None) for name in RECORDED}
     return Header(**fields, settings={name: text for name, text in texts.items() if text is not None})
 
 
@@ -174,6 +174,6 @@ _RARE = ("integer_ops", "flops", "flops_low")
 """Totals left out of the JSON if they are zero."""
 _REPORT = record(
     Report,
-    {"model": record(Header, dict.fromkeys(STATED, reader_of(str | None)), make=_header)},
+    {"model": record(Header, dict.fromkeys(RECORDED, reader_of(str | None)), make=_header)},
     needed=("model", "totals", "weights", "rows", "casts", "baked", "findings", "inputs", "outputs", "schema"),
 )

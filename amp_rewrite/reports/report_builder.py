@@ -28,7 +28,7 @@ from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.rows import FIRST_INPUT, FLOATING, LOW, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, Totals
 from amp_rewrite.rewrite.passes.inline import inlined
 from amp_rewrite.settings.op_lists import OpLists
-from amp_rewrite.settings.request import STATED
+from amp_rewrite.settings.request import RECORDED
 
 
 def report_of(
@@ -64,7 +64,7 @@ def report_of(
     """
     if not isinstance(view, View):
         raise TypeError(f"report_of takes a View, not {type(view).__name__}; give View.of(Model.load(path))")
-    for unknown in settings.keys() - set(STATED):
+    for unknown in settings.keys() - set(RECORDED):
         raise TypeError(f"report_of() got an unexpected keyword argument {unknown!r}")
     if coloring is None and view.model.proto.functions:
         view = inventory_view(view.model)

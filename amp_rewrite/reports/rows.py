@@ -11,7 +11,7 @@ from amp_rewrite.decide import reasons
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PatternError
 from amp_rewrite.reports.evidence import UNCHECKED, Evidence
-from amp_rewrite.settings.request import STATED
+from amp_rewrite.settings.request import RECORDED
 
 SCHEMA = 1
 """Version of the format."""
@@ -44,7 +44,7 @@ class Header:
     config: str = ""
 
     def __getattr__(self, name: str) -> str | None:
-        if name in STATED:
+        if name in RECORDED:
             return self.settings.get(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

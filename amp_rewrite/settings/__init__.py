@@ -1,1 +1,1 @@
-"""Settings: policies, op lists, selectors and options, from keywords, files and variables."""
+"""Settings: op lists, selectors and options, from keywords, files and environment variables."""

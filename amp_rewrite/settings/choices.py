@@ -1,4 +1,4 @@
-"""Choices of a conversion: target, safety rules, placement, fusion, opset, headroom."""
+"""Types and parsers of options with a choice: low type, target, fusion, opset, shift, headroom."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ TargetName = Literal["ort-cuda", "onnx", "tensorrt", "directml", "openvino", "co
 
 
 LowName = Literal["float16", "fp16", "f16", "half", "bfloat16", "bf16", "mixed_float16", "mixed_bfloat16"]
-"""Words for a low type, for static checkers."""
+"""Names of a low type, for type checkers."""
 
 
 class TorchType(Protocol):
-    """A torch.dtype, known without torch."""
+    """A torch.dtype, recognized without importing torch."""
 
     @property
     def is_floating_point(self) -> bool:
@@ -44,7 +44,7 @@ class TorchType(Protocol):
 
 
 class PrecisionPolicy(Protocol):
-    """A `Policy`, known without the wing of training."""
+    """A `Policy`, recognized without importing the `train` wing."""
 
     @property
     def lowers(self) -> DType | None:
@@ -52,15 +52,15 @@ class PrecisionPolicy(Protocol):
 
 
 LowType: TypeAlias = "LowName | int | DType | PrecisionPolicy | type[np.generic] | np.dtype[Any] | TorchType"
-"""Forms of a low type; an int is a `TensorProto.DataType` code."""
+"""Everything accepted as a low type; an int is a `TensorProto.DataType` code."""
 _LOW_FORMS = "use float16 (f16, fp16, half), bfloat16 (bf16), mixed_float16 or mixed_bfloat16"
 
 
 def low_type(to: object) -> DType:
-    """Return the low type of a conversion: a type in a form of `DType.parse`, or the arithmetic of a mixed policy.
+    """Return the low type for a type that `DType.parse` accepts, or for a mixed policy.
 
-    PolicyError for what is neither type nor policy, and for a type or policy that lowers nothing or whose results are
-    low.
+    PolicyError for anything else, for another type than a low one, and for a policy that lowers nothing or also lowers
+    the results.
     """
     name = to.strip().lower() if isinstance(to, str) else ""
     if name in MIXED:
@@ -87,7 +87,7 @@ def low_type(to: object) -> DType:
 
 
 def one_of(words: Collection[str], spelling: object, what: str) -> str:
-    """Return the word of a spelling in any case, with "_" or "-"; PolicyError for an unknown one."""
+    """Return the word that a text spells, in any case and with "_" or "-"; PolicyError for an unknown one."""
     word = str(spelling).strip().lower().replace("_", "-")
     if word in words:
         return word
@@ -99,16 +99,16 @@ _OTHER_WORDS = {"cuda": "ort-cuda", "gpu": "ort-cuda", "trt": "tensorrt", "dml":
 
 @dataclass(frozen=True)
 class Target:
-    """Runtime of the result: the judge of legal types.
+    """The runtime that a model is converted for, which decides what types are legal.
 
-    `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its joint type assignment.
-    `ONNX`: the schema alone decides. `WEBGPU`: onnxruntime's WebGPU provider, by its kernels; the longest sums stay
-    float32. For all others the schema decides, all float types of an op are one, and what the runtime's documentation
-    excludes stays float32 (docs/reference/targets.md).
+    `ORT_CUDA`: onnxruntime's CUDA provider; an op is lowered only if a kernel runs its combination of types. `ONNX`:
+    only the schema decides. `WEBGPU`: onnxruntime's WebGPU provider; its kernels decide, and the longest sums stay
+    float32. For all others, the schema decides, all float types of an op are the same, and ops that the runtime's
+    documentation excludes stay float32 (docs/reference/targets.md).
 
     Args:
-        word: the runtime.
-        release: the release of the runtime; "" for the newest known one.
+        word: the name of the runtime.
+        release: its release; "" for the newest known one.
     """
 
     word: str
@@ -125,10 +125,10 @@ class Target:
 
     @classmethod
     def parse(cls, spelling: str | Target) -> Target:
-        """Return the target of a word, in any case, or of a word with a release ("ort-cuda:1.22", "tensorrt:11.2").
+        """Return the target with a name, in any case, and perhaps a release ("ort-cuda:1.22", "tensorrt:11.2").
 
         Raises:
-            PolicyError: the word or the release is unknown.
+            PolicyError: the name or the release is unknown.
         """
         if isinstance(spelling, cls):
             return spelling
@@ -137,7 +137,7 @@ class Target:
         if not colon:
             return family
         if family == cls.ORT_CUDA:
-            from amp_rewrite.runtime.kernels import known_release, release_number  # late: few state one
+            from amp_rewrite.runtime.kernels import known_release, release_number  # late: a release is rare
 
             served = known_release(release or "none")
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
@@ -149,17 +149,17 @@ class Target:
 
     @property
     def value(self) -> str:
-        """Word of the runtime, with the release if one is stated."""
+        """The name of the runtime, with the release if there is one."""
         return f"{self.word}:{self.release}" if self.release else self.word
 
     @property
     def family(self) -> Target:
-        """The target of the runtime, for any release."""
+        """The target without a release."""
         return Target(self.word)
 
     @property
     def kernels(self) -> Kernels | None:
-        """The kernel table of the target; None for a runtime of unknown kernels."""
+        """The kernel table of the target; None if its kernels are unknown."""
         if self.family not in (Target.ORT_CUDA, Target.WEBGPU):
             return None
         from amp_rewrite.runtime import kernels  # late: not every command converts
@@ -170,14 +170,14 @@ class Target:
 
     @property
     def limits(self) -> Limits | None:
-        """Limits in the documentation of the runtime; None for onnxruntime's CUDA provider and for ONNX."""
+        """The documented limits of the runtime; None for onnxruntime's CUDA provider and for ONNX."""
         from amp_rewrite.runtime.kernels import LIMITS  # late: not every command converts
 
         return LIMITS.get(self.word)
 
     @property
     def runtime_target(self) -> RuntimeTarget:
-        """The target as the table of faults knows it."""
+        """The target in the form of the table of faults."""
         from amp_rewrite.runtime import faults  # late: as above
 
         runtime = {"tensorrt": faults.TENSORRT, "directml": faults.DIRECTML}.get(self.word)
@@ -191,8 +191,8 @@ class Target:
     @property
     def opset(self) -> int | None:
         """The newest ai.onnx opset of the runtime; None if unknown."""
-        known = self.kernels or self.limits
-        return None if known is None else known.opset
+        source = self.kernels or self.limits
+        return None if source is None else source.opset
 
 
 for _word in get_args(TargetName):
@@ -200,14 +200,14 @@ for _word in get_args(TargetName):
 
 
 def installed(target: Target, to: DType) -> Target:
-    """Return the target, by default of the installed onnxruntime; PolicyError for a type beyond it."""
+    """Return the target with the installed release of onnxruntime; PolicyError if it cannot compute in the type."""
     if target == Target.WEBGPU and to is DType.BFLOAT16:
         raise PolicyError("target 'webgpu' has no bfloat16: WebGPU's shaders know float32 and float16; use float16")
     limits = target.limits
     if limits is not None and to not in limits.low:
-        known = " and ".join(sorted(dtype.spelling for dtype in limits.low))
-        way = f"use {spelled('to', known)}"
-        raise PolicyError(f"{limits.runtime} does not compute in {to.spelling}, only in {known}; {way}")
+        types = " and ".join(sorted(dtype.spelling for dtype in limits.low))
+        way = f"use {spelled('to', types)}"
+        raise PolicyError(f"{limits.runtime} does not compute in {to.spelling}, only in {types}; {way}")
     if target != Target.ORT_CUDA:
         return target
     from amp_rewrite.runtime import kernels  # late: help needs no package metadata
@@ -227,27 +227,27 @@ BY_PROVIDER = {
     "QNNExecutionProvider": Target.QNN,
     "WebGpuExecutionProvider": Target.WEBGPU,
 }
-"""Targets by execution provider of onnxruntime."""
+"""Targets by onnxruntime's execution provider."""
 KEEP_KEY = "amp_rewrite.keep"
-"""Key of the metadata entry with the patterns of `keep`, one a line."""
+"""Metadata key for the patterns of `keep`, one on each line."""
 NEEDS = "needs"
-"""Word of its metadata for the oldest release of onnxruntime that runs a model right, if only onnxruntime does."""
+"""Setting in the metadata: the oldest release of onnxruntime that runs the model, if only onnxruntime does."""
 
 
 def target_of(model: Model) -> Target | None:
-    """Return the target of a converted model; None for a model without one."""
-    stated = model.recorded("target")
-    if not stated:
+    """Return the target recorded in a converted model; None if there is none."""
+    name = model.recorded("target")
+    if not name:
         return None
     try:
-        return Target.parse(stated)
-    except PolicyError:  # of a later version
+        return Target.parse(name)
+    except PolicyError:  # a later version may have written it
         return None
 
 
 AUTO_SHIFT, NO_SHIFT = "auto", "none"
 LARGEST_SHIFT = 24
-"""Exponent of a shift beyond which float16 keeps nothing of what float32 tells apart."""
+"""The largest useful exponent of a shift."""
 
 Shift = str | int
 Opset = str | int
@@ -255,12 +255,12 @@ AUTO_OPSET, KEEP_OPSET = "auto", "keep"
 
 
 def parse_shift(spelling: Shift) -> Shift:
-    """Return "auto", "none" or a number. PolicyError for other text, and for a useless exponent."""
+    """Return "auto", "none" or an exponent; PolicyError for other text and for an exponent out of range."""
     return _word_or_number(spelling, (AUTO_SHIFT, NO_SHIFT), range(1, LARGEST_SHIFT + 1), "cannot shift by")
 
 
 def parse_opset(spelling: Opset) -> Opset:
-    """Return "auto", "keep" or a number. PolicyError for other text, and for an opset out of reach."""
+    """Return "auto", "keep" or an opset; PolicyError for other text and for an unsupported opset."""
     words = AUTO_OPSET, KEEP_OPSET
     if spelling in words:
         return spelling
@@ -281,11 +281,11 @@ def _word_or_number(spelling: str | int, words: tuple[str, ...], numbers: range,
 
 
 HEADROOM = 2.0
-"""Factor by which a value may grow before it leaves the range of the low type."""
+"""The factor by which measured values may grow before they overflow the low type."""
 
 
 def check_headroom(headroom: float) -> float:
-    """Return the headroom. PolicyError unless it is a finite number above 1."""
+    """Return the headroom; PolicyError unless it is a finite number above 1."""
     if not 1 < headroom < math.inf:
         raise PolicyError(f"a headroom of {headroom:g} leaves nothing to spare; use a number above 1, as in 2")
     return headroom

@@ -1,4 +1,4 @@
-"""Rules for the types of a model's inputs and outputs: low, or float32."""
+"""Rules that make inputs and outputs of a model low or float32."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _CACHE = re.compile(
     r"(?:self_|cross_)?(?:past|present)(?:_key_values)?"
     r"(?:[._](?:key|value|self|cross|encoder|decoder|conv|ssm|[0-9]+))+"
 )
-"""Names of caches: optimum and transformers.js have `past_key_values.0.decoder.key` and `present.0.decoder.key`,
-onnxruntime-genai the same, `past_0`, `past_key_self_0` and `present_value_cross_0`; layers of convolutions and state
-spaces `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_values` are not among them."""
+"""Names of caches. Optimum and transformers.js use `past_key_values.0.decoder.key` and `present.0.decoder.key`;
+onnxruntime-genai uses the same, `past_0`, `past_key_self_0` and `present_value_cross_0`; convolutions and state spaces
+use `past_conv.0` and `past_ssm.0`. Lengths, masks and data such as `past_values` do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class IoRule:
-    """A type (None: the low one) for inputs ("in"), outputs ("out") or both ("") of names like `names`.
+    """A type for inputs ("in"), outputs ("out") or both ("") whose names match `names`; None for the low type.
 
-    `strict`: a float32 one must match, unless the names are those of caches, and the model has some in the type.
+    `strict`: at least one float32 input or output must match. For caches, one in the low type is enough.
     """
 
     text: str
@@ -37,7 +37,7 @@ class IoRule:
 
 
 def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
-    """Return the rules "keep", "low", "caches" or "GLOB=TYPE", with or without "in:" or "out:".
+    """Parse the rules "keep", "low", "caches" or "GLOB=TYPE", perhaps after "in:" or "out:".
 
     PatternError for other text.
     """
@@ -45,10 +45,10 @@ def parse_io(rules: str | Iterable[str] | None) -> tuple[IoRule, ...]:
 
 
 def io_types(view: View, rules: Sequence[IoRule], to: DType) -> Mapping[ValueId, DType]:
-    """Return new types of float32 inputs and outputs, and of those of another low type.
+    """Return the new types of inputs and outputs that are float32 or of another low type.
 
-    The last rule that matches a value wins. PatternError for a type that is neither float32 nor the one that the model
-    is lowered to; a rule that matches no such input or output is an error, too (`matches_nothing`).
+    The last matching rule wins. PatternError for a type other than float32 and the low type of the conversion, and for
+    a rule without a match (see `matches_nothing`).
     """
     main = view.scopes[MAIN]
     dtypes = {DType.FLOAT, *(dtype for dtype in view.low_types if dtype is not to)}

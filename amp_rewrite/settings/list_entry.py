@@ -1,4 +1,4 @@
-"""Entries of op lists, the color of an op with condition, source and reason; their files, YAML with lines in errors."""
+"""Entries of op lists: the color of an op with its condition, source and reason; and the YAML files with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Color(Enum):
-    """List of an op; UNLISTED ops are never converted and stop every walk."""
+    """The list that an op is on. UNLISTED ops are never converted and stop every walk."""
 
     ALLOW = "allow"
     GRAY = "gray"
@@ -29,18 +29,18 @@ class Color(Enum):
     DENY = "deny"
     UNLISTED = "unlisted"
 
-    __hash__ = object.__hash__  # members are singletons; Enum hashes the name, in Python
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs Python code
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Condition on a node: each attribute has one of its values, and there are at least so many operands."""
+    """A condition on a node: each attribute has one of the given values, and there are at least `operands` inputs."""
 
     attributes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     operands: int = 0
 
     def holds(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> bool:
-        """True if a node passes; an absent attribute counts as its ONNX default, if it has one."""
+        """True if a node meets the condition; an absent attribute has its default in ONNX, if any."""
         if operands < self.operands:
             return False
         for name, wanted in self.attributes:
@@ -56,10 +56,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One statement about an op.
+    """The color of an op in a list.
 
-    `domain` is "" for ai.onnx; `source` is "float16.yaml:12", "<mapping>", or an environment variable's name. An op on
-    the deny list, or on none, counts as gray if no reader has the `need`.
+    `domain`: "" for ai.onnx. `source`: such as "float16.yaml:12", "<mapping>", or the name of an environment variable.
+    `need`: a denied or unlisted op counts as gray unless a reader has this need.
     """
 
     domain: str
@@ -72,28 +72,28 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Return `Op`, or `domain::Op` outside ai.onnx."""
+        """`Op`, or `domain::Op` outside ai.onnx."""
         return spell(self.domain, self.op_type)
 
 
 def spell(domain: str, op_type: str) -> str:
-    """`Op`, or `domain::Op` outside ai.onnx."""
+    """Return `Op`, or `domain::Op` outside ai.onnx."""
     return f"{domain}::{op_type}" if normal_domain(domain) else op_type
 
 
 def parse_name(text: str, where: str) -> tuple[str, str]:
-    """Return the (domain, op type) of `Op` or `domain::Op`; ListError at a place for other text."""
+    """Return the (domain, op type) of `Op` or `domain::Op`; ListError for other text."""
     match = re.fullmatch(r"(?:([^\s:,]+)::)?([^\s:,]+)", text.strip())
     if match is None:
         raise ListError(f"{where}: {text!r} is not an op; write Op or domain::Op")
     return normal_domain(match[1] or ""), match[2]
 
 
-def check_known(domain: str, op_type: str, where: str, known: Iterable[tuple[str, str]]) -> None:
-    """Raise ListError for an op of ONNX's domains or com.microsoft unknown to onnx and to `known`."""
+def check_op(domain: str, op_type: str, where: str, others: Iterable[tuple[str, str]]) -> None:
+    """Raise ListError for an op in ONNX's domains or com.microsoft if neither onnx nor `others` has it."""
     import onnx.defs
 
-    names = set(known)
+    names = set(others)
     if domain not in _KNOWN_DOMAINS or onnx.defs.has(op_type, domain) or (domain, op_type) in names:
         return
     names |= {(normal_domain(schema.domain), schema.name) for schema in onnx.defs.get_all_schemas()}
@@ -104,7 +104,7 @@ def check_known(domain: str, op_type: str, where: str, known: Iterable[tuple[str
 
 
 def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> None:
-    """Raise ListError for an op of ONNX without this attribute at any opset; other ops pass."""
+    """Raise ListError if an op of ONNX has no such attribute at any opset; other ops pass."""
     import onnx.defs
 
     history = onnx.defs.get_all_schemas_with_history()
@@ -116,13 +116,13 @@ def check_attribute(domain: str, op_type: str, attribute: str, where: str) -> No
 
 
 def default_of(domain: str, op_type: str, attribute: str) -> object:
-    """Return the default of an attribute in ONNX's newest schema; None without one."""
+    """Return the default of an attribute in ONNX's newest schema; None if it has none."""
     import onnx.defs
     import onnx.helper
 
     attributes = onnx.defs.get_schema(op_type, domain).attributes if onnx.defs.has(op_type, domain) else {}
-    stated = attributes[attribute].default_value if attribute in attributes else None
-    return onnx.helper.get_attribute_value(stated) if stated is not None and stated.type else None
+    default = attributes[attribute].default_value if attribute in attributes else None
+    return onnx.helper.get_attribute_value(default) if default is not None and default.type else None
 
 
 def _same(actual: object, wanted: str) -> bool:
@@ -145,7 +145,7 @@ SHIPPED = ("float16", "bfloat16", "tensorflow")
 
 @dataclass(frozen=True, slots=True)
 class ListFile:
-    """Statements of one file: its base and its entries."""
+    """The content of a list file: its base and its entries."""
 
     name: str
     base: str | None = None
@@ -153,18 +153,18 @@ class ListFile:
 
 
 def read(source: str | Path | Mapping[str, object]) -> ListFile:
-    """Return the statements of a YAML file, or of a mapping of the same form. ListError names file and line."""
+    """Read a YAML file, or a mapping of the same form. ListError names file and line."""
     if isinstance(source, Mapping):
-        return _statements("<mapping>", _wrap(source, 0))
+        return _list_file("<mapping>", _wrap(source, 0))
     path = Path(source)
     if not path.exists():
         hint = advice(path, SHIPPED, f"the shipped lists are {', '.join(SHIPPED)}")
         raise ListError(f"{path}: no such list file; {hint}")
-    return _statements(path.name, _parse(read_text(path, _MAX_BYTES, "a YAML file of ops", ListError), path.name))
+    return _list_file(path.name, _parse(read_text(path, _MAX_BYTES, "a YAML file of ops", ListError), path.name))
 
 
 class _ListNode(NamedTuple):
-    """A piece of a list file, and its place. Numbers are text, as attributes are compared with their words."""
+    """A node of a list file and its place. Numbers stay text, since attributes are compared as text."""
 
     value: str | list[_ListNode] | dict[str, _ListNode] | None
     place: str
@@ -204,7 +204,7 @@ def _parse(text: str, name: str) -> _ListNode | None:
         mark = getattr(error, "problem_mark", None)
         where = name if mark is None else f"{name}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        if "nesting depth" in problem:  # some versions of libyaml have a limit of their own
+        if "nesting depth" in problem:  # some versions of libyaml have their own limit
             raise _too_deep(where) from error
         raise ListError(f"{where}: not valid YAML: {problem}") from error
     if len(roots) > 1:
@@ -251,7 +251,7 @@ def _text(node: _ListNode, what: str) -> str:
     return text
 
 
-def _statements(name: str, root: _ListNode | None) -> ListFile:
+def _list_file(name: str, root: _ListNode | None) -> ListFile:
     if root is None or not root.value:
         return ListFile(name)
     keys = _expect(root, dict, "a list file is", f"write a mapping with the keys {', '.join(_KEYS)}")
@@ -274,10 +274,10 @@ def _statements(name: str, root: _ListNode | None) -> ListFile:
     return ListFile(name, base and base.value, tuple(entries))
 
 
-def _check_keys(pairs: Mapping[str, _ListNode], known: tuple[str, ...]) -> None:
+def _check_keys(pairs: Mapping[str, _ListNode], legal: tuple[str, ...]) -> None:
     for key, node in pairs.items():
-        if key not in known:
-            raise ListError(f"{node.place}: unknown key {key!r}; {advice(key, known)}")
+        if key not in legal:
+            raise ListError(f"{node.place}: unknown key {key!r}; {advice(key, legal)}")
 
 
 def _entry(node: _ListNode, color: Color) -> Entry:

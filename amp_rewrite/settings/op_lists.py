@@ -1,9 +1,8 @@
 """Op lists: the color of each op, its source and its reason.
 
-Four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
-class, unlisted. The lists are YAML files; the form of an entry is described at the top of
-`lists/float16.yaml`. Overlays and edits move ops between the lists; the last one wins, and every entry
-keeps its source.
+There are four lists, as in TensorFlow's automatic mixed precision (which calls the gray one "infer"), and a fifth
+class, unlisted. The lists are YAML files; the top of `lists/float16.yaml` describes their format. Overlays and edits
+move ops between the lists; the last one wins, and every entry keeps its source.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from amp_rewrite.settings.list_entry import (
     Entry,
     ListFile,
     check_attribute,
-    check_known,
+    check_op,
     parse_name,
     read,
     spell,
@@ -36,20 +35,18 @@ Table = Mapping[Key, tuple[Entry, ...]]
 
 
 Edit = tuple[Color, Entry]
-"""One word of an environment variable: the list that an op is put on or taken off, and its new entry."""
+"""An op in an environment variable: the list that it is added to or removed from, and its new entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpLists:
-    """Lists in force. Per op: conditional entries in order of precedence, then one without condition.
-
-    `fingerprint` is a sha256 over ops, colors, conditions and needs: the same lists have the same fingerprint,
-    whatever their reasons and sources.
+    """The lists of a conversion. An op has conditional entries in order of precedence, then one without a condition.
 
     Attributes:
         name: names of the lists.
         entries: entries by op.
-        fingerprint: the sha256 in hexadecimal.
+        fingerprint: the SHA-256 digest of ops, colors, conditions and needs, in hexadecimal, independent of reasons
+            and sources.
     """
 
     name: str
@@ -60,12 +57,12 @@ class OpLists:
         digest = hashlib.sha256()
         for key, entries in sorted(self.entries.items()):
             if any(entry.color is not Color.UNLISTED for entry in entries):
-                said = "; ".join(map(_decision, entries))
-                digest.update(f"{spell(*key)} {said}\n".encode())
+                decisions = "; ".join(map(_decision, entries))
+                digest.update(f"{spell(*key)} {decisions}\n".encode())
         object.__setattr__(self, "fingerprint", digest.hexdigest())
 
     def classify(self, domain: str, op_type: str, attributes: Mapping[str, object], operands: int) -> Entry:
-        """Return the entry of a node, UNLISTED without one."""
+        """Return the entry for a node; an UNLISTED one if no other applies."""
         domain = normal_domain(domain)
         for entry in self.entries_of(domain, op_type):
             if entry.condition is None or entry.condition.holds(domain, op_type, attributes, operands):
@@ -77,23 +74,23 @@ class OpLists:
         return self.entries.get((normal_domain(domain), op_type), ())
 
     def otherwise(self, domain: str, op_type: str) -> Entry:
-        """Return the entry for nodes beyond all conditions of their op, or for an op on no list."""
+        """Return the UNLISTED entry, for nodes that meet no condition of their op and for ops on no list."""
         because = "none of its conditions holds" if self.entries_of(domain, op_type) else "is on no list"
         return Entry(domain, op_type, Color.UNLISTED, because, self.name)
 
     def at_level(self, level: Level) -> OpLists:
-        """Return the lists at a level; most levels change only the painting."""
+        """Return the lists at a level. Most levels do not change them, but only the painting."""
         if level not in _LEVEL_CHANGES:
             return self
-        colors, now = _LEVEL_CHANGES[level]
+        colors, new = _LEVEL_CHANGES[level]
 
-        def seen(entry: Entry) -> Entry:
+        def changed(entry: Entry) -> Entry:
             if entry.color not in colors:
                 return entry
             because = f"level {level}, else {entry.color.value}: {entry.because}"
-            return replace(entry, color=now, because=because, need=None)
+            return replace(entry, color=new, because=because, need=None)
 
-        return OpLists(self.name, {key: tuple(map(seen, entries)) for key, entries in self.entries.items()})
+        return OpLists(self.name, {key: tuple(map(changed, entries)) for key, entries in self.entries.items()})
 
     def __iter__(self) -> Iterator[Entry]:
         for key in sorted(self.entries):
@@ -112,7 +109,7 @@ _LEVEL_CHANGES = {
 
 
 def lists_folder() -> Path:
-    """Return the folder of the shipped lists: inside an installed package, or `lists/` of a checkout."""
+    """Return the folder of the shipped lists: inside the installed package, or `lists/` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_lists", package.parent / "lists"):
         if (folder / "float16.yaml").is_file():
@@ -123,7 +120,7 @@ def lists_folder() -> Path:
 def load_lists(
     to: DType | str, overlays: Sequence[str | Path | Mapping[str, object]] = (), edits: Sequence[Edit] = ()
 ) -> OpLists:
-    """Return the lists for a target type: the shipped ones, then each overlay in turn, then the edits.
+    """Return the lists for a low type: the shipped ones, with the overlays in order, and then the edits.
 
     Args:
         to: float16 or bfloat16, or its name.
@@ -131,10 +128,10 @@ def load_lists(
         edits: ops to add to a list or to remove from one.
 
     Returns:
-        The lists in force.
+        The resulting lists.
 
     Raises:
-        ListError: an overlay is invalid; names file and line.
+        ListError: an overlay is invalid; the message names file and line.
         PolicyError: `to` is another type.
     """
     to = DType.parse(to)
@@ -161,8 +158,7 @@ def load_lists(
 def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
     """Return the edits in `AMP_REWRITE_{ALLOW,GRAY,DENY,CLEAR}LIST_{ADD,REMOVE}`: all additions, then all removals.
 
-    ListError for an unknown op, or one that two variables add; ConfigError for a variable with a similar name that is
-    not one of these.
+    ListError for an unknown op, or one that two variables add; ConfigError for another variable with such a prefix.
     """
     edits: dict[str, list[Edit]] = {"ADD": [], "REMOVE": []}
     added: dict[Key, str] = {}
@@ -174,7 +170,7 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
         color, add = Color[variable[1]], variable[2] == "ADD"
         for word in filter(None, (part.strip() for part in environ[name].split(","))):
             op = parse_name(word, name)
-            check_known(*op, name, _shipped("float16", DType.FLOAT16))
+            check_op(*op, name, _shipped("float16", DType.FLOAT16))
             if add and added.setdefault(op, name) != name:
                 raise ListError(f"{name}: op {word!r} is in {added[op]} too; keep one")
             to, way = (color, "put on") if add else (Color.UNLISTED, "taken off")
@@ -183,20 +179,20 @@ def environment_edits(environ: Mapping[str, str]) -> tuple[Edit, ...]:
 
 
 def _shipped(name: str, to: DType) -> Table:
-    twin = name == "tensorflow" and to is DType.BFLOAT16
-    return _shipped_file(lists_folder(), f"{name}_bfloat16" if twin else name)
+    has_variant = name == "tensorflow" and to is DType.BFLOAT16
+    return _shipped_file(lists_folder(), f"{name}_bfloat16" if has_variant else name)
 
 
 @cache
 def _shipped_file(folder: Path, name: str) -> Table:
-    """Table of a shipped file, parsed once in a process: the YAML takes 17 ms longer than a JSON copy took."""
+    """Return the table of a shipped file, parsed once in a process."""
     file = read(folder / f"{name}.yaml")
-    # the base of a shipped file is a file name, not a choice by target type
+    # The base of a shipped file is a file name, not a choice by low type.
     return _overlay({} if file.base is None else _shipped_file(folder, file.base), file)
 
 
 def _overlay(below: Table, file: ListFile) -> Table:
-    """Return `below` with a file on top: an entry without condition replaces all earlier entries of its op."""
+    """Return `below` with a file on top. An entry without a condition replaces all earlier entries of its op."""
     table = dict(below)
     groups: dict[Key, list[Entry]] = {}
     for entry in file.entries:
@@ -214,7 +210,7 @@ def _read_overlay(overlay: str | Path | Mapping[str, object]) -> ListFile:
         return ListFile(overlay, base=overlay)
     file = read(overlay)
     for entry in file.entries:
-        check_known(entry.domain, entry.op_type, entry.source, _shipped("float16", DType.FLOAT16))
+        check_op(entry.domain, entry.op_type, entry.source, _shipped("float16", DType.FLOAT16))
         for attribute, _ in entry.condition.attributes if entry.condition else ():
             check_attribute(entry.domain, entry.op_type, attribute, entry.source)
     return file

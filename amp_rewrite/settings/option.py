@@ -1,4 +1,4 @@
-"""Options: the form, words and parser of each; types of values, in words; keywords of public functions."""
+"""Options with their documentation and parsers; checks of keyword types; keywords of public functions."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from amp_rewrite.settings.choices import (
 )
 
 PRECISION, DATA, OUTPUT = "Precision", "Data and accuracy", "Output and settings"
-"""Groups of options, the headings of help and documentation in their order."""
+"""Groups of options: the headings in help and documentation, in order."""
 ALWAYS, UNUSUAL = "always", "unusual"
-"""Conversions with an option in report and metadata: all, or those with an unusual value."""
+"""When report and metadata contain an option: always, or if its value is not the default."""
 
 
 class Kind(Enum):
-    """Form of an option's value, by its Python type."""
+    """The kind of an option's value, with its Python type."""
 
     TEXT = "str"
     LIST = "str | Sequence[str]"
@@ -50,11 +50,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option; name, words of a Literal and, unless it is a path, kind are those of its field.
+    """An option. Its name, its words and, unless it is a path, its kind come from the field of the dataclass.
 
-    `words`: those that the value may be. `help`: the sentence of the command line; without one, `--set` takes the key
-    there. `doc`: the sentence of the documentation. `default` holds where neither the caller nor the environment says
-    anything. `parse` reads the value, PolicyError for an illegal one.
+    `words`: the legal values, if there are only a few. `help`: the help of the command line; an option without it is a
+    key of `--set`. `doc`: the text in the documentation. `default`: the value if neither the caller nor the environment
+    sets one. `parse`: parses a value; PolicyError for an illegal one.
     """
 
     doc: str
@@ -66,29 +66,29 @@ class Option:
     default: Any = None
     words: tuple[str, ...] = ()
     parse: Callable[[Any], Any] | None = None
-    stated: str = ""
+    recorded: str = ""
     environment: str = ""
 
     @property
     def key(self) -> str:
-        """Name on the command line and in settings files."""
+        """The name on the command line and in settings files."""
         return self.name.replace("_", "-")
 
     def read(self, value: Any) -> Any:
-        """Return the value of the field for a given one, or for its word in a shell or a file.
+        """Return the value of the field for a Python value, or for its text on the command line or in a file.
 
-        PolicyError for another type, and what `parse` raises.
+        PolicyError for another type; also raises what `parse` raises.
         """
         value = self.default if value is None else value
         if value is None:
             return None
-        if self.kind in _OF_WORD:
+        if self.kind in _FROM_TEXT:
             if isinstance(value, str):
                 with suppress(ValueError):
-                    value = _OF_WORD[self.kind](value)
+                    value = _FROM_TEXT[self.kind](value)
             check_keyword(self.name, value, self.kind.value)
         if self.kind is Kind.NUMBER:
-            value = math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML's integers have no bound
+            value = math.inf if abs(value) > DType.DOUBLE.max else float(value)  # TOML integers are unbounded
         if self.words:
             return one_of(self.words, value, self.name)
         if self.parse is not None:
@@ -97,60 +97,60 @@ class Option:
         return as_names(value) if self.kind is Kind.LIST else value
 
     def check(self, value: object, where: str) -> object:
-        """Return the value. ConfigError, beginning with the place, for an illegal one."""
+        """Return the value, or raise ConfigError with its place in front if it is illegal."""
         try:
             self.read(value)
         except AmpRewriteError as error:
-            said = str(error)
-            raise ConfigError(said if said.startswith(where) else f"{where}: {said}") from error
+            message = str(error)
+            raise ConfigError(message if message.startswith(where) else f"{where}: {message}") from error
         return value
 
 
-_OF_WORD: dict[Kind, Callable[[str], object]] = {
+_FROM_TEXT: dict[Kind, Callable[[str], object]] = {
     Kind.SWITCH: lambda word: {"true": True, "false": False}.get(word.lower(), word),
     Kind.NUMBER: float,
     Kind.WHOLE: int,
 }
 
 
-def option(default: Any, doc: str, **words: Any) -> Any:
-    """Return a field of a dataclass with its option; the words are those of `Option`."""
-    return field(default=default, metadata={"option": Option(doc=doc, default=default, **words)})
+def option(default: Any, doc: str, **keywords: Any) -> Any:
+    """Return a dataclass field with its option; the keywords are those of `Option`."""
+    return field(default=default, metadata={"option": Option(doc=doc, default=default, **keywords)})
 
 
 data_option, output_option = partial(option, group=DATA), partial(option, group=OUTPUT)
 
 
 def options_of(record: type) -> dict[str, Option]:
-    """Return the options of a dataclass by name, with kind and words from the types of its fields."""
+    """Return the options of a dataclass by name, with kinds and words from the types of its fields."""
     kinds = {tuple: Kind.LIST, bool: Kind.SWITCH, float: Kind.NUMBER, int: Kind.WHOLE}
     types, found = get_type_hints(record), dict[str, Option]()
     for name, row in ((part.name, part.metadata.get("option")) for part in fields(record)):
         if row is not None:
-            stated = {get_origin(kind) or kind: kind for kind in (types[name], *get_args(types[name]))}
-            kind = next((kinds.get(kind, row.kind) for kind in stated if kind in (str, *kinds)), row.kind)
-            words = get_args(stated.get(Literal))
+            by_origin = {get_origin(kind) or kind: kind for kind in (types[name], *get_args(types[name]))}
+            kind = next((kinds.get(kind, row.kind) for kind in by_origin if kind in (str, *kinds)), row.kind)
+            words = get_args(by_origin.get(Literal))
             metavar = row.metavar or "|".join(words)
             found[name] = replace(row, name=name, kind=kind, words=words, metavar=metavar)
     return found
 
 
 def check_keyword(name: str, value: object, annotation: str, names: Mapping[str, object] = {}) -> None:
-    """Raise PolicyError, naming the keyword, if the annotation excludes a value. `names`: as in `misfit`."""
-    if legal := misfit(value, annotation, names):
+    """Raise PolicyError with the keyword's name if a value does not match its annotation, as in `legal_forms`."""
+    if legal := legal_forms(value, annotation, names):
         raise PolicyError(f"{spelled(name, value)} is {type(value).__name__}; give {legal}")
 
 
-# -- types of values -----------------------------------------------------------------------------------------
+# -- values and annotations ----------------------------------------------------------------------------------
 
 
 Form = tuple[str, Callable[[Any], bool]]
 
 
-def misfit(value: object, annotation: str, names: Mapping[str, object] = {}) -> str:
-    """Return the legal forms of a value in words, if an annotation excludes it; "" if it fits.
+def legal_forms(value: object, annotation: str, names: Mapping[str, object] = {}) -> str:
+    """Return a description of the legal values if a value does not match an annotation; "" if it does.
 
-    `names`: what names in the annotation stand for. An alias or a protocol accepts every value.
+    `names`: the objects that names in the annotation refer to. An alias or a protocol accepts every value.
     """
     forms = [_form(part, names) for part in alternatives(annotation)]
     if any(fits(value) for _, fits in forms):
@@ -160,7 +160,7 @@ def misfit(value: object, annotation: str, names: Mapping[str, object] = {}) -> 
 
 
 def alternatives(annotation: str) -> Iterator[str]:
-    """Yield the parts of "str | Callable[[A | B], None] | None"; a bar in brackets does not divide."""
+    """Yield the parts of a union such as "str | Callable[[A | B], None] | None"."""
     depth, part = 0, ""
     for piece in re.split(r"([\[\]|])", annotation):
         depth += (piece == "[") - (piece == "]")
@@ -199,24 +199,24 @@ _FORMS: dict[str, Form] = {
 
 def _form(part: str, names: Mapping[str, object]) -> Form:
     name = part.partition("[")[0]
-    known = _FORMS.get(part) or _FORMS.get(name)
-    if known is not None:
-        return known
-    own = names.get(name)
-    if (own is not None and not isinstance(own, type)) or getattr(own, "_is_protocol", False):
+    form = _FORMS.get(part) or _FORMS.get(name)
+    if form is not None:
+        return form
+    target = names.get(name)
+    if (target is not None and not isinstance(target, type)) or getattr(target, "_is_protocol", False):
         return "", lambda value: True
     article = "an" if name[:1] in "AEIOU" else "a"
     return f"{article} {name}", lambda value: any(kind.__name__ == name for kind in type(value).__mro__)
 
 
-# -- keywords of public functions, with their types for static checkers ------------------------------------
+# -- keywords of public functions, with their types for type checkers ---------------------------------------
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stage of the work ("read", "decide" …), what is done of it, and its total."""
+"""A function called with a stage of the work ("read", "decide" …), the amount done, and the total."""
 ListSource = str | Path | Mapping[str, object]
 Data = str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]]
-"""Forms of input data, which `Feed.of` names one by one. Mappings, arrays and feeds are iterable."""
+"""Everything accepted as input data; `Feed.of` lists the forms. Mappings, arrays and feeds are iterable."""
 
 
 class Painting(TypedDict, total=False):
@@ -232,7 +232,7 @@ class Painting(TypedDict, total=False):
 
 
 class Options(Painting, total=False):
-    """Keywords of a conversion, with their types for static checkers; None is the default."""
+    """Keywords of a conversion, with their types for type checkers; None is the default."""
 
     to: LowType | None
     io: str | Sequence[str] | None
@@ -246,7 +246,7 @@ class Options(Painting, total=False):
 
 
 class CriterionKeywords(TypedDict, total=False):
-    """Keywords of a criterion, with their types for static checkers."""
+    """Keywords of a criterion, with their types for type checkers."""
 
     tolerance: float | None
     rtol: float | None
@@ -262,42 +262,42 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(function: F) -> F:
-    """Decorate a function: a value beyond a keyword's annotation is a PolicyError, but None is the default.
+    """Decorate a function so that keywords are checked against their annotations, and None stands for the default.
 
-    An unknown keyword is a TypeError that names the nearest one.
-    Aliases in annotations accept every value, because the function parses it; a name that its module imports for type
-    checkers alone is that of a class.
+    PolicyError for a value of another type; TypeError for an unknown keyword, with the closest legal one. Aliases in
+    annotations accept every value, since the function parses it. A name imported only for type checkers is taken to be
+    that of a class.
     """
     parameters = signature(function).parameters.values()
-    stated = {p.name: p.annotation for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+    annotations = {p.name: p.annotation for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
     @wraps(function)
-    def call(*given: Any, **keywords: Any) -> Any:
+    def call(*positional: Any, **keywords: Any) -> Any:
         own = signature(call).parameters
         if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in own.values()):
-            check_known(function.__name__, keywords, own)
-        said = {
+            check_keyword_names(function.__name__, keywords, own)
+        given = {
             name: value
             for name, value in keywords.items()
-            if value is not None or "None" in alternatives(stated.get(name, "None"))
+            if value is not None or "None" in alternatives(annotations.get(name, "None"))
         }
-        for name in said.keys() & stated.keys():
-            check_keyword(name, said[name], stated[name], unwrap(function).__globals__)
-        return function(*given, **said)
+        for name in given.keys() & annotations.keys():
+            check_keyword(name, given[name], annotations[name], unwrap(function).__globals__)
+        return function(*positional, **given)
 
     return call  # type: ignore[return-value]
 
 
-def check_known(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError for an unknown keyword of a function, with the nearest one."""
+def check_keyword_names(function: str, keywords: Iterable[str], legal: Collection[str]) -> None:
+    """Raise TypeError for an unknown keyword of a function, with the closest legal one."""
     for name in keywords:
-        if name not in known:
-            hint = advice(name, known, f"it takes {', '.join(known)}")
+        if name not in legal:
+            hint = advice(name, legal, f"it takes {', '.join(legal)}")
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
-    """Show the keywords of tables behind `**` one by one to help() and completion, with their docs."""
+    """Decorate a function so that help() and completion list the options that it takes as `**keywords`."""
     rows = {name: row for table in tables for name, row in table.items()}
     types = {name: reference.__forward_arg__ for name, reference in OptionsAndCriterion.__annotations__.items()}
     keywords = [
@@ -305,15 +305,15 @@ def takes(*tables: Mapping[str, Option]) -> Callable[[F], F]:
         for name, row in rows.items()
     ]
 
-    def shown(function: F) -> F:
+    def decorate(function: F) -> F:
         own = signature(function)
         named = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
         first = [p for p in named if p.kind is not Parameter.KEYWORD_ONLY]
         parameters = [*first, *keywords, *named[len(first) :]]
         function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        if function.__doc__:  # absent under python -OO
+        if function.__doc__:  # missing under python -OO
             lines = [f"{name}: {row.doc}." for name, row in rows.items()]
             function.__doc__ = "\n".join([cleandoc(function.__doc__), "\nOptions:\n", *lines])
         return function
 
-    return shown
+    return decorate

@@ -1,8 +1,8 @@
-"""The options of a run, in one dataclass.
+"""The options of a run, as fields of one dataclass.
 
-A field of `Request` is all that an option needs: it makes the keyword of `convert`, the key of a settings file and of
-`--set`, the option of the command line if it has one, the environment variable, the entry in report and metadata, and a
-section of docs/reference/options.md. A keyword of `convert` also has a line in `Options`, with what a caller may write.
+A field of `Request` defines everything about an option: the keyword of `convert`, the key in settings files and in
+`--set`, the command-line option if there is one, the environment variable, the entry in report and metadata, and the
+section in docs/reference/options.md. A keyword of `convert` also has a line in `Options`, with its type for callers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from amp_rewrite.settings.option import (
     Options,
     Painting,
     Progress,
-    check_known,
+    check_keyword_names,
     data_option,
     option,
     options_of,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 USUAL_TOLERANCES = {"float16": "1e-2", "bfloat16": "8e-2"}
-"""The tolerance to start with, by low type."""
+"""The recommended first tolerance, by low type."""
 STARTS = ", ".join(f"{tolerance} for {low}" for low, tolerance in USUAL_TOLERANCES.items())
 
 
@@ -73,11 +73,12 @@ def _kinds(words: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of one run, read and checked.
+    """The parsed and checked options of a run.
 
-    `of` takes keywords of `convert`. Other fields are options of commands that run, compare or write models.
-    `config`: the settings that a file changed, and the file, for people. `found`: patterns of `keep` from a check.
-    `drawn`: keywords of `Feed.randomly` for a check without data. `progress` hears of the stages of the work.
+    `of` takes the keywords of `convert`. The other options are for commands that run, compare or write models. Fields
+    that are not options: `config`, a text with the settings that a file changed, and the file; `found`, patterns that a
+    check added to `keep`; `drawn`, keywords of `Feed.randomly` for a check without data; `progress`, called with the
+    stages of the work.
     """
 
     to: DType = option(
@@ -99,7 +100,7 @@ class Request:
     level: Level = option(
         "default",
         'how much to lower: one of TensorFlow\'s levels, or "lower-all"',
-        stated=ALWAYS,
+        recorded=ALWAYS,
         environment="AMP_REWRITE_LEVEL",
     )
     target: Target = option(
@@ -111,12 +112,12 @@ class Request:
         metavar="ort-cuda[:RELEASE]|onnx|tensorrt[:RELEASE]|directml|openvino|coreml|qnn|webgpu",
         help="The runtime: ort-cuda, onnx, tensorrt, webgpu …",
         parse=Target.parse,
-        stated=ALWAYS,
+        recorded=ALWAYS,
     )
     safety: Safety = option(
         "default",
         '"none" turns off `placement` and all rules that protect numbers, except TensorFlow\'s own',
-        stated=ALWAYS,
+        recorded=ALWAYS,
     )
     keep: tuple[str, ...] = option(
         (),
@@ -142,13 +143,13 @@ class Request:
         None,
         "True first turns float64 computations into float32, and then decides their types; inputs and"
         " outputs keep float64",
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     quantized: Quantized = option(
         "keep",
         '"keep" leaves ops between DequantizeLinear and QuantizeLinear unchanged, since runtimes run them on integers;'
         ' "rescale" (from opset 19 on) gives the scales of quantizers, and the ops between them, the low type',
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     fuse: Fuse = option(
         "auto",
@@ -157,13 +158,13 @@ class Request:
         " also those of [diffusion models](../concepts/fusion.md#diffusion), which run only in float16 on CUDA;"
         ' "auto" is "contrib" for ort-cuda, and "basic" for all other targets',
         help="Fusions: auto, none, basic, contrib, diffusion.",
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     assume: Assumption | None = option(
         None,
         '"rows-see-a-key" states that no row of an attention mask hides every key, as when each token sees itself:'
         " attention then omits a test of its rows. If a row does hide every key, its numbers differ",
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     opset: Opset | None = option(
         None,
@@ -173,7 +174,7 @@ class Request:
         metavar="auto|keep|N",
         help="Opset of the result.  [default: 13 and up]",
         parse=parse_opset,
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     shift: Shift = option(
         "auto",
@@ -182,13 +183,13 @@ class Request:
         " shifting](../concepts/shift.md)",
         metavar="auto|none|K",
         parse=parse_shift,
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     placement: Placement | None = option(
         None,
         '"mincut" moves the borders between types from where TensorFlow\'s rules put them to where Casts cost least,'
         ' "propagate" does not; by default "mincut", or "propagate" without safety rules',
-        stated=UNUSUAL,
+        recorded=UNUSUAL,
     )
     gray_follows_allow: bool | None = option(
         None,
@@ -294,18 +295,18 @@ class Request:
 
     @classmethod
     def of(cls, *, progress: Progress | None = None, **options: Unpack[Options]) -> Request:
-        """Return the request of a conversion, for the installed runtime; environment variables fill gaps.
+        """Return the request for a conversion, with options from environment variables, for the installed runtime.
 
         Raises what `convert` raises, and TypeError for an unknown keyword.
         """
-        check_known("convert", options, KEYWORDS)
+        check_keyword_names("convert", options, KEYWORDS)
         given = {name: value for name, value in cast(dict[str, Any], options).items() if not _absent(name, value)}
-        request = cls(**{**from_environment(os.environ), **given}, progress=progress)._served()
-        assert request.op_lists is not None  # read here, so that a mistake in them is an error now
+        request = cls(**{**from_environment(os.environ), **given}, progress=progress)._resolved()
+        assert request.op_lists is not None  # loaded now, so a mistake in them is an early error
         return request
 
-    def _served(self) -> Request:
-        """Return the request for the installed runtime, with its fusions. PolicyError for options beyond it."""
+    def _resolved(self) -> Request:
+        """Return the request with the target and the fusions resolved; PolicyError for options that do not match."""
         target = installed(self.target, self.to)
         if self.fuse in ("contrib", "diffusion") and target.family != Target.ORT_CUDA:
             raise PolicyError(
@@ -314,52 +315,52 @@ class Request:
             )
         if self.fuse == "diffusion" and self.to is not DType.FLOAT16:
             raise PolicyError("fuse 'diffusion' makes operators that have no bfloat16 kernels; use fuse 'contrib'")
-        own: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
-        return replace(self, target=target, fuse=own if self.fuse == "auto" else self.fuse)
+        default: Fuse = "contrib" if target.family == Target.ORT_CUDA else "basic"
+        return replace(self, target=target, fuse=default if self.fuse == "auto" else self.fuse)
 
     @cached_property
     def op_lists(self) -> OpLists:
-        """Lists in force, with the edits of the environment. ListError if one is invalid."""
+        """The op lists, with the edits in environment variables. ListError if one is invalid."""
         from amp_rewrite.settings.op_lists import environment_edits, load_lists  # late: help and settings need no lists
 
         return load_lists(self.to, self.lists, environment_edits(os.environ))
 
     def tell(self, stage: str, done: int = 0, total: int = 1) -> None:
-        """Report the begin of a stage of the work, or its progress."""
+        """Report the start of a stage of the work, or its progress."""
         if self.progress is not None:
             self.progress(stage, done, total)
 
     @property
     def safe(self) -> bool:
-        """True if this project's rules hold on top of TensorFlow's."""
+        """True if this project's safety rules apply in addition to TensorFlow's rules."""
         return self.safety == "default"
 
     @property
     def places(self) -> bool:
-        """True if the border between the types moves to the cheapest Casts."""
-        usual = "mincut" if self.safe else "propagate"
-        return (self.placement or usual) == "mincut"
+        """True if the border between the types moves to where Casts cost least."""
+        default = "mincut" if self.safe else "propagate"
+        return (self.placement or default) == "mincut"
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The keywords of an equal conversion."""
+        """The keywords for an equal conversion."""
         return {name: getattr(self, name) for name in KEYWORDS}
 
     @property
     def criterion(self) -> dict[str, Any]:
-        """The stated keywords of a criterion."""
+        """The keywords of the criterion, without None."""
         return {name: value for name in CRITERION if (value := getattr(self, name)) is not None}
 
     @property
     def settings(self) -> dict[str, str]:
-        """Spellings of the options for report and metadata."""
-        usual = Request(to=self.to, target=self.target)._served()
-        own, default = ({name: _spelling(getattr(r, name)) for name in STATED} for r in (self, usual))
-        return {name: text for name, text in own.items() if OPTIONS[name].stated == ALWAYS or text != default[name]}
+        """The options for report and metadata, as text."""
+        defaults = Request(to=self.to, target=self.target)._resolved()
+        own, default = ({name: _spelling(getattr(r, name)) for name in RECORDED} for r in (self, defaults))
+        return {name: text for name, text in own.items() if OPTIONS[name].recorded == ALWAYS or text != default[name]}
 
 
 def _absent(name: str, value: object) -> bool:
-    """True for None, and for an empty list: the environment may have one."""
+    """True for None and for an empty list, which an environment variable may replace."""
     return value is None or (OPTIONS[name].kind is Kind.LIST and isinstance(value, (list, tuple)) and not value)
 
 
@@ -368,22 +369,22 @@ def _spelling(value: object) -> str:
 
 
 OPTIONS = options_of(Request)
-"""Every option. Report and metadata state them in this order, too."""
+"""All options, in the order of report and metadata."""
 KEYWORDS = {name: row for name, row in OPTIONS.items() if row.group == PRECISION}
-"""Options that `convert` takes in Python, too: they decide types."""
-STATED = tuple(name for name, row in OPTIONS.items() if row.stated)
-"""Options that the header of a report may state."""
+"""The options that decide types, which `convert` takes in Python, too."""
+RECORDED = tuple(name for name, row in OPTIONS.items() if row.recorded)
+"""The options that the header of a report may contain."""
 PAINTING = tuple(name for name in KEYWORDS if name in Painting.__annotations__)
-"""Keywords of a training step."""
+"""The keywords of a training step."""
 CRITERION = {name: OPTIONS[name] for name in CriterionKeywords.__annotations__}
-"""Keywords of a criterion. `repair` and `verify` take them, `convert` does not; `evidence/metric.py` judges by them."""
+"""The keywords of a criterion (see `evidence/metric.py`); `repair` and `verify` take them, but `convert` does not."""
 
 
 def from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
-    """Return values from environment variables; lists are separated as PATH is. ConfigError for an illegal value."""
-    stated: dict[str, object] = {}
+    """Return the options set by environment variables, with lists separated as in PATH; ConfigError if illegal."""
+    values: dict[str, object] = {}
     for row in OPTIONS.values():
         if row.environment and (text := environ.get(row.environment)):
             words = tuple(filter(None, text.split(os.pathsep)))
-            stated[row.name] = row.check(words if row.kind is Kind.LIST else text, row.environment)
-    return stated
+            values[row.name] = row.check(words if row.kind is Kind.LIST else text, row.environment)
+    return values

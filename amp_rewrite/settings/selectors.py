@@ -1,19 +1,19 @@
-"""Selectors (patterns): choose ops by name, type and position.
+"""Selectors (patterns) that choose ops by name, type and position.
 
-A pattern is one or more terms, separated by commas; an op must pass all of them. Globs know `*`, `?` and `[...]`, are
-case-sensitive, and `*` crosses "/".
+A pattern consists of terms separated by commas; an op must match all of them. Globs support `*`, `?` and `[...]` and
+are case-sensitive; `*` also matches "/".
 
-    encoder/*/MatMul     a glob on the node name; the same as name=encoder/*/MatMul
-    re:layer\\.[01]\\.     a regular expression, searched in the node name; all of the pattern, commas too
-    op=MatMul            a glob on the op type, spelled as in the lists: "com.microsoft::*" for other domains
-    scope=encoder/*      a glob on the position of the op, or on a part of the model around it: the path of
-                         its name, the If, Loop or Scan bodies around it, and the module scopes that torch
-                         records; "/" and "." are the same, a leading one does not count
-    feeds=Softmax        a result reaches an op of that type, directly or through casts, moves and elementwise
-                         arithmetic only, also into and out of bodies of ops
+    encoder/*/MatMul     a glob for the node name, the same as name=encoder/*/MatMul
+    re:layer\\.[01]\\.     a regular expression to search in the node name; it extends to the end, including commas
+    op=MatMul            a glob for the op type, spelled as in the lists: "com.microsoft::*" for other domains
+    scope=encoder/*      a glob for the scope of the op, or for a scope around it: the path in its name, the If,
+                         Loop or Scan bodies around it, and the module scopes that torch records; "/" and "."
+                         are the same, and a leading one is ignored
+    feeds=Softmax        a result reaches an op of that type, directly or only through casts, moves and elementwise
+                         arithmetic, also into and out of bodies of ops
     fed_by=Conv          an input comes from an op of that type, in the same way
-    input=NAME           a glob on the names of its inputs
-    output=NAME          a glob on the names of its outputs
+    input=NAME           a glob for the names of its inputs
+    output=NAME          a glob for the names of its outputs
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from amp_rewrite.ir.view import Op, OpId, View
 
 @dataclass(frozen=True, slots=True)
 class SelectorTerm:
-    """One condition: its key, the text of the user, and the expression to search in a name."""
+    """A condition: its key, the user's text, and the expression to search in a name."""
 
     key: str
     text: str
@@ -42,7 +42,7 @@ class SelectorTerm:
 
 
 def parse_pattern(text: str) -> tuple[SelectorTerm, ...]:
-    """Return the terms of a pattern. PatternError for an unknown key, an empty term, or a broken expression."""
+    """Return the terms of a pattern; PatternError for an unknown key, an empty term, or an invalid expression."""
     if not text.startswith("re:"):
         return tuple(_term(text, part) for part in text.split(","))
     expression = text.removeprefix("re:")
@@ -60,21 +60,21 @@ def matched(view: View, pattern: str) -> bool:
 
 
 def exactly(op: Op) -> str:
-    """Return the pattern of an op: its type and its name, or its first result without one."""
+    """Return the pattern for a single op: its type, and its name or first result."""
     key, name = ("name", op.node.name) if op.node.name else ("output", next(filter(None, op.node.output), "*"))
     glob = re.sub(r"([*[])", r"[\1]", re.sub(r"[,\s]", "?", name))
     return f"op={op.kind},{key}={glob}"
 
 
 def select(view: View, pattern: str) -> tuple[OpId, ...]:
-    """Return the ops of a pattern, in order; none is an error (`matches_nothing`). O(uses) per term."""
+    """Return the ops that match a pattern, in order; no match is an error (see `matches_nothing`). O(uses) per term."""
     terms = parse_pattern(pattern)
     by_term = _by_term(view, terms)
     chosen = frozenset.intersection(*by_term)
     if not chosen:
-        alone = next((term for term, ops in zip(terms, by_term, strict=True) if not ops), None)
-        if alone is not None:
-            fact = f"no op matches {alone.key}={alone.text}; {_hint(view, alone)}"
+        unmatched = next((term for term, ops in zip(terms, by_term, strict=True) if not ops), None)
+        if unmatched is not None:
+            fact = f"no op matches {unmatched.key}={unmatched.text}; {_hint(view, unmatched)}"
         else:
             counts = (f"{term.key}={term.text}: {len(ops)}" for term, ops in zip(terms, by_term, strict=True))
             fact = f"no op matches all its terms ({', '.join(counts)}); write a pattern for each, as commas mean AND"
@@ -90,10 +90,10 @@ _UNMATCHED: ContextVar[dict[str, str] | None] = ContextVar("unmatched", default=
 
 
 @contextmanager
-def one_of_many() -> Iterator[dict[str, str]]:
-    """Accept patterns without a match while the body runs; yield a map from each such pattern to the error it would be.
+def allow_unmatched() -> Iterator[dict[str, str]]:
+    """Accept patterns without a match while the body runs; yield a map from each such pattern to its error message.
 
-    A pattern for a repository of models has to match in one of them, not in each.
+    A pattern for a repository of models must match in one of them, not in each.
     """
     unmatched: dict[str, str] = {}
     token = _UNMATCHED.set(unmatched)
@@ -104,7 +104,7 @@ def one_of_many() -> Iterator[dict[str, str]]:
 
 
 def matches_nothing(pattern: str, message: str) -> None:
-    """Note a pattern without a match in one of many models; raise PatternError for a single model."""
+    """Raise PatternError for a pattern without a match; inside `allow_unmatched`, record it instead."""
     unmatched = _UNMATCHED.get()
     if unmatched is None:
         raise PatternError(message)
@@ -112,7 +112,7 @@ def matches_nothing(pattern: str, message: str) -> None:
 
 
 def overrides(view: View, keep: Sequence[str], lower: Sequence[str]) -> tuple[Mapping[OpId, str], Mapping[OpId, str]]:
-    """Return the ops of `keep` and `lower`, each with its first pattern; PatternError if both name an op."""
+    """Return the ops that match `keep` and `lower`, each with its first pattern; PatternError if an op matches both."""
     kept, lowered = _first_pattern(view, keep), _first_pattern(view, lower)
     for op in kept:
         if op in lowered:
@@ -126,7 +126,7 @@ _CONDUITS: Slots = {
     **dict.fromkeys(MOVES - {"Tile"} | CASTS | {"Dropout"}, (0,)),
     "Where": (1, 2),
 }
-"""Ops that hand on a value without making it another quantity, and the inputs that carry it: not a Reshape's shape."""
+"""Ops that pass a quantity on, and the inputs that carry it, which a Reshape's shape does not."""
 _KEY_VALUE = re.compile(r"\s*(\w+)\s*=(.*)", re.DOTALL)
 TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
 _TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -175,10 +175,10 @@ def _positions(view: View, op: Op) -> Iterator[str]:
 
 
 def torch_scopes(text: str) -> list[str]:
-    """Return the scopes in torch's metadata: a Python list of texts, the outermost first; none for other text.
+    """Return the scopes in torch's metadata, outermost first, if it is a Python list of strings; else an empty list.
 
-    Escapes stay as they stand. Python's own parser is not safe here: it warns, and fails in many ways. Text that is not
-    UTF-8 comes as bytes.
+    Escapes are kept. Python's own parser is not safe here: it warns, and fails in many ways. Text that is not UTF-8 is
+    bytes.
     """
     return [name[1:-1] for name in _TEXT.findall(text)] if isinstance(text, str) and _TEXTS.fullmatch(text) else []
 
@@ -190,7 +190,7 @@ _TEXTS_OF: Mapping[str, Callable[[View, Op], Iterable[str]]] = {
     "input": lambda view, op: (view.value_name(value) for value in op.inputs if value is not None),
     "output": lambda view, op: (view.value_name(value) for value in op.outputs if value is not None),
 }
-"""The texts of an op that the glob of a term is for, by its key."""
+"""The texts of an op that a term's glob is matched with, by the key of the term."""
 _KEYS = ("name", "op", "scope", "feeds", "fed_by", "input", "output")
 
 
@@ -206,14 +206,14 @@ def _hint(view: View, term: SelectorTerm) -> str:
     if term.key == "name" and term.text in view.by_kind:
         return f"did you mean 'op={term.text}'?"
     texts = _TEXTS_OF.get(term.key, _TEXTS_OF["op"])
-    known = (text for op in view.ops for text in texts(view, op))
+    candidates = (text for op in view.ops for text in texts(view, op))
     if term.key == "scope":
-        known = (text.rpartition("/")[0] for text in known)
-    return advice_on(term.text, known, "'amp-rewrite report -v' prints the names")
+        candidates = (text.rpartition("/")[0] for text in candidates)
+    return advice_on(term.text, candidates, "'amp-rewrite report -v' prints the names")
 
 
 def advice_on(text: str, candidates: Iterable[str], otherwise: str) -> str:
-    """Return "did you mean …?" with the candidate most like a glob, in any case and domain, else the other advice."""
+    """Return "did you mean …?" with the candidate closest to a glob, ignoring case and domain, else `otherwise`."""
     bare = re.sub(r"[*?]", "", text).lower().strip("/")
     spellings: dict[str, str] = {}
     for candidate in candidates:

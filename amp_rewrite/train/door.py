@@ -16,7 +16,7 @@ import numpy as np
 
 from amp_rewrite.errors import AmpRewriteError, TrainingError, advice, one_line
 from amp_rewrite.files.casting import Array
-from amp_rewrite.settings.option import misfit
+from amp_rewrite.settings.option import legal_forms
 
 _TRAINABLE = "it is trainable_variables here, and get_weights() has all values"
 ELSEWHERE: Mapping[str, str] = {
@@ -122,7 +122,7 @@ def _answer(
     except TypeError as error:
         return f"{name}: {error}; call {name}{form}"
     for key, value in {**given, **kwargs}.items():
-        if key in known and (legal := misfit(value, declared[key], function.__globals__)):
+        if key in known and (legal := legal_forms(value, declared[key], function.__globals__)):
             return f"{key} of {name} is {stated(value)}; pass {legal}"
     return None
 

@@ -17,7 +17,7 @@ from amp_rewrite.decide.reasons import FINDINGS, KINDS, REASONS, RULES, meaning
 from amp_rewrite.errors import advice
 from amp_rewrite.reports.render import table
 from amp_rewrite.settings.choices import low_type
-from amp_rewrite.settings.list_entry import Color, Entry, check_known, parse_name
+from amp_rewrite.settings.list_entry import Color, Entry, check_op, parse_name
 from amp_rewrite.settings.request import KEYWORDS
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:
-        check_known(domain, op_type, _WHERE, {*lists.entries, *(parse_name(n, _WHERE) for n in contrib_schemas())})
+        check_op(domain, op_type, _WHERE, {*lists.entries, *(parse_name(n, _WHERE) for n in contrib_schemas())})
     whole = entries and entries[-1].condition is None
     return entries if whole else (*entries, lists.otherwise(domain, op_type))
 

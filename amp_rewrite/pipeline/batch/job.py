@@ -36,7 +36,7 @@ from amp_rewrite.reports.render import count, size
 from amp_rewrite.reports.result import Result
 from amp_rewrite.settings.option import OUTPUT
 from amp_rewrite.settings.request import OPTIONS, Request
-from amp_rewrite.settings.selectors import one_of_many
+from amp_rewrite.settings.selectors import allow_unmatched
 from amp_rewrite.version import VERSION
 
 OK, MISSED, FAILED = 0, 1, 2
@@ -237,7 +237,7 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
         return replace(known, target=outcome.target, finished=True)
     with staged(job.place(job.source), target, job.files) as (source, path):
         model = Model.load(source)
-        with one_of_many() as unmatched:
+        with allow_unmatched() as unmatched:
             converted, _ = convert_by(job.asked.request, model, feed_of(job.asked.request, model))
         report = converted.report
         outcome = replace(

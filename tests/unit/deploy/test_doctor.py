@@ -207,6 +207,21 @@ def test_without_a_gpu_the_model_alone_decides(node: str, well: bool) -> None:
     assert not checked(machine(H200), model, told=CLOSED).well
 
 
+def test_operators_that_only_cuda_has_are_advice() -> None:
+    model = parsed(
+        "g (float16[1, 8, 8, 4] x, float[4] w) => (float16[1, 8, 8, 4] y)"
+        " { y = com.microsoft.GroupNorm <groups = 2, activation = 0> (x, w, w) }"
+    )
+    assert about(checked(model=model), "operators") == [
+        Check(
+            "operators",
+            "advice",
+            "only CUDAExecutionProvider has kernels for GroupNorm of com.microsoft",
+            "for a file that also runs elsewhere, convert the source with --fuse contrib",
+        )
+    ]
+
+
 # -- a model that is half already ------------------------------------------------------------------------
 
 

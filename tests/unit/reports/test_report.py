@@ -37,7 +37,7 @@ from amp_rewrite.reports.render import annotation, markdown_table, plain, share,
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.report_builder import counting, report_of, spell_type
 from amp_rewrite.reports.rows import FIRST_INPUT, NO_ROW, BakeRow, CastRow, Header, PortRow, Row, ShiftRow, Totals
-from amp_rewrite.settings.request import STATED
+from amp_rewrite.settings.request import RECORDED
 from support.paths import ROOT, TESTS
 
 GOLDEN = TESTS / "golden"
@@ -307,7 +307,7 @@ def test_the_json_schema_names_the_fields_that_reports_have_and_describes_them()
     for name, cls in classes.items():
         stated = SCHEMA["$defs"][name]["properties"]
         own = {field.rstrip("_") for field in cls.__annotations__}
-        assert set(stated) == (own - {"settings"} | set(STATED) if cls is Header else own), name
+        assert set(stated) == (own - {"settings"} | set(RECORDED) if cls is Header else own), name
     assert set(SCHEMA["properties"]) == {field.name for field in fields(Report)}
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema")
     validator = jsonschema.Draft202012Validator(SCHEMA)

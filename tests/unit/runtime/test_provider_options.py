@@ -120,7 +120,7 @@ def test_a_file_permits_tf32_where_its_outputs_allow_it(condition: float, permit
     found = cuda_options(Model.load(tmp_path / "low.onnx"))
     assert (found.tf32, found.channels_last, not found.cost) == (permitted,) * 3
     notes = {finding.kind: finding.message for finding in checked.report.findings}
-    assert ("TF32 in 2 float32 products errs by" in notes["tf32"]) == permitted == ("channels_last" in notes)
+    assert ("TF32 in 2 float32 products has an error of" in notes["tf32"]) == permitted == ("channels_last" in notes)
     assert not cuda_options(amp_rewrite.emulate(checked.result)).tf32  # it has no low convolution
     (entry,) = (p for p in checked.result.proto.metadata_props if p.key == "amp_rewrite")
     entry.value = entry.value.replace("tf32=1", "tf32=0")
