@@ -1,4 +1,4 @@
-"""Files of commands: models, outputs with their folders, reports and pages, and data for a conversion."""
+"""The files of commands: models, outputs with their folders, reports and pages, and input data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE = click.Path(path_type=Path)
 
 
 class _FilePath(click.Path):
-    """The path of a file. `output`: its folders are made while the command runs."""
+    """The path of a file. `output`: create its folders for the time of the command."""
 
     def __init__(self, *, output: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -43,7 +43,7 @@ class _FilePath(click.Path):
 
 
 def file_path(word: str, ctx: click.Context | None = None, *, output: bool = False) -> Path:
-    """Return the path of a word. UsageError for an empty word and "-", and for a folder as an output."""
+    """Return an argument as a path; UsageError for an empty one, for "-", and for a folder as the output."""
     if not word:
         raise click.UsageError("the file name is empty; name a file", ctx)
     if word == "-":
@@ -58,25 +58,25 @@ FILE_OUT = _FilePath(output=True)
 
 
 def is_folder(word: str) -> bool:
-    """True if a typed word names a folder or a store."""
+    """True if an argument names a folder or a URL."""
     return word.endswith(("/", os.sep)) or bool(url_of(word)) or Path(word).is_dir()
 
 
 def path_beside(model: Path, suffix: str) -> Path:
-    """Return the path of an output named after a model."""
+    """Return the path of an output beside a model, named after it."""
     return model.parent / f"{model.stem}.{suffix}"
 
 
 @contextmanager
 def parent_folders(path: Path) -> Iterator[None]:
-    """Make the folders of a file; afterwards remove new ones if they are empty."""
+    """Create the folders of a file; afterwards, remove new ones that are empty."""
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
         make_folder(path)
         yield
     finally:
         for folder in missing:
-            with suppress(OSError):  # not empty, spelled with "..", or never made
+            with suppress(OSError):  # not empty, spelled with "..", or never created
                 folder.rmdir()
 
 
@@ -91,14 +91,14 @@ def is_page(file: Path | None) -> bool:
 
 
 def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = ()) -> None:
-    """Raise ReportError, before the work, if a report cannot be written. `read`: files to keep."""
+    """Raise ReportError if a report cannot be written. `read`: input files, which it must not replace."""
     if file is None:
         return
     if not (file.suffix == ".json" or is_page(file)) or file.is_dir():
         advice = "the suffix decides the format; name a .json or .html file"
         raise ReportError(f"cannot write a report to {file}: {advice}")
     check_place(file, ReportError)
-    if os.path.realpath(file) in map(os.path.realpath, read):  # behind links
+    if os.path.realpath(file) in map(os.path.realpath, read):  # also through links
         raise ReportError(f"cannot write a report to {file}: it would replace an input file; name another file")
     if file.exists() and not overwrite:
         raise ReportError(f"{file} exists; name another report, or replace it with --overwrite")
@@ -107,9 +107,9 @@ def check_report(file: Path | None, *, overwrite: bool, read: Iterable[Path] = (
 def present(
     result: Result, text: str, file: Path | None, *, as_json: bool, quiet: bool = False, commands: bool = False
 ) -> None:
-    """Print a text, and write the report of a result if a file is named.
+    """Print a text, and write the report of a result if there is a file for it.
 
-    `as_json`: the text is JSON, and printed also with `quiet`; `commands`: as `terminal.show` takes it.
+    `as_json`: the text is JSON, which `quiet` does not suppress. `commands`: see `terminal.show`.
     """
     if as_json or not quiet:
         terminal.show(text, commands=commands)
@@ -117,14 +117,14 @@ def present(
 
 
 def write_report(result: Result, file: Path | None, *, quiet: bool) -> None:
-    """Write a result to a file, as a page if its suffix says so, and say so."""
+    """Write a result to a file, as a page or as JSON by its suffix, and print a remark."""
     if file is not None:
         write_file(file, result.to_html() if is_page(file) else result.to_json(), "nothing was changed")
         terminal.talk(f"wrote {file}", quiet=quiet)
 
 
 def write_file(file: Path, text: str, fate: str) -> None:
-    """Write a text to a file, whole or not at all. ReportError on failure; `fate`: what then happened."""
+    """Write a text to a file atomically; ReportError on failure. `fate`: the state after a failure, for its message."""
     try:
         write_whole(Path(os.path.realpath(file)), text.encode())
     except OSError as error:
@@ -139,7 +139,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Batches for the models of a command: data, or random inputs."""
+    """The input batches for the models of a command, from data or random."""
 
     settings: Request
     shapes: tuple[str, ...]
@@ -147,9 +147,9 @@ class Batches:
 
     @classmethod
     def of(cls, settings: Request, given: dict[str, Any], *, feedback: bool = True) -> Batches:
-        """Take the options of batches out of all options. UsageError without data, and for too many of them.
+        """Take the options of batches out of all options; UsageError for missing or conflicting ones.
 
-        `feedback`: the command runs models more than once.
+        `feedback`: False for a command that cannot feed outputs back.
         """
         random, shapes = given.pop("random"), given.pop("shape")
         if shapes and not random:
@@ -159,7 +159,7 @@ class Batches:
         return cls(settings if feedback else replace(settings, feedback=(), steps=None), shapes, random)
 
     def feed(self, model: Model, *, quiet: bool) -> Feed:
-        """Return the batches for a model, and print their notes unless `quiet`. FeedError as from `Feed.of`."""
+        """Return the batches for a model, and print their notes unless `quiet`; FeedError as from `Feed.of`."""
         from amp_rewrite.evidence.data.feed import Feed
         from amp_rewrite.pipeline.convert import feed_of
 
@@ -171,29 +171,29 @@ class Batches:
             terminal.talk(note, quiet=quiet)
         return feed
 
-    def compare(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **words: Any) -> R:
-        """Return the result of `verify` or `locate` for two models on the batches, with a progress bar."""
+    def compare(self, function: Callable[..., R], a: Path, b: Path, *, quiet: bool, **keywords: Any) -> R:
+        """Run `verify` or `locate` for two models on the batches, with a progress bar."""
         from amp_rewrite.files.model import Model
 
         reference = Model.load(a)
-        feed = self.feed(reference, quiet=True)  # its notes are those of the result
+        feed = self.feed(reference, quiet=True)  # the result contains its notes
         with terminal.progress(function.__name__, a, b, quiet=quiet) as progress:
-            return function(reference, Model.load(b), feed, progress=progress, **words)
+            return function(reference, Model.load(b), feed, progress=progress, **keywords)
 
 
 def _random_keywords(settings: Request, shapes: Collection[str]) -> dict[str, Any]:
-    """Return the keywords of `Feed.randomly`."""
+    """Return keywords for `Feed.randomly`."""
     from amp_rewrite.evidence.data.sources import parse_int_ranges, parse_shapes
 
     return {"shapes": parse_shapes(shapes), "int_ranges": parse_int_ranges(settings.int_range)}
 
 
 def guided_request(settings: Request, shapes: Collection[str], explicit: Collection[str]) -> Request:
-    """Return the request of a conversion, reduced to the data and criteria in use.
+    """Return the request of a conversion without the data and criteria that it does not use.
 
-    A criterion of a settings file judges if there is data. If a file names ranges and data, a repair uses the data, and
-    a conversion without one the ranges. UsageError for options of the command line (`explicit`) in conflict or without
-    the data they need.
+    A criterion in a settings file applies only if there is data. If a file names ranges and data, a repair uses the
+    data, and a plain conversion the ranges. UsageError for command-line options (`explicit`) that conflict, or that
+    lack the data they need.
     """
     ranges, data = settings.ranges, settings.data
     judged = data and settings.criterion
@@ -216,12 +216,12 @@ def guided_request(settings: Request, shapes: Collection[str], explicit: Collect
 def convert_guided(
     model: Path, request: Request, tell: Progress | None, *, quiet: bool
 ) -> tuple[Converted, Repaired | None]:
-    """Convert a model by a request, guarded or repaired by its data."""
+    """Convert a model by a request; with data, measure it or repair the result."""
     from amp_rewrite.files.model import Model
     from amp_rewrite.pipeline.convert import convert_by, feed_of
 
     source = Model.load(model) if request.data else None
     feed = None if source is None else feed_of(request, source)
-    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict has them as well
+    for note in feed.notes if feed is not None and not request.criterion else ():  # a verdict contains them, too
         terminal.talk(note, quiet=quiet)
     return convert_by(request, source or model, feed, tell)

@@ -1,4 +1,4 @@
-"""The program: a table of commands, each imported on its first use; errors become exit codes."""
+"""The program: a table of commands, each imported when it is called; errors become exit codes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from amp_rewrite.version import VERSION
 
 NAME = "amp-rewrite"
 COMPLETE = "_AMP_REWRITE_COMPLETE"
-"""Environment variable of shells for completions; click derives it from the name."""
+"""The environment variable by which shells ask for completions; click derives it from the name."""
 SHELLS = ("bash", "zsh", "fish")
 FINDING = 1
 USAGE = 2
-INTERRUPTED = 130  # as shells report death by SIGINT
-_MAX_MESSAGE = 1000  # characters of an error; names come out of files and may be of any length
-PIPE_CLOSED = 141  # as shells report death by SIGPIPE
+INTERRUPTED = 130  # the exit code that shells report for SIGINT
+_MAX_MESSAGE = 1000  # characters; names in messages come from files and may have any length
+PIPE_CLOSED = 141  # the exit code that shells report for SIGPIPE
 
 
 GROUPS = {
@@ -53,14 +53,14 @@ GROUPS = {
         "completion": "Print the completion script of a shell.",
     },
 }
-"""Headings of the help, and below each the commands with the first sentence of their help."""
+"""The headings of the help, each with its commands and the first sentence of their help."""
 COMMANDS = {name: words for group in GROUPS.values() for name, words in group.items()}
 _MODULES = {
     "compare": ("diff", "verify", "locate", "bench"),
     "explain": ("explain", "report", "doctor"),
     "make": ("calibrate", "emulate", "train-step", "completion"),
 }
-"""Modules of `cli/commands/` with several commands; each other command has a module of its own name."""
+"""The modules in `cli/commands/` with several commands; any other command has a module with its name."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("model.onnx", "model.onnx --data batches.npz --tolerance 1e-2", "explain model.onnx NODE"),
@@ -82,11 +82,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train-step": ("train-step model.onnx --loss 'cross_entropy(logits,labels)'",),
     "verify": ("verify model.onnx model.float16.onnx --data d.npz --tolerance 1e-2",),
 }
-"""Command lines by the words of the command; "" is the program itself."""
+"""Example command lines by command; "" is the program itself."""
 
 
 def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the examples of a command below a heading."""
+    """Write the section with the examples of a command."""
     if examples := _examples(ctx):
         with formatter.section("Examples" if len(examples) > 1 else "Example"):
             formatter.write("".join(f"  amp-rewrite {example}\n" for example in examples))
@@ -97,7 +97,7 @@ def _examples(ctx: click.Context) -> tuple[str, ...]:
 
 
 class Program(click.Group):
-    """The commands of the table; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
+    """The group of all commands; `amp-rewrite MODEL …` is `amp-rewrite convert MODEL …`."""
 
     default = "convert"
 
@@ -118,8 +118,8 @@ class Program(click.Group):
         assert default is not None
         if incomplete.startswith("-"):
             options = default.shell_complete(click.Context(default, parent=ctx), incomplete)
-            known = {item.value for item in options}
-            return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in known)]
+            names = {item.value for item in options}
+            return [*options, *(item for item in super().shell_complete(ctx, incomplete) if item.value not in names)]
         commands = [CompletionItem(name, help=words) for name, words in COMMANDS.items() if name.startswith(incomplete)]
         return commands or [CompletionItem(incomplete, type="file")]
 
@@ -142,8 +142,8 @@ class Program(click.Group):
         return super().parse_args(ctx, self._with_default(ctx, args) if args else args)
 
     def _with_default(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Return the words, after `convert` if the first is one of its options or a file."""
-        from glob import has_magic  # late: a word of the table needs none of it
+        """Return the arguments, with `convert` in front if the first is a file or one of its options."""
+        from glob import has_magic  # late: commands do not need it
 
         first = args[0]
         options = {name for option in self.get_params(ctx) for name in option.opts}
@@ -158,7 +158,7 @@ class Program(click.Group):
         raise click.UsageError(f"no command or file {first!r}; {hint}", ctx)
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
-        """Run, print an error in one line, and exit."""
+        """Run the program, print an error on one line, and exit."""
         if COMPLETE in os.environ:
             try:
                 sys.exit(shell_complete(self, extra, NAME, COMPLETE, os.environ[COMPLETE]))
@@ -202,10 +202,10 @@ class Program(click.Group):
             return _fail("out of memory; give the process more, or use a smaller model")
         except OSError as error:
             if not error.filename:
-                terminal.silence(sys.stdout)  # a full disk behind stdout would fail again at the last flush
+                terminal.silence(sys.stdout)  # on a full disk, the last flush would fail again
             where = error.filename or "output"
             return _fail(f"{where}: {error.strerror or error}")
-        except Exception as error:  # noqa: BLE001 the border of a process, where Python would exit with 1, a difference
+        except Exception as error:  # noqa: BLE001 the end of the process; Python would exit with 1, the code for a difference
             files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
             name = str(error.name) if isinstance(error, ImportError) else None
             if name and (name.partition(".")[0] == "onnxruntime" or any("onnxruntime" in f.parts for f in files)):
@@ -221,36 +221,36 @@ def _fail(message: str) -> int:
 
 
 def _usage_message(error: click.UsageError) -> str:
-    """Return the message of an error in our own words: those of click differ between versions."""
+    """Return the message of an error, in part reworded, since click's messages differ between versions."""
     if not isinstance(error, click.NoSuchOption):
         message = error.format_message().rstrip(".")
         missing = error.ctx if isinstance(error, click.MissingParameter) else None
         return f"{message}, as in `amp-rewrite {_examples(missing)[0]}`" if missing else message
     options = [param for param in error.ctx.command.params if isinstance(param, click.Option)] if error.ctx else []
-    known = {name: name for option in options for name in (*option.opts, *option.secondary_opts)}
+    spellings = {name: name for option in options for name in (*option.opts, *option.secondary_opts)}
     keys = {f"--{key.replace('_', '-')}": key for option in options for key in getattr(option, "keys", ())}
-    known |= {name: f"--set {name[2:]}=…" for name in keys}
+    spellings |= {name: f"--set {name[2:]}=…" for name in keys}
     values = ((option, word.partition("[")[0]) for option in options for word in (option.metavar or "").split("|"))
-    known = {f"--{word}": f"{option.opts[-1]} {word}" for option, word in values if word.islower()} | known
-    known |= {name: here for name, here in _OPTIONS_ELSEWHERE.items() if here in known}
-    near = nearest(error.option_name.replace("_", "-"), [name for name in known if name.startswith("--")])
-    return f"no such option {error.option_name}{f'; did you mean {known[near[0]]}?' if near else ''}"
+    spellings = {f"--{word}": f"{option.opts[-1]} {word}" for option, word in values if word.islower()} | spellings
+    spellings |= {name: ours for name, ours in _OPTIONS_ELSEWHERE.items() if ours in spellings}
+    near = nearest(error.option_name.replace("_", "-"), [name for name in spellings if name.startswith("--")])
+    return f"no such option {error.option_name}{f'; did you mean {spellings[near[0]]}?' if near else ''}"
 
 
 _OPTIONS_ELSEWHERE = {"--dtype": "--to", "--precision": "--to", "--exclude": "--keep", "--include": "--lower"}
-"""Options of other tools, each with its name here."""
+"""Options of other tools, each with the equivalent here."""
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams on the null device, or the next open file, such as a model, would get the output.
+    """Open closed standard streams on the null device; otherwise, output would go to the next opened file.
 
-    Output to a closed stdout fails, as on a full disk; output to a closed stderr is lost.
+    Output to a closed stdout fails as on a full disk; output to a closed stderr is lost.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, flags)  # gets the least free number
+            os.open(os.devnull, flags)  # gets the lowest free descriptor
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 

@@ -1,6 +1,6 @@
-"""Options shared by commands, and the settings of one run from options, file and environment.
+"""Options shared by commands, and the settings of a run from command line, environment and file.
 
-The options themselves are fields of `settings/request.py`.
+The options themselves are fields of `Request` in `settings/request.py`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FILE, FILE_OUT, MODEL = files.FILE, files.FILE_OUT, files.MODEL
 _HEADINGS = (PRECISION, DATA, OUTPUT)
-_FEW = 9  # options that need no headings
-_LONG = 14  # characters of a metavar that leave no room for help
-_COLUMN = 31  # characters of an option, at most, beside its words
+_FEW = 9  # the most options without headings
+_LONG = 14  # characters; a longer metavar leaves no room for the help
+_COLUMN = 31  # the most characters in the first column of the help
 
 
 class _Grouped(click.Option):
-    """An option below a heading of its command's help."""
+    """An option under a heading in the help of its command."""
 
     def __init__(self, *names: Any, heading: str = OUTPUT, **more: Any) -> None:
         super().__init__(*names, **more)
         self.heading = heading
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the two cells of the help, with NAME for a long metavar."""
+        """Return the two cells of the help, with NAME in place of a long metavar."""
         record, kind = super().get_help_record(ctx), self.metavar or ""
         if record is None or "|" not in kind or len(kind) <= _LONG:
             return record
@@ -49,20 +49,20 @@ class _Grouped(click.Option):
         return super().process_value(ctx, value)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return candidates for the value: the words of the metavar, patterns, or files."""
+        """Return completions for the value: the words of the metavar, or files."""
         kind = self.metavar or ""
-        items = [CompletionItem(word) for word in _spelled_out(kind) if word.startswith(incomplete)]
+        items = [CompletionItem(word) for word in _literals(kind) if word.startswith(incomplete)]
         files = [CompletionItem(incomplete, type="file")] if "FILE" in kind else []
         return items or files or super().shell_complete(ctx, incomplete)
 
 
-def _spelled_out(metavar: str) -> tuple[str, ...]:
+def _literals(metavar: str) -> tuple[str, ...]:
     words = (word.partition("[")[0] for word in metavar.split("|"))
     return tuple(word for word in words if word.islower()) if "|" in metavar else ()
 
 
 class Command(click.Command):
-    """A command with examples in its help, and many options below headings."""
+    """A command with examples in its help, and with headings if it has many options."""
 
     def invoke(self, ctx: click.Context) -> Any:
         own = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
@@ -71,8 +71,8 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(ctx, formatter)
-        known = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        options = [param for param in known if not getattr(param, "borrowed", False)]
+        every = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        options = [param for param in every if not getattr(param, "borrowed", False)]
         rows: dict[str, list[tuple[str, str]]] = {}
         for option in options:
             heading = getattr(option, "heading", OUTPUT) if len(options) > _FEW else "Options"
@@ -84,28 +84,28 @@ class Command(click.Command):
                 formatter.write_dl(rows[heading], col_max=_COLUMN)
 
 
-def option(names: str, metavar: str | None, words: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
-    """Return the decorator of an option below a heading. `names`: as click takes them, separated by spaces."""
-    return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=words, **more)
+def option(names: str, metavar: str | None, text: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
+    """Return a decorator for an option under a heading. `names`: click's names, separated by spaces."""
+    return click.option(*names.split(), cls=_Grouped, heading=heading, metavar=metavar, help=text, **more)
 
 
-def choice(names: str, words: Sequence[str], says: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
-    return option(names, "|".join(words), says, heading, type=click.Choice(words), **more)
+def choice(names: str, words: Sequence[str], text: str, heading: str = OUTPUT, **more: Any) -> Callable[[F], F]:
+    return option(names, "|".join(words), text, heading, type=click.Choice(words), **more)
 
 
-def form(*words: str, says: str) -> Callable[[F], F]:
-    """Return the decorator of the option for the form of the output, by default text."""
-    return choice("--format form", words, says, OUTPUT, default="text", show_default=True)
+def form(*words: str, text: str) -> Callable[[F], F]:
+    """Return a decorator for the option that selects the output format, by default text."""
+    return choice("--format form", words, text, OUTPUT, default="text", show_default=True)
 
 
-def flag(names: str, words: str, heading: str = OUTPUT) -> Callable[[F], F]:
-    return option(names, None, words, heading, is_flag=True)
+def flag(names: str, text: str, heading: str = OUTPUT) -> Callable[[F], F]:
+    return option(names, None, text, heading, is_flag=True)
 
 
 def command(*options: Callable[[F], F], borrowed: Sequence[Callable[[Any], Any]] = ()) -> Callable[[F], click.Command]:
-    """Return the decorator of a command with options, in the order of its help.
+    """Return a decorator for a command with options, in the order of its help.
 
-    `borrowed`: options that the help of another command describes; the text of this one must name that.
+    `borrowed`: options that are not in its help, but in that of another command, which its text must name.
     """
 
     def decorate(function: Any) -> click.Command:
@@ -126,18 +126,18 @@ def _of(row: Option) -> Callable[[Any], Any]:
 
 
 ROWS = {row.name: _of(row) for row in OPTIONS.values() if row.help}
-"""The option of each row of the table that has one, by name."""
+"""The command-line options of the table, by name."""
 
 
 class _Keys(_Grouped):
-    """The option `--set KEY=VALUE`: settings by name, each as if it were an option."""
+    """The option `--set KEY=VALUE`, which sets an option without a command-line option of its own."""
 
     def __init__(self, *names: Any, keys: Sequence[str], **more: Any) -> None:
         super().__init__(*names, **more)
         self.keys = keys
 
     def process_value(self, ctx: click.Context, value: Any) -> dict[str, Any]:
-        stated: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for word in super().process_value(ctx, value):
             key, equals, text = word.partition("=")
             if not equals:
@@ -147,8 +147,8 @@ class _Keys(_Grouped):
                 value = row.check(text.strip(), f"--set {key}")
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from error
-            stated[row.name] = (*stated.get(row.name, ()), value) if row.kind is Kind.LIST else value
-        return stated
+            values[row.name] = (*values.get(row.name, ()), value) if row.kind is Kind.LIST else value
+        return values
 
     def _row(self, key: str, text: str, ctx: click.Context) -> Option:
         row = setting_of(key, "--set")
@@ -161,8 +161,8 @@ class _Keys(_Grouped):
         raise ConfigError(f"--set {key}: {ctx.info_name} does not read this setting; it reads {legal}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        known = [f"{OPTIONS[name].key}=" for name in self.keys]
-        return [CompletionItem(word) for word in known if word.startswith(incomplete)]
+        keys = [f"{OPTIONS[name].key}=" for name in self.keys]
+        return [CompletionItem(key) for key in keys if key.startswith(incomplete)]
 
 
 model = click.argument("model", type=MODEL)
@@ -174,7 +174,7 @@ verbose = flag("-v --verbose", "Print every op.")
 
 report_file = option("--report report_file", "FILE", "Also write the report: .json or .html.", type=FILE_OUT)
 REPORT = (report_file, flag("--overwrite", "Replace an existing report."))
-"""Options of a command that writes nothing but a report."""
+"""Options of a command whose only output file is a report."""
 
 
 def output(default: str, what: str = "model") -> Callable[[F], F]:
@@ -188,9 +188,9 @@ def quiet(but: str = "errors, and --json output") -> Callable[[F], F]:
 
 
 def reads(*names: str, keys: Sequence[str] = ()) -> tuple[Callable[[Any], Any], ...]:
-    """Return decorators for the settings of a command: options, the file, and `--set` for settings without an option.
+    """Return decorators for the settings of a command: options, `--config`, and `--set` for settings without an option.
 
-    `keys`: settings whose option belongs to other commands.
+    `keys`: settings that are options of other commands, but keys of `--set` for this one.
     """
     own = [ROWS[name] for name in names if name in ROWS]
     keyed = [*(name for name in names if name not in ROWS), *keys]
@@ -200,11 +200,11 @@ def reads(*names: str, keys: Sequence[str] = ()) -> tuple[Callable[[Any], Any], 
 
 
 FEED = ("data", "int_range", "allow_nonfinite")
-"""Settings of the input data of a model."""
+"""Settings for the input data of a model."""
 FEEDBACK = ("feedback", "steps")
-"""Settings of states between runs."""
+"""Settings for states fed back between runs."""
 MEASURED = ("data", *CRITERION, "ranges", "check", "headroom", "budget", "int_range", "allow_nonfinite")
-"""Settings of a conversion that data guides."""
+"""Settings for a conversion with data."""
 RANDOM = (
     flag("--random", "Use random inputs instead of data.", DATA),
     option("--shape", "NAME=1,128", "With --random: the shape of an input.", DATA, multiple=True),
@@ -216,7 +216,7 @@ SHAPE = option("--shape", "NAME=1,128", "The shape of an input in the random bat
 
 NAME = "amp.toml"
 _ALTERNATIVES = ({"data", "ranges"}, CRITERION.keys())
-"""Options of which the command line replaces all of a file by stating one."""
+"""Groups of options: one on the command line replaces all options of its group in a settings file."""
 _MAX_BYTES = 1 << 16
 
 
@@ -226,23 +226,23 @@ def explicit(given: dict[str, Any]) -> Collection[str]:
     return [*own, *given["settings"]]
 
 
-def in_force(given: dict[str, Any]) -> Request:
-    """Take the settings out of all options; return those of the run, with environment and file."""
+def take_settings(given: dict[str, Any]) -> Request:
+    """Take the settings out of all options, and merge them with those of environment and file."""
     own = {name: given.pop(name) for name in OPTIONS if name in given} | given.pop("settings", {})
     if given.get("random") and own.get("data"):
         raise click.UsageError("--data and --random cannot be combined; leave one out")
     return settings(own, os.environ, config=given.pop("config", None))
 
 
-def check_target(output: Path, model: Path, settings: Request, *, asked: bool, lost: str) -> None:
-    """Raise ModelError if a model made of `model` cannot be written to `output`, and say why.
+def check_target(output: Path, model: Path, settings: Request, *, explicit: bool, lost: str) -> None:
+    """Raise ModelError if a model made from `model` cannot be written to `output`.
 
-    `asked`: --overwrite stands on the command line. A settings file cannot permit replacing the model that is read,
-    which loses what `lost` says.
+    `explicit`: --overwrite is on the command line; a settings file cannot permit replacing the input itself. `lost`:
+    what that would discard, for the message.
     """
     from amp_rewrite.files.store import check_target, replaces
 
-    if not asked and replaces(output, model):
+    if not explicit and replaces(output, model):
         raise ModelError(
             f"{output} is the input: overwriting it discards {lost}; name another output, or add --overwrite to this"
             " command"
@@ -253,27 +253,29 @@ def check_target(output: Path, model: Path, settings: Request, *, asked: bool, l
 def settings(
     given: Mapping[str, object], environ: Mapping[str, str], *, config: Path | None = None, folder: Path = Path()
 ) -> Request:
-    """Return the options in force: those of the command line, else the environment's, else the file's, else defaults.
+    """Return the merged options: those of the command line override the environment, which overrides the file.
 
-    `given` holds the values of the command line; None and () stand for options that are absent. The file is `config`,
-    or `amp.toml` in `folder` if it exists. ConfigError names the file, the variable or the option of an unknown key, a
-    wrong type or an unknown choice.
+    `given`: the values of the command line; None and () stand for missing options. The file is `config`, or `amp.toml`
+    in `folder` if it exists. ConfigError for an unknown key, a wrong type or an unknown choice names the file, the
+    variable or the option.
     """
-    own = folder / NAME
-    file = config or (own if own.is_file() else None)
-    filed = from_file(file) if file else {}
-    said = {key for key, value in given.items() if value not in (None, ())}
+    default = folder / NAME
+    file = config or (default if default.is_file() else None)
+    in_file = from_file(file) if file else {}
+    typed = {key for key, value in given.items() if value not in (None, ())}
     merged: dict[str, Any] = {
-        key: value for key, value in filed.items() if not any(key in group and said & group for group in _ALTERNATIVES)
+        key: value
+        for key, value in in_file.items()
+        if not any(key in group and typed & group for group in _ALTERNATIVES)
     }
     merged.update(from_environment(environ))
-    merged.update((key, OPTIONS[key].check(given[key], option_of(key))) for key in said)
-    changed = {name: value for name, value in filed.items() if merged.get(name) is value}
-    return Request(**merged, config=_stated(changed, file) if file else "")
+    merged.update((key, OPTIONS[key].check(given[key], option_of(key))) for key in typed)
+    changed = {name: value for name, value in in_file.items() if merged.get(name) is value}
+    return Request(**merged, config=_described(changed, file) if file else "")
 
 
-def _stated(changed: Mapping[str, object], file: Path) -> str:
-    """Return the settings that a file changes, and the file; "" without any. Paths are those of the file."""
+def _described(changed: Mapping[str, object], file: Path) -> str:
+    """Return a text with the settings that a file changes, and the file; "" if it changes none."""
     parts = []
     for name, value in changed.items():
         if value != OPTIONS[name].default:
@@ -285,7 +287,7 @@ def _stated(changed: Mapping[str, object], file: Path) -> str:
 
 
 def setting_of(key: str, where: str) -> Option:
-    """Return the option of a key, with "-" or "_". ConfigError for an unknown one."""
+    """Return the option with a key, spelled with "-" or "_"; ConfigError for an unknown key."""
     option = OPTIONS.get(key.replace("-", "_"))
     if option is None:
         legal = [option.key for option in OPTIONS.values()]
@@ -294,22 +296,22 @@ def setting_of(key: str, where: str) -> Option:
 
 
 def from_file(file: Path) -> Mapping[str, object]:
-    """Return the settings of a file. Relative paths start at its folder."""
+    """Return the settings in a file, with relative paths resolved from its folder."""
     import tomllib  # late: most runs have no file
 
     try:
         table = tomllib.loads(read_text(file, _MAX_BYTES, "a TOML file", ConfigError))
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and what int() says of thousands of digits
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or int() with thousands of digits
         raise ConfigError(f"{file}: not valid TOML: {error}; correct it (strings need quotes)") from error
-    stated: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, value in table.items():
         option = setting_of(key, str(file))
         listed = isinstance(value, list) and all(isinstance(part, str) for part in value)
         if not (listed or isinstance(value, str if option.kind is Kind.LIST else (str, int, float))):
             form = "a list of strings" if option.kind is Kind.LIST else "a string, a number, true or false"
             raise ConfigError(f"{file}: {key} is {value!r}; write {form}")
-        stated[option.name] = _beside(file, option, option.check(value, str(file)))
-    return stated
+        values[option.name] = _beside(file, option, option.check(value, str(file)))
+    return values
 
 
 def _beside(file: Path, option: Option, value: Any) -> object:

@@ -1,4 +1,4 @@
-"""Output: text in color and progress bars on a terminal, plain text elsewhere."""
+"""Terminal output: colors and progress bars on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from amp_rewrite.reports.render import harmless, plain, wrap
 if TYPE_CHECKING:
     from amp_rewrite.errors import Finding
 
-Progress = Callable[[int, int], None]
+CountProgress = Callable[[int, int], None]
 
 _STYLES: dict[str, dict[str, Any]] = {
     r"^(error|failed|FINDING)(?=:| {2})": {"fg": "red", "bold": True},
@@ -31,11 +31,11 @@ _STYLES: dict[str, dict[str, Any]] = {
     r"^(warning(?=:)|to do$|not checked on data(?=:))": {"fg": "yellow"},
     r"^ok(?=:| {2})": {"fg": "green"},
 }
-"""Styles of words at the start of a line, where no name of a file or op stands."""
+"""The styles of words at the start of a line, which are never names of files or ops."""
 
 
 def colored(stream: TextIO) -> bool:
-    """True if a stream gets colors: as NO_COLOR says, else FORCE_COLOR, else on a terminal."""
+    """True if a stream gets colors: NO_COLOR and FORCE_COLOR decide, or whether it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
@@ -47,12 +47,12 @@ def columns(stream: TextIO) -> int | None:
 
 
 def show(text: str, *, commands: bool = False) -> None:
-    """Print a result to stdout. `commands`: its lines may be commands of a CI runner."""
+    """Print a result to stdout. `commands`: allow lines that are commands for a CI runner."""
     _write(text if commands else harmless(text), sys.stdout)
 
 
 def talk(text: str, *, quiet: bool) -> None:
-    """Print a remark to stderr, unless `quiet`. A broken stderr changes no outcome."""
+    """Print a remark to stderr unless `quiet`. A broken stderr is ignored."""
     if quiet:
         return
     try:
@@ -62,13 +62,13 @@ def talk(text: str, *, quiet: bool) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Discard all further output to a stream without a reader or space, also at the last flush."""
+    """Discard all further output to a broken stream, including the last flush."""
     with suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
-    """Print one line per kind of finding: the first, and the number of others."""
+    """Print a line for each kind of finding, with the first finding and the number of others."""
     from amp_rewrite.decide.reasons import is_fact, remarked  # late: help and usage errors need none
 
     for kind, group in by_kind(sorted(findings)).items():
@@ -80,22 +80,22 @@ def warn(findings: Sequence[Finding], *, quiet: bool) -> None:
 
 
 @contextmanager
-def progress(title: str, *models: Path, quiet: bool) -> Iterator[Progress | None]:
-    """Yield a callback for the progress of the body on stderr, as `stages` does."""
+def progress(title: str, *models: Path, quiet: bool) -> Iterator[CountProgress | None]:
+    """Yield a callback that shows the progress of the body on stderr, as `stages` does."""
     with _shown(quiet, models) as tell:
         if tell is not None:
             tell(title, 0, None)  # visible from the start, before the total is known
         yield None if tell is None else partial(tell, title)
 
 
-def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
-    """Return a context with a bar on stderr for `progress` arguments; None if stderr is not a terminal.
+def progress_bar(title: str = "") -> AbstractContextManager[CountProgress | None]:
+    """Return a context manager with a bar on stderr for `progress` arguments.
 
     Args:
-        title: text before the bar.
+        title: the text before the bar.
 
     Returns:
-        A context manager that gives the function, or None.
+        A context manager that yields the function, or None if stderr is not a terminal.
 
     Example:
         >>> import amp_rewrite
@@ -107,10 +107,10 @@ def progress_bar(title: str = "") -> AbstractContextManager[Progress | None]:
 
 @contextmanager
 def stages(title: str, *models: Path, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Yield a callback for the stages of the body on stderr, by name; None if nobody looks.
+    """Yield a callback that shows the stages of the body on stderr; None if nothing is to be shown.
 
-    A terminal gets a bar for each, which moves while a stage is silent and goes at the end. Elsewhere, if one of the
-    models is large, each stage gets a line at its start and along a long one, at least every two seconds.
+    A terminal shows a bar for each stage, which disappears at the end. Elsewhere, if one of the models is large, each
+    stage prints a line at its start and then at least every two seconds.
     """
     with _shown(quiet, models) as tell:
         yield None if tell is None else lambda stage, done, total: tell(f"{title}: {stage}", done, total)
@@ -147,54 +147,53 @@ def _lines() -> Iterator[Tell]:
 
 
 class Lines:
-    """Lines of stages on stderr: one at the start of each and along a long one."""
+    """The lines of stages on stderr: one at the start of each, and more during a long one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._said = set[tuple[str, int]]()
+        self._printed = set[tuple[str, int]]()
         self._clock = clock
         self._line = ""
-        self._begun = self._spoken = 0.0
+        self._started = self._last_printed = 0.0
 
     def tell(self, title: str, done: int, total: int | None) -> None:
-        """Print the line of a stage, or of a part of it, the first time."""
+        """Print the line of a stage, or of a part of it, when it is new."""
         counted = total is not None and 1 < total <= _COUNTED
         part = title, done if counted else 0
-        if part not in self._said:
-            self._said.add(part)
+        if part not in self._printed:
+            self._printed.add(part)
             self._line = f"{title}{f' {done}/{total}' if counted and done else ''} …"
-            self._begun = self._spoken = self._clock()
+            self._started = self._last_printed = self._clock()
             talk(self._line, quiet=False)
 
     def beat(self) -> None:
-        """Print the last line again after a silence, with the seconds since it was new."""
+        """Repeat the last line after some time, with the seconds since it was new."""
         now = self._clock()
-        if self._line and now - self._spoken >= _SILENCE:
-            self._spoken = now
-            talk(f"{self._line} {now - self._begun:.0f} s", quiet=False)
+        if self._line and now - self._last_printed >= _SILENCE:
+            self._last_printed = now
+            talk(f"{self._line} {now - self._started:.0f} s", quiet=False)
 
 
 _SILENCE = 1.6
-"""Seconds after which a line comes again, so that none is silent for more than two."""
+"""Seconds after which a line is repeated, so there is one at least every two seconds."""
 
 _COUNTED = 1000
-"""Parts of a stage that get a line each, such as batches and trials; there are more of bytes."""
+"""The most parts of a stage, such as batches or trials, with a line for each; counts of bytes are larger."""
 
 
 @contextmanager
 def _bars() -> Iterator[Tell]:
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress as Drawing
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
     tasks: dict[str, TaskID] = {}
     console = Console(stderr=True, no_color=not colored(sys.stderr), width=columns(sys.stderr), height=24)
-    with Drawing(console=console, transient=True) as drawing:
+    with Progress(console=console, transient=True) as bars:
 
         def tell(title: str, done: int, total: int | None) -> None:
             if title not in tasks:
-                tasks[title] = drawing.add_task(escape(plain(title)), total=None)
-            drawing.update(tasks[title], completed=done, total=total if done else None)  # moves until there is progress
+                tasks[title] = bars.add_task(escape(plain(title)), total=None)
+            bars.update(tasks[title], completed=done, total=total if done else None)  # pulses until there is progress
 
         yield tell
 
@@ -207,7 +206,7 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 _VERBATIM = ("{", "[", "|", "::", "next: ", "on CUDA: ")
-"""Starts of lines of JSON, Markdown, annotations and commands. People copy these lines, so they are not wrapped."""
+"""Prefixes of lines with JSON, Markdown, annotations and commands, which are not wrapped, since people copy them."""
 
 
 def _fitted(line: str, width: int) -> list[str]:

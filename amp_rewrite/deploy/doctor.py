@@ -242,7 +242,8 @@ def model_checks(source: Model, to: DType | None) -> Iterator[Check]:
     yield from _ops_on_cpu(view, installed_kernels())
     if cuda_only := [name for name in own_operators(view) if name in CUDA_ONLY]:
         fact = f"only {CUDA} has kernels for {', '.join(cuda_only)} of {OWN_DOMAIN}"
-        yield Check("operators", ADVICE, fact, "for a file that also runs elsewhere, convert the source with --fuse contrib")
+        remedy = "for a file that also runs elsewhere, convert the source with --fuse contrib"
+        yield Check("operators", ADVICE, fact, remedy)
     if kinds := Counter(op.kind for op in view.ops if op.signature is None):
         described = f"{count(kinds.total(), 'op')} that no schema here describes ({shortened(list(kinds))})"
         remedy = "a runtime without that op does not open the model"

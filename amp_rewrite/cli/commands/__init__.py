@@ -1,1 +1,1 @@
-"""The commands, one module each: parse, make one library call, print, return the exit code."""
+"""The commands: each parses its arguments, makes one library call, prints, and returns the exit code."""

@@ -1,4 +1,4 @@
-"""`amp-rewrite diff`, `verify`, `locate` and `bench`: models side by side."""
+"""`amp-rewrite diff`, `verify`, `locate` and `bench`: comparisons of models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from amp_rewrite.settings.request import CRITERION, STARTS
 @parameters.command(
     *parameters.PAIR,
     *parameters.reads("fail_on"),
-    parameters.form("text", "json", "markdown", "github", says="Output format; github: workflow annotations."),
+    parameters.form("text", "json", "markdown", "github", text="Output format; github: workflow annotations."),
     parameters.verbose,
     *parameters.REPORT,
 )
@@ -33,7 +33,7 @@ def diff(a: Path, b: Path, form: str, verbose: bool, report_file: Path | None, *
     from amp_rewrite.reports.diff import diff
 
     check_report(report_file, overwrite=given.pop("overwrite"), read=(a, b))
-    settings = parameters.in_force(given)
+    settings = parameters.take_settings(given)
     delta = diff(a, b)
     failed = delta.fails(settings.fail_on)
     text = delta.to(form, settings.fail_on, verbose=verbose)
@@ -66,7 +66,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     Exit with 1 if they differ by more than you allow. A criterion is required: --tolerance, or a
     --metric with its bound.
     """
-    settings = parameters.in_force(given)
+    settings = parameters.take_settings(given)
     batches, bound = Batches.of(settings, given), settings.criterion
     if not bound:
         ways = "--tolerance X, or --metric NAME=X"
@@ -77,7 +77,7 @@ def verify(a: Path, b: Path, as_json: bool, quiet: bool, verbose: bool, report_f
     given |= {"outputs": given.pop("only"), **bound}
     verdict = batches.compare(verify, a, b, quiet=quiet, **given)
     command = ""
-    if verdict.states and not as_json:  # the same, with states fed back
+    if verdict.states and not as_json:  # suggest the same command with states fed back
         typed = click.get_current_context().find_root().obj
         more = ["--overwrite"] if report_file and "--overwrite" not in typed else []
         command = shlex.join(["amp-rewrite", *typed, *verdict.advised, *more])
@@ -105,7 +105,7 @@ def locate(
 
     First comes the op where the error jumps, then the ops with the largest local errors.
     """
-    settings = parameters.in_force(given)
+    settings = parameters.take_settings(given)
     batches = Batches.of(settings, given)
     check_report(report_file, overwrite=settings.overwrite, read=(a, b))
     from amp_rewrite.evidence.locate import locate
@@ -139,13 +139,13 @@ def bench(models: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) ->
 
     All models run on the same batch; the first is the baseline. Measure on a GPU: on a CPU half precision is slower.
     """
-    batches = Batches.of(parameters.in_force(given), given, feedback=False)
+    batches = Batches.of(parameters.take_settings(given), given, feedback=False)
     from amp_rewrite.deploy.benchmark import bench
     from amp_rewrite.files.model import Model
 
-    asked = {word: value for word, value in given.items() if value is not None}
+    keywords = {name: value for name, value in given.items() if value is not None}
     feed = batches.feed(Model.load(models[0]), quiet=quiet)
     with terminal.stages("bench", *models, quiet=quiet) as tell:
-        benchmark = bench(models, feed, progress=tell, **asked)
+        benchmark = bench(models, feed, progress=tell, **keywords)
     if as_json or not quiet:
         terminal.show(benchmark.to_json() if as_json else benchmark.text())

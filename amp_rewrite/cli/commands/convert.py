@@ -1,4 +1,4 @@
-"""`amp-rewrite convert`: one conversion, guarded or repaired by data on request; or a batch of them."""
+"""`amp-rewrite convert`: a conversion, with data measured or repaired; or a batch of conversions."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def convert(
     )
     shapes, overwrite, explicit = given.pop("shape"), bool(given["overwrite"]), parameters.explicit(given)
     if is_batch(model, out, output):
-        request = guided_request(parameters.in_force(given), shapes, explicit)
+        request = guided_request(parameters.take_settings(given), shapes, explicit)
         return convert_batch((model, *map(Path, out)), output, run, request)
     for word in ("jobs", "resume"):
         if getattr(run, word):
             raise click.UsageError(f"{option_of(word)} is for several models; name a folder, and add -o FOLDER")
     target = _destination(out, output)
-    settings = parameters.in_force(given)
+    settings = parameters.take_settings(given)
     request = guided_request(settings, shapes, explicit)
     target = target or path_beside(model, f"{settings.to.spelling}.onnx")
-    command = _typed(request, [*out], fed=bool(settings.data))
+    command = _next_command(request, [*out], fed=bool(settings.data))
     run = replace(run, makes_folder=not (dry_run or target.parent.is_dir()))
     with parent_folders(target) if run.makes_folder else nullcontext():
         return _convert_one(model, target, run, request, overwrite=overwrite, command=command)
@@ -88,7 +88,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _RunOptions:
-    """Options of the command about its outcome. With JSON, stdout holds nothing else."""
+    """The options of the command for its output. With JSON, stdout contains nothing else."""
 
     dry_run: bool
     report_file: Path | None
@@ -100,7 +100,7 @@ class _RunOptions:
     makes_folder: bool = False
 
     def show(self, converted: Converted, repaired: Repaired | None, *, command: str) -> None:
-        """Print a conversion and its repair. `command`: the one to suggest."""
+        """Print a conversion and its repair. `command`: the next command to suggest."""
         report = converted.report
         searched = repaired.text(verbose=self.verbose) if repaired is not None else ""
         if self.as_json:
@@ -120,11 +120,11 @@ def _convert_one(
     from amp_rewrite.reports.summary import unchecked
 
     file, quiet = run.report_file, run.quiet
-    kept = (model, output, *data_files(model)) if file else ()  # what a report must not replace
+    kept = (model, output, *data_files(model)) if file else ()  # a report must not replace these
     check_report(file, overwrite=request.overwrite, read=kept)
     if not run.dry_run:
         lost = "the float32 precision of its weights"
-        parameters.check_target(output, model, request, asked=overwrite, lost=lost)  # before the work, not after it
+        parameters.check_target(output, model, request, explicit=overwrite, lost=lost)  # fail early
     with terminal.stages(model.name, model, quiet=quiet) as tell:
         converted, repaired = convert_guided(model, request, tell, quiet=quiet)
         solved = converted.report.evidence.level != FAILED
@@ -153,11 +153,11 @@ def _convert_one(
     return 0 if solved else FINDING
 
 
-def _typed(request: Request, named: list[str], *, fed: bool) -> str:
-    """Return the typed command with the additions of the next step; empty without any. `fed`: there is data."""
+def _next_command(request: Request, named: list[str], *, fed: bool) -> str:
+    """Return the typed command, with the options for a check on data added; "" if it has them. `fed`: it has data."""
     words, typed = [], iter(click.get_current_context().find_root().obj)
     for word in typed:
-        if word == "--shape":  # of a random batch
+        if word == "--shape":  # only for a random batch
             next(typed, None)
         elif word not in named and not word.startswith("--shape="):
             words.append(word)
@@ -169,7 +169,7 @@ def _typed(request: Request, named: list[str], *, fed: bool) -> str:
 
 
 def _destination(out: tuple[str, ...], output: str | None) -> Path | None:
-    """Return the output: the second file or -o. UsageError if the second file may be an input."""
+    """Return the output, the second file or that of -o; UsageError if the second file may be an input."""
     if len(out) > 1 or (out and output is not None):
         raise click.UsageError("convert writes one model to a file; several go to a folder, as in -o FOLDER/")
     (word,) = out or (output,)
@@ -192,7 +192,7 @@ def _page(converted: Converted, repaired: Repaired | None, command: str) -> str:
 
 
 def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
-    """True if words of the command line stand for a batch: one is a folder or a glob, or the output is a folder."""
+    """True if the arguments describe a batch: one is a folder, a URL or a glob, or the output is a folder."""
     for word in more if output is None else (*more, output):
         file_path(word)
     several = bool(more) and output is not None and Path(output).suffix.lower() != ".onnx"
@@ -202,7 +202,7 @@ def is_batch(model: Path, more: tuple[str, ...], output: str | None) -> bool:
 
 def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions, request: Request) -> int:
     """Convert the models of a batch, print a line for each, and return the worst exit code."""
-    gc.enable()  # one conversion pauses it for itself; many leave cycles behind
+    gc.enable()  # paused for a single conversion, but many leave cycles behind
     file = run.report_file
     if file and file.suffix.lower() in (".json", *SUFFIXES):
         raise click.UsageError("--report writes the report of one model; name a .jsonl file, with a line for each")

@@ -1,4 +1,4 @@
-"""`amp-rewrite explain`, `report` and `doctor`: reasons, words and lists; models and machines as they are."""
+"""`amp-rewrite explain`, `report` and `doctor`: reasons, terms and lists; the state of models and machines."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def explain(words: tuple[str, ...], as_json: bool, **given: Any) -> None:
     elif as_json:
         raise click.UsageError("--json explains ops of a model; name a model, or leave out --json")
     else:
-        terminal.show("\n\n".join(_parts(words, parameters.in_force(given))))
+        terminal.show("\n\n".join(_parts(words, parameters.take_settings(given))))
         return
     from amp_rewrite.reports.sources import is_report, report_in
 
     shapes, explicit = given.pop("shape"), parameters.explicit(given)
-    settings = parameters.in_force(given)
+    settings = parameters.take_settings(given)
     if is_report(model):
         from amp_rewrite.reports.explain import explained
 
@@ -115,7 +115,7 @@ _HEADINGS = {"hit": "Smallest model that needs it", "near": "Nearest model that 
 
 
 def records() -> dict[str, Any]:
-    """Return the records of safety rules and fusions by name, and by the names of their cases."""
+    """Return the records of safety rules and fusions, by their names and those of their cases."""
     from amp_rewrite.rewrite.fusions import FUSIONS
 
     both: tuple[Any, ...] = (*RULES, *FUSIONS)
@@ -123,7 +123,7 @@ def records() -> dict[str, Any]:
 
 
 def known_names() -> list[str]:
-    """Return all names, strongest tier first, kinds of findings last."""
+    """Return all names, the strongest tier first and the kinds of findings last."""
     tiers = {id: -reason.strength for id, reason in REASONS.items()}
     tiers.update({record.name: tiers.get(record.reason, 0) for record in records().values()})
     return sorted({**tiers, **dict.fromkeys(KINDS, 0)}, key=lambda name: tiers.get(name, 0))
@@ -136,13 +136,13 @@ def known_words() -> set[str]:
 def described(name: str) -> dict[str, Any]:
     """Return all facts about a rule, fusion, reason or kind of finding."""
     record = records().get(name)
-    spoken = name if record is None else record.reason
-    reason = REASONS.get(spoken)
+    reason_id = name if record is None else record.reason
+    reason = REASONS.get(reason_id)
     fact: dict[str, Any] = {
         "name": name if record is None or name in KINDS else record.name,
-        "reason": spoken,
+        "reason": reason_id,
         "tier": "finding" if reason is None else reason.strength.words,
-        "words": KINDS[spoken] if reason is None else reason.words,
+        "words": KINDS[reason_id] if reason is None else reason.words,
         "docs": f"{FINDINGS}#{name}" if reason is None else reason.docs,
         "promise": "",
         "sections": {},
@@ -157,7 +157,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 def rule_page(fact: dict[str, Any]) -> str:
-    """Return the facts of `described` as text."""
+    """Return the result of `described` as text."""
     lines = [f"{fact['name']}: {fact['promise'] or fact['words']}"]
     if fact["promise"]:
         lines.append(f"  in reports  {fact['reason']}: {fact['words']}")
@@ -186,15 +186,15 @@ def list_table(entries: Iterable[Entry]) -> str:
 
 
 def entries_of(lists: OpLists, word: str) -> tuple[Entry, ...]:
-    """Return the entries of an op by name, and the entry without a condition; ListError for an unknown op."""
+    """Return the entries of an op, including the one without a condition; ListError for an unknown op."""
     from amp_rewrite.ir.schema import contrib_schemas
 
     domain, op_type = parse_name(word, _WHERE)
     entries = lists.entries_of(domain, op_type)
     if not entries:
         check_op(domain, op_type, _WHERE, {*lists.entries, *(parse_name(n, _WHERE) for n in contrib_schemas())})
-    whole = entries and entries[-1].condition is None
-    return entries if whole else (*entries, lists.otherwise(domain, op_type))
+    complete = entries and entries[-1].condition is None
+    return entries if complete else (*entries, lists.otherwise(domain, op_type))
 
 
 # -- report --------------------------------------------------------------------------------------------------
@@ -231,7 +231,9 @@ def report(
     expectations = [Expectation.parse(text) for text in expect]
     report, view = report_and_view(model)
     outcomes = [expectation.outcome(report) for expectation in expectations]
-    words = report.to_json() if as_json else report.text(verbose=verbose, command="")  # a next step is a conversion's
+    words = (
+        report.to_json() if as_json else report.text(verbose=verbose, command="")
+    )  # only a conversion has a next step
     terminal.show(words)
     if output is not None:
         drawn = is_page(output)

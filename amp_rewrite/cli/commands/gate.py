@@ -1,4 +1,4 @@
-"""`amp-rewrite gate`: models compared with those of a commit, and with expectations."""
+"""`amp-rewrite gate`: compare models with those of a commit, and with expectations."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _HEAD = "HEAD"
 
 @dataclass(frozen=True)
 class _GatedFile:
-    """A file, its report, its difference from the commit (None: it is new there), and its failed expectations.
+    """A file with its report, its difference from the commit (None for a new file), and its failed expectations.
 
-    `differs`: the difference fails. `accepted`: what would fail and is accepted, in words.
+    `differs`: True if the difference is a failure. `accepted`: accepted failures, as text.
     """
 
     file: Path
@@ -49,14 +49,14 @@ class _GatedFile:
         return self.differs or bool(self.failed)
 
     def accept(self, base: str) -> _GatedFile:
-        """Accept the failures in the file beside it, and return the new state."""
+        """Accept the failures, in a file beside this one, and return the new state."""
         words = self.delta.summary() if self.delta is not None and self.differs else ""
         expect = tuple(outcome.expected for outcome in self.failed)
         Acceptance(base, words, expect, self.report).write(self.file)
         return replace(self, differs=False, failed=(), accepted=(*filter(None, (words,)), *map(str, self.failed)))
 
     def text(self, fail_on: Collection[str], *, github: bool, verbose: bool) -> str:
-        """Return it for a terminal, or for a workflow of GitHub. `verbose`: a terminal gets each op."""
+        """Return the text for a terminal or a GitHub workflow. `verbose`: print each op on a terminal."""
         failed, accepted = ("  failed  ", "  accepted  ")
         if github:
             failed, accepted = f"::error::{self.file}: expected ", f"::notice::{self.file}: accepted: "
@@ -77,7 +77,7 @@ class _GatedFile:
     *parameters.reads("fail_on"),
     parameters.option("--expect", "TEXT", "Exit with 1 unless this holds for each FILE; repeatable.", multiple=True),
     parameters.flag("--accept", "Record what fails as accepted in FILE.accepted.json."),
-    parameters.form("text", "github", says="Output format; github: workflow annotations."),
+    parameters.form("text", "github", text="Output format; github: workflow annotations."),
     parameters.option(
         "--pages", "FOLDER", "Write an .html page to FOLDER for each FILE that differs.", type=parameters.FILE_OUT
     ),
@@ -99,23 +99,23 @@ def gate(
     the others are still compared, and the exit code is 2. For an intended change, --accept writes
     FILE.accepted.json: commit it with the FILE. The differences are accepted until the base holds that file, too.
     """
-    fail_on, github = parameters.in_force(given).fail_on, form == "github"
+    fail_on, github = parameters.take_settings(given).fail_on, form == "github"
     expectations = [Expectation.parse(text) for text in expect]
     if folder := next((file for file in files if file.is_dir()), None):
         raise click.UsageError(f"{folder} is a folder; name the files in it, as in {folder / '*.onnx'}")
-    _git(files[0], "rev-parse", "--git-dir")  # outside of a repository that is an error
+    _git(files[0], "rev-parse", "--git-dir")  # an error outside of a repository
     found = _git(files[0], "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}", check=False)
-    known = found.stdout.decode().strip() if found.returncode == 0 else None
-    if known is None and base != _HEAD:  # a repository without a commit has no HEAD: all files are new
+    commit = found.stdout.decode().strip() if found.returncode == 0 else None
+    if commit is None and base != _HEAD:  # a new repository has no HEAD, and all files are new
         raise click.UsageError(
             f"--base {base} does not name a commit here; fetch it (git fetch origin {base}), or name another"
         )
     worst, unaccepted = 0, list[Path]()
     for file in files:
         try:
-            checked = _check(file, known, expectations, fail_on)
+            checked = _check(file, commit, expectations, fail_on)
             if accept and checked.fails:
-                checked = checked.accept(known or "")
+                checked = checked.accept(commit or "")
         except AmpRewriteError as error:
             named = str(error) if str(file) in str(error) else f"{file}: {error}"
             terminal.talk(f"::error::{named}" if github else f"error: {named}", quiet=False)
@@ -133,9 +133,9 @@ def gate(
         words = ["amp-rewrite", "gate", "--accept", *(("--base", base) if base != _HEAD else ())]
         words += [word for text in expect for word in ("--expect", text)]
         command = shlex.join([*words, "--", *map(str, unaccepted)])
-        said = f"if this change is intended, run {command} and commit {place_of(unaccepted[0])}"
-        said += " and the others" if len(unaccepted) > 1 else ""
-        terminal.show(f"::notice::{said}\n" if github else f"{said}\n", commands=github)
+        hint = f"if this change is intended, run {command} and commit {place_of(unaccepted[0])}"
+        hint += " and the others" if len(unaccepted) > 1 else ""
+        terminal.show(f"::notice::{hint}\n" if github else f"{hint}\n", commands=github)
     return worst
 
 
@@ -145,8 +145,8 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
         before = committed(file, ref, Path(folder)) if ref is not None else None
         report = report_in(file)
         delta = diff(before, file) if before is not None else None
-        held = committed(place, ref, Path(folder)) if ref is not None and place.is_file() else None
-        merged = held is not None and held.read_bytes() == place.read_bytes()  # so it covers no later change
+        old = committed(place, ref, Path(folder)) if ref is not None and place.is_file() else None
+        merged = old is not None and old.read_bytes() == place.read_bytes()  # then it covers no later change
     outcomes = [expectation.outcome(report) for expectation in expected]
     failed = tuple(outcome for outcome in outcomes if not outcome.met)
     differs = delta is not None and delta.fails(fail_on)
@@ -161,7 +161,7 @@ def _check(file: Path, ref: str | None, expected: Collection[Expectation], fail_
     return _GatedFile(file, report, delta, differs, failed, tuple(words))
 
 
-# -- what is accepted ----------------------------------------------------------------------------------------
+# -- acceptances ---------------------------------------------------------------------------------------------
 
 
 _SUFFIX = ".accepted.json"
@@ -173,7 +173,7 @@ def place_of(file: Path) -> Path:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What is accepted of a file: its differences from a commit in words, waived expectations, and its report."""
+    """The accepted state of a file: its differences from a commit as text, waived expectations, and its report."""
 
     base: str
     differences: str
@@ -182,7 +182,7 @@ class Acceptance:
 
     @classmethod
     def read(cls, file: Path) -> Acceptance | None:
-        """Return the acceptance beside a file, None without one. ReportError if it cannot be read."""
+        """Return the acceptance beside a file; None if there is none, ReportError if it cannot be read."""
         place = place_of(file)
         if not place.exists():
             return None
@@ -192,14 +192,14 @@ class Acceptance:
                 content = stream.read(MAX_CHARACTERS + 1)
         except OSError as error:
             raise ReportError(f"cannot read {place}: {error.strerror or error}; {remedy}") from error
-        read = record(cls, {"report": lambda value: Report.from_json(json.dumps(value), str(place))})
-        acceptance: Acceptance = load(content, str(place), "a record of `gate --accept`", remedy, ReportError, read)
+        reader = record(cls, {"report": lambda value: Report.from_json(json.dumps(value), str(place))})
+        acceptance: Acceptance = load(content, str(place), "a record of `gate --accept`", remedy, ReportError, reader)
         return acceptance
 
     def write(self, file: Path) -> None:
-        """Write the acceptance beside a file, whole or not at all."""
-        said = json.dumps({"base": self.base, "differences": self.differences, "expect": self.expect})[:-1]
-        text = f'{said},\n"report": {self.report.to_json().rstrip()}\n}}\n'
+        """Write the acceptance beside a file, atomically."""
+        first = json.dumps({"base": self.base, "differences": self.differences, "expect": self.expect})[:-1]
+        text = f'{first},\n"report": {self.report.to_json().rstrip()}\n}}\n'
         write_file(place_of(file), text, "nothing was accepted")
 
     def covers(self, report: Report, fail_on: Collection[str] = ()) -> bool:
@@ -212,21 +212,21 @@ class Acceptance:
 def committed(file: Path, ref: str, folder: Path) -> Path | None:
     """Write the committed version of a file, with its external data, to a folder; None if the commit lacks it.
 
-    Filters run, so that a file of git-lfs is the model and not its pointer. External data that is not in the commit is
+    Git filters run, so a file in Git LFS is the model and not its pointer. External data that is not in the commit is
     left out.
     """
     copy = folder / file.name
-    if not _copied(file, ref, copy):
+    if not _copy(file, ref, copy):
         return None
     for data in data_files(copy) if copy.suffix != ".json" else ():
-        inside = Path(os.path.normpath(data))  # a model may name any place
+        inside = Path(os.path.normpath(data))  # a model may name any path
         if inside.is_relative_to(folder) and inside != copy:
-            _copied(file.parent / inside.relative_to(folder), ref, inside)
+            _copy(file.parent / inside.relative_to(folder), ref, inside)
     return copy
 
 
-def _copied(file: Path, ref: str, to: Path) -> bool:
-    """Write the committed version of a file, and return True; False if the commit lacks it."""
+def _copy(file: Path, ref: str, to: Path) -> bool:
+    """Write the committed version of a file; return False if the commit lacks it."""
     top, name = file.parent if file.parent.is_dir() else Path(), f"{ref}:./{file.name}"
     if _git(top, "cat-file", "-e", name, check=False).returncode != 0:
         return False
@@ -246,6 +246,6 @@ def _git(
     command = [program, "-C", str(folder), *words]
     done = subprocess.run(command, stdout=into or subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if check and done.returncode != 0:
-        said = one_line(done.stderr.decode(errors="replace"))
-        raise ReportError(f"{where}: git {words[0]} failed: {said}; run this in a repository that holds the file")
+        message = one_line(done.stderr.decode(errors="replace"))
+        raise ReportError(f"{where}: git {words[0]} failed: {message}; run this in a repository that holds the file")
     return done

@@ -1,4 +1,4 @@
-"""`amp-rewrite calibrate`, `emulate`, `train-step` and `completion`: results besides conversions."""
+"""`amp-rewrite calibrate`, `emulate`, `train-step` and `completion`: outputs other than conversions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amp_rewrite.settings.request import OPTIONS, PAINTING, Request
 # -- calibrate -----------------------------------------------------------------------------------------------
 
 
-_SHOWN = 20  # rows, beside a file with all
+_SHOWN = 20  # rows to print; the file contains all
 
 
 @parameters.command(
@@ -38,14 +38,14 @@ def calibrate(model: Path, output: Path | None, report_file: Path | None, **give
     The file holds the largest and smallest magnitude of each value, and the number of elements that do not fit the
     type. `amp-rewrite convert --ranges` reads it.
     """
-    settings, quiet = parameters.in_force(given), given.pop("quiet")
+    settings, quiet = parameters.take_settings(given), given.pop("quiet")
     batches, overwrite = Batches.of(settings, given), settings.overwrite
     output = output or path_beside(model, "ranges.json")
     from amp_rewrite.evidence.calibrate import calibrate
     from amp_rewrite.evidence.ranges import check_writable
     from amp_rewrite.files.model import Model
 
-    check_writable(output, overwrite)  # before the work, not after it
+    check_writable(output, overwrite)  # fail early
     check_report(report_file, overwrite=overwrite, read=(model,))
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         loaded = Model.load(model)
@@ -83,10 +83,10 @@ def emulate(model: Path, output: Path | None, no_rounding: bool, io: str, quiet:
     from amp_rewrite.files.store import check_target
     from amp_rewrite.rewrite.emulate import emulate
 
-    settings = parameters.in_force(given)
+    settings = parameters.take_settings(given)
     saving = {name: getattr(settings, name) for name in ("overwrite", "external_data")}
     output = output or path_beside(model, "widened.onnx" if no_rounding else "emulated.onnx")
-    check_target(output, settings.overwrite, loaded_from=model)  # before the work, not after it
+    check_target(output, settings.overwrite, loaded_from=model)  # fail early
     with terminal.progress(model.name, model, quiet=quiet) as progress:
         source = Model.load(model)
         twin = emulate(source, rounding=not no_rounding, io=io)
@@ -150,21 +150,21 @@ def train_step(model: Path, output: Path | None, quiet: bool, verbose: bool, **g
     output, overwrite = output or path_beside(model, "step.onnx"), bool(given["overwrite"])
     own = {name: given.pop(name) for name in [*given] if name not in (*OPTIONS, "settings", "config")}
     explicit = parameters.explicit(given)
-    settings = parameters.in_force(given)
-    asked = {name: value for name, value in own.items() if value not in (None, ())}
-    asked.setdefault("policy", f"mixed_{settings.to.spelling}")
-    if (scale := asked.get("loss_scale", "")).lower() == "none":
-        asked["loss_scale"] = None
+    settings = parameters.take_settings(given)
+    keywords = {name: value for name, value in own.items() if value not in (None, ())}
+    keywords.setdefault("policy", f"mixed_{settings.to.spelling}")
+    if (scale := keywords.get("loss_scale", "")).lower() == "none":
+        keywords["loss_scale"] = None
     elif scale:
         with suppress(ValueError):
-            asked["loss_scale"] = float(scale)
-    lowers = Policy(asked["policy"]).lowers is not None
+            keywords["loss_scale"] = float(scale)
+    lowers = Policy(keywords["policy"]).lowers is not None
     painting = {name: getattr(settings, name) for name in PAINTING if lowers or name in explicit}
-    asked |= {name: value for name, value in painting.items() if value != getattr(Request(), name)}
+    keywords |= {name: value for name, value in painting.items() if value != getattr(Request(), name)}
     lost = "the model that the step was made from"
-    parameters.check_target(output, model, settings, asked=overwrite, lost=lost)  # before the work
+    parameters.check_target(output, model, settings, explicit=overwrite, lost=lost)  # fail early
     with terminal.progress(model.name, model, quiet=quiet) as progress:
-        step = training_step(model, **asked)
+        step = training_step(model, **keywords)
         save_step(step, output, overwrite=settings.overwrite, external_data=settings.external_data, progress=progress)
     if not quiet and step.report is not None:
         terminal.show(step.report.text(verbose=verbose))
@@ -183,6 +183,6 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    made = get_completion_class(shell)
-    assert made is not None
-    terminal.show(made(click.Command(NAME), {}, NAME, COMPLETE).source())
+    completer = get_completion_class(shell)
+    assert completer is not None
+    terminal.show(completer(click.Command(NAME), {}, NAME, COMPLETE).source())
