@@ -154,12 +154,12 @@ def _convert(
     if not near(expected, expected):
         raise ValueError("validation failed for the float32 model itself; fix validate_fn, or widen its bounds")
     ranges = calibrated(draft, Feed.of(dict(batch), draft.source))
-    draft, guarded = shifted_and_guarded(draft, ranges, HEADROOM)
-    regions = regions_of(draft, draft.paint(guarded.pins), {})
+    draft = shifted_and_guarded(draft, ranges, HEADROOM)
+    regions = regions_of(draft, draft.paint(), {})
 
     def trial(pinned: frozenset[int]) -> Converted:
         pins = [pin for number in sorted(pinned) for pin in regions[number].pins]
-        return finish(draft, draft.paint((*guarded.pins, *pins)), guarded)
+        return finish(draft, draft.paint(pins))
 
     chosen = minimal_set(len(regions), lambda pinned: near(expected, _outputs(emulate(trial(pinned).result), batch)))
     if chosen is None:

@@ -17,13 +17,12 @@ from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import AmpRewriteError, FeedError, MachineError, ModelError
 from amp_rewrite.evidence.data.feed import Batch, Feed
 from amp_rewrite.evidence.data.sources import Drawing
-from amp_rewrite.evidence.guard import guard
 from amp_rewrite.evidence.opening import Device, casting_in_graph, drawing
 from amp_rewrite.evidence.verify import Comparison, rows_of
 from amp_rewrite.files.model import Model
 from amp_rewrite.ir.op_classes import LOW_ONLY
 from amp_rewrite.pipeline.conversion import Converted, Draft
-from amp_rewrite.pipeline.measured import calibrated
+from amp_rewrite.pipeline.measured import calibrated, guarded
 from amp_rewrite.pipeline.repair import Search, reference_of, with_tf32
 from amp_rewrite.reports.evidence import FAILED, NONE, REPAIRED, SMOKE, Criterion, Evidence, OutputRow
 from amp_rewrite.rewrite.emulate import emulate
@@ -110,11 +109,9 @@ def _copied(source: Model, unchanged: Converted) -> Converted:
 def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[str]:
     """Yield patterns of ops to keep float32 for these outputs: those beyond the range, then those of a search."""
     ranges = calibrated(draft, feed, partial(draft.request.tell, "calibrate"))
-    guarded = guard(draft.view, draft.paint, ranges, saturate=draft.needs.saturate)
-    search = Search(
-        draft, feed, _BY, ranges, guarded, progress=draft.request.progress, outputs=outputs, device=_EMULATED
-    )
-    for op in (*(pin.op for pin in guarded.pins), *(op for region in search.repaired().regions for op in region.ops)):
+    draft = guarded(draft, ranges)
+    search = Search(draft, feed, _BY, ranges, progress=draft.request.progress, outputs=outputs, device=_EMULATED)
+    for op in (*(pin.op for pin in draft.pins), *(op for region in search.repaired().regions for op in region.ops)):
         if op not in draft.lower:
             pattern = exactly(draft.view.ops[op])  # without its kind, if a float32 op of another kind stands for it
             yield pattern.partition(",")[2] if draft.view.ops[op].kind in LOW_ONLY else pattern

@@ -49,7 +49,7 @@ from amp_rewrite.settings.request import Request
 from amp_rewrite.version import VERSION
 
 if TYPE_CHECKING:
-    from amp_rewrite.reports.evidence import Evidence, Guarded
+    from amp_rewrite.reports.evidence import Evidence
     from amp_rewrite.reports.page.page import Figure
     from amp_rewrite.reports.report import Report
     from amp_rewrite.reports.rows import ShiftRow
@@ -62,6 +62,7 @@ class Draft:
     `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
     `expansions` that led to it. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left
     alone, too. `widened`: low values of the model have become float32. `shifts`: what became of values beyond the type.
+    `pins`: ops in float32 by data, and `evidence` of the data.
     """
 
     request: Request
@@ -77,6 +78,8 @@ class Draft:
     notes: tuple[Finding, ...] = ()
     widened: bool = False
     shifts: tuple[ShiftRow, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    evidence: Evidence | None = None
 
     @classmethod
     def of(
@@ -146,15 +149,15 @@ class Draft:
         )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
-        """Return the coloring, with pins from data on top of the safety rules'. O(nodes + uses).
+        """Return the coloring, with pins of a search on top of those by data and by safety rules. O(nodes + uses).
 
-        A pin from data pins the whole cluster of its op.
+        Those by data and of a search pin the whole cluster of their op.
         """
         return self._painted(pins) if pins else self._unpinned
 
-    def opens(self, pins: Sequence[Pin] = ()) -> bool:
-        """True if every op with kernels for low types alone is low under pins from data."""
-        return not self.view.of_kinds(LOW_ONLY) or self.paint(pins).opens(self.view)
+    def opens(self) -> bool:
+        """True if every op with kernels for low types alone is low."""
+        return not self.view.of_kinds(LOW_ONLY) or self.paint().opens(self.view)
 
     @cached_property
     def _unpinned(self) -> Coloring:
@@ -172,7 +175,7 @@ class Draft:
             self.needs,
             keep=self.keep,
             lower=self.lower,
-            pins=pins,
+            pins=(*self.pins, *pins),
             clusters=clusters(self.view),
             low_inputs=self.io,
             rescale=self.rescale,
@@ -322,13 +325,12 @@ class Converted(Result):
 def finish(
     draft: Draft,
     coloring: Coloring,
-    guarded: Guarded | None = None,
     findings: Sequence[Finding] = (),
     words: Sequence[str] = (),
 ) -> Converted:
     """Return the checked model of a painted draft; for an empty plan the source itself, unexpanded.
 
-    `guarded`: pins, findings and evidence from ranges. `words`: more words for the metadata entry.
+    `words`: more words for the metadata entry.
     """
     view, target, to = draft.view, draft.request.target, draft.request.to
     plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
@@ -346,8 +348,7 @@ def finish(
         *(() if plan.empty else state_findings(view, dtype_of)),
     )
     view.forget()  # the checks need the memory
-    from_ranges = () if guarded is None else guarded.findings
-    findings = (*without_kernel(view, coloring), *at_run_time, *coloring.findings, *from_ranges, *findings)
+    findings = (*without_kernel(view, coloring), *at_run_time, *coloring.findings, *findings)
     if plan.empty:
         result = draft.base
         check_source(result)
@@ -369,7 +370,7 @@ def finish(
         draft.request,
         name=draft.source.path.name if draft.source.path else None,
         findings=findings,
-        evidence=guarded.evidence if guarded else None,
+        evidence=draft.evidence,
         shifts=draft.shifts,
     )
 

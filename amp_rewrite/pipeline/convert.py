@@ -100,10 +100,10 @@ def _converted(
         return draft, finish(draft, draft.paint())  # plan_casts, apply
     from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most have no data
 
-    draft, guarded = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
-    if grouped and guarded.pins and not draft.opens(guarded.pins):
+    draft = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
+    if grouped and draft.pins and not draft.opens():
         return _converted(source, request, data, ranges, headroom, grouped=False)
-    return draft, finish(draft, draft.paint(guarded.pins), guarded)
+    return draft, finish(draft, draft.paint())
 
 
 @takes(KEYWORDS)

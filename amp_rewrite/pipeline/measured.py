@@ -12,22 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from amp_rewrite.decide import reasons
 from amp_rewrite.decide.coloring.paint import Coloring
+from amp_rewrite.decide.needs.find import pins_by_data
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding, PolicyError, spelled
 from amp_rewrite.evidence.calibrate import calibrate
 from amp_rewrite.evidence.data.feed import Feed
-from amp_rewrite.evidence.guard import guard, is_low, overflowing, seen_ranges
+from amp_rewrite.evidence.guard import is_low, is_low_op, misfits, seen_ranges
 from amp_rewrite.evidence.ranges import Range, Ranges, key
 from amp_rewrite.files.fingerprint import fingerprint
 from amp_rewrite.ir.view import ValueId, View
 from amp_rewrite.pipeline.conversion import Costs, Draft
-from amp_rewrite.reports.evidence import Guarded
+from amp_rewrite.reports.evidence import GUARDED, Evidence
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.rows import ShiftRow
 from amp_rewrite.rewrite.shift.emit import Shift, refusal, shifted_by
 from amp_rewrite.rewrite.shift.plan import Equations, ShiftRequest, plan_shift
-from amp_rewrite.settings.choices import AUTO_SHIFT, NO_SHIFT, Target, check_headroom
+from amp_rewrite.settings.choices import AUTO_SHIFT, HEADROOM, NO_SHIFT, Target, check_headroom
 from amp_rewrite.settings.option import Data
 
 
@@ -63,33 +65,48 @@ def model_name(draft: Draft) -> str:
     return draft.source.path.name if draft.source.path is not None else "the model"
 
 
-def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> tuple[Draft, Guarded]:
-    """Return the draft, shifted by the requested exponent unless that is off, and the pins and findings of ranges.
+def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Draft:
+    """Return the draft with pins, findings and evidence from ranges.
+
+    There is one finding for each value that would be low and does not fit, and one of kind "calibrated" about the
+    data. Pins only make more of the model float32, so what fits without them fits with them.
+    """
+    view, coloring = draft.view, draft.paint()
+    unfit = misfits(view, coloring, ranges, headroom, draft.needs.saturate)
+    pins = {pin.op: pin for pin in pins_by_data(view, unfit) if is_low_op(view, coloring, view.ops[pin.op])}
+    batches = f"{count(ranges.batches, 'batch', 'batches')}, headroom {headroom:g}"
+    doubt = "; random data is not real data: calibrate with yours before you rely on this" if ranges.random else ""
+    findings = [Finding("calibrated", ranges.origin, batches + doubt)]
+    findings += [Finding(fact.reason, view.value_name(value), fact.note) for value, fact in unfit.items()]
+    evidence = Evidence(GUARDED, ranges.origin, ranges.batches, ranges.random)
+    return replace(
+        draft, pins=tuple(pins[op] for op in sorted(pins)), notes=(*draft.notes, *findings), evidence=evidence
+    )
+
+
+def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> Draft:
+    """Return the draft, shifted by the requested exponent unless that is off, and guarded by the ranges.
 
     `auto` shifts it only if that lowers more products, or as many, and no other fused norms, with fewer ops and Casts.
     """
     check_headroom(headroom)
-
-    def guarded(draft: Draft, ranges: Ranges) -> Guarded:
-        return guard(draft.view, draft.paint, ranges, headroom=headroom, saturate=draft.needs.saturate)
-
     request = draft.request
     if request.shift == NO_SHIFT or request.to is not DType.FLOAT16:
-        return draft, guarded(draft, ranges)
-    moved, plain, moved_ranges = shift_draft(draft, ranges, headroom)
-    pinned = guarded(moved, moved_ranges)
-    if moved is plain or request.shift != AUTO_SHIFT or draft.view.low_types:
-        return moved, pinned
-    unmoved = guarded(plain, ranges)
-    colorings = moved.paint(pinned.pins), plain.paint(unmoved.pins)
+        return guarded(draft, ranges, headroom)
+    outcome = shift_draft(draft, ranges, headroom)
+    moved = guarded(outcome.draft, outcome.ranges, headroom)
+    if outcome.draft is outcome.plain or request.shift != AUTO_SHIFT or draft.view.low_types:
+        return moved
+    plain = guarded(outcome.plain, ranges, headroom)
+    colorings = moved.paint(), plain.paint()
     after, before = (Costs.of(*painted) for painted in zip((moved, plain), colorings, strict=True))
     gained = after.compute - before.compute
     norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
     if gained > 0 or (gained == norms == 0 and after.ops + after.casts < before.ops + before.casts):
-        return moved, pinned
+        return moved
     why = "a shift would neither lower more products nor save ops and Casts"
     rows = [_unshifted(row.value, row.absmax, row.values, why) for row in moved.shifts if row.exponent]
-    return _noted(plain, rows), unmoved
+    return _noted(plain, rows)
 
 
 def _fused_norms(view: View, coloring: Coloring) -> int:
@@ -144,7 +161,9 @@ def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
 
 
 def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId, Range]:
-    return overflowing(draft.view, draft.paint(), ranges, want.headroom, draft.needs.saturate)
+    seen = seen_ranges(draft.view, ranges)
+    unfit = misfits(draft.view, draft.paint(), ranges, want.headroom, draft.needs.saturate)
+    return {value: seen[value] for value, fact in unfit.items() if fact.reason == reasons.OVERFLOW}
 
 
 def _unshifted(value: str, absmax: float, values: int, why: str) -> ShiftRow:

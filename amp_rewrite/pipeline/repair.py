@@ -19,7 +19,7 @@ from amp_rewrite.decide.reasons import REASONS, Pin
 from amp_rewrite.errors import Finding, PolicyError
 from amp_rewrite.evidence.data.feed import Feed
 from amp_rewrite.evidence.errors import local_errors
-from amp_rewrite.evidence.guard import carried, made_low, read_low
+from amp_rewrite.evidence.guard import carried, is_low_op, read_low
 from amp_rewrite.evidence.metric import criterion
 from amp_rewrite.evidence.opening import Device, in_tf32, unrolled, written_out
 from amp_rewrite.evidence.ranges import Ranges
@@ -33,7 +33,7 @@ from amp_rewrite.ir.view import Op, OpId, View
 from amp_rewrite.pipeline.conversion import Converted, Draft, finish
 from amp_rewrite.pipeline.findings import cuda_findings
 from amp_rewrite.pipeline.measured import calibrated, model_name, shifted_and_guarded
-from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, Guarded, TrialRow
+from amp_rewrite.reports.evidence import ALLCLOSE, FAILED, REPAIRED, VERIFIED, Criterion, Evidence, TrialRow
 from amp_rewrite.reports.render import count
 from amp_rewrite.reports.report import Report
 from amp_rewrite.reports.result import Result
@@ -109,8 +109,8 @@ def repair(
 
     def search(draft: Draft) -> Repaired:
         ranges = calibrated(draft, feed, progress=_stage(progress, "calibrate"))
-        draft, guarded = shifted_and_guarded(draft, ranges, headroom)
-        return Search(draft, feed, by, ranges, guarded, budget, progress).repaired()
+        draft = shifted_and_guarded(draft, ranges, headroom)
+        return Search(draft, feed, by, ranges, budget, progress).repaired()
 
     repaired = search(draft)
     if repaired.converted.coloring.opens(repaired.converted.view):
@@ -288,11 +288,10 @@ def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
 def _rounds(view: View, coloring: Coloring, op: Op) -> bool:
     if op.signature is None or op.bodies or op.kind in CASTS or op.kind == "Constant":
         return False
-    reads = [slot for slot in range(len(op.inputs)) if read_low(view, coloring, op, slot)]
-    makes = any(made_low(view, coloring, v) for v in op.outputs if v is not None)
-    if not reads and not makes:
-        return False
-    return not exact(op) or any(view.constant(op.inputs[slot]) is not None for slot in reads)
+    if not exact(op):
+        return is_low_op(view, coloring, op)
+    constant = (slot for slot, value in enumerate(op.inputs) if view.constant(value) is not None)
+    return any(read_low(view, coloring, op, slot) for slot in constant)
 
 
 def with_tf32(
@@ -344,7 +343,6 @@ class Search:
     feed: Feed
     by: Criterion
     ranges: Ranges
-    guarded: Guarded
     budget: int = BUDGET
     progress: Progress | None = None
     outputs: tuple[str, ...] = ()
@@ -407,7 +405,7 @@ class Search:
         moved = carried(draft.view, own) if draft.view.low_types else ()  # ops that only move the results
         bound = f"rtol:{by.rtol:g},atol:{by.atol:g}" if by.name == ALLCLOSE else f"{by.name}:{by.limit:g}"
         words = (f"repaired={bound}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
-        return finish(draft, draft.paint((*self.guarded.pins, *own, *moved)), self.guarded, findings, words)
+        return finish(draft, draft.paint((*own, *moved)), findings, words)
 
     def _result(self, chosen: Sequence[int] | None, plain: Converted | None = None) -> Repaired:
         """Return the conversion with the chosen regions pinned (None: all of them), and its verdict on all the data."""

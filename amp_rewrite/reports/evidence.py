@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from amp_rewrite.reports.render import count
-
-if TYPE_CHECKING:
-    from amp_rewrite.decide.reasons import Pin
-    from amp_rewrite.errors import Finding
 
 NONE, GUARDED, SMOKE, VERIFIED, REPAIRED, FAILED = "none", "guarded", "smoke", "verified", "repaired", "failed"
 """Levels: no data; ranges alone; random inputs; outputs near enough, without or with pins; outputs too far off."""
@@ -72,15 +67,6 @@ class Evidence:
 
 
 UNCHECKED = Evidence()
-
-
-@dataclass(frozen=True, slots=True)
-class Guarded:
-    """Pins of ops to float32, findings for the report, and the evidence behind them."""
-
-    pins: tuple[Pin, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    evidence: Evidence = UNCHECKED
 
 
 _FACTS = {

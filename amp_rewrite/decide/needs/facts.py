@@ -41,6 +41,17 @@ class Beyond(NamedTuple):
     mask: bool = False
 
 
+class Misfit(NamedTuple):
+    """Fact of a value that does not fit the low type on data: the reason ("overflow" …), and what the data showed.
+
+    `inside`: it does not fit inside the op that makes the value. Readers may be low.
+    """
+
+    reason: str
+    note: str
+    inside: bool = False
+
+
 def _first(known: Iterable[Beyond | None]) -> Beyond | None:
     return next(filter(None, known), None)
 

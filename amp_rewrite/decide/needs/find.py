@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from amp_rewrite.decide import reasons
 from amp_rewrite.decide.needs.backward import Backward
-from amp_rewrite.decide.needs.facts import Facts
+from amp_rewrite.decide.needs.facts import Facts, Misfit
 from amp_rewrite.decide.needs.forward import find_facts
-from amp_rewrite.decide.reasons import Paint, described, float32
+from amp_rewrite.decide.reasons import Paint, Pin, described, float32
 from amp_rewrite.decide.sizes import UNKNOWN_DIMENSION, stated_terms
 from amp_rewrite.dtypes import DType
 from amp_rewrite.errors import Finding
@@ -86,6 +86,18 @@ def find_needs(view: View, to: DType, *, target: Target | None = None, rescale: 
             findings.append(Finding("saturated", view.value_name(value), note))
     held = (value for reach in far_reaches(view, to) for value in reach.multiples)
     return Needs(pins, tuple(findings), frozenset((*overflowing, *held)), dict(unneeded(facts)))
+
+
+def pins_by_data(view: View, misfits: Mapping[ValueId, Misfit]) -> Iterator[Pin]:
+    """Yield pins of the ops that make or read values that do not fit on data. O(uses)."""
+    for value, (reason, note, inside) in misfits.items():
+        name, maker = view.value_name(value), view.producer(value)
+        if maker is not None:
+            yield Pin(maker.id, reason, None, f"its result {name!r} {note}", raises=True)
+        for op in () if inside else view.readers(value):
+            if op.kind not in ELEMENTLESS:
+                because = maker.id if maker is not None and maker.id != op.id else None
+                yield Pin(op.id, reason, because, f"its operand {name!r} {note}", raises=True)
 
 
 def long_sums(view: View) -> Iterator[tuple[OpId, str]]:

@@ -427,7 +427,7 @@ def test_ranges_hold_these_ops_in_float32_by_these_rules(case: str) -> None:
     [
         (chain(), "c", 40_000.0, ("overflow", "reaches 40000; with headroom 2, beyond 65504; fits bfloat16")),
         (chain(), "c", 1e-4, ("underflow", "stays below 0.0001, which is less than 2 times 6.10352e-05")),
-        (chain(), "a", INFINITE, ("nonfinite", "3 of 64 elements are already infinite or NaN in float32")),
+        (chain(), "a", INFINITE, ("nonfinite", "has 3 of 64 elements already infinite or NaN in float32")),
         (
             mean(4096),
             "m",

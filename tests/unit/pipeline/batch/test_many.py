@@ -86,7 +86,7 @@ def test_results_that_are_there_stay_unless_they_may_go(src: Path, out: Path) ->
         (out / "config.json").write_text("mine")
         mine = tree(out)
         errors = {Path(o.source).name: o.error for o in done(src, out=out, resume=True, summary=summary) if o.rc}
-        assert "exists, and is not what an earlier run wrote; name another folder" in errors["model.onnx"]
+        assert "exists, and no earlier run wrote it; name another folder" in errors["model.onnx"]
         assert "exists and differs from" in errors["config.json"]
         assert len(errors) == 2 and tree(out) == mine
         assert {o.rc for o in done(src, out=out, overwrite=True, summary=summary)} == {0}
