@@ -24,7 +24,8 @@ from support.held import held
 
 F16, BF16 = DType.FLOAT16, DType.BFLOAT16
 LOWEST = -3.4028234663852886e38
-HEADS: dict[str, tuple[int, ...]] = {"q": (2, 4, 8, 64), "k": (2, 4, 64, 8), "kt": (2, 4, 8, 64), "m": (2, 1, 1, 8)}
+KEYS = {"k": (2, 4, 64, 8), "kt": (2, 4, 8, 64), "long": (2, 4, 16, 64)}
+HEADS: dict[str, tuple[int, ...]] = {"q": (2, 4, 8, 64), **KEYS, "m": (2, 1, 1, 8)}
 SHAPES = {**HEADS, "image": (1, 2, 8, 8), "column": (8, 1), "pair": (8, 2)}
 TYPES = {"seen": "bool", "ids": "int"}
 
@@ -177,6 +178,12 @@ def test_an_additive_mask_stays_float32_from_its_sum_to_its_softmax(mask: str, t
     assert set(found.values()) == {MASK_FILL}
     assert "s" in found
     assert not {"raw", "scaled", "n"} & found.keys()
+
+
+@pytest.mark.parametrize(("first", "kept"), [(0, {"y": reasons.POSITION}), (-120, {})])
+def test_an_attention_whose_bias_is_large_at_the_best_key_stays_float32(first: float, kept: dict[str, str]) -> None:
+    bias = np.tile(np.linspace(first, first + 120, 16), (8, 1))
+    assert held(view_of("y=Attention(q,long,long,bias)", 23, bias=bias)) == kept
 
 
 def test_the_bounds_of_a_clip_saturate_and_carry_no_mask() -> None:
