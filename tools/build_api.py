@@ -47,7 +47,7 @@ def objects(package: ModuleType) -> dict[str, Any]:
 
 
 def page(name: str, values: dict[str, Any]) -> str:
-    """Return one page: functions, classes and errors, each below a heading."""
+    """Return a page with functions, classes and errors, each under a heading."""
     groups: dict[str, dict[str, Any]] = {"Functions": {}, "Classes": {}, "Errors": {}}
     for key, value in values.items():
         error = isinstance(value, type) and issubclass(value, Exception)
@@ -67,7 +67,7 @@ def _index_line(name: str, value: Any) -> str:
 
 
 def section(name: str, value: Any) -> list[str]:
-    """Return the parts about a function or class; members of a class are a list."""
+    """Return the paragraphs about a function or class, with the members of a class as a list."""
     parts = [f"### {name}", f"```py\n{signature(name, value)}\n```", *body(documented(value))]
     if isinstance(value, type):
         lines = [line for key, member in vars(value).items() if (line := _member(value, key, member))]
@@ -76,7 +76,7 @@ def section(name: str, value: Any) -> list[str]:
 
 
 def documented(value: Any) -> str:
-    """Return a docstring; that of a class with the arguments that its bases document, or the name of a public base."""
+    """Return a docstring; for a class, add the arguments documented in its bases, or the name of a public base."""
     text = inspect.getdoc(value) or ""
     for base in value.__mro__[1:] if isinstance(value, type) else ():
         stated = ARGS.search(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
@@ -95,7 +95,7 @@ def documented(value: Any) -> str:
 
 
 def _added(text: str, part: str) -> str:
-    """Return a docstring with another part behind its prose, before its first section."""
+    """Return a docstring with a part inserted before its first section."""
     first = re.search(f"^{HEADING.pattern}$", text, re.MULTILINE)
     at = first.start() if first else len(text)
     return f"{text[:at].rstrip()}\n\n{part}\n{text[at:]}"
@@ -113,7 +113,7 @@ def _member(owner: type, name: str, member: Any) -> str:
 
 
 def signature(name: str, value: Any) -> str:
-    """Return a call as it is written, a parameter on each line if it is long; an enumeration by its values."""
+    """Return a signature as code, with a line for each parameter if it is long; for an enumeration, its values."""
     if isinstance(value, type) and issubclass(value, Enum):
         return "\n".join(f"{name}.{member.name} = {json.dumps(member.value)}" for member in value)
     try:
@@ -140,7 +140,7 @@ def _lines(given: inspect.Signature) -> list[str]:
 
 
 def _plain(value: Any) -> inspect.Signature:
-    """Return a signature without `self`, and without the keywords that the table of options adds."""
+    """Return a signature without `self` and the keywords from the table of options."""
     given = inspect.signature(value)
     parameters = list(given.parameters.values())
     if parameters and parameters[0].name in ("self", "cls"):
@@ -151,7 +151,7 @@ def _plain(value: Any) -> inspect.Signature:
 
 
 class _Raw(str):
-    """Words that a signature shows without quotes."""
+    """A text shown without quotes in a signature."""
 
     __slots__ = ()
 
@@ -160,14 +160,14 @@ class _Raw(str):
 
 
 def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter as it is written: its annotation without quotes, no address in its default."""
+    """Return a parameter as code, without quotes around its annotation and addresses in its default."""
     given = parameter.annotation
     default = ... if " at 0x" in repr(parameter.default) else parameter.default
     return parameter.replace(annotation=_Raw(given) if isinstance(given, str) else given, default=default)
 
 
 def body(text: str) -> list[str]:
-    """Return a docstring as Markdown: sections become lists, examples blocks."""
+    """Return a docstring as Markdown, with sections as lists and examples as code blocks."""
     parts: list[str] = []
     head, lines = "", []
     for line in [*text.splitlines(), "End:"]:
@@ -194,7 +194,7 @@ def _part(head: str, lines: list[str]) -> list[str]:
 
 
 def _prose(block: str) -> str:
-    """Return paragraphs of a docstring; indented ones are code."""
+    """Return the paragraphs of a docstring as Markdown; indented ones are code."""
     shown = []
     for part in re.split(r"\n\n+", block):
         indented = all(line.startswith("    ") for line in part.splitlines()) and part
@@ -203,7 +203,7 @@ def _prose(block: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return words of a docstring with their marks escaped, but for code."""
+    """Return the text of a docstring with Markdown escaped, except in code."""
     pieces = re.split(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\bdocs/[\w/-]+\.md\b)", text)
     return "".join(_piece(piece) for piece in pieces)
 

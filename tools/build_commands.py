@@ -1,4 +1,4 @@
-"""Rebuild docs/reference/commands.md from the command line itself: `python tools/build_commands.py`."""
+"""Rebuild docs/reference/commands.md from the command line: `python tools/build_commands.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def _section(command: click.Command, context: click.Context) -> list[str]:
-    """Return the parts about a command."""
+    """Return the paragraphs about a command."""
     path = context.command_path
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     parts = [f"## {path}", _words(command), f"```\n{usage}\n```"]
@@ -64,7 +64,7 @@ def _section(command: click.Command, context: click.Context) -> list[str]:
 
 
 def _shown(param: click.Parameter, command: click.Command) -> bool:
-    """True for options that the help shows, but for that of the help itself."""
+    """True for the options in the help, except --help."""
     return isinstance(param, click.Option) and not param.hidden and "--help" not in param.opts
 
 
@@ -75,7 +75,7 @@ def _words(command: click.Command) -> str:
 
 
 def _row(param: Any, context: click.Context) -> str:
-    """Return the row of an option."""
+    """Return the table row of an option."""
     record = param.get_help_record(context)
     assert record is not None
     spelled, words = record

@@ -17,7 +17,7 @@ from amp_rewrite.decide import reasons  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "decisions.md"
 DECIDING = ("decide", "evidence", "train/step")
-"""Folders whose code gives reasons; others read them."""
+"""The folders with code that gives reasons; all other code only reads them."""
 HEAD = """# Where decisions are made
 
 A row of a report has a reason. This page says for each reason in which function it is given, with an op of a model
@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def _found() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each reason with the first model and op that have it."""
+    """Yield each reason with the first model and op for it."""
     seen: set[str] = set()
     for source in (*exports(), *rules()):
         for row in convert(source.model(), opset="keep", fuse="none", **source.options).report.rows:
@@ -53,7 +53,7 @@ def _found() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _given() -> dict[str, list[str]]:
-    """Return the functions that name each reason, by file."""
+    """Return the functions that use each reason, by file."""
     ids = {name: value for name, value in vars(reasons).items() if isinstance(value, str) and value in reasons.REASONS}
     given: dict[str, list[str]] = {}
     package = ROOT / "amp_rewrite"
@@ -69,7 +69,7 @@ def _given() -> dict[str, list[str]]:
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield each `reasons.NAME` of a module with the function or constant that it is in."""
+    """Yield each `reasons.NAME` in a module, with the function or constant around it."""
     for node in tree.body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         for part in inner:

@@ -62,12 +62,12 @@ def page(number: int, row: dict[str, Any]) -> str:
 
 
 def _plain(title: str) -> str:
-    """Return a title as text of Markdown."""
+    """Return a title as Markdown text."""
     return title.replace("_", "\\_").replace("*", "\\*").replace("[", "\\[").replace("]", "\\]")
 
 
 def main() -> None:
-    """Write every page, and remove those of failures that are gone."""
+    """Write all pages, and remove those of deleted failures."""
     made = pages()
     for path in FOLDER.glob("*.md"):
         if path.name not in made:

@@ -1,6 +1,6 @@
 """Run the cells of examples/notebooks/tour.ipynb and store their outputs: `python tools/build_notebook.py`.
 
-A notebook is plain JSON: no Jupyter is needed. Cells run in one namespace, in the folder of the notebook.
+A notebook is plain JSON, so Jupyter is not needed. All cells run in one namespace, in the folder of the notebook.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Cell = dict[str, Any]
 
 
 def code_cells(notebook: Mapping[str, Any]) -> Iterator[Cell]:
-    """Yield the cells of a notebook that hold code."""
+    """Yield the code cells of a notebook."""
     return (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
 def outputs(source: str, namespace: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    """Run the code of a cell; return what it prints, and its last expression as Jupyter would show it."""
+    """Run the code of a cell; return its output, and the value of its last expression as Jupyter would show it."""
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None
@@ -43,7 +43,7 @@ def outputs(source: str, namespace: dict[str, Any], number: int) -> list[dict[st
 
 
 def run(file: Path = NOTEBOOK) -> dict[str, Any]:
-    """Return a notebook with the outputs of its cells, run anew."""
+    """Return a notebook with new outputs of its cells."""
     notebook: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.chdir(file.parent):

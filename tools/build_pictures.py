@@ -1,11 +1,11 @@
-"""Run commands and draw what they print, docs/pictures/*.svg, and a page that one writes, docs/pictures/page.png.
+"""Run commands, and draw their output to docs/pictures/*.svg, and an HTML page to docs/pictures/page.png.
 
     make pictures
 
 The page needs Chromium and Playwright (`pip install -e '.[browser]'`).
 
-Each picture shows commands of a story, run in a folder of their own, as a terminal of 100 columns shows them. Of long
-output, the first and last lines stand, with a line of "…" between them.
+Each picture shows a series of commands, run in a temporary folder, on a terminal with 100 columns. Long output is
+reduced to its first and last lines, with "…" between them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATA = "--data batches.npz --tolerance 1e-2"
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A command, and how many of the first and last lines of its output are shown; all by default."""
+    """A command, and the numbers of first and last lines of its output to show; all by default."""
 
     words: str
     first: int = 1000
@@ -48,7 +48,7 @@ STORIES = {
         Scene("explain model.onnx block1_down --data batches.npz --set shift=none"),
     )
 }
-"""Commands by picture, without `amp-rewrite`."""
+"""The commands of each picture, without `amp-rewrite`."""
 
 THEME = TerminalTheme(
     (24, 26, 31),
@@ -77,11 +77,11 @@ line-height: {line_height}px; font-variant-east-asian: full-width; }}
 </g>
 </svg>
 """
-"""As rich draws it, without fonts from the network."""
+"""The SVG template of rich, without fonts from the network."""
 
 
 def ran(words: str, folder: Path) -> str:
-    """Return what a command prints to stdout, in color."""
+    """Return the colored stdout of a command."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AMP_REWRITE_")}
     done = subprocess.run(
         [sys.executable, "-m", "amp_rewrite", *words.split()],
@@ -98,7 +98,7 @@ def ran(words: str, folder: Path) -> str:
 
 
 def cut(scene: Scene, output: str) -> list[str]:
-    """Return the lines of an output that a scene shows."""
+    """Return the lines of an output to show."""
     lines = output.rstrip("\n").split("\n")
     if len(lines) <= scene.first + scene.last:
         return lines
@@ -107,7 +107,7 @@ def cut(scene: Scene, output: str) -> list[str]:
 
 
 def picture(name: str) -> str:
-    """Return the SVG of a story."""
+    """Return the SVG for a series of commands."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -120,7 +120,7 @@ def picture(name: str) -> str:
 
 
 def photograph(target: Path) -> None:
-    """Write the picture of a page on which an op is chosen, in a window of a desktop."""
+    """Write the picture of a page with a selected op, in the window of a desktop browser."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:

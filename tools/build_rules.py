@@ -19,7 +19,7 @@ Of two reasons that disagree about an op, the one of the higher tier decides.
 
 
 def main() -> None:
-    """Write every page, and remove those of rules that are gone."""
+    """Write all pages, and remove those of deleted rules."""
     made = pages()
     for path in FOLDER.glob("*.md"):
         if path.name not in made:
@@ -35,7 +35,7 @@ def pages() -> dict[str, str]:
 
 
 def index() -> str:
-    """Return the table of all rules and reasons, one section a tier."""
+    """Return the tables of all rules and reasons, with a section for each tier."""
     lines = [INDEX]
     for tier in sorted(Strength, reverse=True):
         ids = [reason.name for reason in REASONS.values() if reason.strength is tier]
@@ -71,7 +71,7 @@ def _names() -> set[str]:
 
 
 def _rules_of(reason: str) -> list[str]:
-    """Return the rules that give a reason; the reason itself where no record does."""
+    """Return the rules that give a reason, or the reason itself if there are none."""
     return [name for name, record in _records().items() if record.reason == reason] or [reason]
 
 

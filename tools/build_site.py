@@ -1,8 +1,8 @@
-"""Build the documentation site: `make docs` writes build/site, `make site` shows it and follows changes.
+"""Build the documentation site: `make docs` writes build/site, `make site` serves it and rebuilds it after changes.
 
-Zensical reads build/docs, a copy of docs/ and of a few pages beside it. In the copy the words of a link to another file
-of the repository stand without it. docs/README.md is the list of pages: the navigation and llms.txt are made from
-it, and a page that neither it nor the README.md of a listed folder names is an error.
+Zensical reads the stage, build/docs: a copy of docs/ and of a few other pages, in which links to other files of the
+repository are replaced by their text. docs/README.md is the list of pages, from which the navigation and llms.txt are
+made. A page missing from it and from the README.md of a listed folder is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from check_site import faults
 ROOT = Path(__file__).resolve().parent.parent
 STAGE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
 NAVIGATION = ".nav.md"
-"""The file of the stage that zensical.toml names; a name with a dot is not a page."""
+"""The file of the stage that zensical.toml refers to; a name with a dot is not a page."""
 BESIDE = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SKILL.md"),
     *("benchmarks/README.md", "benchmarks/results/*.md"),
@@ -40,12 +40,12 @@ SETUP = re.compile(r"<!-- setup\n.*?-->\n*", re.DOTALL)
 
 
 class SiteError(Exception):
-    """A page that cannot be built: what is wrong, and in which file."""
+    """A page cannot be built; the message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A page in the list of pages: its title, its path in the stage, and a line of words."""
+    """A page in the list of pages: its title, its path in the stage, and a description."""
 
     title: str
     path: str
@@ -54,14 +54,14 @@ class Entry:
 
 
 def sources() -> dict[str, Path]:
-    """Return the files of the stage by their path in it."""
+    """Return the source files by their paths in the stage."""
     own = {path.relative_to(ROOT / "docs").as_posix(): path for path in (ROOT / "docs").rglob("*") if path.is_file()}
     beside = [path for pattern in BESIDE for path in sorted(ROOT.glob(pattern))]
     return own | {path.relative_to(ROOT).as_posix(): path for path in beside}
 
 
 def staged(source: Path, files: dict[str, Path]) -> str:
-    """Return the text of a page with the links that hold in the stage; SiteError for a link to nothing."""
+    """Return the text of a page with links that are valid in the stage; SiteError for a broken link."""
     places = {path: name for name, path in files.items()}
     try:
         text = source.read_text("utf-8")
@@ -76,7 +76,7 @@ def staged(source: Path, files: dict[str, Path]) -> str:
 
 
 def misread(text: str) -> str:
-    """Return what readers of a page would not see as meant, though it builds; an empty text for nothing."""
+    """Return a fault of a page that builds, but would not be shown as intended; "" if there is none."""
     fence, lines = "", []
     for line in text.splitlines():
         mark = re.match(r"(?:[ >]*)(`{3,}|~{3,})", line)
@@ -109,7 +109,7 @@ def misread(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """Return tables with bare pipes in code, as Zensical reads them; GitHub wants a backslash there."""
+    """Unescape pipes in code in tables, as Zensical needs them; GitHub needs a backslash."""
 
     def bare(match: re.Match[str]) -> str:
         return match[0].replace("\\|", "|") if match["code"] else match[0]
@@ -118,7 +118,7 @@ def unescaped(text: str) -> str:
 
 
 def mapped(text: str, change: Callable[[str, str], str]) -> str:
-    """Return Markdown with each link changed, given its words in brackets and its target, but for those in code."""
+    """Replace each link outside of code by the result of a function of its bracketed text and its target."""
 
     def changed(match: re.Match[str]) -> str:
         return match[0] if match["code"] else change(match["text"], match["to"])
@@ -133,7 +133,7 @@ def parts(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def moved(source: Path, words: str, to: str, places: dict[Path, str]) -> str:
-    """Return a link of a page as it is in the stage; for a file that has no place there, the words and its path."""
+    """Return a link as it is in the stage; for a file outside the stage, its text and path."""
     if re.match(r"[a-z]+:|#", to):
         return f"{words}({to})"
     name, mark, anchor = to.partition("#")
@@ -150,7 +150,7 @@ def moved(source: Path, words: str, to: str, places: dict[Path, str]) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page, and those that it states."""
+    """Return the anchors of a page: those of its headings on GitHub, and explicit ones."""
     heads = re.findall(r"^#+ (.+)$", "".join(part for fenced, part in parts(text) if not fenced), re.MULTILINE)
     return {slug(head) for head in heads} | set(re.findall(r'<a (?:name|id)="([^"]+)"', text))
 
@@ -161,7 +161,7 @@ def slug(head: str) -> str:
 
 
 def navigation(stage: Path) -> dict[str, list[Entry]]:
-    """Return the pages of each section of the list of pages; SiteError for pages that no list names."""
+    """Return the pages in each section of the list of pages; SiteError for unlisted pages."""
     sections: dict[str, list[Entry]] = {}
     for section in re.split(r"^## ", (stage / "README.md").read_text("utf-8"), flags=re.MULTILINE)[1:]:
         head, _, body = section.partition("\n")
@@ -176,7 +176,7 @@ def navigation(stage: Path) -> dict[str, list[Entry]]:
 
 
 def entry(stage: Path, match: re.Match[str]) -> Entry:
-    """Return a listed page; those that the README.md of a folder names, below that folder, are its children."""
+    """Return a listed page; for the README.md of a folder, with the pages that it lists as children."""
     path, words = match["path"], " ".join(match["words"].removeprefix(":").split())
     children = ()
     if PurePosixPath(path).name == "README.md":
@@ -189,7 +189,7 @@ def entry(stage: Path, match: re.Match[str]) -> Entry:
 
 
 def title(page: Path) -> str:
-    """Return the first heading of a page, without marks."""
+    """Return the first heading of a page as plain text."""
     found = re.search(r"^# (.+)$", page.read_text("utf-8"), re.MULTILINE)
     if found is None:
         raise SiteError(f"{page.name} has no title")
@@ -211,12 +211,12 @@ def summary(sections: dict[str, list[Entry]]) -> str:
 
 
 def escaped(words: str) -> str:
-    """Return a title as text of Markdown."""
+    """Return a title as Markdown text."""
     return re.sub(r"([\[\]*_<>\\])", r"\\\1", words)
 
 
 def llms(sections: dict[str, list[Entry]]) -> str:
-    """Return llms.txt: what the project is, and every page with a line of words."""
+    """Return llms.txt, with a description of the project and of each page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = [f"# {project['name']}", "", f"> {project['description']}"]
     for head, pages in sections.items():
@@ -228,7 +228,7 @@ def llms(sections: dict[str, list[Entry]]) -> str:
 
 
 def stage() -> dict[str, list[Entry]]:
-    """Write build/docs, with the navigation; return the sections. Files that stay as they are are not written."""
+    """Write build/docs, with the navigation, and return the sections. Unchanged files are not written."""
     files = sources()
     for path in [path for path in STAGE.rglob("*") if path.is_file()]:
         if path.relative_to(STAGE).as_posix() not in {*files, NAVIGATION}:
@@ -243,7 +243,7 @@ def stage() -> dict[str, list[Entry]]:
 
 
 def put(name: str, data: bytes) -> None:
-    """Write a file of the stage, if it is new or another one."""
+    """Write a file of the stage if it is new or has changed."""
     path = STAGE / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_bytes() != data:
@@ -254,7 +254,7 @@ _BOTH: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 
 
 def build() -> list[str]:
-    """Write build/site and return what is wrong with it."""
+    """Write build/site, and return its faults."""
     sections = stage()
     shutil.rmtree(SITE, ignore_errors=True)
     done = subprocess.run(zensical("build", "--clean", "--strict"), cwd=ROOT, check=False, text=True, **_BOTH)
@@ -273,12 +273,12 @@ def build() -> list[str]:
 
 
 def zensical(*words: str) -> list[str]:
-    """Return a command of Zensical, by the interpreter that runs this file."""
+    """Return a Zensical command for the running interpreter."""
     return [sys.executable, "-m", "zensical", *words]
 
 
 def serve(port: int) -> None:
-    """Serve the site, and stage the pages again when one changes."""
+    """Serve the site, and update the stage when a page changes."""
     stage()
     with subprocess.Popen(zensical("serve", "--dev-addr", f"localhost:{port}"), cwd=ROOT) as server:
         seen = changed = times()
@@ -294,7 +294,7 @@ def serve(port: int) -> None:
 
 
 def times() -> dict[str, int]:
-    """Return when each file of the stage was written."""
+    """Return the modification times of the source files."""
     return {name: path.stat().st_mtime_ns for name, path in sources().items()}
 
 

@@ -3,7 +3,7 @@
 python tools/build_tables.py schemas          writes contrib_schemas.json and contrib_defaults.json
 python tools/build_tables.py kernels FOLDER   writes cuda_kernels.json and cuda_history.json from dumps of releases
 
-tools/dump_releases.py writes the dumps.
+`tools/dump_releases.py` writes the dumps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def spell(table: Json, body: str) -> str:
-    """The table as JSON, one line per header field and per entry of `body`: small, and a diff can be read."""
+    """Return the table as JSON with a line for each header field and entry of `body`, so diffs are readable."""
     head = [f"{json.dumps(key)}: {_compact(value)}" for key, value in table.items() if key != body]
     rows = [f"{json.dumps(key)}:{_compact(value)}" for key, value in table[body].items()]
     return "{\n" + ",\n".join(head) + f',\n"{body}": {{\n' + ",\n".join(rows) + "\n}}\n"
@@ -59,7 +59,7 @@ def _compact(value: object) -> str:
 
 
 def wheel() -> str:
-    """The installed wheel, as "onnxruntime-gpu 1.31.1"."""
+    """Return the installed wheel, such as "onnxruntime-gpu 1.31.1"."""
     for name in ("onnxruntime-gpu", "onnxruntime"):
         try:
             return f"{name} {metadata.version(name)}"
@@ -69,12 +69,12 @@ def wheel() -> str:
 
 
 def normal_domain(domain: str) -> str:
-    """`domain` with the default domain spelled out."""
+    """Return `domain`, with the default domain spelled out."""
     return domain or "ai.onnx"
 
 
 def contrib_table(date: str) -> Json:
-    """The operators that onnxruntime registers and onnx does not: com.microsoft, and strays in ai.onnx."""
+    """Return the operators that only onnxruntime registers: com.microsoft, and a few in ai.onnx."""
     import onnx.defs
 
     known = {(normal_domain(s.domain), s.name, s.since_version) for s in onnx.defs.get_all_schemas_with_history()}
@@ -97,14 +97,14 @@ def contrib_table(date: str) -> Json:
 
 
 def ort_schemas() -> list[Any]:
-    """Every operator schema of the installed wheel."""
+    """Return all operator schemas of the installed wheel."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return list(state.get_all_operator_schema())
 
 
 def schema_entry(schema: Any) -> Json:
-    """One operator in the table's form."""
+    """Return an operator in the format of the table."""
     types = {c.type_param_str: sorted(c.allowed_type_strs) for c in schema.type_constraints}
     return {
         "since": schema.since_version,
@@ -116,7 +116,7 @@ def schema_entry(schema: Any) -> Json:
 
 
 def defaults(ops: Json) -> Json:
-    """The defaults of attributes, for the operators of the table that have some."""
+    """Return the default attributes of the operators in the table, if they have any."""
     import onnx
 
     stated: Json = {}
@@ -138,13 +138,13 @@ def _plain(value: object) -> object:
 
 
 def formal(parameter: Any) -> list[Any]:
-    """[name, type variable or type, option], and for a variadic parameter whether it is homogeneous."""
+    """Return [name, type variable or type, option], and for a variadic parameter whether it is homogeneous."""
     row = [parameter.name, parameter.typeStr, parameter.option.name]
     return [*row, parameter.isHomogeneous] if row[2] == "Variadic" else row
 
 
 def tables(folder: Path) -> list[Json]:
-    """The tables of the dumps in a folder, newest first."""
+    """Return the tables of the dumps in a folder, newest first."""
     dumps = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     dumps.sort(key=lambda dump: release_number(release_of(dump)), reverse=True)
     if not dumps:
@@ -153,12 +153,12 @@ def tables(folder: Path) -> list[Json]:
 
 
 def release_of(table: Json) -> str:
-    """The release in "onnxruntime-gpu 1.31.1"."""
+    """Return the release in a text such as "onnxruntime-gpu 1.31.1"."""
     return str(table["runtime"]).rpartition(" ")[2]
 
 
 def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
-    """The changes from each table to the next older one, and the sets of types that all of them name by number."""
+    """Return the changes from each table to the next older one, and the sets of types that they refer to by number."""
     sets = [*newest["sets"]]
     numbers = {tuple(allowed): index for index, allowed in enumerate(sets)}
     changes: Json = {}
@@ -184,7 +184,7 @@ def history(newest: Json, older: list[Json]) -> tuple[list[list[str]], Json]:
 
 
 def difference(newer: Json, older: Json) -> Json:
-    """The entries of the older table that the newer one does not have like this; null for those that it lacks."""
+    """Return the entries of the older table that differ from the newer one; null for those that the older one lacks."""
     gone = {key: None for key in newer if key not in older}
     return dict(sorted(({key: entry for key, entry in older.items() if newer.get(key) != entry} | gone).items()))
 

@@ -1,4 +1,4 @@
-"""Check a built site: `python tools/check_site.py FOLDER [BASE]` names broken links, anchors and images."""
+"""Check a built site for broken links, anchors and images: `python tools/check_site.py FOLDER [BASE]`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 FETCHED = {"link": "href", **dict.fromkeys(("script", "img", "iframe", "source", "video", "audio"), "src")}
-"""Elements that a browser loads by itself, by the attribute that says from where."""
+"""The elements that a browser loads by itself, with the attribute for the address."""
 KEPT = {"canonical", "alternate", "next", "prev", "edit"}
-"""Relations of a <link> that nothing is loaded for."""
+"""The relations of a <link> for which nothing is loaded."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a page of HTML names and links to."""
+    """The anchors and links of an HTML page."""
 
     anchors: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take down ids and addresses."""
+        """Record ids and addresses."""
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a" and "href" in given:
@@ -38,7 +38,7 @@ class Page(HTMLParser):
 
 
 def read(path: Path) -> Page:
-    """Return the facts of a page."""
+    """Return the anchors and links of a page."""
     page = Page()
     page.feed(path.read_text("utf-8"))
     return page
@@ -52,7 +52,7 @@ def faults(site: Path, base: str = "/") -> list[str]:
     pages = {path: read(path) for path in sorted(site.rglob("*.html"))}
 
     def target(path: Path, at: str) -> Path:
-        """Return the file that an address names: of a folder its index."""
+        """Return the file for an address; for a folder, its index page."""
         name = unquote(urlsplit(at).path)
         rooted = site / name.removeprefix(base).lstrip("/") if name.startswith("/") else path.parent / name
         found = (rooted if name else path).resolve()
@@ -79,7 +79,7 @@ def _of(path: Path, pages: dict[Path, Page], target: Callable[[Path, str], Path]
 
 
 def main() -> None:
-    """Print the faults of a site, and exit with 1 if there are any."""
+    """Print the faults of a site; exit with 1 if there are any."""
     found = faults(Path(sys.argv[1]).resolve(), *sys.argv[2:3])
     print("\n".join(found) or "no fault")
     sys.exit(bool(found))

@@ -3,14 +3,15 @@
     python tools/decisions.py dump DUMP.json.xz [--group exports …] [--also NAME=FOLDER …] [--jobs 2]
     python tools/decisions.py compare BEFORE.json.xz AFTER.json.xz [--mode plain …] [--to float16] [--models PATTERN]
 
-A dump holds, for each model, type and mode, every op with its floating variables, their types and the reason, and
-every Cast. The groups are the shipped exports, the hit and near models of the rules, the catalogue of failures and the
-models of the harm suite; `--also` adds the .onnx files below a folder, each content once. A dump reads nothing but the
-reports of conversions, so that dumps of different versions compare.
+A dump contains, for each model, type and mode, all ops with their floating variables, types and reasons, and all Casts.
+The groups are the shipped exports, the hit and near models of the rules, the catalogue of failures and the models of
+the harm suite; `--also` adds the .onnx files below a folder, without duplicates. A dump only uses the reports of
+conversions, so dumps of different versions can be compared.
 
-`compare` says, by model and in sum, how many variables are low in one dump alone, and the numbers of new and net Casts:
-new ones, less those of the model that go. With `-v` it names each variable, and each reason that changed. Variables of
-Constants and Casts are not counted: they follow what they hold or read. The exit code is 1 if there is a difference.
+`compare` prints, for each model and in total, how many variables are low in only one dump, and the numbers of new and
+net Casts, which are the new ones minus the removed ones. With `-v`, it lists each variable, and each changed reason.
+Variables of Constants and Casts are not counted, since they follow their contents and inputs. The exit code is 1 if
+there is a difference.
 
 tests/data/decisions.json.xz is the dump of a state from which later ones are judged: all groups, small models of known
 faults as `cases`, and trained models that packages on PyPI and npm ship as `released`.
@@ -46,7 +47,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "plain": {"opset": "keep", "fuse": "none"},
     "tensorflow": {"opset": "keep", "fuse": "none", "safety": "none", "shift": "none"},
 }
-"""Options of each mode: the default one, then with less and less of what goes beyond the propagation of colors."""
+"""The options of each mode: the default, and then modes that turn off more and more beyond the spreading of colors."""
 TYPES = ("float16", "bfloat16")
 LOW = frozenset(TYPES)
 
@@ -56,7 +57,7 @@ LOW = frozenset(TYPES)
 
 @dataclass(frozen=True)
 class Source:
-    """Model of a group; `model` loads it or gives its path, `options` are its own."""
+    """A model of a group. `model`: returns the model or its path. `options`: additional options for it."""
 
     name: str
     model: Callable[[], ModelProto | bytes | Path]
@@ -70,7 +71,7 @@ def exports() -> Iterator[Source]:
 
 
 def rules() -> Iterator[Source]:
-    """Yield the smallest model of each safety rule, and the nearest one that the rule must leave alone."""
+    """Yield, for each safety rule, the smallest model that needs it, and the nearest one that it must not change."""
     from amp_rewrite.decide.reasons import RULES
 
     for rule in RULES:
@@ -108,7 +109,7 @@ GROUPS: Mapping[str, Callable[[], Iterator[Source]]] = {
 
 
 def below(folder: Path) -> Iterator[Source]:
-    """Yield the models below a folder, those of one content once."""
+    """Yield the models below a folder, without duplicates."""
     seen = set()
     for path in sorted(folder.rglob("*.onnx")):
         digest = hashlib.sha256(path.read_bytes()).digest()
@@ -124,7 +125,7 @@ def _parsed(text: str) -> ModelProto:
 
 
 def _options(case: Any) -> dict[str, Any]:
-    """Return the options of a case, but for the type."""
+    """Return the options of a case, without the type."""
     return {name: value for name, value in case.options.items() if name != "to"}
 
 
@@ -132,7 +133,7 @@ def _options(case: Any) -> dict[str, Any]:
 
 
 def decided(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ops and Casts of a conversion, or why it is refused."""
+    """Return the ops and Casts of a conversion, or the error."""
     try:
         report = convert(model, **options).report
     except AmpRewriteError as error:
@@ -177,7 +178,7 @@ def dump(path: Path, groups: Sequence[str], also: Sequence[str], jobs: int) -> N
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions of one conversion, as a dump holds them."""
+    """The decisions of a conversion in a dump."""
 
     ops: Sequence[tuple[str, str, Mapping[str, str], str, str]]
     casts: Sequence[tuple[str, str, str, str]]
@@ -189,7 +190,7 @@ class Decisions:
 
     @property
     def variables(self) -> dict[tuple[str, str], str]:
-        """Types of the variables that count, by op and name."""
+        """The types of the counted variables, by op and name."""
         counted = ((path, types) for path, op, types, _, _ in self.ops if op not in ("Cast", "Constant"))
         return {(path, name): dtype for path, types in counted for name, dtype in types.items()}
 
@@ -211,7 +212,7 @@ class Decisions:
 
 
 def differences(before: Decisions, after: Decisions) -> Iterator[str]:
-    """Yield a line for each variable, Cast and reason in which two conversions differ."""
+    """Yield a line for each variable, Cast and reason that differs between two conversions."""
     if before.refused != after.refused:
         yield f"refused: {before.refused or 'not before'} → {after.refused or 'not after'}"
     types, new_types = before.variables, after.variables
@@ -231,7 +232,7 @@ def differences(before: Decisions, after: Decisions) -> Iterator[str]:
 
 
 def compare(before: Path, after: Path, modes: Sequence[str], types: Sequence[str], pattern: str, verbose: bool) -> bool:
-    """Print the differences of two dumps; return True if there are any."""
+    """Print the differences between two dumps; return True if there are any."""
     dumps = [_read(path) for path in (before, after)]
     names = [name for name in dumps[0] if name in dumps[1] and fnmatch.fnmatch(name, pattern)]
     for name in sorted(dumps[0].keys() ^ dumps[1].keys()):

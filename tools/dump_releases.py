@@ -2,10 +2,9 @@
 
 python tools/dump_releases.py FOLDER [RELEASE …]   writes FOLDER/RELEASE.json, by default for each since 1.20
 
-A wheel is some 300 MB: it is downloaded by pip, unpacked, asked and deleted, one at a time, so this is never run in
-CI. The registry lists what is registered when the provider libraries load. They need the libraries of CUDA and of
-TensorRT, for which empty ones stand in: the symbols that the provider libraries want, under the names of the
-libraries that they want. Nothing computes.
+A wheel has about 300 MB, and is downloaded by pip, unpacked, queried and deleted, one at a time, so this never runs in
+CI. The registry lists the kernels registered when the provider libraries are loaded. These need the libraries of CUDA
+and TensorRT, which are replaced by empty ones with the required names and symbols. Nothing is computed.
 
 Needs gcc, nm and readelf on Linux, and wheels for the running Python.
 """
@@ -60,7 +59,7 @@ json.dump(kernel_registry(), open(sys.argv[1], "w"))
 
 
 def main() -> None:
-    """Dump the releases that the command line names."""
+    """Dump the releases on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("releases", nargs="*")
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def releases() -> list[str]:
-    """The releases of the index since 1.20, oldest first."""
+    """Return the releases in the index since 1.20, oldest first."""
     told = run("-m", "pip", "index", "versions", PACKAGE).stdout
     stated = re.search(r"Available versions: (.*)", told)
     if stated is None:
@@ -88,7 +87,7 @@ def releases() -> list[str]:
 
 
 def dumped(release: str, scratch: Path) -> dict[str, object]:
-    """The dump of one release, made in an empty folder."""
+    """Return the dump of a release, using an empty folder."""
     run("-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), f"{PACKAGE}=={release}")
     wheel = next(scratch.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
@@ -109,7 +108,7 @@ def dumped(release: str, scratch: Path) -> dict[str, object]:
 
 
 def make_libraries(capi: Path, folder: Path) -> None:
-    """Compile a stand-in for each library of CUDA, cuDNN and TensorRT that the provider libraries of a wheel want."""
+    """Compile an empty library for each one of CUDA, cuDNN and TensorRT that the provider libraries of a wheel need."""
     compiler = shutil.which("gcc")
     if compiler is None:
         raise SystemExit("gcc is missing; install it")
@@ -139,7 +138,7 @@ def make_libraries(capi: Path, folder: Path) -> None:
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run this Python; a failure ends the program with what it says."""
+    """Run this Python; on failure, exit with its error message."""
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"python {' '.join(arguments)[:200]} ended with {done.returncode}: {done.stderr[-2000:]}")

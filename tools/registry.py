@@ -1,7 +1,7 @@
-"""Kernel tables from registry dumps, which tools/dump_releases.py writes.
+"""Kernel tables made from the registry dumps of tools/dump_releases.py.
 
 A dump lists the kernels of onnxruntime, one for each combination of types that a kernel was compiled for, and the
-schemas of its operators. A table has type variables in place of the names of parameters, and one row for many kernels.
+schemas of its operators. A table has type variables in place of parameter names, and one row for many kernels.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from amp_rewrite.ir.schema import contrib_schemas
 from amp_rewrite.runtime.runner import small_model
 
 OPEN = 2**31 - 1
-"""The last version of a registration without an end."""
+"""The last version in a registration without an upper bound."""
 DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 CUDA = "CUDAExecutionProvider"
 
 Json = dict[str, Any]
 Product = tuple[frozenset[str], ...]
-"""For each type variable the types that one kernel admits."""
+"""The types that a kernel admits for each type variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Formals:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Formals:
-        """Return those of a schema as JSON has it."""
+        """Return the formals of a schema in JSON."""
         types = {name: spelling for name, spelling, *_ in (*row["inputs"], *row["outputs"])}
         return cls(types, frozenset(row["types"]))
 
@@ -138,7 +138,7 @@ def merged(products: Iterable[Product]) -> list[Product]:
 
 
 def aliases(schemas: Schemas, kernels: Iterable[str], opset: int | None) -> dict[str, list[list[int]]]:
-    """Return [version, the runtime's version] of the schema versions that onnx has and the runtime lacks.
+    """Return [version, the runtime's version] for the schema versions of onnx that the runtime lacks.
 
     Only up to the newest ai.onnx opset of the runtime: it refuses a model of a later one.
     """

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from amp_rewrite.cli import files
 from amp_rewrite.cli.group import write_examples
-from amp_rewrite.errors import ConfigError, ModelError, advice, command_line_spelling, option_of
+from amp_rewrite.errors import ConfigError, ModelError, advice, option_of, option_spelling
 from amp_rewrite.files.disk import read_text
 from amp_rewrite.settings.option import DATA, OUTPUT, PRECISION, Kind, Option
 from amp_rewrite.settings.request import CRITERION, OPTIONS, Request, from_environment
@@ -66,7 +66,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         own = frozenset(name.lstrip("-") for param in self.params for name in param.opts)
-        with command_line_spelling(own):
+        with option_spelling(own):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""The signatures of other converters, for a change of one import: see docs/how-to/migrating.md."""
+"""Functions with the signatures of other converters, so only an import changes: see docs/how-to/migrating.md."""
 
 from amp_rewrite.compat.float16 import (
     DEFAULT_OP_BLOCK_LIST,

@@ -1,7 +1,7 @@
 """The command line of NVIDIA ModelOpt AutoCast: `python -m amp_rewrite.compat.autocast --onnx_path …`.
 
-Each option becomes one of `amp-rewrite convert`, whose report and exit codes these are. What has no effect here is said
-on stderr.
+Options are translated to those of `amp-rewrite convert`, whose report and exit codes apply. Options without effect are
+reported on stderr.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ _UNUSED_LISTS = ("providers", "trt_plugins", "trt_plugins_precision")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options of nvidia-modelopt 0.47.
-
-    An abbreviated option is an error, as is one that AutoCast does not have.
-    """
+    """Return the parser for the options of nvidia-modelopt 0.47. Abbreviated and unknown options are errors."""
     command = argparse.ArgumentParser(
         prog="python -m amp_rewrite.compat.autocast",
         description="Convert a model with the options of ModelOpt AutoCast; `amp-rewrite convert` has more.",
@@ -59,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def translated(given: argparse.Namespace) -> list[str]:
-    """Return the words of `amp-rewrite` for parsed options."""
+    """Return the arguments of `amp-rewrite` for parsed options."""
     to = _TYPES[given.low_precision_type]
     source = Path(given.onnx_path)
     out = given.output_path or source.with_name(f"{source.stem}.{given.low_precision_type}.onnx")
@@ -69,7 +66,7 @@ def translated(given: argparse.Namespace) -> list[str]:
         ("--keep", given.nodes_to_exclude, given.op_types_to_exclude),
         ("--lower", given.nodes_to_include, given.op_types_to_include),
     ):
-        for pattern in (*map(_searched_from_start, names), *(p for kind in types for p in op_patterns(kind))):
+        for pattern in (*map(_anchored, names), *(p for kind in types for p in op_patterns(kind))):
             words += [option, pattern]
     if given.calibration_data is not None:
         words += ["--data", given.calibration_data]
@@ -82,12 +79,12 @@ def translated(given: argparse.Namespace) -> list[str]:
     return [*words, "-o", str(out), "--", given.onnx_path]
 
 
-def _searched_from_start(expression: str) -> str:
+def _anchored(expression: str) -> str:
     return rf"re:\A(?:{expression})"
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command, and exit as `amp-rewrite convert` does: 0, 1 for a finding, 2 for wrong usage."""
+    """Run the command and exit like `amp-rewrite convert`: with 0, 1 for a finding, or 2 for wrong usage."""
     given = parser().parse_args(words)
     quiet = given.log_level in _QUIET[1:]
     without_data = ("data_max",) if given.calibration_data is None else ()
@@ -100,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> None:
             program.main(translated(given), prog_name="amp-rewrite")
         finally:
             for name in (*given.nodes_to_exclude, *given.nodes_to_include):
-                if _searched_from_start(name) in unmatched:
+                if _anchored(name) in unmatched:
                     terminal.talk(f"warning: no node matches {name!r}, so it has no effect", quiet=quiet)
 
 

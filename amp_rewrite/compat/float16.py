@@ -1,4 +1,4 @@
-"""The functions `convert_float_to_float16` of other converters, and their arguments."""
+"""`convert_float_to_float16` with the signatures of other converters."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _PLAIN = re.compile(r"[\w/.]+")
 
 
 def without_effect(**given: object) -> None:
-    """Warn of each argument without effect here, unless it is None or False."""
+    """Warn about each argument that has no effect, unless it is None or False."""
     for name, value in given.items():
         if value is not None and value is not False:
             text = f"{name}={value!r} has no effect; docs/how-to/migrating.md says what happens instead"
-            warnings.warn(text, UserWarning, stacklevel=3)  # the line of the user
+            warnings.warn(text, UserWarning, stacklevel=3)  # the caller's line
 
 
 def node_pattern(name: str) -> str:
-    """Return the pattern for the nodes of exactly this name."""
+    """Return the pattern for nodes with exactly this name."""
     return name if _PLAIN.fullmatch(name) else rf"re:\A{re.escape(name)}\Z"
 
 
 def op_patterns(op_type: str) -> tuple[str, str]:
-    """Return patterns for an op type in ai.onnx and in every other domain, as other converters ignore domains."""
+    """Return patterns for an op type in ai.onnx and in all other domains, since other converters ignore domains."""
     escaped = glob.escape(op_type).replace(",", r"\,")
     return f"op={escaped}", f"op=*::{escaped}"
 
 
 DEFAULT_OP_BLOCK_LIST: list[str] = []
-"""Empty: the op lists of this package always apply, and `op_block_list` adds to them. Here for projects that write
-`DEFAULT_OP_BLOCK_LIST + ["Softmax"]`."""
+"""An empty list for projects that write `DEFAULT_OP_BLOCK_LIST + ["Softmax"]`: the op lists of this package always
+apply, and `op_block_list` adds to them."""
 
 
 def convert_float_to_float16(
@@ -58,30 +58,30 @@ def convert_float_to_float16(
     force_fp16_inputs: Mapping[str, Sequence[int]] | None = None,
     use_bfloat16_as_blocked_nodes_dtype: bool = False,
 ) -> ModelProto:
-    """Convert a model to float16, with the arguments of onnxconverter-common's and onnxruntime's function of this name.
+    """Convert a model to float16, with the arguments of the same function in onnxconverter-common and onnxruntime.
 
     The conversion is that of `amp_rewrite.convert`: op lists, safety rules and minimum cut decide, and the arguments
-    add to them. An argument without effect here is a UserWarning, an unknown one a TypeError.
+    add to them. UserWarning for an argument without effect.
 
     Args:
-        model: a ModelProto or a path, or what else `convert` takes; it is never changed.
+        model: a ModelProto, a path, or anything else that `convert` accepts; it is never changed.
         min_positive_val: no effect; constants are rounded, not raised.
         max_finite_val: no effect; constants are not clamped.
-        keep_io_types: True keeps float32 inputs and outputs; a list keeps those named; False makes all float16.
+        keep_io_types: True keeps float32 inputs and outputs; a list keeps those named; False makes all of them float16.
         disable_shape_infer: accepted; ONNX's shape inference never runs, since types come from the schemas.
-        op_block_list: op types, of any domain, that stay float32, besides those of the shipped lists.
-        node_block_list: names of nodes that stay float32; a name that is not in the model is a UserWarning.
-        check_fp16_ready: True refuses a model that holds float16 already; else its float32 part is converted.
+        op_block_list: op types, in any domain, that stay float32 in addition to those of the shipped lists.
+        node_block_list: names of nodes that stay float32; UserWarning for a name that is not in the model.
+        check_fp16_ready: True refuses a model that already contains float16; otherwise its float32 part is converted.
         force_fp16_initializers: no effect; a weight has the type of its readers.
         force_fp16_inputs: no effect; schema and kernels decide.
         use_bfloat16_as_blocked_nodes_dtype: no effect; blocked ops stay float32.
 
     Returns:
-        The converted model, whole in memory.
+        The converted model, completely in memory.
 
     Raises:
         TypeError: an argument is unknown.
-        PolicyError: `check_fp16_ready` is True and the model holds a low type; also a ValueError.
+        PolicyError: `check_fp16_ready` is True and the model contains a low type; also a ValueError.
         ModelError: the model is invalid, or larger than 2 GB; `amp_rewrite.convert(…).save` has no such limit.
 
     Example:
@@ -95,9 +95,9 @@ def convert_float_to_float16(
         force_fp16_inputs=force_fp16_inputs,
         use_bfloat16_as_blocked_nodes_dtype=use_bfloat16_as_blocked_nodes_dtype,
     )
-    if check_fp16_ready and (held := low_types(Model.load(model))):
+    if check_fp16_ready and (low := low_types(Model.load(model))):
         raise PolicyError(
-            f"the model holds {', '.join(held)} already, and check_fp16_ready=True refuses such a model; leave it out"
+            f"the model holds {', '.join(low)} already, and check_fp16_ready=True refuses such a model; leave it out"
             " to convert the part that is float32"
         )
     nodes = {node_pattern(name): f"node {name!r} of node_block_list" for name in as_names(node_block_list) if name}
@@ -117,16 +117,16 @@ def convert_float_to_float16_model_path(
     max_finite_val: float | None = None,
     keep_io_types: bool = False,
 ) -> ModelProto:
-    """Convert a file, as onnxconverter-common's function of this name; see `convert_float_to_float16`.
+    """Convert a file like onnxconverter-common's function of this name; see `convert_float_to_float16`.
 
     Args:
-        model_path: the file; external data lies beside it.
+        model_path: the file, with any external data beside it.
         min_positive_val: no effect, with a UserWarning.
         max_finite_val: no effect, with a UserWarning.
-        keep_io_types: as `convert_float_to_float16` takes it.
+        keep_io_types: see `convert_float_to_float16`.
 
     Returns:
-        The converted model, whole in memory.
+        The converted model, completely in memory.
 
     Raises:
         TypeError: an argument is unknown.
@@ -141,7 +141,7 @@ def convert_float_to_float16_model_path(
 
 
 def io_rules(keep_io_types: bool | Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the `io` rules of `keep_io_types`, and names by rule for rules perhaps without a match."""
+    """Return the `io` rules for `keep_io_types`, and a description of each rule that may have no match."""
     if isinstance(keep_io_types, bool):
         return ["keep" if keep_io_types else "low"], {}
     kept = {f"{glob.escape(name)}=float32": f"{name!r} of keep_io_types" for name in as_names(keep_io_types)}

@@ -35,29 +35,29 @@ def auto_convert_mixed_precision(
     atol: float | None = None,
     keep_io_types: bool = False,
 ) -> ModelProto:
-    """Convert a model to float16 with as few ops in float32 as its outputs on one batch need.
+    """Convert a model to float16, with as few ops in float32 as its outputs on one batch need.
 
-    The arguments are those of onnxconverter-common's function of this name. With tolerances alone it is
-    `amp_rewrite.repair`, which also takes many batches, and returns a report and a verdict. Trials run on the CPU with
-    float16's rounding; values that do not fit float16 by their range stay float32 in any case.
+    The arguments are those of onnxconverter-common's function of this name. With tolerances only, it is
+    `amp_rewrite.repair`, which also accepts many batches and returns a report and a verdict. Trials run on the CPU with
+    float16's rounding; values whose range exceeds float16 stay float32 in any case.
 
     Args:
-        model: a ModelProto or a path, or what else `convert` takes; it is never changed.
-        feed_dict: one batch, arrays by the names of inputs.
+        model: a ModelProto, a path, or anything else that `convert` accepts; it is never changed.
+        feed_dict: one batch, arrays by input name.
         validate_fn: called with the outputs of the float32 model and those of a trial, both lists of arrays in the
-            order of the model; true if the trial is near enough.
+            order of the model; returns True if the trial is close enough.
         rtol: bound |a - b| <= atol + rtol |a| on every element; 1e-5 if only `atol` is given.
         atol: see `rtol`; 1e-8 if only `rtol` is given.
         keep_io_types: True keeps float32 inputs and outputs, False makes them float16.
 
     Returns:
-        The converted model, whole in memory.
+        The converted model, completely in memory.
 
     Raises:
         TypeError: an argument is unknown.
         ValueError: neither `validate_fn` nor a tolerance is given, `validate_fn` refuses the float32 model's own
-            outputs, or no choice of ops is near enough.
-        AmpRewriteError: as `convert` and `calibrate` raise it.
+            outputs, or no choice of ops is close enough.
+        AmpRewriteError: `convert` or `calibrate` raises it.
 
     Example:
         >>> import numpy as np
@@ -70,14 +70,14 @@ def auto_convert_mixed_precision(
     bounds = {"rtol": 1e-5 if rtol is None else rtol, "atol": 1e-8 if atol is None else atol}
     bounded = rtol is not None or atol is not None
 
-    def near(expected: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    def is_close(expected: Sequence[Any], outputs: Sequence[Any]) -> bool:
         if validate_fn is None or not validate_fn(expected, outputs):
             return False
         pairs, by = zip(expected, outputs, strict=True), Criterion(ALLCLOSE, **bounds)
         results = (difference for a, b in pairs for _, difference in differences(a, b, by))
         return not bounded or all(difference.ok for difference in results)
 
-    return _convert(model, feed_dict, validate_fn and near, bounds, keep_io_types).model
+    return _convert(model, feed_dict, validate_fn and is_close, bounds, keep_io_types).model
 
 
 def auto_convert_mixed_precision_model_path(
@@ -94,16 +94,16 @@ def auto_convert_mixed_precision_model_path(
 ) -> None:
     """Convert a file with as few ops in float32 as its outputs on one batch need, as onnxconverter-common does.
 
-    Models of any size are converted: weights are streamed to a file beside the result. Nothing is written before the
-    search has ended, and no other file is left in the folder.
+    Models may have any size: weights are streamed to a file beside the result. Nothing is written before the search has
+    ended, and no other file is left in the folder.
 
     Args:
-        source_model_path: the file; external data lies beside it.
-        input_feed: one batch, arrays by the names of inputs.
-        target_model_path: the file to write, replaced if it exists; its folder is made.
-        provider: no effect; trials run on the CPU, with float16's rounding. Others than the CPU are a UserWarning.
-        location: the name of the file of weights beside it; "fp16_tensor.data" by default.
-        customized_validate_func: as `validate_fn` of `auto_convert_mixed_precision`; tolerances do not count then.
+        source_model_path: the file, with any external data beside it.
+        input_feed: one batch, arrays by input name.
+        target_model_path: the file to write, replaced if it exists; its folder is created.
+        provider: no effect; trials run on the CPU with float16's rounding. UserWarning for another provider.
+        location: the name of the weight file beside it; "fp16_tensor.data" by default.
+        customized_validate_func: like `validate_fn` of `auto_convert_mixed_precision`; tolerances are ignored then.
         rtol: bound |a - b| <= atol + rtol |a| on every element; 1e-3 by default.
         atol: see `rtol`; 1e-5 by default.
         keep_io_types: True keeps float32 inputs and outputs, False makes them float16.
@@ -111,9 +111,9 @@ def auto_convert_mixed_precision_model_path(
 
     Raises:
         TypeError: an argument is unknown.
-        ValueError: no choice of ops is near enough, or `customized_validate_func` refuses the float32 model's own
+        ValueError: no choice of ops is close enough, or `customized_validate_func` refuses the float32 model's own
             outputs.
-        AmpRewriteError: as `convert`, `calibrate` and `save` raise it.
+        AmpRewriteError: `convert`, `calibrate` or `save` raises it.
 
     Example:
         >>> import numpy as np
@@ -139,11 +139,11 @@ _UNSOLVED = (
 
 
 def _convert(
-    model: ModelSource, batch: Mapping[str, Array], near: Validate | None, bounds: Mapping[str, Any], keep_io: bool
+    model: ModelSource, batch: Mapping[str, Array], accept: Validate | None, bounds: Mapping[str, Any], keep_io: bool
 ) -> Converted:
-    """Return the conversion accepted by a function of outputs, or without one by the bounds. ValueError without any."""
+    """Return a conversion accepted by `accept`, or, if it is None, one within the bounds; ValueError on failure."""
     io, _ = io_rules(keep_io)
-    if near is None:
+    if accept is None:
         repaired = repair(model, dict(batch), **bounds, io=io)
         if not repaired.solved:
             raise ValueError(_UNSOLVED)
@@ -151,7 +151,7 @@ def _convert(
     require("a conversion with data")
     draft = Draft.of(model, Request.of(io=io, fuse="basic"))
     expected = _outputs(draft.source, batch)
-    if not near(expected, expected):
+    if not accept(expected, expected):
         raise ValueError("validation failed for the float32 model itself; fix validate_fn, or widen its bounds")
     ranges = calibrated(draft, Feed.of(dict(batch), draft.source))
     draft = shifted_and_guarded(draft, ranges, HEADROOM)
@@ -161,7 +161,7 @@ def _convert(
         pins = [pin for number in sorted(pinned) for pin in regions[number].pins]
         return finish(draft, draft.paint(pins))
 
-    chosen = minimal_set(len(regions), lambda pinned: near(expected, _outputs(emulate(trial(pinned).result), batch)))
+    chosen = minimal_set(len(regions), lambda pinned: accept(expected, _outputs(emulate(trial(pinned).result), batch)))
     if chosen is None:
         raise ValueError(_UNSOLVED)
     return trial(frozenset(chosen))

@@ -1,4 +1,4 @@
-"""Conversion as a pass of Microsoft Olive. docs/how-to/pipelines.md shows how to register it."""
+"""A pass for Microsoft Olive. docs/how-to/pipelines.md shows how to register it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from amp_rewrite.settings.choices import BY_PROVIDER, HEADROOM
 from amp_rewrite.settings.option import Kind, Option
 from amp_rewrite.settings.request import KEYWORDS, OPTIONS, Request
 
-logger = logging.getLogger("olive.passes.amp_rewrite")  # below Olive's own, whose level a workflow sets
+logger = logging.getLogger("olive.passes.amp_rewrite")  # a child of Olive's logger, whose level a workflow sets
 
 _PATH = Union[Path, str]  # noqa: UP007
 _TYPES: Mapping[Kind, Any] = {
@@ -37,21 +37,21 @@ _TYPES: Mapping[Kind, Any] = {
 _SEARCH_DEFAULTS = {"level": Categorical(["default", "tensor-cores-only", "treat-gray-as-deny"])}
 _CATEGORIES = {"data": ParamCategory.DATA, "ranges": ParamCategory.PATH}
 _OTHER_OPTIONS = ("data", "tolerance", "ranges", "headroom", "external_data")
-"""Options besides those of `convert`."""
+"""Options in addition to those of `convert`."""
 
 
 class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
-    """Convert a model to mixed precision; with data and a tolerance, keep ops in float32 for the outputs.
+    """Convert a model to mixed precision; with data and a tolerance, repair it.
 
-    Its parameters are the options of `amp_rewrite.convert`, and data, tolerance, ranges, headroom and external_data.
-    A search tries the values of `level`, and of any other option given as a Categorical by the workflow.
+    The parameters are the options of `amp_rewrite.convert`, and data, tolerance, ranges, headroom and external_data. A
+    search tries the values of `level`, and of any other option that the workflow gives as a Categorical.
     """
 
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
         target = BY_PROVIDER.get(str(accelerator_spec.execution_provider))
         config = {name: _parameter(OPTIONS[name]) for name in (*KEYWORDS, *_OTHER_OPTIONS)}
-        config["fuse"].default_value = "basic"  # passes after it may not know onnxruntime's operators
+        config["fuse"].default_value = "basic"  # later passes may not know onnxruntime's operators
         config["headroom"].default_value = HEADROOM
         if target is not None:
             config["target"].default_value = target.value
@@ -59,7 +59,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 
     @classmethod
     def validate_config(cls, config: type[BasePassConfig], accelerator_spec: AcceleratorSpec) -> bool:
-        """Return True if the options fit together. A search skips combinations that do not."""
+        """Return True if the options can be combined; a search skips combinations that cannot."""
         options = _options(config)
         try:
             Request.of(**{name: value for name, value in options.items() if name in KEYWORDS})
@@ -77,7 +77,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
         source = Path(model.model_path)
         path = Path(resolve_onnx_path(output_model_path, source.name))
         options = _options(config)
-        external = f"{path.name}.data" if options.pop("external_data", False) else None  # a name as Olive gives
+        external = f"{path.name}.data" if options.pop("external_data", False) else None  # named as in Olive
         if "tolerance" in options:
             repaired = repair(source, options.pop("data"), **options)
             if not repaired.solved:
@@ -98,7 +98,7 @@ class AmpRewrite(Pass):  # type: ignore[misc]  # Olive has no types here
 def _parameter(option: Option) -> PassConfigParam:
     return PassConfigParam(
         type_=Union[int, str] if option.name in ("opset", "shift") else _TYPES[option.kind],  # noqa: UP007
-        default_value=None if option.environment else option.default or None,  # without a value, the variable counts
+        default_value=None if option.environment else option.default or None,  # None: the variable decides
         description=option.doc.replace("`", ""),
         search_defaults=_SEARCH_DEFAULTS.get(option.name),
         category=_CATEGORIES.get(option.name, ParamCategory.NONE),

@@ -1,4 +1,4 @@
-"""Conversion as a pass of onnx_ir, and of torch's exported programs. Weights stay lazy."""
+"""A pass for onnx_ir, and the conversion of torch's exported programs. Weights stay lazy."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from amp_rewrite.settings.request import Request
 
 
 class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no types here
-    """Conversion as a pass, for `onnx_ir.passes.Sequential`. It returns a new model and does not change its input.
+    """A pass for `onnx_ir.passes.Sequential`. It returns a new model and does not change its input.
 
-    Weights stay lazy: those that are converted are read and cast when they are saved, the others are the tensors of the
-    given model. Metadata of the proto are kept, the `meta` of onnx_ir is not.
+    Weights stay lazy: converted weights are read and cast when the model is saved, the others are the tensors of the
+    given model. The metadata of the proto is kept, the `meta` of onnx_ir is not.
 
     Attributes:
-        report: that of the last model; None before the first.
+        report: the report on the last model; None before the first.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        """Take the options of a conversion.
+        """Create a pass with the options of a conversion.
 
         Args:
             **options: those of `amp_rewrite.convert`, see docs/reference/options.md.
@@ -48,12 +48,12 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
             >>> half = passes(onnx_ir.load("model.onnx")).model
             >>> onnx_ir.save(half, "model_fp16.onnx")
         """
-        self._options: Options = {"fuse": "basic", **options}  # passes after it may not know onnxruntime's operators
+        self._options: Options = {"fuse": "basic", **options}  # later passes may not know onnxruntime's operators
         Request.of(**self._options)
         self.report: Report | None = None
 
     def call(self, model: onnx_ir.Model) -> PassResult:
-        """Return the converted model, and true if it differs from the given one."""
+        """Return the converted model, and True if it differs from the given one."""
         source = Model.load(model)
         converted = convert(source, **self._options)
         self.report = converted.report
@@ -62,7 +62,7 @@ class MixedPrecision(FunctionalPass):  # type: ignore[misc]  # onnx_ir has no ty
 
 
 def convert_program(program: Any, **options: Unpack[Options]) -> Report:
-    """Convert the model of a torch ONNXProgram in place: calling the program runs, and `save` writes, the new one.
+    """Convert the model of a torch ONNXProgram in place; calling and saving the program then use the new model.
 
     Weights are cast when they are needed, and must not change until then.
 
@@ -74,8 +74,8 @@ def convert_program(program: Any, **options: Unpack[Options]) -> Report:
         The report: the type of each op, with the reason.
 
     Raises:
-        PolicyError: it is not such a program, or an option has an unknown value.
-        AmpRewriteError: as `amp_rewrite.convert` raises it.
+        PolicyError: the argument is not such a program, or an option has an unknown value.
+        AmpRewriteError: `amp_rewrite.convert` raises it.
 
     Example:
         >>> import torch
@@ -89,18 +89,18 @@ def convert_program(program: Any, **options: Unpack[Options]) -> Report:
             f"{type(program).__qualname__} is not an ONNXProgram with a model of onnx_ir, so it cannot be converted in"
             " place; export with torch.onnx.export(…, dynamo=True), or use amp_rewrite.convert"
         )
-    into = MixedPrecision(**options)
-    program.model = into(program.model).model
-    program.release()  # a session of the model before
-    assert into.report is not None
-    return into.report
+    conversion = MixedPrecision(**options)
+    program.model = conversion(program.model).model
+    program.release()  # closes a session of the old model
+    assert conversion.report is not None
+    return conversion.report
 
 
 def to_ir(model: Model) -> IrModel:
-    """Return a model as one of onnx_ir, with heavy weights read on demand.
+    """Return a model as an onnx_ir.Model, with heavy weights read on demand.
 
     Args:
-        model: that of a result, `convert(…).result`.
+        model: the model of a result, `convert(…).result`.
 
     Example:
         >>> import amp_rewrite
@@ -125,19 +125,16 @@ def to_ir(model: Model) -> IrModel:
     return ir_model  # type: ignore[no-any-return]
 
 
-def _lazy(model: Model, stub: TensorProto, stated: Any) -> Any:
-    place = tensors.source(stub)
-    facts = {"name": stated.name, "doc_string": stated.doc_string, "metadata_props": dict(stated.metadata_props)}
-    if tensors.is_pending(stub) or (place.tensor is not None and place.tensor.tensor.name != stated.name):
+def _lazy(model: Model, stub: TensorProto, external: Any) -> Any:
+    place, name, dtype, shape = tensors.source(stub), external.name, external.dtype, external.shape
+    facts = {"name": name, "doc_string": external.doc_string, "metadata_props": dict(external.metadata_props)}
+    if tensors.is_pending(stub) or (place.tensor is not None and place.tensor.tensor.name != name):
         return onnx_ir.LazyTensor(
-            lambda: onnx_ir.Tensor(model.array(stub), dtype=stated.dtype, name=stated.name),
-            stated.dtype,
-            stated.shape,
-            **facts,
+            lambda: onnx_ir.Tensor(model.array(stub), dtype=dtype, name=name), dtype, shape, **facts
         )
     if place.tensor is not None:
         return place.tensor.tensor
     path = Path(place.path)
     return onnx_ir.ExternalTensor(
-        path.name, place.offset, place.length, stated.dtype, shape=stated.shape, base_dir=path.parent, **facts
+        path.name, place.offset, place.length, dtype, shape=shape, base_dir=path.parent, **facts
     )

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from amp_rewrite.files.model import Model
 
 # Comments, provenance and derived facts.
-_IGNORED = frozenset(
-    {"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"}
-)
+_SKIP = frozenset({"doc_string", "metadata_props", "value_info", "producer_name", "producer_version", "model_version"})
 _PIECE, _PIECES = 1 << 12, 16  # bytes of a sample, samples of a large tensor
 
 
@@ -78,7 +76,7 @@ def _bare(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def _strip(message: Message) -> None:
     for field, value in message.ListFields():
-        if field.name in _IGNORED:
+        if field.name in _SKIP:
             message.ClearField(field.name)
         elif isinstance(value, Message):
             _strip(value)

@@ -44,15 +44,7 @@ def mended(proto: ModelProto, *, owned: bool) -> tuple[ModelProto, tuple[Finding
     with the same name and different values.
     """
     model = _Fixer(proto, owned)
-    for fix in (
-        _fix_names,
-        _fix_ir_version,
-        _fix_initializers,
-        _fix_metadata,
-        _fix_domains,
-        _fix_imports,
-        _fix_declarations,
-    ):
+    for fix in (_fix_names, _fix_ir, _fix_initializers, _fix_metadata, _fix_domains, _fix_imports, _fix_declarations):
         fix(model)
     return model.proto, tuple(model.findings)
 
@@ -69,7 +61,7 @@ def _fix_names(model: _Fixer) -> None:
         refill(graph, "initializer", [tensor for tensor in graph.initializer if tensor.name])
 
 
-def _fix_ir_version(model: _Fixer) -> None:
+def _fix_ir(model: _Fixer) -> None:
     """Raise the IR version of an old model if an initializer is not an input, as in models saved by onnxruntime.
 
     Initializers among the inputs are removed from them, so they stay constant.

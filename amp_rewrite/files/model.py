@@ -80,8 +80,7 @@ class Model:
 
     def __post_init__(self) -> None:
         stubs = (t for t in wire.tensors(self.proto) if is_stub(t)) if PROGRAM_TENSORS else ()
-        kept = frozenset(p for t in stubs if (p := tensors.source(t).tensor) is not None)
-        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "kept", frozenset(p for t in stubs if (p := tensors.source(t).tensor) is not None))
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
@@ -184,14 +183,8 @@ class Model:
         if not isinstance(path, (str, os.PathLike)):
             raise ModelError(f"cannot write a model to {type(path).__qualname__}; give a path")
         external = self.nbytes > store.LARGEST_INLINE if external_data is None else external_data
-        store.save(
-            self.proto,
-            Path(path),
-            progress,
-            loaded_from=self.path,
-            overwrite=overwrite is True,
-            external_data=external,
-        )
+        to, origin, replace_old = Path(path), self.path, overwrite is True
+        store.save(self.proto, to, progress, loaded_from=origin, overwrite=replace_old, external_data=external)
 
     def to_proto(self) -> ModelProto:
         """Return a copy with every tensor in memory.

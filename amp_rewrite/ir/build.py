@@ -343,12 +343,10 @@ def _violation(schema: Signature | None, node: NodeProto, attributes: Sequence[A
     scanned = numbers["num_scan_inputs"].i if schema.op_type == "Scan" and "num_scan_inputs" in numbers else 1
     if not 0 < scanned <= max(len(read), 1):
         return f"scans {scanned} of its {len(read)} inputs; correct num_scan_inputs"
-    return _refusal(schema, node, read, attributes) if schema.checked else None
+    return _refusal(schema, node, attributes) if schema.checked else None
 
 
-def _refusal(
-    schema: Signature, node: NodeProto, read: Sequence[str], attributes: Sequence[AttributeProto]
-) -> str | None:
+def _refusal(schema: Signature, node: NodeProto, attributes: Sequence[AttributeProto]) -> str | None:
     """Return the message of onnx's checker about a node, ignoring its graphs and tensors."""
     context = onnx.checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION
@@ -357,7 +355,7 @@ def _refusal(
     try:
         if node.domain != schema.domain or any(a.type in _STAND_INS for a in attributes):
             light = NodeProto(
-                name=node.name, op_type=node.op_type, domain=schema.domain, input=read, output=node.output
+                name=node.name, op_type=node.op_type, domain=schema.domain, input=node.input, output=node.output
             )
             light.attribute.extend(_STAND_INS.get(a.type, a) for a in attributes)
             for a, original in zip(light.attribute, attributes, strict=True):

@@ -1,1 +1,1 @@
-"""The pipeline: draft, convert, and convert again with pins until the outputs agree."""
+"""The pipeline: one conversion, its check and repair, and batches of conversions."""

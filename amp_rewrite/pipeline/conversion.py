@@ -1,6 +1,6 @@
-"""One conversion: draft, guard, paint, plan, apply, report.
+"""One conversion: draft, paint, plan, apply, report.
 
-The draft is the part before any data; painting it again with other pins is cheap.
+The draft is the part that does not depend on data; painting it again with other pins is cheap.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """A model in standard form with its needs, and its request, resolved to ops.
+    """A model in standard form with its needs, and the patterns of its request resolved to ops.
 
-    `source` is the caller's model, `base` the result if nothing is lowered, `view` the one to paint, with the
-    `expansions` that led to it. `rescale`: quantizers get scales of the low type. `notes`: findings of a model left
-    alone, too. `widened`: low values of the model have become float32. `shifts`: what became of values beyond the type.
-    `pins`: ops in float32 by data, and `evidence` of the data.
+    `source`: the caller's model. `base`: the result if nothing is lowered. `view`: the model to paint; `expansions`:
+    findings about how it differs from `source`. `rescale`: quantizers get scales of the low type. `notes`: findings
+    that also apply if nothing is lowered. `widened`: low values of the model have become float32. `shifts`: regions of
+    overflowing values, and what became of them. `pins`: ops kept in float32 because of data; `evidence`: that data.
     """
 
     request: Request
@@ -91,10 +91,10 @@ class Draft:
         widen: bool = False,
         grouped: bool = True,
     ) -> Draft:
-        """Return the draft of a model, as `Model.load` takes it. O(nodes + uses); reads each constant once.
+        """Return the draft of anything that `Model.load` accepts. O(nodes + uses); reads each constant once.
 
-        `widen`: decide about low values of the model as if they were float32. `grouped`: as for `Context`; what would
-        not become low is drafted without.
+        `widen`: treat low values of the model as float32. `grouped`: see `Context`; False is used instead if the
+        grouped ops would not become low.
         """
         request.tell("read")
         source = Model.load(model, folder=folder)
@@ -107,11 +107,11 @@ class Draft:
         if isinstance(request.opset, int) or not draft.view.opset > indexed.opset < OLDEST_MOVED:
             return draft
         kept = cls._of(source, indexed, replace(request, opset=KEEP_OPSET), widen, grouped)
-        objection = _objection_to_opset(draft, kept)
-        if objection is None:
+        drawback = _drawback_of_opset(draft, kept)
+        if drawback is None:
             return draft
-        note = f"opset {indexed.opset} stays: at {draft.view.opset} {objection}"
-        findings = (Finding("opset", "ai.onnx", note),) if objection else ()
+        note = f"opset {indexed.opset} stays: at {draft.view.opset} {drawback}"
+        findings = (Finding("opset", "ai.onnx", note),) if drawback else ()
         return replace(kept, request=request, notes=(*kept.notes, *findings))
 
     @classmethod
@@ -136,7 +136,7 @@ class Draft:
         )
 
     def with_view(self, view: View, results: Mapping[OpId, tuple[str, ...]], findings: Sequence[Finding]) -> Draft:
-        """Return the draft on a rewritten view. `results`: names of the results of rewritten ops."""
+        """Return the draft for a rewritten view. `results`: names of the results of rewritten ops."""
         needs, io = _resolved(view, self.request, rescale=self.rescale)
         return replace(
             self,
@@ -149,14 +149,14 @@ class Draft:
         )
 
     def paint(self, pins: Sequence[Pin] = ()) -> Coloring:
-        """Return the coloring, with pins of a search on top of those by data and by safety rules. O(nodes + uses).
+        """Return the coloring, with pins from a search in addition to those of data and safety rules. O(nodes + uses).
 
-        Those by data and of a search pin the whole cluster of their op.
+        Pins from data or a search pin the whole cluster of their op.
         """
         return self._painted(pins) if pins else self._unpinned
 
     def opens(self) -> bool:
-        """True if every op with kernels for low types alone is low."""
+        """True if every op that has only low kernels is low, so the model can be opened."""
         return not self.view.of_kinds(LOW_ONLY) or self.paint().opens(self.view)
 
     @cached_property
@@ -168,7 +168,7 @@ class Draft:
         return replace(coloring, findings=(*coloring.findings, *self.notes)) if self.notes else coloring
 
     def problem(self, pins: Sequence[Pin] = ()) -> Problem:
-        """Return the problem for the painter: needs, the options of the request, patterns, pins and clusters."""
+        """Return the painter's problem: needs, the options of the request, patterns, pins and clusters."""
         return Problem(
             self.view,
             self.request,
@@ -187,8 +187,8 @@ def _resolved(view: View, request: Request, *, rescale: bool) -> tuple[Needs, Ma
     return needs, io_types(view, parse_io(request.io), request.to)
 
 
-def _objection_to_opset(moved: Draft, kept: Draft) -> str | None:
-    """Return the drawback of a newer opset against the model's own; None without one, "" if nothing becomes low."""
+def _drawback_of_opset(moved: Draft, kept: Draft) -> str | None:
+    """Return the drawback of a newer opset; None if it has none, "" if nothing becomes low there."""
     after, before = Costs.of(moved, moved.paint()), Costs.of(kept, kept.paint())
     if not after.low:
         return ""
@@ -204,7 +204,7 @@ def _objection_to_opset(moved: Draft, kept: Draft) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Counts in a painted draft: ops, low ops, Casts, ops without a kernel, low compute ops."""
+    """The costs of a painted draft, as counts of ops, low ops, Casts, ops without a kernel, and low compute ops."""
 
     ops: int
     low: int
@@ -218,28 +218,28 @@ class Costs:
         lowered: dict[OpId, list[str]] = {}
         for op, variable in coloring.low:
             lowered.setdefault(op, []).append(variable)
-        known = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
+        candidates = [op for op in view.ops if op.signature is not None and not op.bodies and op.kind != "Constant"]
         return cls(
             ops=sum(op.kind != "Constant" for op in view.ops),
             low=len(lowered),
             casts=len(plan_casts(view, coloring, draft.io, draft.needs.saturate).casts),
-            without_kernel=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in known),
+            without_kernel=sum(not gate.runs(view, op, tuple(lowered.get(op.id, ()))) for op in candidates),
             compute=sum(coloring.entries[op].color is Color.ALLOW for op in lowered),
         )
 
 
 @dataclass(frozen=True, repr=False)
 class Converted(Result):
-    """Result of `convert`: the model, the report, and the steps in between.
+    """The result of `convert`: the model, the report, and the intermediate results.
 
     Attributes:
-        result: the model, with its weights still where they were; save it for models of any size.
-        view: the model that was painted, indexed.
+        result: the model, with its weights still in their files; `save` writes models of any size.
+        view: the index of the painted model.
         coloring: the type of each type variable of each op.
         plan: the Casts and other changes.
         request: the options.
-        name: the model's file, if there is one.
-        findings: what to know about the result.
+        name: the file name of the model, if it has one.
+        findings: observations about the result.
         evidence: the check of the conversion on data; None without one.
         shifts: regions of values that are computed times a power of two.
         config: settings from a file, and the name of the file.
@@ -259,7 +259,7 @@ class Converted(Result):
     @cached_property
     def report(self) -> Report:
         """The type of each op, with the reason; computed on first use."""
-        from amp_rewrite.reports.report_builder import report_of  # late: trials and drop-ins read none
+        from amp_rewrite.reports.report_builder import report_of  # late: trials and drop-in functions do not need it
 
         report = report_of(
             self.view,
@@ -277,11 +277,11 @@ class Converted(Result):
 
     @property
     def brief(self) -> str:
-        """Gist of the report."""
+        """The gist of the report."""
         return self.report.brief
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the text of the report, with `verbose` every row."""
+        """Return the text of the report; with `verbose`, every row."""
         return self.report.text(verbose=verbose)
 
     def to_json(self) -> str:
@@ -289,17 +289,17 @@ class Converted(Result):
         return self.report.to_json()
 
     def figures(self, command: str | None = None) -> Sequence[Figure]:
-        """Return the figures of the report, with the modules and the work of its model; `command` as in `text`."""
+        """Return the figures of the report, with the modules and the work of the model. `command`: the next step."""
         from amp_rewrite.reports.page.report_figures import report_figures  # late: most conversions are not drawn
 
         return report_figures(self.report, self.view, command)
 
     @cached_property
     def model(self) -> ModelProto:
-        """Converted model, whole in memory.
+        """The converted model, completely in memory.
 
         Raises:
-            ModelError: it is larger than 2 GB; `save` has no such limit.
+            ModelError: the model is larger than 2 GB; `save` has no such limit.
         """
         return self.result.to_proto()
 
@@ -311,13 +311,13 @@ class Converted(Result):
         overwrite: bool = False,
         external_data: bool | str | None = None,
     ) -> None:
-        """Write the model, weights streamed, whole or not at all. Arguments are those of `Model.save`.
+        """Write the model atomically, streaming its weights. The arguments are those of `Model.save`.
 
         Raises:
             ModelError: the file cannot be written, or exists.
-            PolicyError: a keyword has a value of a wrong type.
+            PolicyError: an argument has the wrong type.
         """
-        if overwrite:  # perhaps of the source: the report reads it
+        if overwrite:  # it may overwrite the source, which the report still needs
             _ = self.report
         self.result.save(path, overwrite=overwrite, external_data=external_data)
 
@@ -328,9 +328,9 @@ def finish(
     findings: Sequence[Finding] = (),
     words: Sequence[str] = (),
 ) -> Converted:
-    """Return the checked model of a painted draft; for an empty plan the source itself, unexpanded.
+    """Apply and check a painted draft. If nothing is to be changed, the result is the source itself.
 
-    `words`: more words for the metadata entry.
+    `words`: additional settings for the metadata entry.
     """
     view, target, to = draft.view, draft.request.target, draft.request.to
     plan = plan_casts(view, coloring, draft.io, draft.needs.saturate)
@@ -347,7 +347,7 @@ def finish(
         *cuda_findings(view, dtype_of, target),
         *(() if plan.empty else state_findings(view, dtype_of)),
     )
-    view.forget()  # the checks need the memory
+    view.forget()  # frees memory for the checks
     findings = (*without_kernel(view, coloring), *at_run_time, *coloring.findings, *findings)
     if plan.empty:
         result = draft.base
@@ -358,8 +358,8 @@ def finish(
         words = words if oldest is None else (*words, f"{NEEDS}={ONNXRUNTIME}>={oldest}")
         result = _with_metadata(apply(view, plan), draft.request, words)
         check_findings = check(view.model, view, plan, result)
-        known = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # these name the harm as well
-        plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in known))
+        better = {(finding.kind, finding.subject) for finding in draft.needs.findings}  # these also name the harm
+        plan = replace(plan, findings=tuple(f for f in plan.findings if (f.kind, f.subject) not in better))
         findings = (*draft.expansions, *needs, *draft.needs.findings, *check_findings, *findings)
     findings = (*findings, *mostly_float32(view, coloring, draft.request))
     return Converted(
@@ -387,7 +387,7 @@ def _parted_findings(view: View, plan: Plan) -> Iterator[Finding]:
 
 
 def _with_metadata(result: Model, request: Request, more: Sequence[str]) -> Model:
-    """Return the model with metadata entries about its conversion: settings, and patterns to keep."""
+    """Add metadata entries about the conversion: its settings, and the patterns of `keep`."""
     lists = f"lists={request.op_lists.name}@{request.op_lists.fingerprint[:12]}"
     settings = (f"{key}={value}" for key, value in request.settings.items())
     words = (f"version={VERSION}", f"to={request.to.spelling}", lists, *settings, *more)

@@ -1,4 +1,4 @@
-"""`convert` and `explain`: the public functions for one conversion, and a conversion by a request with data."""
+"""`convert` and `explain`, the public functions for one conversion, and the conversion by a request."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ def convert(
 ) -> Converted:
     """Convert a float32 model to mixed precision; the report says why each op has its type.
 
-    An op that would read or make a value outside the range of `to` stays float32 if `ranges` or `data` are given. A
-    model with nothing to lower comes back unchanged. The environment may set AMP_REWRITE_LEVEL and AMP_REWRITE_LISTS;
-    an argument wins over them.
+    With `ranges` or `data`, an op stays float32 if a value that it reads or computes exceeds the range of `to`. A model
+    with nothing to lower is returned unchanged. The environment variables AMP_REWRITE_LEVEL and AMP_REWRITE_LISTS set
+    defaults for `level` and `lists`.
 
     Args:
         model: a path, bytes, a ModelProto, a torch ONNXProgram or an onnx_ir.Model; it is never changed.
-        data: a Feed, or an argument of `Feed.of`; ranges are then measured on it first.
+        data: a Feed, or an argument of `Feed.of`; ranges are measured on it first.
         ranges: the result of `calibrate`, or its file.
-        headroom: safety factor: a value in `ranges`, times this, has to fit in `to`.
-        folder: where the external data of a ModelProto lies.
-        check: without data or ranges, run one random batch in float32 and in half, and keep ops float32 if it shows the
-            result wrong; a mapping has keywords of `Feed.randomly`, a Feed is the batch itself. The report says what
-            came of it.
+        headroom: a safety factor: measured values times this must be in the range of `to`.
+        folder: the folder of a ModelProto's external data.
+        check: True to run, without data or ranges, one random batch in float32 and in half, and to keep ops float32 if
+            it shows that the result is wrong. A mapping contains keywords of `Feed.randomly`; a Feed is the batch
+            itself. The report contains the outcome.
         progress: called as `progress(stage, done, total)`.
         **options: see docs/reference/options.md.
 
     Returns:
-        The converted model with its report. Weights of a program in memory must not change until it is saved.
+        The converted model with its report. The weights of a program in memory must not change until it is saved.
 
     Raises:
         ModelError: the model is invalid or cannot be read.
         ListError: an op list is invalid.
         PatternError: a pattern of `keep`, `lower` or `io` is malformed or matches nothing.
         PolicyError: an option has an unknown value, or both `data` and `ranges` are given.
-        ConfigError: a variable of the environment is malformed.
-        EvidenceError: the ranges are those of another model.
+        ConfigError: an environment variable is malformed.
+        EvidenceError: the ranges belong to another model.
 
     Example:
         >>> import amp_rewrite
@@ -77,7 +77,7 @@ def convert(
     request = Request.of(progress=progress, **options)
     source = Model.load(model, folder=folder)
     if check and data is None and ranges is None:
-        from amp_rewrite.pipeline.check import checked as check_of  # late: only a check runs models
+        from amp_rewrite.pipeline.smoke_check import checked as check_of  # late: only a check runs models
 
         batch = {} if check is True else check
         return check_of(partial(_converted, source), batch, request)
@@ -98,7 +98,7 @@ def _converted(
             shifts = spelled("shift", request.shift)
             raise PolicyError(f"{shifts} needs to know which values exceed float16; give data or ranges")
         return draft, finish(draft, draft.paint())  # plan_casts, apply
-    from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most have no data
+    from amp_rewrite.pipeline.measured import ranges_of, shifted_and_guarded  # late: most conversions have no data
 
     draft = shifted_and_guarded(draft, ranges_of(draft, data, ranges), headroom)
     if grouped and draft.pins and not draft.opens():
@@ -108,20 +108,21 @@ def _converted(
 
 @takes(KEYWORDS)
 def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[Options]) -> Explanation:
-    """Return the reasons for the types of ops in a conversion, each chain back to the deciding op.
+    """Return the reasons for the types of ops in a conversion, as chains that lead back to the op that decided.
 
     Args:
-        model: the result of `convert` or `repair`, a report or its file; or a model, which is then converted.
-        *names: ops by name, path, type or pattern; inputs, for their readers; other values, for their ops; or lists.
+        model: the result of `convert` or `repair`, a report or its file; or a model to convert.
+        *names: names, paths, types or patterns of ops; inputs of the model, for their readers; other values, for the
+            ops that compute them; or lists of these.
         **options: those of `convert`, see docs/reference/options.md.
 
     Returns:
         The chains, which print as text.
 
     Raises:
-        PatternError: a name is unknown, or several ops have it; with names to use instead.
-        PolicyError: options are given for a conversion that is done.
-        AmpRewriteError: as `convert` raises it.
+        PatternError: a name is unknown or ambiguous; the message lists names to use instead.
+        PolicyError: options are given for a finished conversion.
+        AmpRewriteError: `convert` raises it.
 
     Example:
         >>> import amp_rewrite
@@ -142,7 +143,7 @@ def explain(model: ReportSource, *names: str | Sequence[str], **options: Unpack[
 
 
 def feed_of(request: Request, source: Model) -> Feed | None:
-    """Return the batches of a request for a model; None without data."""
+    """Return the batches of a request for a model; None if it has no data."""
     from amp_rewrite.evidence.data.feed import Feed  # late: most conversions have no data
 
     if not request.data:
@@ -154,7 +155,7 @@ def feed_of(request: Request, source: Model) -> Feed | None:
 def convert_by(
     request: Request, source: ModelSource, feed: Feed | None, progress: Progress | None = None
 ) -> tuple[Converted, Repaired | None]:
-    """Convert a model by all of a request, guarded by ranges or a feed; repair it by a feed and a criterion."""
+    """Convert a model by a request, with its ranges or a feed; with a feed and a criterion, repair it."""
     headroom = HEADROOM if request.headroom is None else request.headroom
     if feed is None or not request.criterion:
         measured: dict[str, Any] = {"data": feed, "ranges": request.ranges or None, "headroom": headroom}
@@ -163,6 +164,6 @@ def convert_by(
     from amp_rewrite.pipeline.repair import BUDGET, repair
 
     budget = BUDGET if request.budget is None else request.budget
-    given = {**request.keywords, **request.criterion, "headroom": headroom, "budget": budget}
-    repaired = repair(source, feed, progress=progress, **given)
+    keywords = {**request.keywords, **request.criterion, "headroom": headroom, "budget": budget}
+    repaired = repair(source, feed, progress=progress, **keywords)
     return repaired.converted, repaired

@@ -1,4 +1,4 @@
-"""Findings about a conversion as a whole: a small share of low ops, and limits of the target."""
+"""Findings about a conversion as a whole, such as a small share of low ops, or limits of the target."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from amp_rewrite.settings.list_entry import Color
 from amp_rewrite.settings.request import Request
 
 _MIN_SHARE = 0.25
-"""Share of low operations for a conversion to pay off."""
+"""The smallest share of low operations for which a conversion pays off."""
 _MAX_RULES = 2
-"""Rules in one message."""
+"""The most rules in one message."""
 _REMEDIES = {
     reasons.CHECK: "--data FILE --tolerance X may keep fewer",
     reasons.KEEP: "keep fewer ops",
@@ -48,23 +48,23 @@ _REMEDIES = {
 
 
 def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator[Finding]:
-    """Yield findings if compute ops are in float64, and if less than a quarter of their operations is low. O(nodes).
+    """Yield findings if compute ops are in float64, or less than a quarter of their operations is low. O(nodes).
 
-    No list lowers float64. A model with over three quarters of its compute ops low is not measured.
+    No list lowers float64. Operations are not counted if over three quarters of the compute ops are low.
     """
     compute = [op for op in view.ops if coloring.entries[op.id].color is Color.ALLOW]
     wide = [op for op in compute if computes(view, op, (DType.DOUBLE,))]
     if wide:
         note = f"{len(wide)} of {count(len(compute), 'compute op')} in float64, but only float32 becomes low"
         yield Finding("float64", "model", note)
-    if view.low_types:  # low values of the model have no paint
+    if view.low_types:  # low values in the model are not painted
         return
     paints = {op.id: paint for op in compute if (paint := coloring.of(op.id)) and paint.rule != reasons.QUANTIZED}
     kept = {op: paint.rule for op, paint in paints.items() if not paint.dtype.low}
     if not kept or len(kept) < _MIN_SHARE * len(paints):
         return
     work = {op: round(flops(view, view.ops[op])) for op in paints}
-    if not any(work.values()):  # operators whose operations are not known
+    if not any(work.values()):  # the numbers of operations are unknown
         work = dict.fromkeys(paints, 1)
     whole, by_rule = sum(work.values()), Counter[str]()
     for op, rule in kept.items():
@@ -85,7 +85,7 @@ def mostly_float32(view: View, coloring: Coloring, request: Request) -> Iterator
 
 
 def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> str:
-    """Return other options to get kernels of the target for some of these ops."""
+    """Return a hint at options with which the target has kernels for some of these ops."""
     from amp_rewrite.rewrite.opset import at_opset, relabeled  # late: few conversions lower little
 
     to, target = request.to, request.target
@@ -105,7 +105,7 @@ def _options_with_kernels(view: View, ops: Sequence[OpId], request: Request) -> 
 
 
 def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
-    """Return findings about op types kept from a low type by opset, kernels or an unknown type."""
+    """Return findings about op types that stay float32 because of the opset, missing kernels or an unknown type."""
     notes: dict[tuple[str, str], str] = {}
     for op in view.ops:
         paint = coloring.of(op.id) if op.signature is not None else None
@@ -115,7 +115,7 @@ def without_kernel(view: View, coloring: Coloring) -> tuple[Finding, ...]:
 
 
 def cuda_findings(view: View, dtype_of: DtypeOf, target: Target, *, permitted: bool = False) -> tuple[Finding, ...]:
-    """Return the finding about options for a faster session of a convolutional model on CUDA, or their cost."""
+    """Return findings about the CUDA options of a convolutional model: those for a faster session, or their cost."""
     on_cuda = target.family == Target.ORT_CUDA
     options = cuda_options_of(view, dtype_of, permitted=permitted) if on_cuda else CudaOptions()
     lines = {"channels_last": options.line, "tf32": options.cost.replace("; ", " · ", 1)}
@@ -125,8 +125,7 @@ def cuda_findings(view: View, dtype_of: DtypeOf, target: Target, *, permitted: b
 def state_findings(view: View, dtype_of: DtypeOf) -> Iterator[Finding]:
     """Yield a finding about float32 caches (inputs concatenated into an output), and one for each rounded state.
 
-    A recurrent kernel of a low type rounds its state at each step: kernel and state have one type, so the state alone
-    cannot stay float32. O(Concats + copies).
+    A low recurrent kernel rounds its state at each step, since both have the same type. O(Concats + copies).
     """
     graph = view.model.proto.graph
     inputs, outputs = ({port.name for port in ports} for ports in (graph.input, graph.output))
@@ -148,9 +147,9 @@ def state_findings(view: View, dtype_of: DtypeOf) -> Iterator[Finding]:
 
 
 def target_findings(view: View, target: Target, *, tried: bool = False) -> Iterator[Finding]:
-    """Yield findings about operators and versions beyond the target's runtime.
+    """Yield findings about operators and versions that the target does not support.
 
-    `tried`: no other opset serves the model better.
+    `tried`: other opsets were tried, and none is better.
     """
     kernels, opset, ir = target.kernels, view.opset, view.model.proto.ir_version
     if target.family not in (Target.ORT_CUDA, Target.WEBGPU):
@@ -178,7 +177,7 @@ def target_findings(view: View, target: Target, *, tried: bool = False) -> Itera
 
 
 def refuse_unknown(view: View, target: Target) -> None:
-    """Raise ModelError for an operator of ai.onnx unknown to onnx; TensorRT may have a plugin of its name."""
+    """Raise ModelError for an ai.onnx operator unknown to onnx, unless it may be a TensorRT plugin."""
     unknown = [] if target.family == Target.TENSORRT else list(_unknown(view))
     if unknown:
         op = unknown[0]
@@ -195,13 +194,13 @@ def _unknown(view: View) -> Iterator[Op]:
 
 
 def oldest_onnxruntime(view: View, target: Target, to: DType) -> str | None:
-    """Return the oldest release of onnxruntime with right results; None without operators of onnxruntime alone."""
+    """Return the oldest release of onnxruntime with correct results; None for a model without its own operators."""
     kernels = target.kernels if target.family == Target.ORT_CUDA else None
     return None if kernels is None else oldest_release(view, kernels, to)
 
 
 def needs_release(view: View, oldest: str, to: DType) -> Finding:
-    """Return the finding about onnxruntime's own operators, from a release on."""
+    """Return the finding about the release of onnxruntime that its own operators need."""
     names = own_operators(view)
     both = to is DType.FLOAT16 and CUDA_ONLY.isdisjoint(names)  # the CPU has no kernels in bfloat16
     where = "CUDA and on the CPU" if both else "CUDA"
@@ -210,9 +209,9 @@ def needs_release(view: View, oldest: str, to: DType) -> Finding:
 
 
 def unfit_here(model: Model, release: str, provider: str) -> str | None:
-    """Return the reason against a release of onnxruntime and its first provider for a converted model.
+    """Return why a release of onnxruntime and its first provider cannot run a converted model; None if they can.
 
-    None for a model without metadata about its needs.
+    The metadata of the model names the release that it needs.
     """
     needed = model.recorded(NEEDS).rpartition("=")[2]
     return release_refusal(needed, own_operators(View.of(model)), release, provider) if needed else None

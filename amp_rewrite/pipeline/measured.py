@@ -1,6 +1,6 @@
-"""Measured ranges of a draft's values, and what follows from them: pins of ops, and shifts of overflowing regions.
+"""The measured ranges of a draft's values, and their consequences: shifts of overflowing regions, and pins of ops.
 
-A shifted region is computed times 2⁻ᵏ before the guard looks.
+A shift, which computes a region times 2⁻ᵏ, comes before the guard decides about pins.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from amp_rewrite.settings.option import Data
 
 
 def ranges_of(draft: Draft, data: Data | None, ranges: Ranges | str | Path | None) -> Ranges:
-    """Return the ranges of a draft, measured on data without others, or given, or in a file.
+    """Return the given ranges of a draft, perhaps from a file, or measure them on data.
 
-    EvidenceError for those of another model, PolicyError for those for another type.
+    EvidenceError for ranges of another model, PolicyError for ranges for another type.
     """
     if ranges is None:
         return calibrated(draft, Feed.of(data, draft.source), partial(draft.request.tell, "calibrate"))
@@ -46,30 +46,30 @@ def ranges_of(draft: Draft, data: Data | None, ranges: Ranges | str | Path | Non
     if ranges.to != to:
         raise PolicyError(f"the ranges are for {ranges.to}, not for {to}; calibrate with {spelled('to', to)}")
     view, values = draft.view, dict(ranges.values)
-    for op in view.of_kinds(("com.microsoft::RotaryEmbedding",)):  # a fusion made it; grows by at most the root of 2
+    for op in view.of_kinds(("com.microsoft::RotaryEmbedding",)):  # a fusion created it; it grows values by at most √2
         source, (result, *_) = op.inputs[0], op.results
-        if source is not None and (known := ranges.of(view, source)) is not None:
-            values.setdefault(key(view, result), replace(known, absmax=known.absmax * 2**0.5))
+        if source is not None and (measured := ranges.of(view, source)) is not None:
+            values.setdefault(key(view, result), replace(measured, absmax=measured.absmax * 2**0.5))
     return replace(ranges, values=values)
 
 
 def calibrated(draft: Draft, feed: Feed, progress: Callable[[int, int], None] | None = None) -> Ranges:
-    """Calibrate a draft: return ranges of all its values, under the fingerprint of its source."""
+    """Measure the ranges of all values of a draft, under the fingerprint of its source."""
     ranges = calibrate(draft.view.model, feed, to=draft.request.to, progress=progress)
     of = fingerprint(draft.source)
     return replace(ranges, model=model_name(draft), graph=of.graph, weights=of.weights)
 
 
 def model_name(draft: Draft) -> str:
-    """Return the file's own name, if there is one."""
+    """Return the name of the model's file, or "the model" without a file."""
     return draft.source.path.name if draft.source.path is not None else "the model"
 
 
 def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Draft:
     """Return the draft with pins, findings and evidence from ranges.
 
-    There is one finding for each value that would be low and does not fit, and one of kind "calibrated" about the
-    data. Pins only make more of the model float32, so what fits without them fits with them.
+    There is a finding for each value that would be low and does not fit, and one of kind "calibrated" about the data.
+    Pins only make more of the model float32, so values that fit without them also fit with them.
     """
     view, coloring = draft.view, draft.paint()
     unfit = misfits(view, coloring, ranges, headroom, draft.needs.saturate)
@@ -85,9 +85,10 @@ def guarded(draft: Draft, ranges: Ranges, headroom: float = HEADROOM) -> Draft:
 
 
 def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> Draft:
-    """Return the draft, shifted by the requested exponent unless that is off, and guarded by the ranges.
+    """Return the draft, shifted as requested, with pins, findings and evidence from ranges.
 
-    `auto` shifts it only if that lowers more products, or as many, and no other fused norms, with fewer ops and Casts.
+    `auto` shifts it only if that lowers more products, or lowers as many with the same fused norms and with fewer ops
+    and Casts.
     """
     check_headroom(headroom)
     request = draft.request
@@ -104,27 +105,27 @@ def shifted_and_guarded(draft: Draft, ranges: Ranges, headroom: float) -> Draft:
     norms = _fused_norms(moved.view, colorings[0]) - _fused_norms(plain.view, colorings[1])
     if gained > 0 or (gained == norms == 0 and after.ops + after.casts < before.ops + before.casts):
         return moved
-    why = "a shift would neither lower more products nor save ops and Casts"
-    rows = [_unshifted(row.value, row.absmax, row.values, why) for row in moved.shifts if row.exponent]
+    reason = "a shift would neither lower more products nor save ops and Casts"
+    rows = [_unshifted(row.value, row.absmax, row.values, reason) for row in moved.shifts if row.exponent]
     return _noted(plain, rows)
 
 
 def _fused_norms(view: View, coloring: Coloring) -> int:
-    """Return the number of low norms with a sum first: a mean magnifies the rounding of large values."""
+    """Return the number of low norms of a sum, whose mean magnifies the rounding of large values."""
     return sum(view.ops[op].op_type.startswith("Skip") for op in {op for op, _ in coloring.low})
 
 
 # -- shifts ------------------------------------------------------------------------------------------------
 
 SHIFTED, UNSHIFTED = "shifted", "not_shifted"
-"""Kinds of findings: a region that is shifted, and a value beyond the type that is not."""
+"""Kinds of findings: a shifted region, and an overflowing value that is not shifted."""
 _SHOWN = 3
 
 
 class ShiftOutcome(NamedTuple):
-    """A shifted draft, with the ranges of its values, or the unshifted one twice.
+    """A shifted draft with the ranges of its values, and `plain`, the draft without the shift.
 
-    `plain`: the draft without the shift. Notes of both say what is left alone.
+    Without a shift, both are the same. Notes of both name the values that are not shifted.
     """
 
     draft: Draft
@@ -133,23 +134,24 @@ class ShiftOutcome(NamedTuple):
 
 
 def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
-    """Return the draft with overflowing regions shifted, and ranges of its values. Raise what `guard` raises."""
+    """Return the draft with overflowing regions shifted, and the ranges of its values. Raises what `guard` raises."""
     request = draft.request
-    asked = request.shift if isinstance(request.shift, int) else None
-    want = ShiftRequest(request.to, headroom, asked, flush=request.target == Target.ONNX)
-    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):  # the guard objects to other ranges
+    exponent = request.shift if isinstance(request.shift, int) else None
+    want = ShiftRequest(request.to, headroom, exponent, flush=request.target == Target.ONNX)
+    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):  # the guard refuses other ranges
         return ShiftOutcome(draft, draft, ranges)
-    why = refusal(draft.view)
-    if why is not None:
-        finding = Finding(UNSHIFTED, "model", f"{why}, so values that overflow stay float32")
+    reason = refusal(draft.view)
+    if reason is not None:
+        finding = Finding(UNSHIFTED, "model", f"{reason}, so values that overflow stay float32")
         plain = replace(draft, notes=(*draft.notes, finding))
         return ShiftOutcome(plain, plain, ranges)
     wide = Draft.of(draft.source, request, widen=True) if draft.view.low_types else draft
     seen, coloring, equations = seen_ranges(wide.view, ranges), wide.paint(), Equations.of(wide.view)
-    low = {value: known for value, known in seen.items() if is_low(wide.view, coloring, value)}
+    low = {value: measured for value, measured in seen.items() if is_low(wide.view, coloring, value)}
     beyond = _beyond(wide, ranges, want)
     shift = shifted_by(equations, plan_shift(equations, beyond, low, want), low, want)
-    refused = [_unshifted(wide.view.value_name(v), beyond[v].absmax, 1, why) for v, why in shift.plan.refused.items()]
+    causes = shift.plan.refused.items()
+    refused = [_unshifted(wide.view.value_name(v), beyond[v].absmax, 1, cause) for v, cause in causes]
     plain = _noted(draft, refused)
     if shift.view is wide.view:
         return ShiftOutcome(plain, plain, ranges)
@@ -166,9 +168,9 @@ def _beyond(draft: Draft, ranges: Ranges, want: ShiftRequest) -> Mapping[ValueId
     return {value: seen[value] for value, fact in unfit.items() if fact.reason == reasons.OVERFLOW}
 
 
-def _unshifted(value: str, absmax: float, values: int, why: str) -> ShiftRow:
+def _unshifted(value: str, absmax: float, values: int, reason: str) -> ShiftRow:
     room = DType.FLOAT16.max / absmax
-    return ShiftRow(value, 0, values, absmax, room, room, why=why)
+    return ShiftRow(value, 0, values, absmax, room, room, why=reason)
 
 
 def _noted(draft: Draft, rows: Sequence[ShiftRow]) -> Draft:
@@ -188,30 +190,30 @@ def _ranges(before: View, shift: Shift, ranges: Ranges, seen: Mapping[ValueId, R
         origin = shift.origins.get(value.name)
         if origin is None:
             continue
-        name, known = key(shift.view, value.id), seen.get(origin.value)
-        if known is not None:
-            values[name] = _scaled(known, origin.exponent)
+        name, measured = key(shift.view, value.id), seen.get(origin.value)
+        if measured is not None:
+            values[name] = _scaled(measured, origin.exponent)
         else:
             untapped[name] = ranges.untapped.get(key(before, origin.value), "it was not measured")
     return replace(ranges, values=values, untapped=untapped)
 
 
-def _scaled(known: Range, exponent: int) -> Range:
-    """Return the range of a value times 2⁻ᵉ. Subnormal numbers are estimated: sizes are spread evenly near zero."""
-    absmax, absmin = (math.ldexp(size, -exponent) for size in (known.absmax, known.absmin))
+def _scaled(measured: Range, exponent: int) -> Range:
+    """Return the range of a value times 2⁻ᵉ. Counts of small values are estimated as if evenly spread near zero."""
+    absmax, absmin = (math.ldexp(size, -exponent) for size in (measured.absmax, measured.absmin))
     to = DType.FLOAT16
     return replace(
-        known,
+        measured,
         absmax=absmax,
         absmin=absmin,
-        overflow=known.overflow if absmax > to.max else 0,
-        flushed=min(known.count, int(math.ldexp(known.flushed, exponent))),
-        subnormal=min(known.count, int(math.ldexp(known.subnormal, exponent))),
+        overflow=measured.overflow if absmax > to.max else 0,
+        flushed=min(measured.count, int(math.ldexp(measured.flushed, exponent))),
+        subnormal=min(measured.count, int(math.ldexp(measured.subnormal, exponent))),
     )
 
 
 def region_rows(view: View, shift: Shift) -> Iterator[ShiftRow]:
-    """Yield the row of each region. `view`: as it was before the shift."""
+    """Yield a row for each region. `view`: the view before the shift."""
     for region in shift.plan.regions:
         own = set(region.values)
         kept = tuple(view.value_name(v) for v in region.values if v not in shift.plan.exponents)

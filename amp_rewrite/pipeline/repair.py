@@ -1,4 +1,4 @@
-"""Repair: pin the fewest ops to float32 for a conversion near enough to its float32 reference."""
+"""Repair: pin as few ops to float32 as a conversion needs to be close enough to its float32 reference."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from amp_rewrite.reports.page.page import Figure
 
 BUDGET = 100
-"""Default bound on the trials of a search. One culprit among n regions takes about 2 log2(n)."""
+"""The default limit on the trials of a search. One culprit among n regions takes about 2 log2(n) trials."""
 _MAX_SHOWN = 3
-"""Regions in a summary."""
+"""The most regions in a summary."""
 
 
 @takes(KEYWORDS, CRITERION)
@@ -67,28 +67,28 @@ def repair(
     progress: Progress | None = None,
     **options: Unpack[OptionsAndCriterion],
 ) -> Repaired:
-    """Convert a model, with few ops pinned to float32, to outputs near enough to float32 on `data`.
+    """Convert a model, and pin a few ops to float32 so that its outputs on `data` are close enough to float32.
 
-    Ops that the ranges forbid with `headroom` are pinned in any case. Then the search pins as few regions (single ops
-    or clusters) as suffice, and tries those with the largest local error (`local_errors`) first. A trial is a
-    conversion, and the verdict of `verify` on it.
+    Ops whose values overflow with `headroom` are pinned in any case. Then a search pins as few regions (single ops or
+    clusters) as possible; it tries those with the largest local error (`local_errors`) first. Each trial converts the
+    model and verifies the result.
 
-    The reference is the model in float32, of a half model its widened twin.
+    The reference is the model in float32; for a half-precision model, it is the model widened to float32.
 
     Args:
-        model: as `convert` takes it.
+        model: anything that `convert` accepts.
         data: a Feed, or an argument of `Feed.of`; with feedback, trials and the verdict run all steps.
-        headroom: as `convert` takes it.
-        budget: the largest number of trials.
-        folder: as `convert` takes it.
+        headroom: see `convert`.
+        budget: the maximum number of trials.
+        folder: see `convert`.
         progress: called as `progress(stage, done, total)`.
-        **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
+        **options: those of `convert`, see docs/reference/options.md, and the criterion of `verify`.
 
     Returns:
         The conversion with its verdict. A failed search is not an error: see `Repaired.solved`.
 
     Raises:
-        AmpRewriteError: as `convert`, `calibrate` and `verify` raise it.
+        AmpRewriteError: `convert`, `calibrate` or `verify` raises it.
         PolicyError: no criterion is given, or the budget is below 1.
 
     Example:
@@ -98,7 +98,7 @@ def repair(
         True
     """
     keywords: Mapping[str, Any] = options
-    by = criterion(**{name: value for name, value in keywords.items() if name in CRITERION})
+    bound = criterion(**{name: value for name, value in keywords.items() if name in CRITERION})
     check_headroom(headroom)
     if budget < 1:
         raise PolicyError(f"a budget of {budget} trials finds nothing; use 1 or more")
@@ -110,7 +110,7 @@ def repair(
     def search(draft: Draft) -> Repaired:
         ranges = calibrated(draft, feed, progress=_stage(progress, "calibrate"))
         draft = shifted_and_guarded(draft, ranges, headroom)
-        return Search(draft, feed, by, ranges, budget, progress).repaired()
+        return Search(draft, feed, bound, ranges, budget, progress).repaired()
 
     repaired = search(draft)
     if repaired.converted.coloring.opens(repaired.converted.view):
@@ -120,18 +120,18 @@ def repair(
 
 @dataclass(frozen=True, repr=False)
 class Repaired(Result):
-    """Result of `repair`. Pins of ranges alone are in `converted.report` with the guard's rules.
+    """The result of `repair`. Ops pinned because of their ranges are only in `converted.report`.
 
     Attributes:
         converted: the conversion with the pins; if the search failed, with all candidates pinned.
-        verdict: that on the result as it runs.
-        ranges: the ranges of the data.
+        verdict: the verdict on the result.
+        ranges: the ranges on the data.
         regions: the pinned regions, those with the largest errors first.
-        minimal: True if a trial shows for each region that the outputs miss the tolerance without it.
-        candidates: number of regions to choose of.
-        budget: the largest number of trials.
+        minimal: True if trials show that the outputs miss the tolerance without any one of the regions.
+        candidates: the number of regions that could be pinned.
+        budget: the maximum number of trials.
         trail: all trials.
-        solved: True if the search ended and the result is near enough.
+        solved: True if the search ended and the result is within tolerance.
     """
 
     converted: Converted
@@ -146,17 +146,17 @@ class Repaired(Result):
 
     @property
     def result(self) -> Model:
-        """Model of the conversion, its weights still in their files."""
+        """The converted model, with its weights still in their files."""
         return self.converted.result
 
     @property
     def model(self) -> ModelProto:
-        """Model of the conversion, whole in memory; see `Converted.model`."""
+        """The converted model, completely in memory; see `Converted.model`."""
         return self.converted.model
 
     @property
     def report(self) -> Report:
-        """Report of the conversion."""
+        """The report of the conversion."""
         return self.converted.report
 
     def save(self, path: str | Path, *, overwrite: bool = False, external_data: bool | str | None = None) -> None:
@@ -165,14 +165,14 @@ class Repaired(Result):
 
     @property
     def brief(self) -> str:
-        """Gist of the report, and the outcome of the search."""
+        """The gist of the report, and the outcome of the search."""
         pinned = count(len(self.regions), "region") if self.regions else "no region"
         return f"{self.report.brief}; {pinned} pinned, {'' if self.solved else 'not '}within tolerance"
 
     def to_json(self) -> str:
-        """Return outcome, pinned regions, trials, ranges, verdict and report as JSON. Ends with a newline.
+        """Return outcome, pinned regions, trials, ranges, verdict and report as JSON with a final newline.
 
-        Scores that are not finite are "inf", "-inf" and "nan".
+        Nonfinite scores are "inf", "-inf" and "nan".
         """
         parts = {
             "schema": 1,
@@ -186,18 +186,18 @@ class Repaired(Result):
         return json.dumps(parts, indent=1) + "\n"
 
     def figures(self, command: str | None = None) -> Sequence[Figure]:
-        """Return the summary, the scores of the outputs, the ranges, and the graph; `command` is the next step."""
+        """Return the summary, the scores of the outputs, the ranges, and the graph. `command`: the next step."""
         figures = self.converted.figures(command)
         return (*figures[:1], *self.verdict.figures(), *self.ranges.figures(), *figures[1:])
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the outcome of the search as text. Ends with a newline.
+        """Return the outcome of the search as text with a final newline.
 
         Args:
-            verbose: every pin with its reason, and the whole verdict; else the first pins, and a verdict that fails.
+            verbose: True for every pin with its reason and the full verdict, else the first pins and a failed verdict.
         """
         notes = [f"note: {note}" for note in self.verdict.notes]
-        if self.solved and not self.regions and not verbose:  # the evidence in the report says it all
+        if self.solved and not self.regions and not verbose:  # the evidence in the report is enough
             return "".join(f"{note}\n" for note in notes)
         shown = self.regions if verbose else self.regions[:_MAX_SHOWN]
         lines = [f"  {region.because}" for region in shown]
@@ -220,7 +220,7 @@ _UNREACHABLE = (
 
 
 def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> str:
-    """Return the outcome of a search in words: regions pinned of those to choose of, and trials."""
+    """Return the outcome of a search as text: how many of the candidate regions are pinned, and trials."""
     if not pinned:
         return f"no region pinned to float32; {count(trials, 'trial')}"
     needed = "each is needed" if minimal else "some may not be needed"
@@ -232,10 +232,10 @@ def search_summary(pinned: int, candidates: int, trials: int, minimal: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Ops to pin together: one op, or a cluster. `error` is the largest local error among them.
+    """Ops to pin together, a single op or a cluster. `error`: the largest local error among them.
 
-    `name` is the op with that error; `kind` its type, or the cluster's kind. `root`: the op is on the allow list, so
-    pinning it costs most.
+    `name`: the op with that error. `kind`: its type, or the kind of the cluster. `root`: the op is on the allow list,
+    so pinning it costs the most.
     """
 
     name: str
@@ -246,7 +246,7 @@ class Region:
 
     @property
     def because(self) -> str:
-        """Reason for the suspicion, in one line."""
+        """The reason for suspecting the region, in one line."""
         local = f"adds a relative error of {self.error:.2g}"
         effect = "turns finite numbers into infinity" if math.isinf(self.error) else local
         kind = "" if self.name == self.kind else f" ({self.kind})"
@@ -254,15 +254,15 @@ class Region:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pins of the region to float32."""
+        """The pins that keep the region in float32."""
         return tuple(Pin(op, reasons.REPAIR, None, self.because, raises=True) for op in self.ops)
 
 
 def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) -> list[Region]:
-    """Return the regions in the order of the model: rounding low ops, each with its cluster. `errors`: by op name.
+    """Return the regions in the order of the model: the low ops that round, each with its cluster. O(nodes + uses).
 
-    Ops that only move values get their color from their neighbours, and ops that the user lowered stay low.
-    O(nodes + uses).
+    Ops that only move values get their color from their neighbors, and ops that the user lowered stay low. `errors`: by
+    the name of the op.
     """
     cluster_of = {op: cluster for cluster in clusters(draft.view) for op in cluster.ops}
     regions: dict[tuple[OpId, ...], Region] = {}
@@ -279,7 +279,7 @@ def regions_of(draft: Draft, coloring: Coloring, errors: Mapping[str, float]) ->
 
 
 def suspicion(region: Region) -> tuple[float, bool, float, tuple[OpId, ...]]:
-    """Key to sort by: larger errors by powers of two, then ops of less gain, then larger errors."""
+    """Return the sort key: by the power of two of the error, then ops that gain less, then by the error."""
     power = math.frexp(region.error)[1] if math.isfinite(region.error) and region.error else -math.inf
     power = math.inf if math.isinf(region.error) else power
     return -power, region.root, -region.error, region.ops
@@ -299,8 +299,9 @@ def with_tf32(
 ) -> Converted:
     """Return the conversion, with TF32 permitted in its file if low convolutions need it and the outputs allow it.
 
-    `error_of`: the error of a model, None beyond the criterion; `limit`: the largest to permit it. A product kept in
-    float32 by a safety rule, or by `keep` in its place, needs its digits, even if no batch shows it.
+    `error_of`: returns the error of a model, None if it misses the criterion. `limit`: the largest acceptable error.
+    TF32 is not permitted if a safety rule, or `keep` in its place, keeps a product in float32: it needs its digits,
+    even if no batch shows that.
     """
     view, products = converted.view, list[OpId]()
     if not converted.plan.empty and any(finding.kind == TF32 for finding in converted.findings):
@@ -326,22 +327,22 @@ def with_tf32(
 
 
 def reference_of(draft: Draft) -> Model:
-    """Return the model in float32 throughout: of a half model the widened twin."""
+    """Return the float32 reference: the model itself, widened if it is a half-precision model."""
     half = draft.view.low_types or draft.widened
     return emulate(draft.source, rounding=False, io="float32") if half else written_out(draft.source)
 
 
 @dataclass
 class Search:
-    """One search by a criterion, on a guarded draft.
+    """A search for regions to pin, with pins and evidence from ranges in `guarded`.
 
-    A trial converts the draft and verifies the result. `outputs`: the compared ones; () for all. `device`: that of the
-    trials. `verdicts`: by the numbers of pinned regions, in the order of the trials.
+    A trial converts the draft and verifies the result. `outputs`: the outputs to compare; () for all. `device`: where
+    trials run. `verdicts`: by the numbers of pinned regions, in the order of the trials.
     """
 
     draft: Draft
     feed: Feed
-    by: Criterion
+    criterion: Criterion
     ranges: Ranges
     budget: int = BUDGET
     progress: Progress | None = None
@@ -352,7 +353,7 @@ class Search:
     trail: list[TrialRow] = field(default_factory=list)
 
     def repaired(self) -> Repaired:
-        """Return the conversion with the fewest regions pinned; with all of them if no tested set passes."""
+        """Return the conversion with as few regions pinned as possible, or with all if no tested set passes."""
         plain = self._convert(frozenset())
         if self._try(frozenset(), plain):
             return self._result((), plain)
@@ -371,26 +372,26 @@ class Search:
     def reference(self) -> Side:
         return Side.of(reference_of(self.draft), model_name(self.draft), self.device, keeps=True, valid=True)
 
-    def _passes(self, held: frozenset[int]) -> bool:
-        if held not in self.verdicts:
+    def _passes(self, pinned: frozenset[int]) -> bool:
+        if pinned not in self.verdicts:
             if len(self.trail) >= self.budget:
                 raise BudgetSpent
-            self._try(held, self._convert(held))
-        return self.verdicts[held].ok
+            self._try(pinned, self._convert(pinned))
+        return self.verdicts[pinned].ok
 
-    def _try(self, held: frozenset[int], converted: Converted) -> bool:
-        verdict = self._verdict(converted.result, "" if held else "verify", to_failure=True)
-        self.verdicts[held] = verdict
+    def _try(self, pinned: frozenset[int], converted: Converted) -> bool:
+        verdict = self._verdict(converted.result, "" if pinned else "verify", to_failure=True)
+        self.verdicts[pinned] = verdict
         floats = converted.coloring.float32_ops
-        self.trail.append(TrialRow(len(held), verdict.ok, verdict.because, floats, verdict.score))
-        if self.progress and held:
+        self.trail.append(TrialRow(len(pinned), verdict.ok, verdict.because, floats, verdict.score))
+        if self.progress and pinned:
             self.progress("search", len(self.trail), self.budget)
         return verdict.ok
 
     def _verdict(self, candidate: Model, stage: str, *, to_failure: bool = False) -> Verdict:
-        reference = self.reference  # opened first, since the model itself may not open
+        reference = self.reference  # opened first, since the model itself may fail to open
         side = Side.of(candidate, "the conversion", self.device, valid=True)
-        comparison = Comparison(self.by, self.outputs, to_failure=to_failure)
+        comparison = Comparison(self.criterion, self.outputs, to_failure=to_failure)
         progress = _stage(self.progress, stage) if stage else None
         return verdict_of(reference, side, Feed.of(self.feed, reference.model), comparison, progress)
 
@@ -398,45 +399,45 @@ class Search:
         verdict = self._verdict(model, "")
         return verdict.largest if verdict.ok else None
 
-    def _convert(self, held: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
-        draft, by = self.draft, self.by
-        pinned = [self.regions[i] for i in sorted(held)]
-        own = tuple(pin for region in pinned for pin in region.pins)
+    def _convert(self, pinned: Iterable[int], findings: Sequence[Finding] = ()) -> Converted:
+        draft, by = self.draft, self.criterion
+        regions = [self.regions[i] for i in sorted(pinned)]
+        own = tuple(pin for region in regions for pin in region.pins)
         moved = carried(draft.view, own) if draft.view.low_types else ()  # ops that only move the results
         bound = f"rtol:{by.rtol:g},atol:{by.atol:g}" if by.name == ALLCLOSE else f"{by.name}:{by.limit:g}"
-        words = (f"repaired={bound}", f"regions={len(pinned)}", f"trials={max(len(self.trail), 1)}")
+        words = (f"repaired={bound}", f"regions={len(regions)}", f"trials={max(len(self.trail), 1)}")
         return finish(draft, draft.paint((*own, *moved)), findings, words)
 
     def _result(self, chosen: Sequence[int] | None, plain: Converted | None = None) -> Repaired:
-        """Return the conversion with the chosen regions pinned (None: all of them), and its verdict on all the data."""
-        held = frozenset(range(len(self.regions)) if chosen is None else chosen)
-        pinned, trials = tuple(self.regions[i] for i in sorted(held)), len(self.trail)
-        subsets = [self.verdicts.get(held - {one}) for one in held]
+        """Return the conversion with the chosen regions pinned (None for all), and its verdict on all data."""
+        pinned = frozenset(range(len(self.regions)) if chosen is None else chosen)
+        regions, trials = tuple(self.regions[i] for i in sorted(pinned)), len(self.trail)
+        subsets = [self.verdicts.get(pinned - {one}) for one in pinned]
         minimal = all(verdict is not None and not verdict.ok for verdict in subsets)
-        summary = search_summary(len(pinned), len(self.regions), trials, minimal)
-        findings = [Finding("repaired", str(self.by), summary)] if pinned else []
-        converted = plain or self._convert(held, findings)
-        verdict = self.verdicts[held] if plain else self._verdict(converted.result, "verify")
+        summary = search_summary(len(regions), len(self.regions), trials, minimal)
+        findings = [Finding("repaired", str(self.criterion), summary)] if regions else []
+        converted = plain or self._convert(pinned, findings)
+        verdict = self.verdicts[pinned] if plain else self._verdict(converted.result, "verify")
         solved = verdict.ok and chosen is not None
         objection = verdict.because if not verdict.ok else "the trials ran out before the search ended"
         error, score = verdict.largest, verdict.score
         evidence = Evidence(
-            level=(REPAIRED if pinned else VERIFIED) if solved else FAILED,
+            level=(REPAIRED if regions else VERIFIED) if solved else FAILED,
             data=verdict.fed.origin,
             batches=verdict.fed.batches,
             random=verdict.fed.random,
-            criterion=str(self.by),
+            criterion=str(self.criterion),
             error="" if error is None else f"{error:.2g}",
             emulated=EMULATED in verdict.candidate.as_,
-            pinned=len(pinned),
+            pinned=len(regions),
             objection="" if solved else objection,
             largest_error=error if error is not None and math.isfinite(error) else None,
-            score="" if score is None or self.by.name == "scaled" else f"{self.by.measured} {score:.4g}",
+            score="" if score is None or self.criterion.name == "scaled" else f"{self.criterion.measured} {score:.4g}",
         )
         converted = replace(converted, evidence=evidence)
         converted = with_tf32(self.draft, converted, self._error) if solved else converted
         minimal, candidates, trail = minimal and verdict.ok, len(self.regions), tuple(self.trail)
-        return Repaired(converted, verdict, self.ranges, pinned, minimal, candidates, self.budget, trail, solved)
+        return Repaired(converted, verdict, self.ranges, regions, minimal, candidates, self.budget, trail, solved)
 
 
 def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
@@ -447,16 +448,16 @@ def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] 
 
 
 class BudgetSpent(Exception):
-    """Raised by a test once its budget is spent."""
+    """Raised by a test when its budget is spent."""
 
 
 def minimal_set(suspects: int, test: Callable[[frozenset[int]], bool]) -> tuple[int, ...] | None:
-    """Return a minimal set of the suspects 0, 1 … (sorted) to pass a test; None if no tested set passes.
+    """Return a minimal set of the suspects 0, 1 … (sorted) that passes a test; None if no tested set passes.
 
-    Doubling and bisection find the shortest passing prefix. Then halves, quarters … and single suspects are dropped
-    as long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE
-    Transactions on Software Engineering 28(2), 2002). It takes about 2 log2(n) tests for one culprit. On BudgetSpent it
-    is the smallest set so far, which need not be minimal.
+    Doubling and bisection find the shortest passing prefix. Then halves, quarters … and single suspects are dropped as
+    long as the rest passes (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions
+    on Software Engineering 28(2), 2002). One culprit takes about 2 log2(n) tests. After BudgetSpent, the result is the
+    smallest passing set so far, which may not be minimal.
     """
     results: dict[frozenset[int], bool] = {}
 
@@ -469,7 +470,7 @@ def minimal_set(suspects: int, test: Callable[[frozenset[int]], bool]) -> tuple[
     def search(everyone: tuple[int, ...]) -> None:
         if passes(()) or not passes(everyone):
             return
-        low, high = 0, 1  # lengths of a failing and of a passing prefix
+        low, high = 0, 1  # lengths of a failing and a passing prefix
         while high < len(everyone) and not passes(everyone[:high]):
             low, high = high, high * 2
         high = min(high, len(everyone))
@@ -479,7 +480,7 @@ def minimal_set(suspects: int, test: Callable[[frozenset[int]], bool]) -> tuple[
         chosen, size, before = everyone[:high], high, tuple[int, ...]()
         while size > 1 or chosen != before:
             size, before = max(size // 2, 1), chosen
-            end = len(before) - (size > 1)  # without the last one a prefix did not pass
+            end = len(before) - (size > 1)  # a prefix without the last suspect did not pass
             for at in reversed(range(0, end, size)):
                 part = before[at : min(at + size, end)]
                 rest = tuple(one for one in chosen if one not in part)

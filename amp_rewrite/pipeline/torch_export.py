@@ -1,4 +1,4 @@
-"""A module of PyTorch as a converted file, in one call."""
+"""Export of a PyTorch module to a converted file, in one call."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def export(
     overwrite: bool = False,
     **options: Unpack[OptionsAndCriterion],
 ) -> Report:
-    """Export a module of PyTorch to ONNX, convert it, check it on its arguments, and write the file.
+    """Export a PyTorch module to ONNX, convert it, check it on its arguments, and write the file.
 
     The module is exported in evaluation mode by `torch.onnx.export(…, dynamo=True)`. The check is that of `convert`,
-    on `args` in place of a random batch; with a criterion it is a `repair` on them.
+    with `args` in place of a random batch; with a criterion, it is a `repair` with them as data.
 
     Args:
-        module: a `torch.nn.Module`; its mode stays as it is.
-        args: its arguments, a tuple, or one tensor.
+        module: a `torch.nn.Module`; its mode is restored.
+        args: its arguments, as a tuple or a single tensor.
         path: the file to write.
-        dynamic_shapes: as `torch.onnx.export` takes them, such as `({0: torch.export.Dim("batch")},)`.
+        dynamic_shapes: passed to `torch.onnx.export`, such as `({0: torch.export.Dim("batch")},)`.
         input_names: names of the inputs in the file.
         output_names: names of the outputs in the file.
-        check: False converts without a check.
-        overwrite: replace an existing file.
-        **options: those of `convert`, see docs/reference/options.md, and the criterion as `verify` takes it.
+        check: False to convert without a check.
+        overwrite: True to replace an existing file.
+        **options: those of `convert`, see docs/reference/options.md, and the criterion of `verify`.
 
     Returns:
         The report of the conversion.
 
     Raises:
         MachineError: PyTorch or onnxscript is not installed.
-        ModelError: it is not a module, or the check fails; nothing is written.
+        ModelError: `module` is not a module, or the check fails; nothing is written.
         FeedError: the arguments are neither a tensor nor a tuple.
-        AmpRewriteError: as `convert` and `Converted.save` raise it.
+        AmpRewriteError: `convert` or `Converted.save` raises it.
 
     Example:
         >>> import torch, amp_rewrite
@@ -67,7 +67,7 @@ def export(
     inputs = _arguments(module, args)
     import torch
 
-    check_target(Path(path), overwrite)  # before the work, not after it
+    check_target(Path(path), overwrite)  # fail early
     names: Mapping[str, Any] = {"input_names": input_names, "output_names": output_names}
     training = module.training
     try:
@@ -92,7 +92,7 @@ def export(
 
 
 def _batch(source: Model, arrays: Sequence[object]) -> Feed | bool:
-    """Return the arguments as a batch; True, for a random batch, if they do not fit the inputs of the model."""
+    """Return the arguments as a batch; True, for a random batch, if they do not match the inputs of the model."""
     try:
         return replace(Feed.of(tuple(arrays), source), origin=ARGUMENTS)
     except FeedError:

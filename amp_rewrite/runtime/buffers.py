@@ -16,13 +16,13 @@ from amp_rewrite.files.casting import Array as Array
 from amp_rewrite.runtime.installation import model_errors, onnxruntime
 from amp_rewrite.runtime.ports import Port
 
-EXTENSION_TYPES = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
+ML_DTYPES = tuple(dtype for dtype in DType if dtype is DType.BFLOAT16 or dtype.name.startswith("FLOAT8E"))
 """Types of onnxruntime that numpy has only through ml_dtypes."""
 
 
-def extension_type_of(array: Array) -> DType | None:
+def ml_dtype_of(array: Array) -> DType | None:
     """Return the type of an array if it comes from ml_dtypes, else None."""
-    return None if array.dtype.isbuiltin == 1 else next((d for d in EXTENSION_TYPES if d.numpy == array.dtype), None)
+    return None if array.dtype.isbuiltin == 1 else next((d for d in ML_DTYPES if d.numpy == array.dtype), None)
 
 
 def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
@@ -31,7 +31,7 @@ def from_array(array: Any, device: str = "cpu", index: int = 0) -> Any:
     On the CPU, it shares memory with a contiguous array.
     """
     contiguous = np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
-    dtype = extension_type_of(contiguous)
+    dtype = ml_dtype_of(contiguous)
     if dtype is None:
         return onnxruntime().OrtValue.ortvalue_from_numpy(contiguous, device, index)
     bits = contiguous.view(f"uint{dtype.bits}")
@@ -85,7 +85,7 @@ def overwrite(value: Any, new: Any) -> None:
     except TypeError as cause:
         if value.device_name().lower() == new.device_name().lower() == "cpu":
             ctypes.memmove(value.data_ptr(), new.data_ptr(), _nbytes(new))
-        elif (dtype := DType.of(new.element_type())) in EXTENSION_TYPES:
+        elif (dtype := DType.of(new.element_type())) in ML_DTYPES:
             raise MachineError(f"{dtype.spelling} values on a GPU need a newer onnxruntime; update it") from cause
         else:
             value.update_inplace(new.numpy())
@@ -99,7 +99,7 @@ def _nbytes(value: Any) -> int:
 def to_array(value: Any) -> Array:
     """Return the values of a tensor OrtValue on any device, in a type of ml_dtypes if numpy lacks it."""
     dtype = DType.of(value.element_type())
-    if dtype not in EXTENSION_TYPES:
+    if dtype not in ML_DTYPES:
         array: Array = value.numpy()
         return array
     on_cpu = value if value.device_name().lower() == "cpu" else copied(value, "cpu")
@@ -262,7 +262,7 @@ def memory_for(array: Array, place: tuple[str, int]) -> Any:
 
 
 def _fill(value: Any, array: Array) -> None:
-    if extension_type_of(array) is None:
+    if ml_dtype_of(array) is None:
         value.update_inplace(array)
     else:
         overwrite(value, from_array(array))

@@ -21,15 +21,7 @@ from amp_rewrite.errors import ModelError, PolicyError, one_line
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.protos import all_nodes
 from amp_rewrite.runtime import buffers
-from amp_rewrite.runtime.buffers import (
-    EXTENSION_TYPES,
-    Array,
-    Binding,
-    BufferedRunner,
-    DoubleBuffer,
-    from_array,
-    to_array,
-)
+from amp_rewrite.runtime.buffers import ML_DTYPES, Array, Binding, BufferedRunner, DoubleBuffer, from_array, to_array
 from amp_rewrite.runtime.faults import CPU as CPU
 from amp_rewrite.runtime.faults import CUDA as CUDA
 from amp_rewrite.runtime.faults import WEBGPU as WEBGPU
@@ -114,9 +106,8 @@ class Runner:
         kinds = frozenset(node.op_type for body in bodies if options.optimized for node in body)
         faults = faults_to_avoid(chosen, kinds, installed_onnxruntime().__version__, providers)
         skip = [name for fault in faults for name in fault.skip]
-        defaults: dict[str, Mapping[str, str]] = {
-            providers[0]: {key: v for f in faults for key, v in f.options.items()}
-        }
+        workarounds = {name: value for fault in faults for name, value in fault.options.items()}
+        defaults: dict[str, Mapping[str, str]] = {providers[0]: workarounds}
         tried = False
         if CUDA in providers:
             best, given = cuda_options(chosen), options.provider_options.get(CUDA, {})
@@ -177,7 +168,7 @@ class Runner:
         self._check_fed(batch)
         copies = {name: value.copy() for name in self._written_to if isinstance(value := batch.get(name), np.ndarray)}
         fed = {**batch, **copies}
-        by_value = any(port.dtype in EXTENSION_TYPES for port in (*self.inputs, *(ports[name] for name in names)))
+        by_value = any(port.dtype in ML_DTYPES for port in (*self.inputs, *(ports[name] for name in names)))
         if not names:
             return {}
         with model_errors("run"):

@@ -218,8 +218,8 @@ def convert_batch(words: tuple[Path, ...], output: str | None, run: _RunOptions,
     from amp_rewrite.pipeline.batch.job import BatchSettings
     from amp_rewrite.pipeline.batch.processes import executor_of
 
-    asked = BatchSettings(request, Path(output), resume=run.resume, write=not run.dry_run, summary=file)
-    batch = Batch.of(words, asked)
+    settings = BatchSettings(request, Path(output), resume=run.resume, write=not run.dry_run, summary=file)
+    batch = Batch.of(words, settings)
     codes: list[int] = []
     try:
         with (

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         metavar="MODEL NODE... | WORD...",
         nargs=-1,
         required=True,
-        shell_complete=lambda _ctx, _param, start: [word for word in _known() if word.startswith(start)],
+        shell_complete=lambda _ctx, _param, start: [word for word in _words() if word.startswith(start)],
     ),
     parameters.as_json,
     borrowed=(*parameters.reads(*KEYWORDS, *parameters.MEASURED, keys=parameters.FEEDBACK), parameters.SHAPE),
@@ -91,13 +91,13 @@ def _parts(words: tuple[str, ...], settings: Request) -> Iterator[str]:
             ops += entries_of(lists, word)
         else:
             ways = "`amp-rewrite explain rules` and `explain lists` list them; docs/reference/glossary.md has more"
-            hint = advice(word, _known(), ways)
+            hint = advice(word, _words(), ways)
             raise click.UsageError(f"no file, rule or op type {word!r}; {hint}")
     if ops:
         yield list_table(ops)
 
 
-def _known() -> list[str]:
+def _words() -> list[str]:
     return ["lists", "rules", *sorted(known_words()), *sorted(_known_ops())]
 
 

@@ -1,4 +1,4 @@
-"""A batch: models to convert and files to copy, checked as a whole before anything is written, and then run."""
+"""A batch of models to convert and files to copy, checked as a whole before anything is written."""
 
 from __future__ import annotations
 
@@ -38,35 +38,36 @@ def convert_many(
     summary: str | Path | None = None,
     **options: Unpack[Options],
 ) -> Iterator[Outcome]:
-    """Convert the models of folders, globs and files into a folder, and copy the other files.
+    """Convert all models in folders, globs and files into a folder, and copy the other files.
 
-    The tree is mirrored. A model that fails gives an outcome with an error and leaves the others alone; files appear
-    whole or not at all. Mistakes that concern all models are raised before anything is written: two models of one name,
-    results that exist, results that would replace a source.
+    The folder structure is mirrored. A model that fails yields an outcome with an error and does not affect the others;
+    files are written atomically. Mistakes that concern the whole batch are raised before anything is written: two
+    results with the same name, results that exist, results that would replace a source.
 
-    Several jobs run in processes of their own; a script then needs `if __name__ == "__main__":`. With `resume`, models
-    that are done by the summary and have not changed since are not converted again. The summary gets one line for each
-    outcome, also if the run is interrupted.
+    With several jobs, each runs in a separate process, so a script needs `if __name__ == "__main__":`. With `resume`,
+    models are skipped if the summary lists them as done and they have not changed since. The summary gets a line for
+    each outcome, even if the run is interrupted.
 
     Args:
-        sources: a folder, a glob or a file, or several; globs know `**`. With fsspec also URLs, such as "hf://…".
+        sources: a folder, a glob or a file, or several; globs support `**`. With fsspec also URLs, such as "hf://…".
         out: the folder to write to, or its URL.
-        jobs: conversions at a time; by default 1, and with an `executor` one per core of this machine.
-        executor: any of `concurrent.futures`, or Dask's; it reads the sources and writes the results where it runs.
-        overwrite: replace existing files.
-        resume: go on from the summary of an earlier run; a file that no such run wrote stays, and is an error.
-        external_data: as `save` takes it.
+        jobs: conversions at a time; by default 1, or with an `executor` one per core of this machine.
+        executor: any of `concurrent.futures`, or Dask's; its workers read the sources and write the results.
+        overwrite: True to replace existing files.
+        resume: True to continue from the summary of an earlier run; existing files of other origin are an error.
+        external_data: see `save`.
         summary: the .jsonl file to write.
         **options: see docs/reference/options.md.
 
     Returns:
-        An iterator of outcomes, each as soon as it is known. To go on is to convert; closing it stops.
+        An iterator of outcomes, each as soon as it is known. Models are converted while it is iterated; closing it
+        stops the batch.
 
     Raises:
-        ModelError: a source does not exist, or a result cannot be where it would be.
-        PatternError: a pattern of `keep`, `lower` or `io` is malformed; at the end, if it matches in no model.
-        PolicyError: an option has an unknown value, or two models would get one name.
-        ReportError: the summary exists, cannot be read or written, or is not given to resume from.
+        ModelError: a source does not exist, or a result cannot be written to its place.
+        PatternError: a pattern of `keep`, `lower` or `io` is malformed, or, at the end, matches in no model.
+        PolicyError: an option has an unknown value, or two models would get the same name.
+        ReportError: the summary exists, cannot be read or written, or is missing for `resume`.
 
     Example:
         >>> import amp_rewrite
@@ -76,30 +77,30 @@ def convert_many(
     """
     if jobs is not None and jobs < 1:
         raise PolicyError(f"{spelled('jobs', jobs)} is not a number of conversions; use 1 or more")
-    asked = BatchSettings(
+    settings = BatchSettings(
         request=replace(Request.of(**options), overwrite=overwrite, external_data=external_data),
         out=Path(out),
         resume=resume,
         summary=None if summary is None else Path(summary),
     )
     named = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    batch = Batch.of(named, asked)
+    batch = Batch.of(named, settings)
     return batch.run(executor, jobs or (cores() if executor is not None else 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Jobs and copies of a batch. `patterns`: those that must match in some model."""
+    """The jobs and copies of a batch. `patterns`: the patterns that must match in at least one model."""
 
-    asked: BatchSettings
+    settings: BatchSettings
     jobs: list[Job]
     copies: list[tuple[Path, Path]]
     patterns: tuple[str, ...]
 
     @classmethod
-    def of(cls, sources: Iterable[str | os.PathLike[str]], asked: BatchSettings) -> Batch:
-        """Return the batch of some sources without writing a file; errors of the batch as a whole are raised now."""
-        request = Request.of(**asked.request.keywords)
+    def of(cls, sources: Iterable[str | os.PathLike[str]], settings: BatchSettings) -> Batch:
+        """Return the batch for some sources, without writing files; errors of the batch as a whole are raised now."""
+        request = Request.of(**settings.request.keywords)
         patterns = (*request.keep, *request.lower)
         for pattern in patterns:
             parse_pattern(pattern)
@@ -107,53 +108,55 @@ class Batch:
         words = [os.fspath(source) for source in sources]
         if not words:
             raise PolicyError("there is nothing to convert; name a folder, a glob or files")
-        files = files_of(words, asked.out)
+        files = files_of(words, settings.out)
         models = {path: relative for path, relative in files.items() if path.suffix.lower() == SUFFIX}
         if not models:
             raise ModelError(_no_models(words, len(files)))
         data = {path: data_of(path) for path in models}
-        read = {*map(real, files)}.union(*data.values())
-        stay = {file for named in data.values() for file in named} | {real(file) for file in (asked.summary,) if file}
-        copies = [(path, asked.out / files[path]) for path in files if path not in models and real(path) not in stay]
-        copies = [(path, to) for path, to in copies if real(path) != real(to)]
-        known = _known(asked)
-        key, named = key_of(asked.request, request), command_line_options()
-        given = {"data": asked.request.data, "ranges": asked.request.ranges}
+        inputs = {*map(real, files)}.union(*data.values())
+        summary = {real(file) for file in (settings.summary,) if file}
+        not_copied = {file for names in data.values() for file in names} | summary
+        others = [path for path in files if path not in models and real(path) not in not_copied]
+        copies = [(path, to) for path in others if real(path) != real(to := settings.out / files[path])]
+        earlier = _earlier_outcomes(settings)
+        key, named = key_of(settings.request, request), command_line_options()
+        given = {"data": settings.request.data, "ranges": settings.request.ranges}
         places: dict[str, Any] = {name: real(path) for name, path in given.items() if path}
-        asked = replace(asked, request=replace(asked.request, lists=_absolute(asked.request.lists), **places))
+        lists = _absolute(settings.request.lists)
+        settings = replace(settings, request=replace(settings.request, lists=lists, **places))
         jobs = [
-            Job(path, target, asked, key, named, data[path], known.get(name_of(path)))
-            for path, target in _targets(models, asked.out)
+            Job(path, target, settings, key, named, data[path], earlier.get(name_of(path)))
+            for path, target in _targets(models, settings.out)
         ]
-        _check_targets([(job.source, job.target) for job in jobs], copies, read, asked)
-        return cls(asked, jobs, copies, (*patterns, *strict))
+        _check_targets([(job.source, job.target) for job in jobs], copies, inputs, settings)
+        return cls(settings, jobs, copies, (*patterns, *strict))
 
     def run(self, executor: Executor | None, jobs: int) -> Iterator[Outcome]:
-        """Copy and convert; yield the outcome of each model as soon as it is known, and of copies that fail.
+        """Copy and convert; yield the outcomes of models and of failed copies, each as soon as it is known.
 
         PatternError at the end for a pattern that matches in none of the models.
         """
-        summary = Summary(self.asked.summary) if self.asked.summary and self.asked.write else None
-        known = {name_of(job.source): job.known for job in self.jobs}
+        summary = Summary(self.settings.summary) if self.settings.summary and self.settings.write else None
+        latest = {name_of(job.source): job.earlier for job in self.jobs}
         if summary is not None:
-            summary.complete(filter(None, known.values()))
-        seen: list[Outcome] = []
+            summary.complete(filter(None, latest.values()))
+        of_models: list[Outcome] = []
         with closing(self._outcomes(executor, jobs)) as outcomes:
             for outcome in outcomes:
-                if outcome.source in known:
-                    seen.append(replace(outcome, findings=(), trace=""))  # without what takes memory
-                known[outcome.source] = outcome
+                if outcome.source in latest:
+                    of_models.append(replace(outcome, findings=(), trace=""))  # to save memory
+                latest[outcome.source] = outcome
                 if summary is not None:
                     summary.add(outcome)
                 yield outcome
             if summary is not None:
-                summary.complete(filter(None, known.values()))
-        self._check_patterns(seen)
+                summary.complete(filter(None, latest.values()))
+        self._check_patterns(of_models)
 
     def _outcomes(self, executor: Executor | None, jobs: int) -> Generator[Outcome, None, None]:
-        for source, target in self.copies if self.asked.write else ():
+        for source, target in self.copies if self.settings.write else ():
             try:
-                copy(source, target, overwrite=self.asked.request.overwrite, resume=self.asked.resume)
+                copy(source, target, overwrite=self.settings.request.overwrite, resume=self.settings.resume)
             except ModelError as error:
                 yield Outcome(name_of(source), name_of(target), rc=FAILED, error=str(error))
         folder = os.fspath(Path.cwd()) if executor is not None else ""
@@ -187,23 +190,23 @@ def _no_models(words: Sequence[str], others: int) -> str:
 
 
 def _absolute(option: Any) -> Any:
-    """Return an option with absolute paths in place of relative ones, for workers may run elsewhere."""
+    """Make the paths in an option absolute, since workers may run in another folder."""
     if isinstance(option, (str, Path)):
         return str(Path(option).resolve()) if Path(option).is_file() else option
     return [_absolute(part) for part in option] if isinstance(option, (list, tuple)) else option
 
 
-def _known(asked: BatchSettings) -> Mapping[str, Outcome]:
-    """Return the outcomes of earlier runs by source. ReportError for a summary that cannot be."""
-    if asked.summary is None:
-        if asked.resume:
+def _earlier_outcomes(settings: BatchSettings) -> Mapping[str, Outcome]:
+    """Return the outcomes of earlier runs by source; ReportError if the summary cannot be used."""
+    if settings.summary is None:
+        if settings.resume:
             way = spelled("summary", "FILE.jsonl", option="report FILE.jsonl")
             raise ReportError(f"there is nothing to resume from; name the report of the first run: {way}")
         return {}
-    summary = Summary(asked.summary)
-    if asked.write:
-        summary.check(overwrite=asked.request.overwrite, resume=asked.resume)
-    return summary.read() if asked.resume else {}
+    summary = Summary(settings.summary)
+    if settings.write:
+        summary.check(overwrite=settings.request.overwrite, resume=settings.resume)
+    return summary.read() if settings.resume else {}
 
 
 def _targets(models: Mapping[Path, Path], out: Path) -> Iterator[tuple[Path, Path]]:
@@ -217,20 +220,21 @@ def _targets(models: Mapping[Path, Path], out: Path) -> Iterator[tuple[Path, Pat
 
 
 def _check_targets(
-    models: Sequence[tuple[Path, Path]], copies: Sequence[tuple[Path, Path]], read: set[str], asked: BatchSettings
+    models: Sequence[tuple[Path, Path]], copies: Sequence[tuple[Path, Path]], inputs: set[str], settings: BatchSettings
 ) -> None:
-    """Raise ModelError if a result would replace a file that is read, or one that is there and may not go."""
+    """Raise ModelError if a result would replace an input, or an existing file that must stay."""
     for source, target in (*models, *copies):
-        if real(target) in read and not target.is_symlink():
+        if real(target) in inputs and not target.is_symlink():
             loses = "itself" if real(source) == real(target) else "which is being read"
             fact = f"{name_of(source)} would be written over {name_of(target)}, {loses}"
             raise ModelError(f"{fact}; name another folder")
-    if asked.out.exists() and not asked.out.is_dir():
-        raise ModelError(f"cannot write to {asked.out}: it is a file; several models need a folder")
-    if asked.write and not (asked.request.overwrite or asked.resume):
-        exists = {path for path, _ in list_store(asked.out)[1]}.__contains__ if url_of(asked.out) else os.path.lexists
-        there = [name_of(target) for _, target in (*models, *copies) if exists(target)]
-        if there:
-            more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""
+    if settings.out.exists() and not settings.out.is_dir():
+        raise ModelError(f"cannot write to {settings.out}: it is a file; several models need a folder")
+    if settings.write and not (settings.request.overwrite or settings.resume):
+        out = settings.out
+        exists = {path for path, _ in list_store(out)[1]}.__contains__ if url_of(out) else os.path.lexists
+        existing = [name_of(target) for _, target in (*models, *copies) if exists(target)]
+        if existing:
+            more = f" and {count(len(existing) - 1, 'more file')}" if len(existing) > 1 else ""
             ways = f"{spelled('resume', True)} goes on from a report, {spelled('overwrite', True)} replaces all"
-            raise ModelError(f"{there[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")
+            raise ModelError(f"{existing[0]}{more} exist{'' if more else 's'}; name another folder, or: {ways}")

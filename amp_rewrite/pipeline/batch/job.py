@@ -1,7 +1,7 @@
-"""A job: one model, read, converted and written by one worker, its outcome, and the summary of all outcomes.
+"""A job, in which a worker converts one model; its outcome; and the summary of all outcomes.
 
-Jobs and outcomes are plain data, so that any executor can carry them to another process or machine: a job names files,
-and the weights go from file to file where it runs. The summary is a file with a line of JSON for each outcome.
+Jobs and outcomes are plain data, so any executor can send them to another process or machine: a job only names files,
+and a worker copies the weights from file to file. The summary is a file with a line of JSON for each outcome.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from amp_rewrite.errors import (
-    AmpRewriteError,
-    Finding,
-    ModelError,
-    ReportError,
-    command_line_spelling,
-    one_line,
-    spelled,
-)
+from amp_rewrite.errors import AmpRewriteError, Finding, ModelError, ReportError, one_line, option_spelling, spelled
 from amp_rewrite.files.disk import check_place, make_folder, name_of, open_regular, url_of, write_whole
 from amp_rewrite.files.model import Model
 from amp_rewrite.files.store import LARGEST_INLINE
@@ -40,27 +32,27 @@ from amp_rewrite.settings.selectors import allow_unmatched
 from amp_rewrite.version import VERSION
 
 OK, MISSED, FAILED = 0, 1, 2
-"""Values of `Outcome.rc`, as exit codes: written; not written, since the tolerance is not met; failed."""
+"""The values of `Outcome.rc`, which are exit codes: written; not written, since the tolerance is not met; failed."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome(Result):
-    """One model of many: its source, its target, and the result.
+    """The outcome for one model of a batch.
 
     Attributes:
         source: the file that was read, as it was named.
-        target: the file that was written, or would be.
-        rc: 0 done, 1 a tolerance that is not met, 2 an error; the exit code of the command is the worst of all.
-        key: hash of version, options, and size and time of the files that were read.
-        made: size and time of the written files; with `key` they tell whether a written model is still the right one.
-        evidence: the fields of `Report.evidence` that say something.
-        totals: those of the report.
-        findings: those of the report.
-        seconds: wall time.
-        error: the reason of a failure, in one line.
-        finished: True if the written model was there already, from an earlier run.
-        unmatched: each pattern without a match in this model, with the error that a conversion of it alone would raise.
-        trace: the lines of Python where an error is a bug in this package.
+        target: the file that was written, or would have been.
+        rc: 0 for success, 1 for a missed tolerance, 2 for an error; the exit code of the command is the largest.
+        key: a hash of version, options, and size and time of the input files.
+        made: size and time of the written files; with `key`, it shows whether a written model is up to date.
+        evidence: the nonempty fields of `Report.evidence`.
+        totals: the totals of the report.
+        findings: the findings of the report.
+        seconds: the wall time.
+        error: the reason for a failure, in one line.
+        finished: True if an earlier run had already written the model.
+        unmatched: patterns without a match in this model, each with the error that a single conversion would raise.
+        trace: the traceback of an error that is a bug in this package.
 
     Example:
         >>> import amp_rewrite
@@ -85,7 +77,7 @@ class Outcome(Result):
 
     @property
     def brief(self) -> str:
-        """Source and outcome."""
+        """The source and the outcome."""
         return f"{self.source}: {self.fate}"
 
     @property
@@ -105,20 +97,20 @@ class Outcome(Result):
         return ", ".join(words)
 
     def text(self) -> str:
-        """Return source, target and fate of the model."""
+        """Return source, target and outcome as text."""
         return f"{self.source} → {self.target}\n  {self.fate}\n"
 
     def to_json(self) -> str:
-        """Return one line of JSON, without empty fields."""
+        """Return the outcome as one line of JSON."""
         encoded = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("findings", "trace")}
         encoded["findings"] = [asdict(finding) for finding in self.findings]
         encoded["seconds"] = round(self.seconds, 3)
-        silent = ("error", "finished", "unmatched", "trace")
-        return json.dumps({name: value for name, value in encoded.items() if value or name not in silent})
+        optional = ("error", "finished", "unmatched", "trace")
+        return json.dumps({name: value for name, value in encoded.items() if value or name not in optional})
 
     @classmethod
     def from_json(cls, line: str) -> Outcome:
-        """Return the outcome in a line of `to_json`.
+        """Return the outcome in a line written by `to_json`.
 
         Raises:
             ValueError: the line is not such JSON.
@@ -135,9 +127,9 @@ _READER = record(Outcome, needed=("source", "target", "rc"))
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Settings of a batch: the request for all models, and more. `write`: not a dry run.
+    """The settings of a batch. `write`: False for a dry run.
 
-    `overwrite` of the request: replace also files that no run wrote.
+    `overwrite` of the request: replace even files that no earlier run wrote.
     """
 
     request: Request
@@ -151,57 +143,57 @@ class BatchSettings:
 class Job:
     """A model to convert, and the settings for it.
 
-    `key` stands for the request. `named`: the options of the command line that errors name. `files`: the external data
-    of the source. `known`: the outcome of an earlier run. `folder`: the start of relative paths.
+    `key`: a hash of the request. `named`: the command-line options that messages may name; None in Python. `files`: the
+    external data of the source. `earlier`: the outcome of an earlier run. `folder`: the base of relative paths.
     """
 
     source: Path
     target: Path
-    asked: BatchSettings
+    settings: BatchSettings
     key: str
     named: Collection[str] | None
     files: tuple[str, ...] = ()
-    known: Outcome | None = None
+    earlier: Outcome | None = None
     folder: str = ""
 
     def place(self, path: str | Path) -> Path:
-        """Return a URL as it is, and a path from the start of relative ones."""
+        """Return a path relative to `folder`; a URL is returned unchanged."""
         return Path(path) if url_of(path) else Path(self.folder, path)
 
 
-def key_of(request: Request, served: Request) -> str:
-    """Return a hash of all settings behind a decision: version, options, op lists and data.
+def key_of(request: Request, resolved: Request) -> str:
+    """Return a hash of all settings that affect decisions: version, options, op lists and data.
 
-    `served`: the request for the installed runtime.
+    `resolved`: the request for the installed runtime.
     """
     own = {name: getattr(request, name) for name, row in OPTIONS.items() if row.group != OUTPUT and name != "lists"}
-    content = [VERSION, own, served.op_lists.fingerprint, served.settings, request.drawn]
+    content = [VERSION, own, resolved.op_lists.fingerprint, resolved.settings, request.drawn]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 def _key(job: Job) -> str:
-    """Return the key of a job with the states of all its files."""
+    """Return a hash of the key of a job and the states of all its files."""
     files = [job.place(job.source), *map(job.place, job.files)]
-    for place in map(Path, filter(None, (job.asked.request.data, job.asked.request.ranges))):
+    for place in map(Path, filter(None, (job.settings.request.data, job.settings.request.ranges))):
         files += sorted(place.rglob("*")) if place.is_dir() else [place]
     content = [job.key, *(f"{file.name}:{state_of(file)}" for file in files)]
     return hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _made(target: Path) -> str:
-    """Return the states of a written model and of its data; empty if a file is missing."""
+def _states(target: Path) -> str:
+    """Return the states of a written model and its data files; empty if a file is missing."""
     if not state_of(target):
         return ""
     states = [state_of(file) for file in (target, *map(Path, data_of(target)))]
     return " ".join(states) if all(states) else ""
 
 
-def _check_own(target: Path, known: Outcome | None) -> None:
-    """Raise ModelError for a file that neither an earlier run nor an attempt of a lost worker wrote."""
+def _check_own(target: Path, earlier: Outcome | None) -> None:
+    """Raise ModelError for an existing file unless an earlier run or a lost worker wrote it."""
     if not os.path.lexists(target):
         return
-    own = known is not None and known.made.split()[:1] == [state_of(target)]
-    if known is None or not known.made:
+    own = earlier is not None and earlier.made.split()[:1] == [state_of(target)]
+    if earlier is None or not earlier.made:
         with suppress(ModelError):
             own = bool(Model.load(target).recorded("version"))
     if not own:
@@ -210,12 +202,12 @@ def _check_own(target: Path, known: Outcome | None) -> None:
 
 
 def run(job: Job) -> Outcome:
-    """Do a job and return the outcome. A failure is an outcome, too; only an interrupt gets out."""
+    """Run a job and return its outcome, which may be a failure; only an interrupt propagates."""
     start, trace = time.perf_counter(), ""
     outcome = Outcome(name_of(job.source), name_of(job.target))
     try:
-        with nullcontext() if job.named is None else command_line_spelling(job.named):
-            done = _done(job, outcome)
+        with nullcontext() if job.named is None else option_spelling(job.named):
+            done = _convert(job, outcome)
             return done if done.finished else replace(done, seconds=time.perf_counter() - start)
     except (AmpRewriteError, OSError) as cause:
         where = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
@@ -224,21 +216,21 @@ def run(job: Job) -> Outcome:
         error = "an expression, a file or a model is nested too deeply; flatten it"
     except MemoryError:
         error = "out of memory; give the process more, or run fewer at a time"
-    except Exception as cause:  # noqa: BLE001 the border of a worker: a bug must not cost the other models
+    except Exception as cause:  # noqa: BLE001 the end of a worker: a bug must not affect the other models
         trace = traceback.format_exc()
         error = one_line(f"internal error in amp-rewrite ({type(cause).__name__}: {cause}); please report it")
     return replace(outcome, rc=FAILED, error=error, trace=trace, seconds=time.perf_counter() - start)
 
 
-def _done(job: Job, outcome: Outcome) -> Outcome:
-    """Return the outcome of a job, from what is known but for it."""
-    key, known, target = _key(job), job.known, job.place(job.target)
-    if known is not None and (known.rc, known.key) == (OK, key) and known.made and known.made == _made(target):
-        return replace(known, target=outcome.target, finished=True)
+def _convert(job: Job, outcome: Outcome) -> Outcome:
+    """Convert the model of a job, unless an earlier run did, and complete its outcome."""
+    key, old, target = _key(job), job.earlier, job.place(job.target)
+    if old is not None and (old.rc, old.key) == (OK, key) and old.made and old.made == _states(target):
+        return replace(old, target=outcome.target, finished=True)
     with staged(job.place(job.source), target, job.files) as (source, path):
         model = Model.load(source)
         with allow_unmatched() as unmatched:
-            converted, _ = convert_by(job.asked.request, model, feed_of(job.asked.request, model))
+            converted, _ = convert_by(job.settings.request, model, feed_of(job.settings.request, model))
         report = converted.report
         outcome = replace(
             outcome,
@@ -251,17 +243,17 @@ def _done(job: Job, outcome: Outcome) -> Outcome:
         if report.evidence.level == WRONG:
             missed = "the tolerance is not met" if report.evidence.criterion else report.evidence.objection
             return replace(outcome, rc=MISSED, error=f"not written: {missed}")
-        if not job.asked.write:
+        if not job.settings.write:
             return outcome
         make_folder(path)
-        if not job.asked.request.overwrite:
-            _check_own(path, known)
-        result, external = converted.result, job.asked.request.external_data
+        if not job.settings.request.overwrite:
+            _check_own(path, old)
+        result, external = converted.result, job.settings.request.external_data
         if external is None:
             external = result.nbytes > LARGEST_INLINE
-        weights = f"{job.target.name}_data"  # as optimum and transformers.js name them
+        weights = f"{job.target.name}_data"  # as in optimum and transformers.js
         result.save(path, overwrite=True, external_data=external and weights)
-    return replace(outcome, made=_made(target))
+    return replace(outcome, made=_states(target))
 
 
 # -- the summary -------------------------------------------------------------------------------------------
@@ -271,16 +263,16 @@ _JSONL = (".jsonl", ".ndjson", ".json")
 
 
 class Summary:
-    """A file of outcomes. Each is added when it is known; `complete` has one of each in the order of the sources.
+    """A file of outcomes. `add` appends one; `complete` writes the last one of each source, in their order.
 
-    A line that is cut off, by a crash or a full disk, counts as absent.
+    A last line cut off by a crash or a full disk is ignored.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def check(self, *, overwrite: bool, resume: bool) -> None:
-        """Raise ReportError, with the reason, if the summary cannot be written there."""
+        """Raise ReportError if the summary cannot be written."""
         if url := url_of(self.path):
             raise ReportError(f"cannot write a summary to {url}: lines are added to it; name a file of this machine")
         if self.path.suffix.lower() not in _JSONL:
@@ -292,7 +284,7 @@ class Summary:
             raise ReportError(f"{self.path} exists; {way}")
 
     def read(self) -> Mapping[str, Outcome]:
-        """Return the outcomes of earlier runs by source, the last of each; none without a file.
+        """Return the last outcome of each source; an empty mapping if there is no file.
 
         ReportError for a file that is not a summary.
         """
@@ -304,27 +296,27 @@ class Summary:
         except OSError as cause:
             raise ReportError(f"cannot read {self.path}: {cause.strerror or cause}; name another summary") from cause
         lines = content.split(b"\n")
-        known: dict[str, Outcome] = {}
+        latest: dict[str, Outcome] = {}
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 outcome = Outcome.from_json(line.decode())
             except ValueError as error:
-                if number == len(lines):  # without its end
+                if number == len(lines):  # cut off
                     break
                 fact = "is not a line that convert writes"
                 raise ReportError(f"{self.path}:{number} {fact} ({error}); name a summary, or another file") from error
-            known[outcome.source] = outcome
-        return known
+            latest[outcome.source] = outcome
+        return latest
 
     def add(self, outcome: Outcome) -> None:
-        """Add a line, in one write."""
+        """Append a line, in one write."""
         with self._writing(), self.path.open("ab") as file:
             file.write(f"{outcome.to_json()}\n".encode())
 
     def complete(self, outcomes: Iterable[Outcome]) -> None:
-        """Replace the file by one with these outcomes, whole or not at all."""
+        """Replace the content of the file by these outcomes, atomically."""
         with self._writing():
             lines = "".join(f"{outcome.to_json()}\n" for outcome in outcomes)
             write_whole(Path(os.path.realpath(self.path)), lines.encode())

@@ -1,7 +1,7 @@
-"""Files of a batch, of this machine and of stores: names, folders and globs; stores through fsspec.
+"""The files of a batch, local or in stores that fsspec reads: names, folders and globs.
 
-URLs are Paths here, and `url_of` restores them. An object store cannot rename a file, but an object appears whole: data
-files are uploaded first, then the model with references to them.
+URLs are Paths here, and `url_of` restores them. An object store cannot rename files, but uploads are atomic: data files
+are uploaded first, then the model that refers to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 1 << 20  # bytes
 
 
 def real(place: str | os.PathLike[str]) -> str:
-    """Return one path for all names of a file: links are resolved."""
+    """Return the canonical path of a file, with links resolved."""
     return os.path.normpath(Path(place)) if url_of(place) else os.path.realpath(place)
 
 
@@ -50,7 +50,7 @@ def _store_errors(place: Path, verb: str) -> Iterator[None]:
         yield
     except FileNotFoundError as cause:
         raise ModelError(f"cannot {verb} {name_of(place)}: there is no such file; name another") from cause
-    except Exception as cause:  # packages of stores have error classes of their own
+    except Exception as cause:  # packages for stores have their own error classes
         reason = one_line(cause) or type(cause).__name__
         raise ModelError(f"cannot {verb} {name_of(place)}: {reason}; see that it may be reached") from cause
 
@@ -59,7 +59,7 @@ def _store_errors(place: Path, verb: str) -> Iterator[None]:
 
 
 def data_of(place: Path) -> tuple[str, ...]:
-    """Return the data files of a model. A store with partial reads is asked for the graph alone."""
+    """Return the data files of a model. From a store with partial reads, only the graph is read."""
     if not url_of(place):
         return tuple(map(real, data_files(place)))
     store, path = _store_of(place)
@@ -68,7 +68,7 @@ def data_of(place: Path) -> tuple[str, ...]:
 
 
 def size_of(place: Path) -> int | None:
-    """Return the bytes of a file; None for a missing file."""
+    """Return the size of a file in bytes; None for a missing file."""
     if not url_of(place):
         return place.stat().st_size if os.path.lexists(place) else None
     store, path = _store_of(place)
@@ -77,7 +77,7 @@ def size_of(place: Path) -> int | None:
 
 
 def state_of(place: Path) -> str:
-    """Return a text for the state of a file, new after each change; empty for a missing file."""
+    """Return an identifier for the state of a file, which differs after each change; empty for a missing file."""
     if not url_of(place):
         try:
             status = place.stat()
@@ -89,19 +89,19 @@ def state_of(place: Path) -> str:
         return str(store.ukey(path)) if store.exists(path) else ""
 
 
-def _fetch(source: Path, here: Path) -> Path:
+def _fetch(source: Path, local: Path) -> Path:
     if not url_of(source):
         return source
     store, path = _store_of(source)
-    here.parent.mkdir(parents=True, exist_ok=True)
+    local.parent.mkdir(parents=True, exist_ok=True)
     with _store_errors(source, "fetch"):
-        store.get_file(path, str(here))
-    return here
+        store.get_file(path, str(local))
+    return local
 
 
 @contextmanager
 def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[Path, Path]]:
-    """Yield local paths to read a model and to write it; files of stores pass through a temporary folder.
+    """Yield local paths for reading and writing a model; files in stores go through a temporary folder.
 
     `files`: the external data of the source.
     """
@@ -111,11 +111,11 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
     with tempfile.TemporaryDirectory(prefix="amp-rewrite-") as folder:
         read, written = Path(folder, "read"), Path(folder, "written")
         try:
-            here = _fetch(source, read / source)
+            local = _fetch(source, read / source)
             for file in files:
                 _fetch(Path(file), read / file)
-            yield here, written / target if url_of(target) else target
-        except AmpRewriteError as error:  # its text names the temporary folder
+            yield local, written / target if url_of(target) else target
+        except AmpRewriteError as error:  # its message names the temporary folder
             text = str(error).replace(f"{read}{os.sep}", "").replace(f"{written}{os.sep}", "")
             raise type(error)(text) from error
         results = [path for path in written.rglob("*") if path.is_file()]
@@ -128,9 +128,9 @@ def staged(source: Path, target: Path, files: Iterable[str]) -> Iterator[tuple[P
 
 
 def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
-    """Copy a file, also from or to a store; with `resume`, leave one of the same size alone.
+    """Copy a file, also from or to a store; with `resume`, skip it if the target has the same size.
 
-    ModelError for another file in its place without `overwrite`, and if it cannot be copied.
+    ModelError if the target is another file and `overwrite` is False, or if the file cannot be copied.
     """
     try:
         existing = size_of(target)
@@ -139,9 +139,9 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
         if existing is not None and not overwrite:
             way = f"name another folder, or replace it with {spelled('overwrite', True)}"
             raise ModelError(f"{name_of(target)} exists and differs from {name_of(source)}; {way}")
-        with staged(source, target, ()) as (here, path):
+        with staged(source, target, ()) as (local, path):
             make_folder(path)
-            with open_regular(here, buffering=0) as file, replacing(path) as out:
+            with open_regular(local, buffering=0) as file, replacing(path) as out:
                 shutil.copyfileobj(file, out, _CHUNK)
     except OSError as cause:
         raise ModelError(
@@ -153,10 +153,10 @@ def copy(source: Path, target: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def files_of(words: Iterable[str], out: Path) -> dict[Path, Path]:
-    """Return the files of folders, globs, URLs and names, in order, with their places below the folder or glob.
+    """Return the files in folders, globs, URLs and names, in order, with their paths relative to the folder or glob.
 
-    Several folders keep their own names, too. Files in the folder `out`, in hidden folders and in links to folders are
-    left out, as are pipes and devices. ModelError for a word without a file.
+    With several folders, the relative paths start with the name of the folder. Files in the folder `out`, in hidden
+    folders and in links to folders are left out, as are pipes and devices. ModelError for an argument without files.
     """
     words = list(words)
     several = sum(Path(word).is_dir() for word in words) > 1
@@ -174,7 +174,7 @@ def files_of(words: Iterable[str], out: Path) -> dict[Path, Path]:
 
 
 def list_store(place: Path) -> tuple[Path, list[tuple[Path, Path]]]:
-    """Return the folder of a URL or of a glob in a store, and the files below it: path, and path below the folder.
+    """Return the folder of a URL or a glob in a store, and each file below it, with its path relative to the folder.
 
     ModelError if the store cannot be read.
     """
@@ -211,7 +211,7 @@ def _list_local(word: str) -> tuple[Path, list[tuple[Path, Path]]]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return the files below a folder, except in hidden folders. ModelError if a folder cannot be read."""
+    """Return the files below a folder, except in hidden folders; ModelError if a folder cannot be read."""
     files = list[Path]()
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -225,7 +225,7 @@ def _unreadable(cause: OSError) -> NoReturn:
 
 
 def _special(path: Path) -> bool:
-    """True for folders, pipes, devices and sockets, which must not be opened; a broken link is not special."""
+    """True for folders, pipes, devices and sockets, which must not be opened; False for a broken link."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:

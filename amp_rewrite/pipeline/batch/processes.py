@@ -1,4 +1,4 @@
-"""Jobs in other processes or on other machines: a bounded number in flight, and each result as soon as it is ready."""
+"""Running jobs in other processes or on other machines, with a bounded number in flight."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with thread
 def run_jobs(
     jobs: Iterator[J], function: Callable[[J], R], executor: Executor, limit: int, on_failure: Callable[[J, str], R]
 ) -> Generator[R, None, None]:
-    """Yield the result of each job as it comes, with at most `limit` in flight: results never pile up.
+    """Yield the result of each job as soon as it is ready, with at most `limit` in flight, so results never pile up.
 
-    `on_failure` returns the result of a job from the reason of its failure. Closing the iterator cancels all jobs that
-    have not begun.
+    `on_failure` returns the result of a failed job from the reason. Closing the iterator cancels all jobs that have not
+    started.
     """
     in_flight: dict[Future[R], J] = {}
     try:
@@ -41,7 +41,7 @@ def run_jobs(
                     yield on_failure(job, _reason(error))
             if not in_flight:
                 return
-            # Wait in turns: a signal just before a wait does not end it.
+            # Wait repeatedly, since a signal just before a wait does not end it.
             done, _ = wait(in_flight, 1, FIRST_COMPLETED)
             for future in done:
                 job, cause = in_flight.pop(future), future.exception()
@@ -56,9 +56,9 @@ def _reason(error: BaseException) -> str:
 
 
 class Processes(ThreadPoolExecutor):
-    """An executor of `count` processes on this machine. Leaving its body by an error ends them in the middle of jobs.
+    """An executor with `count` local processes. Leaving its body by an exception terminates them during their jobs.
 
-    Each thread has a process of its own, so one that dies costs no other job.
+    Each thread has its own process, so one that dies does not affect other jobs.
     """
 
     def __init__(self, count: int) -> None:
@@ -71,11 +71,11 @@ class Processes(ThreadPoolExecutor):
 
     def _run(self, function: Callable[[J], R], job: J) -> R:
         if not hasattr(self._own, "pipe"):
-            self._own.pipe, childs_end = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_serve, args=(childs_end,), daemon=True)
+            self._own.pipe, child_end = _SPAWN.Pipe()
+            process = _SPAWN.Process(target=_serve, args=(child_end,), daemon=True)
             with _interrupts_blocked():
                 process.start()
-            childs_end.close()
+            child_end.close()
             self._running.append((process, self._own.pipe))
         try:
             self._own.pipe.send((function, job))
@@ -98,11 +98,11 @@ class Processes(ThreadPoolExecutor):
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread and in processes started by it: one that is loading would print a traceback."""
+    """Block Ctrl-C in this thread and in processes it starts, which would print a traceback while they load."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    resource_tracker.ensure_running()  # it unblocks them once it has started
+    resource_tracker.ensure_running()  # started now, since its start unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -111,7 +111,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _serve(pipe: connection.Connection) -> None:
-    """Do jobs from a pipe until SIGTERM or the end of the parent, also if it is killed; leave Ctrl-C to the parent."""
+    """Run jobs from a pipe until SIGTERM or the end of the parent, even if it is killed; ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -129,15 +129,15 @@ def _end_with_parent() -> None:
 
 
 def cores() -> int:
-    """Return the number of cores for this process."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def executor_of(scheduler: str) -> Iterator[tuple[Executor, int]]:
-    """Yield the executor of a Dask scheduler, by its address or file, and the number of jobs at once on its workers.
+    """Yield the executor of a Dask scheduler, given by its address or file, and the number of its workers' threads.
 
-    MachineError without Dask, or if no scheduler answers.
+    MachineError if Dask is not installed, or no scheduler answers.
     """
     try:
         from distributed import Client

@@ -9,7 +9,7 @@ import pytest
 
 from amp_rewrite import Model, View, convert, verify
 from amp_rewrite.errors import FeedError, PatternError
-from amp_rewrite.pipeline import check
+from amp_rewrite.pipeline import smoke_check
 from amp_rewrite.settings.choices import KEEP_KEY
 from amp_rewrite.settings.selectors import exactly, select
 from support.hard_models import HARD
@@ -101,7 +101,7 @@ def test_a_source_that_onnxruntime_does_not_open_is_named(folder: Path, made: st
 
 
 def test_many_weights_are_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "MAX_WEIGHTS", 100)
+    monkeypatch.setattr(smoke_check, "MAX_WEIGHTS", 100)
     assert "above 1 GB" in convert(loud(), check=True).report.evidence.objection
 
 

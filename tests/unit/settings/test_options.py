@@ -13,7 +13,7 @@ import pytest
 
 from amp_rewrite import DType, Policy, PolicyError, calibrate, convert, repair, verify
 from amp_rewrite.cli.parameters import from_file, settings
-from amp_rewrite.errors import ConfigError, command_line_spelling, spelled
+from amp_rewrite.errors import ConfigError, option_spelling, spelled
 from amp_rewrite.pipeline.conversion import Draft
 from amp_rewrite.settings import request
 from amp_rewrite.settings.choices import Target, low_type
@@ -274,7 +274,7 @@ def test_a_value_of_a_wrong_type_is_an_error_with_its_keyword(keyword: str, valu
 def test_a_keyword_is_spelled_as_its_user_writes_it() -> None:
     words = (("metric",), ("rtol", -1.0), ("overwrite", True), ("opset", "auto"), ("external_data", True))
     assert [spelled(*word) for word in words[:4]] == ["metric=", "rtol=-1.0", "overwrite=True", "opset='auto'"]
-    with command_line_spelling(("overwrite", "opset", "metric")):
+    with option_spelling(("overwrite", "opset", "metric")):
         shown = [spelled(*word) for word in words]
     assert shown == ["--metric", "--set rtol=-1.0", "--overwrite", "--opset auto", "--set external-data=true"]
     assert spelled("metric") == "metric="

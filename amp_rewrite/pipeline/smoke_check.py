@@ -1,6 +1,6 @@
-"""The check of a conversion without data: one random batch in float32 and in half, and the repair.
+"""The check of a conversion without data: compare one random batch in float32 and in half, and repair the result.
 
-Nothing here depends on a clock or on the number of cores, so that the same request gives the same file everywhere.
+Nothing here depends on a clock or on the number of cores, so the same request gives the same file everywhere.
 """
 
 from __future__ import annotations
@@ -33,51 +33,51 @@ from amp_rewrite.settings.request import Request
 from amp_rewrite.settings.selectors import exactly
 
 WRONG = 0.1
-"""Error, relative to the largest value of an output, above which a random batch shows a conversion wrong."""
+"""The largest error of a correct conversion on a random batch, relative to the largest value of an output."""
 MAX_WEIGHTS = 10**9
-"""Bytes of weights above which a conversion is not checked unless asked."""
+"""The most bytes of weights for a check that was not requested."""
 _MORE = 1.5
-"""The error with TF32 that a random batch permits, as a multiple of that without."""
+"""The largest error with TF32 that is acceptable, as a multiple of the error without."""
 _FREE = 16
-"""Size of free dimensions whose name does not say what they are."""
+"""The size of free dimensions whose names say nothing about them."""
 _MAX_INPUT = 1 << 28
-"""Bytes of an input above which a conversion is not checked: what it declares may be a mistake."""
+"""The most bytes of an input for a check; the shape of a larger one may be a mistake."""
 _ROUNDS = 2
-"""Repairs at most; the second one starts from what the first one keeps."""
+"""The most repairs; the second starts with the ops that the first keeps in float32."""
 _LIGHT = SessionOptions(optimized=False, pooled=False, lean=True, spinning=False)
-"""Options for one run: weights stay in their files, and no graph is optimized."""
+"""Options for a single run: weights stay in their files, and the graph is not optimized."""
 _PLANNED = 2000
-"""Nodes above which planning the reuse of memory takes longer than the run."""
+"""Nodes of a graph for which planning the reuse of memory takes longer than the run."""
 
 Convert = Callable[[Request], tuple[Draft, Converted]]
-"""A conversion of one model by a request, with its draft."""
+"""A function that converts a model by a request; returns the draft, too."""
 
 
 def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request) -> Converted:
-    """Return the conversion with its evidence; with ops kept float32 if the batch shows it wrong.
+    """Return the conversion with its evidence; if the batch shows that it is wrong, with ops kept in float32.
 
     `batch`: the data, or keywords of `Feed.randomly`.
     """
     draft, converted = convert(request)
     if converted.plan.empty:
-        return _copied(draft.source, converted)
+        return _unchanged(draft.source, converted)
     try:
         request.tell("check in float32")
         reference = _Reference.of(draft, batch)
         request.tell(f"check in {request.to.spelling}")
         rows = reference.rows(converted.result)
         reference.check_comparable(rows, request.to)
-    except AmpRewriteError as why:
-        if isinstance(why, FeedError) and any(batch.values() if isinstance(batch, Mapping) else ()):
+    except AmpRewriteError as cause:
+        if isinstance(cause, FeedError) and any(batch.values() if isinstance(batch, Mapping) else ()):
             raise
-        return replace(converted, evidence=Evidence(NONE, objection=str(why)))
+        return replace(converted, evidence=Evidence(NONE, objection=str(cause)))
     level, found = SMOKE, list[str]()
     for _ in range(_ROUNDS):
         if not any(map(_is_wrong, rows)):
             break
-        with suppress(ModelError):  # values inside of the model cannot be measured
+        with suppress(ModelError):  # values inside the model cannot be measured
             outputs = tuple(dict.fromkeys(row.output for row in rows if _is_wrong(row)))
-            found = list(dict.fromkeys((*found, *_blamed(draft, reference.feed, outputs))))
+            found = list(dict.fromkeys((*found, *_culprits(draft, reference.feed, outputs))))
             draft, converted = convert(replace(request, keep=(*request.keep, *found), found=tuple(found)))
             rows, level = reference.rows(converted.result), REPAIRED
     if any(map(_is_wrong, rows)):
@@ -87,38 +87,39 @@ def checked(convert: Convert, batch: Feed | Mapping[str, Any], request: Request)
 
 
 def _error(rows: Sequence[OutputRow]) -> float | None:
-    """Return the largest error of rows, None for wrong ones."""
+    """Return the largest error of some rows; None if one is wrong."""
     errors = [row.difference.scaled for row in rows if row.difference.scaled is not None]
     return None if any(map(_is_wrong, rows)) else max(errors, default=None)
 
 
-def _copied(source: Model, unchanged: Converted) -> Converted:
-    """Return a conversion without changes, with the objection if onnxruntime does not open the model."""
+def _unchanged(source: Model, converted: Converted) -> Converted:
+    """Return a conversion that changes nothing, with an objection if onnxruntime cannot open the model."""
     try:
         require("the check of a conversion")
         if source.nbytes <= MAX_WEIGHTS:
             Runner.open(source, _LIGHT)
-    except ModelError as why:
-        if NO_KERNEL not in str(why):  # a GPU may have one
-            return replace(unchanged, evidence=Evidence(NONE, objection=str(why)))
+    except ModelError as cause:
+        if NO_KERNEL not in str(cause):  # a GPU may have one
+            return replace(converted, evidence=Evidence(NONE, objection=str(cause)))
     except MachineError:
         pass
-    return unchanged
+    return converted
 
 
-def _blamed(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[str]:
-    """Yield patterns of ops to keep float32 for these outputs: those beyond the range, then those of a search."""
+def _culprits(draft: Draft, feed: Feed, outputs: tuple[str, ...]) -> Iterator[str]:
+    """Yield patterns of ops to keep in float32 for these outputs: those that overflow, then those from a search."""
     ranges = calibrated(draft, feed, partial(draft.request.tell, "calibrate"))
     draft = guarded(draft, ranges)
-    search = Search(draft, feed, _BY, ranges, progress=draft.request.progress, outputs=outputs, device=_EMULATED)
+    search = Search(draft, feed, _CRITERION, ranges, progress=draft.request.progress, outputs=outputs, device=_EMULATED)
     for op in (*(pin.op for pin in draft.pins), *(op for region in search.repaired().regions for op in region.ops)):
         if op not in draft.lower:
-            pattern = exactly(draft.view.ops[op])  # without its kind, if a float32 op of another kind stands for it
+            pattern = exactly(draft.view.ops[op])
+            # In float32, an op of another kind replaces one with only low kernels.
             yield pattern.partition(",")[2] if draft.view.ops[op].kind in LOW_ONLY else pattern
 
 
 _EMULATED = Device(CPU, emulate=True)
-_BY = Criterion("scaled", WRONG)
+_CRITERION = Criterion("scaled", WRONG)
 
 
 @dataclass(frozen=True)
@@ -131,28 +132,28 @@ class _Reference:
 
     @classmethod
     def of(cls, draft: Draft, batch: Feed | Mapping[str, Any]) -> _Reference:
-        """Run the reference. AmpRewriteError, saying why, for an unfit model."""
+        """Run the reference; AmpRewriteError if the model cannot be checked."""
         require("the check of a conversion")
         source = draft.source
         if source.nbytes > MAX_WEIGHTS:
             raise ModelError(f"its weights take {source.nbytes / 1e9:.1f} GB; above 1 GB, a check must be requested")
-        usual = Drawing(scale=HEADROOM, free=_FREE, limit=_MAX_INPUT)
-        feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(usual, **batch))
+        defaults = Drawing(scale=HEADROOM, free=_FREE, limit=_MAX_INPUT)
+        feed = batch if isinstance(batch, Feed) else Feed.drawn(source, replace(defaults, **batch))
         for note in drawing(source, "the model"):
             raise ModelError(note)
         model = reference_of(draft)
         outputs = tuple(_run(model, feed))
-        for name, value in ((name, value) for found in outputs for name, value in found.items()):
+        for name, value in ((name, value) for results in outputs for name, value in results.items()):
             if _floating(value) and np.isnan(value).any():  # type: ignore[arg-type]
                 raise ModelError(f"output {name!r} of the float32 model is NaN ({feed.origin})")
         return cls(model, feed, outputs)
 
     def rows(self, result: Model) -> list[OutputRow]:
-        """Return the differences of a conversion, emulated, in its floating outputs."""
+        """Return the differences in the floating outputs of an emulated conversion."""
         return self._compared(_run(emulate(casting_in_graph(result), io="float32"), self.feed))
 
     def check_comparable(self, rows: Sequence[OutputRow], to: DType) -> None:
-        """Raise ModelError if no output is of floats, or the reference changes as much once its inputs are rounded."""
+        """Raise ModelError if no output is floating, or if rounding the inputs changes the reference as much."""
         wrong = [row for row in rows if _is_wrong(row)]
         if not wrong and all(row.difference.scaled is None for row in rows):
             raise ModelError("no floating-point output to compare")
@@ -166,7 +167,7 @@ class _Reference:
             )
 
     def judged(self, converted: Converted, rows: Sequence[OutputRow], level: str, kept: Sequence[str]) -> Converted:
-        """Return a conversion with the evidence of the rows."""
+        """Return the conversion with evidence from the rows."""
         largest = max((row.difference.scaled for row in rows if row.difference.scaled is not None), default=None)
         worst = next((row for row in rows if _is_wrong(row)), None)
         evidence = Evidence(
@@ -183,9 +184,9 @@ class _Reference:
         )
         return replace(converted, evidence=evidence)
 
-    def _compared(self, found: Iterator[Mapping[str, Given]]) -> list[OutputRow]:
-        comparison, rows = Comparison(_BY, equal_nan=True), list[OutputRow]()
-        for number, (expected, results) in enumerate(zip(self.outputs, found, strict=True)):
+    def _compared(self, candidate: Iterator[Mapping[str, Given]]) -> list[OutputRow]:
+        comparison, rows = Comparison(_CRITERION, equal_nan=True), list[OutputRow]()
+        for number, (expected, results) in enumerate(zip(self.outputs, candidate, strict=True)):
             rows += rows_of((number, None), expected, results, expected, comparison)
         return rows
 
