@@ -334,7 +334,7 @@ def reference_of(draft: Draft) -> Model:
 
 @dataclass
 class Search:
-    """A search for regions to pin, with pins and evidence from ranges in `guarded`.
+    """A search for regions to pin, on a draft with pins from ranges.
 
     A trial converts the draft and verifies the result. `outputs`: the outputs to compare; () for all. `device`: where
     trials run. `verdicts`: by the numbers of pinned regions, in the order of the trials.
