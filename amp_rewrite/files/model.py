@@ -101,8 +101,8 @@ class Model:
         if isinstance(source, (str, os.PathLike)):
             proto, mends = mended(of_path(Path(source), place), owned=True)
             return cls(proto, Path(source), mends)
-        known: dict[str, Source] = {}  # keeps the tensors of a program alive until the model does
-        proto, mends = mended(of_memory(source, place, known), owned=False)
+        by_location: dict[str, Source] = {}  # keeps the tensors of a program alive until the model does
+        proto, mends = mended(of_memory(source, place, by_location), owned=False)
         return cls(proto, None, mends)
 
     def __repr__(self) -> str:

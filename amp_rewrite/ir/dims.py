@@ -135,11 +135,11 @@ class OpInputs:
 
     def shape(self, slot: int) -> Dims:
         """Return the dimensions of an input; ValueError if they are unknown."""
-        return _known(self.dims, slot)
+        return _entry(self.dims, slot)
 
     def elements(self, slot: int) -> Contents:
         """Return the elements of an input; ValueError if they are unknown."""
-        return _known(self.contents, slot)
+        return _entry(self.contents, slot)
 
     def attribute(self, name: str, default: int) -> int:
         return int_attribute(self.op.node, name, default)
@@ -149,7 +149,7 @@ class OpInputs:
         contents = self.elements(slot)
         numbers = tuple(d for d in contents if isinstance(d, int))
         if len(numbers) < len(contents):
-            raise ValueError("a number is not known")
+            raise ValueError("a number is unknown")
         return numbers
 
     def broadcast_dim(self, a: Dim, b: Dim) -> Dim:
@@ -164,20 +164,20 @@ class OpInputs:
 
     def broadcast(self, shapes: Sequence[Dims | None]) -> Dims | None:
         """Return the broadcast of several shapes; None if one is unknown."""
-        known = [shape for shape in shapes if shape is not None]
-        if not known or len(known) < len(shapes):
+        ranked = [shape for shape in shapes if shape is not None]
+        if not ranked or len(ranked) < len(shapes):
             return None
-        rank = max(map(len, known))
+        rank = max(map(len, ranked))
         result: Dims = (1,) * rank
-        for shape in known:
+        for shape in ranked:
             result = tuple(map(self.broadcast_dim, result, (1,) * (rank - len(shape)) + tuple(shape)))
         return result
 
 
-def _known(rows: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]:
+def _entry(rows: Sequence[tuple[Dim, ...] | None], slot: int) -> tuple[Dim, ...]:
     row = rows[slot] if slot < len(rows) else None
     if row is None:
-        raise ValueError("an input is not known")
+        raise ValueError("an input is unknown")
     return row
 
 

@@ -43,7 +43,7 @@ from amp_rewrite.ir.versions import FIRST_ALLOWZERO
 from amp_rewrite.ir.view import MAIN, Op, ValueId, View, once
 
 Shape = tuple[int | None, ...]
-StatedDims = tuple[int | str | None, ...]
+DeclaredDims = tuple[int | str | None, ...]
 """A shape as declared in a model, with known, named or unknown dimensions."""
 
 # Errors of inference for contradictory models; shapes stay unknown then.
@@ -53,8 +53,8 @@ _LONGEST_RANGE = 1 << 20
 
 def elements(sizes: Sequence[int | None] | None) -> int | None:
     """Return the number of elements of a shape; None if its rank or a size is unknown."""
-    known = [size for size in sizes or () if size is not None]
-    return math.prod(known) if sizes is not None and len(known) == len(sizes) else None
+    numbers = [size for size in sizes or () if size is not None]
+    return math.prod(numbers) if sizes is not None and len(numbers) == len(sizes) else None
 
 
 def combined_elements(view: View, op: Op) -> int | None:
@@ -75,7 +75,7 @@ def shape_of(view: View, value: ValueId | None) -> Shape | None:
 
 @once
 def _shapes(view: View) -> Mapping[ValueId | None, Shape]:
-    return {value: fixed(dims) for value, dims in _stated_dims(view, _inferred(view, False)).items()}
+    return {value: fixed(dims) for value, dims in _declared_shapes(view, _inferred(view, False)).items()}
 
 
 def fixed(dims: Dims) -> Shape:
@@ -89,7 +89,7 @@ def _long_range(view: View, op: Op) -> bool:
     return not abs((limit - start) / delta) <= _LONGEST_RANGE
 
 
-def _stated_dims(view: View, inferred: GraphProto) -> dict[ValueId | None, Dims]:
+def _declared_shapes(view: View, inferred: GraphProto) -> dict[ValueId | None, Dims]:
     """Return the shapes declared in a graph after inference, and those of constants."""
     dims_by_value: dict[ValueId | None, Dims] = {}
     graphs = all_graphs(inferred) if len(view.scopes) > 1 else (inferred,)
@@ -116,7 +116,7 @@ def _inferred(view: View, through_values: bool) -> GraphProto:
     return skeleton.graph
 
 
-def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
+def declared_dims(formal: ValueInfoProto) -> DeclaredDims | None:
     """Return the dimensions in a declaration; None if it has no rank, or an impossible shape."""
     tensor = formal.type.tensor_type
     if not tensor.HasField("shape"):
@@ -127,7 +127,7 @@ def declared_dims(formal: ValueInfoProto) -> StatedDims | None:
 
 
 @lru_cache(1 << 12)
-def _possible(dims: StatedDims) -> bool:
+def _possible(dims: DeclaredDims) -> bool:
     """True if a value can have these dimensions: at most MAX_AXES, none negative, an addressable element count."""
     if any(isinstance(size, bytes) for size in dims):
         return False  # its name is not UTF-8
@@ -138,7 +138,7 @@ def _possible(dims: StatedDims) -> bool:
 @once
 def known_dims(view: View) -> Mapping[ValueId | None, Dims]:
     """Return the dimensions of each value of known rank. O(nodes)."""
-    return _ShapeWalk(view, _stated_dims(view, _inferred(view, True))).dims()
+    return _ShapeWalk(view, _declared_shapes(view, _inferred(view, True))).dims()
 
 
 def dims_of(view: View, value: ValueId | None) -> Dims:
@@ -149,7 +149,7 @@ def dims_of(view: View, value: ValueId | None) -> Dims:
 @dataclass(slots=True)
 class _ShapeWalk:
     view: View
-    known: dict[ValueId | None, Dims]
+    shapes: dict[ValueId | None, Dims]
     contents: dict[ValueId, Contents] = field(default_factory=dict)
     same: dict[str, Dim] = field(default_factory=dict)
     """Names of the model, with another expression for the same size."""
@@ -162,11 +162,11 @@ class _ShapeWalk:
             elif op.kind == "Split" and (whole := self.at(op.inputs[0])):
                 axis = int_attribute(op.node, "axis", 0) % len(whole)
                 for part in op.results:  # onnx does not infer them if one is empty
-                    self.known.setdefault(part, (*whole[:axis], None, *whole[axis + 1 :]))
-        return {value: self.renamed(dims) for value, dims in self.known.items()}
+                    self.shapes.setdefault(part, (*whole[:axis], None, *whole[axis + 1 :]))
+        return {value: self.renamed(dims) for value, dims in self.shapes.items()}
 
     def at(self, value: ValueId | None) -> Dims | None:
-        dims = self.known.get(value)
+        dims = self.shapes.get(value)
         return self.renamed(dims) if dims is not None else None
 
     def renamed(self, dims: Dims) -> Dims:
@@ -181,7 +181,7 @@ class _ShapeWalk:
         inputs = OpInputs(op, [self.at(v) for v in op.inputs], contents, self.invented)
         dims = _ruled(RULES, inputs)
         if dims is not None and (inferred is None or len(inferred) == len(dims)):
-            dims = self.known[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
+            dims = self.shapes[result] = tuple(map(_better, dims, inferred or (None,) * len(dims)))
             if op.scope == MAIN:
                 for mine, other in zip(
                     dims, inferred or (), strict=False

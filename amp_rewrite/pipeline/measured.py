@@ -134,11 +134,11 @@ class ShiftOutcome(NamedTuple):
 
 
 def shift_draft(draft: Draft, ranges: Ranges, headroom: float) -> ShiftOutcome:
-    """Return the draft with overflowing regions shifted, and the ranges of its values. Raises what `guard` raises."""
+    """Return the draft with overflowing regions shifted, and the ranges of its values."""
     request = draft.request
     exponent = request.shift if isinstance(request.shift, int) else None
     want = ShiftRequest(request.to, headroom, exponent, flush=request.target == Target.ONNX)
-    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):  # the guard refuses other ranges
+    if ranges.to != request.to.spelling or not _beyond(draft, ranges, want):
         return ShiftOutcome(draft, draft, ranges)
     reason = refusal(draft.view)
     if reason is not None:

@@ -143,8 +143,8 @@ class Target:
             exact = release_number(served)[: len(release_number(release))] == release_number(release)
             return cls(family.word, served if exact else release)
         if family != cls.TENSORRT or release.partition(".")[0] not in ("10", "11"):
-            known = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
-            raise PolicyError(f"unknown release {release!r} of target {family.value}; {known} targets of a release")
+            legal = "ort-cuda:1.22, tensorrt:10 and tensorrt:11.2 are"
+            raise PolicyError(f"unknown release {release!r} of target {family.value}; {legal} targets of a release")
         return cls(family.word, release)
 
     @property

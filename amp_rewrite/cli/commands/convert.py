@@ -144,8 +144,8 @@ def _convert_one(
         terminal.talk(f"wrote {file}", quiet=quiet)
     if converted.plan.empty and solved:
         pinned = repaired is not None and repaired.regions
-        why = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
-        terminal.talk(f"{why}: {model.name} {'is copied' if written else 'stays'} unchanged", quiet=quiet)
+        cause = "the tolerance leaves nothing to lower" if pinned else "nothing to lower"
+        terminal.talk(f"{cause}: {model.name} {'is copied' if written else 'stays'} unchanged", quiet=quiet)
     run.show(converted, repaired, command=suggested)
     if not run.dry_run:
         where = f"{output}, in a new folder" if run.makes_folder else str(output)

@@ -14,7 +14,7 @@ from amp_rewrite.errors import ModelError, PatternError, PolicyError, ReportErro
 from amp_rewrite.files.disk import name_of, url_of
 from amp_rewrite.files.foreign import foreign
 from amp_rewrite.pipeline.batch.job import FAILED, BatchSettings, Job, Outcome, Summary, key_of, run
-from amp_rewrite.pipeline.batch.places import SUFFIX, copy, data_of, files_of, list_store, real
+from amp_rewrite.pipeline.batch.places import SUFFIX, canonical, copy, data_of, files_of, list_store
 from amp_rewrite.pipeline.batch.processes import Processes, cores, run_jobs
 from amp_rewrite.settings.io_rules import parse_io
 from amp_rewrite.settings.option import Options, checked, takes
@@ -113,15 +113,15 @@ class Batch:
         if not models:
             raise ModelError(_no_models(words, len(files)))
         data = {path: data_of(path) for path in models}
-        inputs = {*map(real, files)}.union(*data.values())
-        summary = {real(file) for file in (settings.summary,) if file}
+        inputs = {*map(canonical, files)}.union(*data.values())
+        summary = {canonical(file) for file in (settings.summary,) if file}
         not_copied = {file for names in data.values() for file in names} | summary
-        others = [path for path in files if path not in models and real(path) not in not_copied]
-        copies = [(path, to) for path in others if real(path) != real(to := settings.out / files[path])]
+        others = [path for path in files if path not in models and canonical(path) not in not_copied]
+        copies = [(path, to) for path in others if canonical(path) != canonical(to := settings.out / files[path])]
         earlier = _earlier_outcomes(settings)
         key, named = key_of(settings.request, request), command_line_options()
         given = {"data": settings.request.data, "ranges": settings.request.ranges}
-        places: dict[str, Any] = {name: real(path) for name, path in given.items() if path}
+        places: dict[str, Any] = {name: canonical(path) for name, path in given.items() if path}
         lists = _absolute(settings.request.lists)
         settings = replace(settings, request=replace(settings.request, lists=lists, **places))
         jobs = [
@@ -224,8 +224,8 @@ def _check_targets(
 ) -> None:
     """Raise ModelError if a result would replace an input, or an existing file that must stay."""
     for source, target in (*models, *copies):
-        if real(target) in inputs and not target.is_symlink():
-            loses = "itself" if real(source) == real(target) else "which is being read"
+        if canonical(target) in inputs and not target.is_symlink():
+            loses = "itself" if canonical(source) == canonical(target) else "which is being read"
             fact = f"{name_of(source)} would be written over {name_of(target)}, {loses}"
             raise ModelError(f"{fact}; name another folder")
     if settings.out.exists() and not settings.out.is_dir():

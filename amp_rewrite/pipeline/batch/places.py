@@ -25,7 +25,7 @@ _INSTALL = "install the extra, from a checkout: pip install '.[remote]', and the
 _CHUNK = 1 << 20  # bytes
 
 
-def real(place: str | os.PathLike[str]) -> str:
+def canonical(place: str | os.PathLike[str]) -> str:
     """Return the canonical path of a file, with links resolved."""
     return os.path.normpath(Path(place)) if url_of(place) else os.path.realpath(place)
 
@@ -61,10 +61,10 @@ def _store_errors(place: Path, verb: str) -> Iterator[None]:
 def data_of(place: Path) -> tuple[str, ...]:
     """Return the data files of a model. From a store with partial reads, only the graph is read."""
     if not url_of(place):
-        return tuple(map(real, data_files(place)))
+        return tuple(map(canonical, data_files(place)))
     store, path = _store_of(place)
     with _store_errors(place, "read"), store.open(path, "rb") as file:
-        return tuple(map(real, data_files_in(file, int(store.size(path)), place)))
+        return tuple(map(canonical, data_files_in(file, int(store.size(path)), place)))
 
 
 def size_of(place: Path) -> int | None:
@@ -164,11 +164,11 @@ def files_of(words: Iterable[str], out: Path) -> dict[Path, Path]:
     for word in words:
         base, pairs = list_store(Path(word)) if url_of(word) else _list_local(word)
         root = Path(Path(word).resolve().name) if several and Path(word).is_dir() else Path()
-        inside = Path(real(base)).is_relative_to(real(out))
+        inside = Path(canonical(base)).is_relative_to(canonical(out))
         for path, relative in pairs:
             hidden = any(part.startswith(".") for part in relative.parts[:-1])
             scratch = relative.name.startswith(".amp-rewrite.")
-            if not (hidden or scratch) and (inside or not Path(real(path.parent)).is_relative_to(real(out))):
+            if not (hidden or scratch) and (inside or not Path(canonical(path.parent)).is_relative_to(canonical(out))):
                 files.setdefault(path, root / relative)
     return files
 

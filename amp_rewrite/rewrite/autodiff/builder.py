@@ -21,7 +21,7 @@ from amp_rewrite.ir.view import View, once
 from amp_rewrite.rewrite.builder import declared
 from amp_rewrite.rewrite.node_builder import NodeBuilder
 
-Shape = shapes.StatedDims
+Shape = shapes.DeclaredDims
 """Dims: known, named or unknown. Two dims of one name are equal."""
 
 
