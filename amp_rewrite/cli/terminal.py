@@ -63,8 +63,8 @@ def talk(text: str, *, quiet: bool) -> None:
 
 def silence(stream: TextIO) -> None:
     """Discard all further output to a broken stream, including the last flush."""
-    with suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+    with suppress(io.UnsupportedOperation), Path(os.devnull).open("wb") as devnull:
+        os.dup2(devnull.fileno(), stream.fileno())
 
 
 def warn(findings: Sequence[Finding], *, quiet: bool) -> None:

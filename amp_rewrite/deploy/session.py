@@ -294,7 +294,7 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 
 def _open(model: Model, opening: SessionOptions) -> tuple[Runner, str]:
-    """Open a model, if necessary without CUDA graphs or TensorRT; return it and the reason for that, or ""."""
+    """Open a model, if necessary without CUDA graphs or TensorRT; return it, and why that was necessary, or ""."""
     try:
         return Runner.open(model, opening), ""
     except ModelError as cause:

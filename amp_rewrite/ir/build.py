@@ -135,18 +135,18 @@ class _Graph:
     """The main graph or a body while it is indexed. `outer`: the types that the owner gives its formal inputs."""
 
     def __init__(
-        self, build: _Build, graph: GraphProto, around: _Graph | None, path: str, outer: Sequence[ValueType | None]
+        self, build: _Build, graph: GraphProto, parent: _Graph | None, path: str, outer: Sequence[ValueType | None]
     ) -> None:
         self.build, self.index = build, build.index
-        self.scope: Scope = Scope(ScopeId(len(self.index.scopes)), around.scope.id if around else None, path, graph)
+        self.scope: Scope = Scope(ScopeId(len(self.index.scopes)), parent.scope.id if parent else None, path, graph)
         self.index.scopes.append(self.scope)
         self.own: dict[str, ValueId] = {}
         """The innermost map of `visible`; most names are found in it."""
-        self.visible: ChainMap[str, ValueId] = ChainMap(self.own, *(around.visible.maps if around else ()))
+        self.visible: ChainMap[str, ValueId] = ChainMap(self.own, *(parent.visible.maps if parent else ()))
         formals = (*graph.value_info, *graph.output)
         self.index.names.update(v.name for v in formals)
         self.declared = {v.name: vtype for v in formals if (vtype := type_of_proto(v.type)) is not None}
-        self.main = around is None
+        self.main = parent is None
         self.outputs = frozenset(o.name for o in graph.output) if self.main else frozenset()
         self.where = f"graph {path or 'main'!r}"
         self.scope.inputs = self._inputs(outer)
