@@ -207,7 +207,7 @@ class Session:
         return list(run({} if input_feed is None else input_feed, output_names).values())
 
     def bind(self, feeds: Mapping[str, object], outputs: Sequence[str] | Mapping[str, object] | None = None) -> Binding:
-        """Bind inputs and outputs to the device, for repeated runs without copies; see `Runner.bind`.
+        """Return inputs and outputs bound to the device, for repeated runs without copies; see `Runner.bind`.
 
         Args:
             feeds: inputs by name.

@@ -84,7 +84,7 @@ class Model:
 
     @classmethod
     def load(cls, source: object, *, folder: str | Path | None = None) -> Model:
-        """Load a model; a Model, also one in a result of `convert` or `repair`, is returned as is.
+        """Load a model. Return a Model, also one in a result of `convert` or `repair`, as it is.
 
         From a path or a program, tensors above 16 KiB become stubs instead of being read.
 

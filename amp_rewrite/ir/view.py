@@ -129,6 +129,7 @@ class View(Index):
         return tuple(dtype for dtype in dtypes if dtype is not None and dtype.low)
 
     def value_name(self, value: ValueId) -> str:
+        """Return the name of a value."""
         return self.values[value].name
 
     def readers(self, value: ValueId) -> Iterator[Op]:

@@ -71,7 +71,7 @@ def _sections(results: Results) -> Iterator[str]:
         f"{len(grounds)} models ({', '.join(f'{count} {suite}' for suite, count in sorted(suites.items()))}): those of "
         "`onnx.backend.test` without `ai.onnx.preview.training`. "
         f"{states['counted']} run in float32 on onnxruntime's CPU provider and count; for that "
-        f"{sum(g.relabelled for g in grounds if g.state == 'counted')} of them are labelled opset {NEWEST_OPSET} and "
+        f"{sum(g.relabeled for g in grounds if g.state == 'counted')} of them are labelled opset {NEWEST_OPSET} and "
         f"IR {NEWEST_IR}, the newest that it opens, under which they still check. {states['unlabelled']} do not check "
         f"under these labels, and {states['refused']} it cannot run: these are converted and checked, not judged."
     )
