@@ -158,7 +158,7 @@ def test_they_are_asked_for_in_float16_for_onnxruntime_alone() -> None:
     model = norm_of(RELU + NORM + PLAIN)
     assert own(amp_rewrite.convert(model).model) == []
     with pytest.raises(
-        PolicyError, match=re.escape("fuse 'diffusion' makes operators without kernels in bfloat16; use")
+        PolicyError, match=re.escape("fuse 'diffusion' makes operators that have no bfloat16 kernels; use")
     ):
         amp_rewrite.convert(model, fuse="diffusion", to="bfloat16")
     with pytest.raises(PolicyError, match="fuse 'diffusion' makes operators that only onnxruntime has"):
