@@ -102,19 +102,21 @@ class Backward:
         return True
 
     def _ask_outside(self, value: ValueId, need_of: NeedOf, why: Paint) -> None:
-        """Hand a need across the edge of a body; a carried state has asked already."""
+        """Hand a need across the edge of a body; a carried state has asked already, but for its first value."""
         need, state = need_of
         branch = self.view.producer(value, "If") is not None
-        if branch or need not in (Need.PATH, Need.FACTOR):
-            for source in self.facts.outside.sources(value):
+        for source in self.facts.outside.sources(value):
+            if branch or need not in (Need.PATH, Need.FACTOR):
                 self._ask(source, need, why, state)
+            elif self.facts[source].beside_one:
+                self._ask(source, Need.FACTOR, why)
 
     def unmet(self, need: Need, fact: Fact) -> bool:
         facts = self.facts
         many = fact.whole is not None and fact.whole > facts.integers
         if fact.constant:
             return (need is Need.EXACT and many) or (need is Need.RANGE and facts.most < fact.size < INF)
-        unknown = fact.raw and fact.whole is None
+        unknown = (fact.raw or fact.part_raw) and fact.whole is None
         small = fact.guard < facts.tiny or (facts.narrow and (fact.small or fact.terms < TERM / facts.most))
         match need:
             case Need.EXACT:
@@ -122,7 +124,7 @@ class Backward:
             case Need.SIDE:
                 return many or unknown
             case Need.ORDER:
-                return many or unknown or fact.near_one
+                return many or unknown or fact.near_one or fact.placed
             case Need.PLACE:
                 return many or fact.raw or fact.grid > 0 or fact.placed or bool(fact.levels)
             case Need.TINY:
@@ -145,8 +147,8 @@ class Backward:
         if need is Need.PATH:
             self._along_state(op, value, state, why)
             return
-        if need is Need.FACTOR and op.kind == "Exp" and why.rule == _REASONS[Need.TINY]:  # 1 − eˣ is about −x near 0
-            self._ask(op.inputs[0], Need.TINY, why)
+        if need is Need.FACTOR and op.kind in _TURNS:
+            self._ask(op.inputs[0], Need.TINY if why.rule == _REASONS[Need.TINY] else Need.DIGITS, why)
         product = row.way is Way.PRODUCT
         varying = [v for v in op.operands if not self.facts[v].constant]
         if need is Need.RANGE and len(varying) > 1 and row.way is not Way.SUM:
@@ -235,6 +237,9 @@ _BESIDE_ONE = {
     **dict.fromkeys(PAIR_SUMS, (Need.TINY, Need.RATIO)),
 }
 """Needs for which an operand must keep its distance from 1: it multiplies, or is added to 1."""
+_TURNS = ("Cos", "Exp", "Sin")
+"""Functions whose products, as factors of a state, have the sum of their arguments: all its digits count. The distance
+of eˣ from 1 is about x instead."""
 _THROUGH_PRODUCTS = frozenset((Need.EXACT, Need.TINY, Need.RATIO, Need.LONG))
 
 

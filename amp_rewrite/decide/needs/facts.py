@@ -103,6 +103,8 @@ class Fact(NamedTuple):
     """A layer made part of it."""
     sources: Annotated[Values, union] = frozenset()
     """Inputs from which it is computed without a layer between, or with one, or after a transform of them."""
+    part_raw: Annotated[bool, any] = False
+    """Some of its numbers are those of inputs, beside others."""
     levels: Annotated[Values, union] = frozenset()
     """Inputs to which something is added, or from which it is subtracted."""
     placed: Annotated[bool, any] = False

@@ -105,6 +105,7 @@ def _transforms(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> bool:
 
 def _copied(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
     fact = joined(read)
+    fact = fact._replace(part_raw=fact.part_raw or (fact.learned and any(f.raw for f in read)))
     if op.kind in CASTS:
         if not facts.floats(op.outputs[0]):
             whole = fact.whole if fact.whole is not None else INF
@@ -204,6 +205,8 @@ def _function(facts: Facts, op: Op, row: OpRow, read: list[Fact]) -> Fact:
             high = 1 / least if least > 0 else INF
             beyond = leaves(facts, 0.0, high) if fact.guard < INF else None
             return kept._replace(terms=inverse(facts, fact), high=high, beyond=beyond)
+        case "Log":  # energies are far below 1, so that their logarithms are on a level
+            return kept._replace(placed=bool(fact.squares))
         case "Sqrt":
             return kept._replace(low=0.0, guard=math.sqrt(fact.guard))
         case _:

@@ -29,6 +29,7 @@ _BALANCE = 1e-4
 _NEIGHBOURS = 64
 _DIFFERENCE = "a difference of squares and products, much smaller than these"
 _LEVEL = "its weights sum to zero: it takes the difference of values on one level"
+_STEP = "a difference of neighbors on one level"
 _INVERSES = ("Pow", "Reciprocal")
 """Ops that divide by their first input, a power by its exponent."""
 _DOWN = 2.0**-5
@@ -110,13 +111,21 @@ class Readers:
         if shared and apart and not (a.constant or b.constant or relative):
             self.shared |= reach(shared, self._picked, lambda v: v not in self.shared)
             yield from (Asked(v, Need.DIGITS, _DIFFERENCE) for v in op.operands)
+        if apart and len(lines) == 1 and not relative and a.placed and b.placed:
+            yield from (Asked(v, Need.DIGITS, _STEP) for v in op.operands)
         many = min(a.whole or 0.0, b.whole or 0.0) > self.facts.integers
         if apart and many and a.raw and b.raw:
             yield from (Asked(v, Need.EXACT) for v in op.operands)
         copies = a.sources == b.sources and not relative
-        if apart and a.levels & b.levels and (a.learned or b.learned or copies):
+        leveled = any(self._leveled(f, other) for f, other in ((a, b), (b, a)))
+        if leveled or (apart and a.levels & b.levels and (a.learned or b.learned or copies)):
             note = f"{described(self.facts.view, op.id)} subtracts their level again"
             yield from (Asked(v, Need.PLACE, note, reasons.CANCELLATION) for v in op.operands)
+
+    def _leveled(self, fact: Fact, other: Fact) -> bool:
+        """True for a sum with an input that a constant, of a large magnitude throughout, brings near 0."""
+        level = max(other.low, -other.high) if other.constant else 0.0
+        return level > self.facts.reach and fact.learned and bool(fact.levels)
 
     def _balanced(self, op: Op) -> ValueId | None:
         """Return the input of a product with weights of the sum 0: they take its level away; None for others."""
@@ -196,7 +205,8 @@ def _sums_to_zero(view: View, value: ValueId | None, axes: tuple[int, ...]) -> b
         numbers = weights.astype(np.float64)
         sums, sizes = abs(numbers.sum(axis=axes)), abs(numbers).sum(axis=axes)
     few = np.count_nonzero(numbers) <= _NEIGHBOURS * sums.size  # more are waves, as a rule: their sums are zero, too
-    return bool(few and sizes.any() and (sums <= _BALANCE * sizes).all())
+    zero = np.count_nonzero((sums <= _BALANCE * sizes)[sizes > 0])
+    return bool(few and zero and 2 * zero >= np.count_nonzero(sizes))
 
 
 def _among(a: Fact, b: Fact) -> Iterator[Values]:
